@@ -1,0 +1,53 @@
+"""hflow: declare an RLHF algorithm as a typed dataflow graph, compile it to a parallel plan, run it.
+
+    graph = hflow.load("algorithms/grpo.yaml")
+    plan = hflow.compile(graph, "clusters/local.yaml")
+    run = hflow.execute(plan)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hflow.compiler.cluster import Cluster
+    from hflow.compiler.plan import Plan
+    from hflow.graph.graph import Graph
+    from hflow.runtime.execute import Run
+
+__version__ = "0.1.0"
+__all__ = ["compile", "execute", "load"]
+
+
+def load(path: str | Path, overrides: Iterable[str] = ()) -> Graph:
+    """The typed graph in a YAML file; `overrides` are texts like ``params.steps=3``.
+
+    Raises:
+        HflowError: with everything that is wrong with the file.
+    """
+    from hflow.graph.load import load as load_graph
+
+    return load_graph(Path(path), tuple(overrides))
+
+
+def compile(graph: Graph, cluster: Cluster | str | Path, pins: Iterable[str] = ()) -> Plan:
+    """The plan of `graph` on a cluster (or cluster file); `pins` are texts like ``actor_train=tp2@0-1``.
+
+    Raises:
+        HflowError: when the cluster file is wrong, or nothing fits.
+    """
+    from hflow.compiler.cluster_file import load_cluster
+    from hflow.compiler.compile import compile_graph
+
+    if isinstance(cluster, (str, Path)):
+        cluster = load_cluster(Path(cluster))
+    return compile_graph(graph, cluster, pins)
+
+
+def execute(plan: Plan, **options: Any) -> Run:
+    """Run a plan to its end; options as in `hflow.runtime.execute.execute`."""
+    from hflow.runtime.execute import execute as execute_plan
+
+    return execute_plan(plan, **options)

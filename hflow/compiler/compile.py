@@ -1,0 +1,65 @@
+"""Graph x Cluster -> Plan: shapes are read, then the passes run one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from hflow.compiler.cluster import Cluster
+from hflow.compiler.draft import Draft
+from hflow.compiler.passes.candidates import candidates
+from hflow.compiler.passes.check_memory import check_memory
+from hflow.compiler.passes.lower_edges import lower_edges
+from hflow.compiler.passes.place import place
+from hflow.compiler.passes.schedule import schedule
+from hflow.compiler.passes.weight_edges import weight_edges
+from hflow.compiler.pins import parse_pins
+from hflow.compiler.plan import VERSION, Plan
+from hflow.compiler.shape import ModelShape, read_shape
+from hflow.compiler.workload import workload
+from hflow.diagnostics import HflowError
+from hflow.graph.evaluation import evaluation_graph
+from hflow.graph.graph import Graph
+
+Pass = Callable[[Draft], Draft]
+PASSES: tuple[Pass, ...] = (weight_edges, candidates, place, lower_edges, schedule, check_memory)
+
+
+def compile_graph(graph: Graph, cluster: Cluster, pins: Iterable[str] = (), source_text: str = "") -> Plan:
+    """Compile `graph` for `cluster`.
+
+    Args:
+        pins: texts like ``actor_train=tp2,dp2@0-3``.
+        source_text: the graph file, kept in the plan for people to read.
+
+    Raises:
+        HflowError: HF302-HF305.
+    """
+    draft = Draft(graph, evaluation_graph(graph), cluster, _shapes(graph), parse_pins(pins, graph, cluster))
+    for step in PASSES:
+        draft = step(draft)
+    assert draft.step
+    return Plan(
+        VERSION, cluster, draft.shapes, draft.nodes, draft.step, draft.evaluation, draft.memory,
+        draft.step_time_s, _tokens_per_step(graph), draft.search, source_text,
+    )  # fmt: skip
+
+
+def _shapes(graph: Graph) -> dict[str, ModelShape]:
+    shapes: dict[str, ModelShape] = {}
+    errors: list[HflowError] = []
+    for model in graph.models:
+        try:
+            shapes[model.name] = read_shape(model.path, model.span)
+        except HflowError as error:
+            errors.append(error)
+    if errors:
+        raise HflowError(d for error in errors for d in error.diagnostics)
+    return shapes
+
+
+def _tokens_per_step(graph: Graph) -> int:
+    """Prompt and response tokens of the rows that a step makes (or, without rollouts, trains on)."""
+    makers = [n for n in graph.nodes if n.op == "generate"] or [n for n in graph.nodes if n.op == "train"]
+    return sum(w.rows * w.sequence for w in map(workload, makers))
+
+

@@ -1,0 +1,57 @@
+"""What the passes hand on: a plan in the making. Frozen; each pass fills in its part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from hflow.compiler.cluster import Cluster
+from hflow.compiler.pins import Pin
+from hflow.compiler.plan import DeviceMemory, NodePlan, Program, Search
+from hflow.compiler.shape import ModelShape
+from hflow.graph.graph import Graph
+
+
+@dataclass(frozen=True)
+class WeightEdge:
+    """`reader` (generate or score) reads the weights that `trainer` trains."""
+
+    model: str
+    trainer: str
+    reader: str
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to run a node: parallel sizes, micro-batch, and what that costs.
+
+    `time_s` and `working_bytes` as in `compiler.cost`.
+    """
+
+    pp: int
+    dp: int
+    tp: int
+    devices: tuple[int, ...]
+    micro_batch: int
+    time_s: float
+    working_bytes: int
+
+
+@dataclass(frozen=True)
+class Draft:
+    graph: Graph
+    evaluation_graph: Graph | None
+    cluster: Cluster
+    shapes: Mapping[str, ModelShape]
+    pins: tuple[Pin, ...] = ()
+    weight_edges: tuple[WeightEdge, ...] = ()
+    candidates: Mapping[str, tuple[Candidate, ...]] = field(default_factory=dict[str, tuple[Candidate, ...]])
+    nodes: tuple[NodePlan, ...] = ()
+    step: Program | None = None
+    evaluation: Program | None = None
+    memory: tuple[DeviceMemory, ...] = ()
+    step_time_s: float = 0.0
+    search: Search = Search(0, 0.0)
+
+    def node_plan(self, name: str) -> NodePlan:
+        return next(n for n in self.nodes if n.node == name)

@@ -1,0 +1,174 @@
+"""Where each piece of a value lives on a mesh.
+
+A transfer protocol in HybridFlow's sense is a pair of layouts; `reshard.py` derives the copies
+between any two. The vocabulary: a *mesh* is an ordered set of devices with named axes; a *layout*
+says for every axis whether the value is split along it (`Shard`), repeated (`Replicate`) or present
+at one index only (`Only`); a *box* is the half-open index range a device holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import prod
+from typing import Literal
+
+Range = tuple[int, int]
+Box = tuple[Range, ...]
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Devices in row-major order of `axes` (the last axis varies fastest).
+
+    hflow's axes are ``pp`` (pipeline), ``dp`` (data) and ``tp`` (tensor), in that order: Megatron's
+    rank order tp-dp-pp.
+    """
+
+    devices: tuple[int, ...]
+    axes: tuple[tuple[str, int], ...]
+
+    def __post_init__(self) -> None:
+        assert prod(size for _, size in self.axes) == len(self.devices) == len(set(self.devices)), self
+
+    @staticmethod
+    def of(devices: tuple[int, ...], pp: int = 1, dp: int = 1, tp: int = 1) -> Mesh:
+        return Mesh(devices, (("pp", pp), ("dp", dp), ("tp", tp)))
+
+    def size(self, axis: str) -> int:
+        return dict(self.axes).get(axis, 1)
+
+    @property
+    def pp(self) -> int:
+        return self.size("pp")
+
+    @property
+    def dp(self) -> int:
+        return self.size("dp")
+
+    @property
+    def tp(self) -> int:
+        return self.size("tp")
+
+    @cached_property
+    def _coordinates(self) -> dict[int, dict[str, int]]:
+        names = [name for name, _ in self.axes]
+        indices = product(*(range(size) for _, size in self.axes))
+        return {d: dict(zip(names, index)) for d, index in zip(self.devices, indices)}
+
+    def coordinates(self, device: int) -> dict[str, int]:
+        """Index of `device` on every axis."""
+        return self._coordinates[device]
+
+    def groups(self, *along: str) -> tuple[tuple[int, ...], ...]:
+        """The sets of devices that differ only in the axes `along`, in mesh order."""
+        found: dict[tuple[int, ...], list[int]] = {}
+        for device in self.devices:
+            at = self.coordinates(device)
+            key = tuple(at[name] for name, _ in self.axes if name not in along)
+            found.setdefault(key, []).append(device)
+        return tuple(map(tuple, found.values()))
+
+    def __str__(self) -> str:
+        shape = " ".join(f"{name}{size}" for name, size in self.axes if size > 1) or "dp1"
+        return f"{shape} @{device_text(self.devices)}"
+
+
+def device_text(devices: tuple[int, ...]) -> str:
+    """``0-3,6``; order is kept, so a regrouped mesh shows it."""
+    runs: list[list[int]] = []
+    for device in devices:
+        if runs and device == runs[-1][-1] + 1:
+            runs[-1].append(device)
+        else:
+            runs.append([device])
+    return ",".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Split dim `dim` into contiguous parts, in multiples of `unit` (a group's rows stay together)."""
+
+    dim: int
+    unit: int = 1
+    kind: Literal["shard"] = "shard"
+
+
+@dataclass(frozen=True)
+class Replicate:
+    kind: Literal["replicate"] = "replicate"
+
+
+@dataclass(frozen=True)
+class Only:
+    """Present at one index of the axis."""
+
+    index: int
+    kind: Literal["only"] = "only"
+
+
+Placement = Shard | Replicate | Only
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One placement per mesh axis, in the mesh's axis order."""
+
+    mesh: Mesh
+    placements: tuple[Placement, ...]
+
+    def __post_init__(self) -> None:
+        assert len(self.placements) == len(self.mesh.axes)
+
+    def boxes(self, shape: tuple[int, ...]) -> dict[int, Box]:
+        """The box each device holds of a value of `shape`; devices without a piece are absent."""
+        boxes: dict[int, Box] = {}
+        for device in self.mesh.devices:
+            box = self._box(device, shape)
+            if box is not None:
+                boxes[device] = box
+        return boxes
+
+    def _box(self, device: int, shape: tuple[int, ...]) -> Box | None:
+        at = self.mesh.coordinates(device)
+        box: list[Range] = [(0, extent) for extent in shape]
+        for (axis, size), placement in zip(self.mesh.axes, self.placements):
+            if isinstance(placement, Only) and at[axis] != placement.index:
+                return None
+            if isinstance(placement, Shard):
+                box[placement.dim] = split(box[placement.dim], size, at[axis], placement.unit)
+        return tuple(box)
+
+    def __str__(self) -> str:
+        marks = []
+        for (axis, size), placement in zip(self.mesh.axes, self.placements):
+            if isinstance(placement, Shard) and size > 1:
+                marks.append(f"{axis}{size}")
+        return f"{' '.join(marks) or 'whole'} @{device_text(self.mesh.devices)}"
+
+
+def split(span: Range, parts: int, index: int, unit: int = 1) -> Range:
+    """Part `index` of `parts` nearly equal parts of `span`, cut at multiples of `unit`."""
+    start, stop = span
+    units = (stop - start) // unit
+    assert units * unit == stop - start, (span, unit)
+    cut = lambda i: start + (i * units // parts) * unit  # noqa: E731
+    return cut(index), cut(index + 1)
+
+
+def rows_layout(mesh: Mesh, unit: int = 1) -> Layout:
+    """Rows split over ``dp``, present on every rank of a data-parallel replica."""
+    placements: Mapping[str, Placement] = {"dp": Shard(0, unit)}
+    return Layout(mesh, tuple(placements.get(axis, Replicate()) for axis, _ in mesh.axes))
+
+
+def volume(box: Box) -> int:
+    return prod(stop - start for start, stop in box)
+
+
+def intersect(a: Box, b: Box) -> Box | None:
+    """The common part of two boxes, or None when it is empty."""
+    both = tuple((max(p[0], q[0]), min(p[1], q[1])) for p, q in zip(a, b))
+    return both if all(start < stop for start, stop in both) else None

@@ -1,0 +1,150 @@
+"""Lower one edge: from the layouts at both ends to copies, bytes, bounds and time."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from hflow.compiler.cluster import Cluster
+from hflow.compiler.cost.comm import link_between
+from hflow.compiler.cost.compute import BYTES
+from hflow.compiler.layout import Layout, Mesh, volume
+from hflow.compiler.plan import Collective, CopySet, EdgePlan
+from hflow.compiler.reshard import Boxes, lower, lower_bound, received, recognise
+from hflow.compiler.shape import ModelShape
+from hflow.compiler.weights import Parameter, parameters, weight_boxes
+from hflow.graph.types import ValueType
+
+ELEMENT_BYTES = {"i32": 4, "i64": 8, "f32": 4, "bf16": 2, "bool": 1, "str": 1}
+STRING_BYTES = 16  # a guess: the length of strings is not part of their type
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """Copies and what they cost. Bytes are those of the busiest device."""
+
+    collective: Collective
+    copies: tuple[CopySet, ...]
+    size_bytes: int
+    bytes_per_device: int
+    lower_bound_bytes_per_device: int
+    peak_bytes: int
+    time_s: float
+
+
+def data_edge(
+    name: str,
+    ports: tuple[str, ...],
+    types: tuple[ValueType, ...],
+    source: tuple[str, Layout],
+    target: tuple[str, Layout],
+    cluster: Cluster,
+) -> EdgePlan:
+    """Rows of several values of one producer, from its layout to that of a consumer."""
+    (source_node, source_layout), (target_node, target_layout) = source, target
+    lowered = lower_rows(types, source_layout, target_layout, cluster)
+    return EdgePlan(
+        name, "data", source_node, target_node, ports, types,
+        source_layout.mesh, target_layout.mesh, source_layout, target_layout, **vars(lowered),
+    )  # fmt: skip
+
+
+def weight_edge(
+    name: str, dtype: str, shape: ModelShape, source: tuple[str, Mesh], target: tuple[str, Mesh], cluster: Cluster
+) -> EdgePlan:
+    """All weights of a model, from the mesh that trains it to one that reads it."""
+    lowered = lower_weights(shape, dtype, source[1], target[1], cluster)
+    return EdgePlan(
+        name, "weights", source[0], target[0], (), (), source[1], target[1], None, None, **vars(lowered)
+    )
+
+
+def row_bytes(type_: ValueType) -> int:
+    """Bytes of one row, at the greatest length that the type admits."""
+    if type_.dtype == "str":
+        return STRING_BYTES
+    per_row = ELEMENT_BYTES[type_.dtype]
+    for dim in type_.dims[1:]:
+        per_row *= dim.size or 1
+    return per_row
+
+
+def lower_rows(types: tuple[ValueType, ...], source: Layout, target: Layout, cluster: Cluster) -> Lowered:
+    rows = types[0].rows
+    held, needed = source.boxes((rows,)), target.boxes((rows,))
+    copies = lower(held, needed, cluster.host)
+    collective = recognise(copies, held, needed)
+    width = sum(map(row_bytes, types))
+    copy_set = CopySet(("rows",), (rows,), collective, copies)
+    most = max(received(copies).values(), default=0) * width
+    return Lowered(
+        collective=collective,
+        copies=(copy_set,) if copies else (),
+        size_bytes=rows * width,
+        bytes_per_device=most,
+        lower_bound_bytes_per_device=max(lower_bound(held, needed).values(), default=0) * width,
+        peak_bytes=_peak(held, needed, width),
+        time_s=_time_s([copy_set], {("rows",): width}, cluster),
+    )
+
+
+@lru_cache(maxsize=4096)
+def lower_weights(shape: ModelShape, dtype: str, source: Mesh, target: Mesh, cluster: Cluster) -> Lowered:
+    """Between equal meshes the reader uses the trainer's own weights, and nothing moves."""
+    width = BYTES[dtype]
+    groups: dict[tuple[object, ...], list[Parameter]] = defaultdict(list)
+    for parameter in parameters(shape):
+        held, needed = _boxes(shape, source, parameter), _boxes(shape, target, parameter)
+        groups[parameter.shape, tuple(held.items()), tuple(needed.items())].append(parameter)
+    sets, totals, bounds, peaks = [], defaultdict[int, int](int), defaultdict[int, int](int), defaultdict[int, int](int)
+    for same in groups.values():
+        held, needed = _boxes(shape, source, same[0]), _boxes(shape, target, same[0])
+        copies = lower(held, needed, cluster.host)
+        sets.append(CopySet(tuple(p.name for p in same), same[0].shape, recognise(copies, held, needed), copies))
+        _add(totals, received(copies), len(same))
+        _add(bounds, lower_bound(held, needed), len(same))
+        _add(peaks, {d: volume(b) for d, b in held.items()}, len(same))
+        _add(peaks, {d: volume(b) for d, b in needed.items()} if source != target else {}, len(same))
+    moving = [s for s in sets if s.copies]
+    kinds = {s.collective for s in moving} or {"alias"}
+    return Lowered(
+        collective=kinds.pop() if len(kinds) == 1 else "p2p",
+        copies=tuple(moving),
+        size_bytes=shape.num_parameters * width,
+        bytes_per_device=max(totals.values(), default=0) * width,
+        lower_bound_bytes_per_device=max(bounds.values(), default=0) * width,
+        peak_bytes=max(peaks.values()) * width,
+        time_s=_time_s(moving, {s.tensors: width * len(s.tensors) for s in moving}, cluster),
+    )
+
+
+def _boxes(shape: ModelShape, mesh: Mesh, parameter: Parameter) -> Boxes:
+    return weight_boxes(shape, mesh, parameter)
+
+
+def _add(total: dict[int, int], part: Mapping[int, int], times: int) -> None:
+    for device, count in part.items():
+        total[device] += count * times
+
+
+def _peak(held: Boxes, needed: Boxes, width: int) -> int:
+    devices = {*held, *needed}
+    size = lambda boxes, d: volume(boxes[d]) if d in boxes else 0  # noqa: E731
+    return max(size(held, d) + (size(needed, d) if held.get(d) != needed.get(d) else 0) for d in devices) * width
+
+
+def _time_s(sets: Iterable[CopySet], widths: Mapping[tuple[str, ...], int], cluster: Cluster) -> float:
+    """The busiest receiver or sender: its bytes over each kind of link, and one latency per peer."""
+    busy: dict[tuple[str, int], float] = defaultdict(float)
+    peers: set[tuple[int, int]] = set()
+    for copy_set in sets:
+        for copy in copy_set.copies:
+            link = link_between(cluster, (copy.source, copy.target))
+            seconds = volume(copy.box) * widths[copy_set.tensors] / link.bandwidth
+            seconds += link.latency_s if (copy.source, copy.target) not in peers else 0.0
+            peers.add((copy.source, copy.target))
+            busy["in", copy.target] += seconds
+            busy["out", copy.source] += seconds
+    return max(busy.values(), default=0.0)

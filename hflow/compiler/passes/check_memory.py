@@ -1,0 +1,63 @@
+"""Predict the peak memory of every device, and refuse a plan that does not fit."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+
+from hflow.compiler.cost.memory import weight_bytes
+from hflow.compiler.draft import Draft
+from hflow.compiler.layout import Mesh, device_text
+from hflow.compiler.plan import DeviceMemory, NodePlan
+from hflow.diagnostics import Diagnostic, HflowError
+
+
+def check_memory(draft: Draft) -> Draft:
+    """Raises HF305 for the fullest device that does not hold what the plan puts there."""
+    memory = device_memory(draft, draft.nodes)
+    worst = max(memory, key=lambda m: m.peak_bytes)
+    if worst.peak_bytes > worst.capacity_bytes:
+        parts = " + ".join(f"{name} {size / 1e9:.1f}" for name, size in worst.parts.items())
+        message = (
+            f"device {device_text(worst.devices)} needs {worst.peak_bytes / 1e9:.1f} GB"
+            f" and has {worst.capacity_bytes / 1e9:.1f} GB"
+        )
+        raise HflowError(Diagnostic("HF305", message, help=f"{parts} GB; use more devices or smaller batches"))
+    return replace(draft, memory=memory)
+
+
+def device_memory(draft: Draft, nodes: Iterable[NodePlan]) -> tuple[DeviceMemory, ...]:
+    """Weights that stay, plus the largest working set: colocated nodes run one at a time.
+
+    Nodes on the same mesh share one copy of a model's weights. Devices with equal contents are
+    listed together.
+    """
+    static: dict[int, dict[str, int]] = defaultdict(dict)
+    working: dict[int, tuple[int, str]] = defaultdict(lambda: (0, ""))
+    plans = [n for n in nodes if n.model]
+    for plan, (mesh, trains) in ((p, _instance(p, plans)) for p in plans):
+        assert plan.model
+        size = weight_bytes(draft.shapes[plan.model], draft.graph.model(plan.model).dtype, mesh, trains)
+        for device in mesh.devices:
+            static[device][_label(plan, mesh, trains)] = size
+            working[device] = max(working[device], (plan.memory_bytes, plan.node))
+    groups: dict[tuple[tuple[str, int], ...], list[int]] = defaultdict(list)
+    for device, parts in static.items():
+        held = {**parts, f"{working[device][1]} working set": working[device][0]}
+        groups[tuple(held.items())].append(device)
+    capacity = draft.cluster.device.memory_bytes
+    return tuple(
+        DeviceMemory(tuple(sorted(devices)), sum(s for _, s in parts), capacity, dict(parts))
+        for parts, devices in sorted(groups.items(), key=lambda item: min(item[1]))
+    )
+
+
+def _instance(plan: NodePlan, plans: list[NodePlan]) -> tuple[Mesh, bool]:
+    trains = any(p.kind == "train" and p.model == plan.model and p.mesh == plan.mesh for p in plans)
+    return plan.mesh, trains
+
+
+def _label(plan: NodePlan, mesh: Mesh, trains: bool) -> str:
+    state = "weights, gradients, Adam" if trains else "weights"
+    return f"{plan.model} {state} ({mesh})"

@@ -1,0 +1,225 @@
+"""The Plan: who computes what, where, in which layout, and what moves. Frozen; round-trips as JSON.
+
+A plan belongs to one Graph on one Cluster. The runtime executes exactly what it says and looks at
+nothing else: neither the passes nor the search that found it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from hflow.compiler.cluster import Cluster
+from hflow.compiler.layout import Box, Layout, Mesh
+from hflow.compiler.shape import ModelShape
+from hflow.diagnostics import Diagnostic, HflowError
+from hflow.graph.graph import Graph
+from hflow.graph.types import ValueType
+
+VERSION = 1
+Collective = Literal["alias", "all_gather", "broadcast", "scatter", "gather", "all_to_all", "p2p"]
+Engine = Literal["megatron", "python"]
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """One node on its mesh.
+
+    `micro_batch`: rows that one data-parallel rank passes through the model at once. Times are
+    seconds from the start of the step; `memory_bytes` is the node's own peak on one device.
+    """
+
+    node: str
+    kind: str
+    model: str | None
+    engine: Engine
+    mesh: Mesh
+    micro_batch: int
+    start_s: float
+    time_s: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Copy:
+    """`box` of a tensor (global indices) goes from device `source` to device `target`.
+
+    `phase` orders relays: a copy of phase 1 sends what its source received in phase 0.
+    """
+
+    source: int
+    target: int
+    box: Box
+    phase: int = 0
+
+
+@dataclass(frozen=True)
+class CopySet:
+    """The same copies for several tensors of one shape (e.g. one weight of every layer)."""
+
+    tensors: tuple[str, ...]
+    shape: tuple[int, ...]
+    collective: Collective
+    copies: tuple[Copy, ...]
+
+
+@dataclass(frozen=True)
+class EdgePlan:
+    """A lowered edge: the layouts at both ends and the copies between them.
+
+    Data edges copy rows: their boxes have one range, of rows. Weight edges copy boxes of HF
+    parameters. `bytes_per_device` is what the busiest device receives; for ragged values it is an
+    estimate from the greatest lengths.
+    """
+
+    name: str
+    kind: Literal["data", "weights"]
+    source: str
+    target: str
+    ports: tuple[str, ...]
+    types: tuple[ValueType, ...]
+    source_mesh: Mesh
+    target_mesh: Mesh
+    source_layout: Layout | None
+    target_layout: Layout | None
+    collective: Collective
+    copies: tuple[CopySet, ...]
+    size_bytes: int
+    bytes_per_device: int
+    lower_bound_bytes_per_device: int
+    peak_bytes: int
+    time_s: float
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One thing the workers on `devices` do.
+
+    - ``call``: run node `target`; `inputs` and `outputs` map ports to handles in the worker's store;
+    - ``transfer``: execute data edge number `edge`; handles of its ports;
+    - ``weights``: execute weight edge number `edge`, into the weights that node `target` reads;
+    - ``free``: drop handles (`inputs`).
+    """
+
+    op: Literal["call", "transfer", "weights", "free"]
+    target: str
+    devices: tuple[int, ...]
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    edge: int | None = None
+    after: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Program:
+    """What every worker walks through: edges, and instructions in an order all workers share."""
+
+    graph: Graph
+    edges: tuple[EdgePlan, ...]
+    instructions: tuple[Instruction, ...]
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """The predicted peak on a set of devices, by what holds it."""
+
+    devices: tuple[int, ...]
+    peak_bytes: int
+    capacity_bytes: int
+    parts: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Search:
+    explored: int
+    gap: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`step` runs every step; `evaluation` runs the held-out rows through the same nodes' plans."""
+
+    version: int
+    cluster: Cluster
+    shapes: Mapping[str, ModelShape]
+    nodes: tuple[NodePlan, ...]
+    step: Program
+    evaluation: Program | None
+    memory: tuple[DeviceMemory, ...]
+    step_time_s: float
+    tokens_per_step: int
+    search: Search
+    source_text: str = ""  # the graph file's text, for people; not part of the hash
+
+    @property
+    def graph(self) -> Graph:
+        return self.step.graph
+
+    @cached_property
+    def _nodes(self) -> dict[str, NodePlan]:
+        return {n.node: n for n in self.nodes}
+
+    def node(self, name: str) -> NodePlan:
+        return self._nodes[name]
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        return tuple(sorted({d for n in self.nodes for d in n.mesh.devices}))
+
+    @cached_property
+    def hash(self) -> str:
+        """The first 12 hex digits of SHA-256 over the plan without spans and source text."""
+        text = json.dumps(_without_places(json.loads(to_json(self))), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def save(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(to_json(self) + "\n")
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        from hflow.view.notebook import plan_bundle
+
+        return plan_bundle(self)
+
+
+def to_json(plan: Plan) -> str:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(Plan).dump_json(plan).decode()
+
+
+def load_plan(path: Path) -> Plan:
+    """Read a plan written by `Plan.save`.
+
+    Raises:
+        HflowError: HF306 when the file is missing, is no plan, or is of another version.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        text = path.read_text()
+        version = json.loads(text).get("version")
+    except (OSError, ValueError, AttributeError) as error:
+        raise HflowError(Diagnostic("HF306", f"`{path}` is no plan: {error}")) from None
+    if version != VERSION:
+        message = f"`{path}` has plan version {version}; this hflow reads version {VERSION}"
+        raise HflowError(Diagnostic("HF306", message, help="compile the graph again"))
+    try:
+        return TypeAdapter(Plan).validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise HflowError(Diagnostic("HF306", f"`{path}`: {where}: {first['msg']}")) from None
+
+
+def _without_places(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _without_places(v) for k, v in value.items() if k not in ("span", "source_text")}
+    if isinstance(value, list):
+        return [_without_places(v) for v in value]
+    return value

@@ -1,0 +1,97 @@
+"""The architecture of a model, as far as planning and building need it: read from ``config.json``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hflow.diagnostics import Diagnostic, HflowError, Span
+
+FAMILIES = ("llama", "qwen2")
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A dense decoder with RMSNorm, rotary positions, gated MLP and grouped-query attention."""
+
+    family: Literal["llama", "qwen2"]
+    num_layers: int
+    hidden: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    max_positions: int
+    rope_theta: float
+    norm_eps: float
+    tied: bool
+    qkv_bias: bool
+
+    @property
+    def num_parameters(self) -> int:
+        from hflow.compiler.weights import parameters
+
+        return sum(p.size for p in parameters(self))
+
+
+def read_shape(path: str, span: Span | None = None) -> ModelShape:
+    """The shape of the HF model in folder `path`.
+
+    Raises:
+        HflowError: HF303 when there is no ``config.json``, it is not of a known family, or it asks
+            for something that hflow does not build (e.g. scaled rotary positions).
+    """
+    file = Path(path) / "config.json"
+    try:
+        config: dict[str, Any] = json.loads(file.read_text())
+    except FileNotFoundError:
+        help_ = "`path` is a local folder with an HF model; `hflow new-model FOLDER` makes a tiny one"
+        raise HflowError(Diagnostic("HF303", f"no file `{file}`", span, help_)) from None
+    except (OSError, ValueError) as error:
+        raise HflowError(Diagnostic("HF303", f"`{file}` cannot be read: {error}", span)) from None
+    problem = _unsupported(config)
+    if problem:
+        raise HflowError(Diagnostic("HF303", f"`{file}`: {problem}", span))
+    try:
+        return _shape(config)
+    except KeyError as missing:
+        raise HflowError(Diagnostic("HF303", f"`{file}` has no key {missing}", span)) from None
+
+
+def _unsupported(config: dict[str, Any]) -> str:
+    family = config.get("model_type")
+    if family not in FAMILIES:
+        return f"model_type `{family}` is not supported; families: {', '.join(FAMILIES)}"
+    if config.get("hidden_act", "silu") != "silu":
+        return f"hidden_act `{config['hidden_act']}` is not supported (silu is)"
+    if config.get("use_sliding_window"):
+        return "sliding-window attention is not supported"
+    if config.get("mlp_bias") or (family == "llama" and config.get("attention_bias")):
+        return "Llama with biases is not supported"
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if rope.get("rope_type", rope.get("type", "default")) != "default":
+        return f"scaled rotary positions ({rope}) are not supported"
+    return ""
+
+
+def _shape(config: dict[str, Any]) -> ModelShape:
+    heads = config["num_attention_heads"]
+    rope = config.get("rope_parameters") or {}
+    return ModelShape(
+        family=config["model_type"],
+        num_layers=config["num_hidden_layers"],
+        hidden=config["hidden_size"],
+        num_heads=heads,
+        num_kv_heads=config.get("num_key_value_heads") or heads,
+        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+        ffn=config["intermediate_size"],
+        vocab=config["vocab_size"],
+        max_positions=config["max_position_embeddings"],
+        rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
+        norm_eps=config.get("rms_norm_eps", 1e-6),
+        tied=config.get("tie_word_embeddings", False),
+        qkv_bias=config["model_type"] == "qwen2",
+    )

@@ -1,0 +1,97 @@
+"""A model's parameters under their HF names, and where each lies for a (pp, tp) mesh.
+
+Everything that moves weights (train -> generate, import, export) speaks of HF parameters. Fused
+tensors of an engine (QKV, gate-up) do not exist here, so resharding needs no special case for them;
+an engine maps each HF row range to its own storage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+from hflow.compiler.layout import Box, Layout, Mesh, Only, Placement, Replicate, Shard
+from hflow.compiler.shape import ModelShape
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """`shard` is the dim split over tp (None: whole on every tp rank); `layer` is None for the
+    parameters outside the layers, which `ends` places on the first and/or last pipeline stage."""
+
+    name: str
+    shape: tuple[int, ...]
+    shard: int | None
+    layer: int | None = None
+    ends: tuple[bool, bool] = (False, False)
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+
+@lru_cache(maxsize=256)
+def parameters(shape: ModelShape) -> tuple[Parameter, ...]:
+    """All parameters of a Llama or Qwen2 model, in the order of the forward pass."""
+    vocab = (shape.vocab, shape.hidden)
+    embedding = Parameter("model.embed_tokens.weight", vocab, 0, None, (True, shape.tied))
+    norm = Parameter("model.norm.weight", (shape.hidden,), None, None, (False, True))
+    head = Parameter("lm_head.weight", vocab, 0, None, (False, True))
+    layers = tuple(p for i in range(shape.num_layers) for p in _layer(shape, i))
+    return (embedding, *layers, norm) if shape.tied else (embedding, *layers, norm, head)
+
+
+def _layer(shape: ModelShape, index: int) -> tuple[Parameter, ...]:
+    h, f = shape.hidden, shape.ffn
+    q, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    at = f"model.layers.{index}."
+    rows = {"self_attn.q_proj": q, "self_attn.k_proj": kv, "self_attn.v_proj": kv}
+    out = [Parameter(f"{at}input_layernorm.weight", (h,), None, index)]
+    for name, size in rows.items():
+        out.append(Parameter(f"{at}{name}.weight", (size, h), 0, index))
+        if shape.qkv_bias:
+            out.append(Parameter(f"{at}{name}.bias", (size,), 0, index))
+    out.append(Parameter(f"{at}self_attn.o_proj.weight", (h, q), 1, index))
+    out.append(Parameter(f"{at}post_attention_layernorm.weight", (h,), None, index))
+    out.append(Parameter(f"{at}mlp.gate_proj.weight", (f, h), 0, index))
+    out.append(Parameter(f"{at}mlp.up_proj.weight", (f, h), 0, index))
+    out.append(Parameter(f"{at}mlp.down_proj.weight", (h, f), 1, index))
+    return tuple(out)
+
+
+def stage_layers(num_layers: int, pp: int, stage: int) -> range:
+    """The layers of a pipeline stage; hflow requires an even split."""
+    per_stage = num_layers // pp
+    return range(stage * per_stage, (stage + 1) * per_stage)
+
+
+def weight_layouts(shape: ModelShape, mesh: Mesh, parameter: Parameter) -> tuple[Layout, ...]:
+    """Where `parameter` lies on `mesh`: one layout for each pipeline stage that holds it."""
+    over_tp: Placement = Replicate() if parameter.shard is None else Shard(parameter.shard)
+    return tuple(Layout(mesh, (Only(stage), Replicate(), over_tp)) for stage in _stages(shape, mesh.pp, parameter))
+
+
+@lru_cache(maxsize=4096)
+def stage_elements(shape: ModelShape, pp: int, tp: int) -> int:
+    """Elements that a device of the fullest pipeline stage holds."""
+    stages = [0] * pp
+    for parameter in parameters(shape):
+        local = parameter.size // (1 if parameter.shard is None else tp)
+        for stage in _stages(shape, pp, parameter):
+            stages[stage] += local
+    return max(stages)
+
+
+def _stages(shape: ModelShape, pp: int, parameter: Parameter) -> tuple[int, ...]:
+    if parameter.layer is not None:
+        return (parameter.layer * pp // shape.num_layers,)
+    return tuple(sorted({s for s, on in zip((0, pp - 1), parameter.ends) if on}))
+
+
+def weight_boxes(shape: ModelShape, mesh: Mesh, parameter: Parameter) -> dict[int, Box]:
+    """The box of `parameter` that each device of `mesh` (axes pp, dp, tp) holds."""
+    boxes: dict[int, Box] = {}
+    for layout in weight_layouts(shape, mesh, parameter):
+        boxes.update(layout.boxes(parameter.shape))
+    return boxes

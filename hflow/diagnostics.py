@@ -1,0 +1,132 @@
+"""Errors are data: a code, a message, the place in the user's file, and what to do about it.
+
+Every stage collects `Diagnostic` values and raises them together in one `HflowError`; only the
+command line prints. The table `CODES` is the whole list of what hflow can refuse.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+CODES: dict[str, str] = {
+    # 0xx: the text of a file
+    "HF001": "file cannot be read",
+    "HF002": "not valid YAML",
+    "HF003": "duplicate key",
+    "HF004": "YAML feature outside the strict subset (anchor, alias, tag, several documents)",
+    "HF005": "file too large or too deeply nested",
+    # 1xx: the shape of a file
+    "HF101": "missing key",
+    "HF102": "unknown key",
+    "HF103": "value of the wrong kind",
+    "HF104": "bad expression in ${ }",
+    "HF105": "bad override (--set)",
+    "HF106": "bad name",
+    # 2xx: what the graph means
+    "HF201": "unknown node or port",
+    "HF202": "unknown model",
+    "HF203": "frozen model trained",
+    "HF204": "cycle within one step",
+    "HF205": "unknown or unreadable function",
+    "HF206": "bad type or function signature",
+    "HF207": "missing input",
+    "HF208": "input of the wrong type",
+    "HF209": "rows do not belong together",
+    "HF210": "log-probs of the wrong model",
+    "HF211": "unknown option",
+    "HF212": "bad option value",
+    "HF213": "declared output differs from the inferred one",
+    "HF214": "unknown input port",
+    "HF215": "two trains of one model without order",
+    "HF216": "trained model that no node reads",
+    "HF217": "output that no node reads",
+    "HF218": "model that no node uses",
+    "HF219": "sizes do not divide",
+    "HF220": "bad evaluation",
+    "HF221": "tokenizer cannot be determined",
+    # 3xx: graph on a cluster
+    "HF301": "bad cluster file value",
+    "HF302": "bad pin",
+    "HF303": "model shape cannot be read",
+    "HF304": "no layout is feasible for a node",
+    "HF305": "plan does not fit in memory",
+    "HF306": "plan file cannot be used",
+    # 4xx: running
+    "HF401": "a node failed",
+    "HF402": "a worker died",
+    "HF403": "data cannot be read",
+    "HF404": "resources are not available",
+    "HF405": "loss or gradient is not finite",
+    "HF406": "model files cannot be used",
+    "HF407": "run folder cannot be used",
+}
+
+
+@dataclass(frozen=True)
+class Span:
+    """A place in a text: 1-based line and column; `end_column` is exclusive and on the same line."""
+
+    file: str
+    line: int
+    column: int
+    end_column: int
+
+
+@dataclass(frozen=True)
+class Diagnostic:
+    code: str
+    message: str
+    span: Span | None = None
+    help: str = ""
+    severity: Literal["error", "warning"] = "error"
+
+    def __post_init__(self) -> None:
+        assert self.code in CODES, self.code
+
+
+class HflowError(Exception):
+    """One or more things the user can mend. Carries at least one diagnostic of severity `error`."""
+
+    def __init__(self, diagnostics: Diagnostic | Iterable[Diagnostic]):
+        found = (diagnostics,) if isinstance(diagnostics, Diagnostic) else tuple(diagnostics)
+        super().__init__("; ".join(f"{d.code}: {d.message}" for d in found))
+        self.diagnostics = found
+
+
+def did_you_mean(name: str, known: Iterable[str], what: str = "known") -> str:
+    """Help text: the nearest of `known`, or the list of them."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    if near:
+        return f"did you mean `{near[0]}`?"
+    return f"{what}: {', '.join(names)}" if names else ""
+
+
+def render(diagnostic: Diagnostic, sources: dict[str, str] | None = None) -> str:
+    """The compiler-style text of one diagnostic.
+
+    `sources` maps a span's file to its text; without it (or for a place outside it) the excerpt is
+    left out.
+    """
+    head = f"{diagnostic.severity}[{diagnostic.code}]: {diagnostic.message}"
+    out, gutter = [head], 0
+    if span := diagnostic.span:
+        lines = (sources or {}).get(span.file, "").splitlines()
+        gutter = len(str(span.line))
+        out.append(f"{' ' * gutter} --> {span.file}:{span.line}:{span.column}")
+        if span.line <= len(lines):
+            width = max(1, span.end_column - span.column)
+            out.append(f"{span.line} | {lines[span.line - 1]}")
+            out.append(f"{' ' * gutter} | {' ' * (span.column - 1)}{'^' * width}")
+    if diagnostic.help:
+        out.append(f"{' ' * gutter} = help: {diagnostic.help}")
+    return "\n".join(out)
+
+
+def ordered(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
+    """Diagnostics in reading order of the files they point to, without repetitions."""
+    place = lambda d: (d.span.file, d.span.line, d.span.column) if d.span else ("", 0, 0)  # noqa: E731
+    return tuple(sorted(dict.fromkeys(diagnostics), key=lambda d: (place(d), d.code)))

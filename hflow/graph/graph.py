@@ -1,0 +1,195 @@
+"""The typed dataflow graph of one RLHF algorithm. Frozen; knows no devices.
+
+A `Graph` comes from `hflow.graph.load` (YAML); everything after it (compiler, runtime, views) only
+reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import networkx as nx
+
+from hflow.diagnostics import Span
+from hflow.graph.types import ValueType
+
+OpKind = Literal["data", "generate", "score", "train", "call"]
+
+
+@dataclass(frozen=True)
+class Model:
+    """One set of weights. `path` is a local HF folder, relative to where hflow runs."""
+
+    name: str
+    path: str
+    head: Literal["lm"] = "lm"
+    frozen: bool = False
+    dtype: Literal["f32", "bf16"] = "f32"
+    span: Span | None = None
+
+
+@dataclass(frozen=True)
+class ModelUse:
+    """A node's model and how many updates old its weights may be (0: on-policy)."""
+
+    model: str
+    lag: int = 0
+
+
+@dataclass(frozen=True)
+class Ref:
+    """`node.port`: a value, named by its producer."""
+
+    node: str
+    port: str
+
+    def __str__(self) -> str:
+        return f"{self.node}.{self.port}"
+
+
+@dataclass(frozen=True)
+class Input:
+    """An edge, seen from its consumer. `derived`: not written in the file, wired by type."""
+
+    port: str
+    source: Ref
+    type: ValueType
+    lag: int = 0
+    derived: bool = False
+    span: Span | None = None
+
+
+@dataclass(frozen=True)
+class Output:
+    port: str
+    type: ValueType
+
+
+@dataclass(frozen=True)
+class Function:
+    """A typed Python function named by a graph file, as read from its source (never imported here).
+
+    `reference` is ``package.module.function`` or ``./file.py:function``. `options` maps each
+    keyword-only parameter to its default. `trained` lists the inputs that a train node computes
+    itself with the model it trains (log-probs, entropy); the rest come over edges.
+    """
+
+    reference: str
+    signature: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    trained: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """How a train node walks its rows: `epochs` passes in optimizer steps of `minibatch` rows."""
+
+    epochs: int = 1
+    minibatch: int = 0
+
+
+@dataclass(frozen=True)
+class Node:
+    """One call in the step. `options` holds the checked `with:` values, defaults filled in."""
+
+    name: str
+    op: OpKind
+    model: ModelUse | None = None
+    function: Function | None = None
+    inputs: tuple[Input, ...] = ()
+    outputs: tuple[Output, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    repeat: Repeat | None = None
+    region: str = "step"
+    span: Span | None = None
+
+    def input(self, port: str) -> Input | None:
+        return next((i for i in self.inputs if i.port == port), None)
+
+    def output(self, port: str) -> Output | None:
+        return next((o for o in self.outputs if o.port == port), None)
+
+    @property
+    def rows(self) -> int:
+        """Rows that the node works on: those of its first output, or of its first input."""
+        return (self.outputs[0].type if self.outputs else self.inputs[0].type).rows
+
+
+@dataclass(frozen=True)
+class Region:
+    """Nodes that run again and again: the step loop (`times`), or a loop `until` a value holds."""
+
+    name: str
+    times: int | None = None
+    until: Ref | None = None
+    parent: str | None = None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Held-out evaluation, made of the algorithm's own nodes.
+
+    The nodes that `metric` (an ``f32[rows]`` value) depends on run on `rows` held-out rows, with one
+    greedy sample per prompt, before the first step, after the last, and `every` so many steps (0: never
+    between).
+    """
+
+    metric: Ref
+    rows: int
+    every: int = 0
+
+
+@dataclass(frozen=True)
+class Graph:
+    name: str
+    doc: str
+    params: Mapping[str, Any]
+    models: tuple[Model, ...]
+    nodes: tuple[Node, ...]  # in topological order of one step
+    regions: tuple[Region, ...]  # the first is the step loop
+    evaluation: Evaluation | None = None
+    seed: int = 0
+
+    @property
+    def steps(self) -> int:
+        times = self.regions[0].times
+        assert times is not None
+        return times
+
+    @cached_property
+    def _nodes(self) -> dict[str, Node]:
+        return {n.name: n for n in self.nodes}
+
+    @cached_property
+    def _models(self) -> dict[str, Model]:
+        return {m.name: m for m in self.models}
+
+    def node(self, name: str) -> Node:
+        return self._nodes[name]
+
+    def model(self, name: str) -> Model:
+        return self._models[name]
+
+    def edges(self) -> Iterator[tuple[Node, Input]]:
+        """Every data edge as (consumer, input), in node order."""
+        for node in self.nodes:
+            for value in node.inputs:
+                yield node, value
+
+    def trainers(self, model: str) -> tuple[Node, ...]:
+        return tuple(n for n in self.nodes if n.op == "train" and n.model and n.model.model == model)
+
+    def dag(self) -> nx.DiGraph:
+        """Node names with an edge for every data edge within one step."""
+        dag: nx.DiGraph = nx.DiGraph()
+        dag.add_nodes_from(n.name for n in self.nodes)
+        dag.add_edges_from((i.source.node, n.name) for n, i in self.edges() if i.lag == 0)
+        return dag
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        from hflow.view.notebook import graph_bundle
+
+        return graph_bundle(self)

@@ -1,0 +1,127 @@
+"""What flows on an edge: dtype, named dims, and what the value is.
+
+A dim is a product of factors and may be ragged: ``f32[batch*group, resp~]``. A factor knows the
+node that made it, so two dims are the same only if their *rows* are the same, not merely if they
+are equally long:
+
+- `batch` is made by a `data` node, `group` (samples per prompt) by a `generate` node;
+- the ragged dims are `prompt~`, `resp~` and `seq~` (= prompt followed by response); each is made by
+  the node that made the text, so log-probs of one rollout never align with tokens of another.
+
+Factors of size 1 are dropped when dims are compared: one sample per prompt pairs with its prompt.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+DType = Literal["i32", "i64", "f32", "bf16", "bool", "str"]
+RAGGED_DIMS = ("prompt", "resp", "seq")
+
+
+@dataclass(frozen=True)
+class Factor:
+    """One factor of a dim. `size` is None where a type is only an annotation or a pattern."""
+
+    name: str
+    size: int | None = None
+    origin: str | None = None
+
+
+@dataclass(frozen=True)
+class Dim:
+    """A product of factors. A ragged dim has one factor, whose size is the greatest length."""
+
+    factors: tuple[Factor, ...]
+    ragged: bool = False
+
+    @property
+    def size(self) -> int | None:
+        total = 1
+        for factor in self.factors:
+            if factor.size is None:
+                return None
+            total *= factor.size
+        return total
+
+    @property
+    def significant(self) -> tuple[Factor, ...]:
+        """The factors that tell rows apart (size 1 does not)."""
+        return tuple(f for f in self.factors if f.size != 1)
+
+    def __str__(self) -> str:
+        names = self.significant if not self.ragged else self.factors
+        text = "*".join(f.name for f in names) or (self.factors[0].name if self.factors else "1")
+        return text + ("~" if self.ragged else "")
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Which model made a value, and how.
+
+    `behaviour`: sampled with these weights (a rollout's own log-probs); `scored`: computed by a
+    forward pass over given tokens. `lag` is how many updates old the weights may be.
+    """
+
+    model: str
+    role: Literal["behaviour", "scored"]
+    lag: int = 0
+
+    def __str__(self) -> str:
+        age = f"-{self.lag}" if self.lag else ""
+        return f"<{self.model}@k{age} {self.role}>"
+
+
+@dataclass(frozen=True)
+class ValueType:
+    dtype: DType
+    dims: tuple[Dim, ...]
+    provenance: Provenance | None = None
+
+    @property
+    def ragged(self) -> bool:
+        return any(d.ragged for d in self.dims)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows (the size of dim 0); a program has it for every value of a typed graph."""
+        size = self.dims[0].size if self.dims else 1
+        assert size is not None, f"{self} has no row count"
+        return size
+
+    def __str__(self) -> str:
+        dims = ", ".join(map(str, self.dims))
+        return f"{self.dtype}[{dims}]{self.provenance or ''}"
+
+
+_TYPE = re.compile(r"^\s*(\w+)\s*\[([^\]]*)\]\s*$")
+_FACTOR = re.compile(r"^[A-Za-z_]\w*$")
+
+
+def parse_type(text: str) -> ValueType:
+    """Read ``dtype[dim, dim]``, dims being ``a``, ``a*b`` or ``a~``.
+
+    Raises:
+        ValueError: with a message for the user, when the text is not such a type.
+    """
+    match = _TYPE.match(text)
+    if not match:
+        raise ValueError(f"`{text}` is not a type; write it like `f32[batch, resp~]`")
+    dtype, body = match.groups()
+    if dtype not in get_args(DType):
+        raise ValueError(f"unknown dtype `{dtype}`; dtypes: {', '.join(get_args(DType))}")
+    dims = tuple(_parse_dim(part.strip()) for part in body.split(",")) if body.strip() else ()
+    return ValueType(dtype, dims)  # type: ignore[arg-type]
+
+
+def _parse_dim(text: str) -> Dim:
+    ragged = text.endswith("~")
+    names = [part.strip() for part in text.removesuffix("~").split("*")]
+    for name in names:
+        if not _FACTOR.match(name):
+            raise ValueError(f"`{text}` is not a dim; write it like `batch`, `batch*group` or `seq~`")
+    if ragged and len(names) > 1:
+        raise ValueError(f"`{text}`: a ragged dim has one name")
+    return Dim(tuple(Factor(name) for name in names), ragged)

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from torch.distributed.tensor import Replicate as TorchReplicate
+from torch.distributed.tensor import Shard as TorchShard
+from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
+
+from hflow.compiler.layout import Layout, Mesh, Replicate, Shard, device_text, split
+
+
+@pytest.mark.parametrize("first", [Shard(0), Shard(1), Replicate()])
+@pytest.mark.parametrize("second", [Shard(0), Shard(1), Replicate()])
+def test_boxes_equal_dtensor(first: Shard | Replicate, second: Shard | Replicate) -> None:
+    """Even splits: the local shape and offset of every device are DTensor's."""
+    mesh = Mesh(tuple(range(6)), (("a", 2), ("b", 3)))
+    boxes = Layout(mesh, (first, second)).boxes((24, 12))
+    theirs = [TorchShard(p.dim) if isinstance(p, Shard) else TorchReplicate() for p in (first, second)]
+    for device, at in enumerate(product(range(2), range(3))):
+        shape, offset = _compute_local_shape_and_global_offset((24, 12), (2, 3), list(at), theirs)
+        assert boxes[device] == tuple((o, o + s) for o, s in zip(offset, shape))
+
+
+def test_uneven_split_covers_everything_once() -> None:
+    for total, parts, unit in product((0, 1, 7, 40), (1, 2, 3, 7), (1, 4)):
+        spans = [split((0, total * unit), parts, i, unit) for i in range(parts)]
+        assert spans[0][0] == 0 and spans[-1][1] == total * unit
+        assert all(a[1] == b[0] for a, b in zip(spans, spans[1:]))
+        assert all((stop - start) % unit == 0 for start, stop in spans)
+        sizes = [stop - start for start, stop in spans]
+        assert max(sizes) - min(sizes) <= unit
+
+
+def test_mesh_groups_follow_megatron_rank_order() -> None:
+    """rank = (pp_index * dp + dp_index) * tp + tp_index."""
+    mesh = Mesh.of(tuple(range(8)), pp=2, dp=2, tp=2)
+    assert mesh.groups("tp") == ((0, 1), (2, 3), (4, 5), (6, 7))
+    assert mesh.groups("dp") == ((0, 2), (1, 3), (4, 6), (5, 7))
+    assert mesh.groups("pp") == ((0, 4), (1, 5), (2, 6), (3, 7))
+    assert mesh.groups("pp", "tp") == ((0, 1, 4, 5), (2, 3, 6, 7))
+
+
+def test_device_text_keeps_order() -> None:
+    assert device_text((0, 1, 2, 5)) == "0-2,5"
+    assert device_text((0, 2, 1, 3)) == "0,2,1,3"
