@@ -1,8 +1,8 @@
 """hflow: declare an RLHF algorithm as a typed dataflow graph, compile it to a parallel plan, run it.
 
-    graph = hflow.load("algorithms/grpo.yaml")
-    plan = hflow.compile(graph, "clusters/local.yaml")
-    run = hflow.execute(plan)
+graph = hflow.load("algorithms/grpo.yaml")
+plan = hflow.compile(graph, "clusters/local.yaml")
+run = hflow.execute(plan)
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def load_cluster(path: Path) -> Cluster:
     )
 
 
-_KEYS = {
+_KEYS: dict[KeyPath, type[BaseModel]] = {
     (): _ClusterFile,
     ("device",): _Device,
     ("links",): _Links,

@@ -61,5 +61,3 @@ def _tokens_per_step(graph: Graph) -> int:
     """Prompt and response tokens of the rows that a step makes (or, without rollouts, trains on)."""
     makers = [n for n in graph.nodes if n.op == "generate"] or [n for n in graph.nodes if n.op == "train"]
     return sum(w.rows * w.sequence for w in map(workload, makers))
-
-

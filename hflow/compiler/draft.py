@@ -51,7 +51,7 @@ class Draft:
     evaluation: Program | None = None
     memory: tuple[DeviceMemory, ...] = ()
     step_time_s: float = 0.0
-    search: Search = Search(0, 0.0)
+    search: Search = field(default_factory=lambda: Search(0, 0.0))
 
     def node_plan(self, name: str) -> NodePlan:
         return next(n for n in self.nodes if n.node == name)

@@ -56,7 +56,7 @@ class Mesh:
     def _coordinates(self) -> dict[int, dict[str, int]]:
         names = [name for name, _ in self.axes]
         indices = product(*(range(size) for _, size in self.axes))
-        return {d: dict(zip(names, index)) for d, index in zip(self.devices, indices)}
+        return {device: dict(zip(names, index)) for device, index in zip(self.devices, indices)}
 
     def coordinates(self, device: int) -> dict[str, int]:
         """Index of `device` on every axis."""
@@ -154,8 +154,8 @@ def split(span: Range, parts: int, index: int, unit: int = 1) -> Range:
     start, stop = span
     units = (stop - start) // unit
     assert units * unit == stop - start, (span, unit)
-    cut = lambda i: start + (i * units // parts) * unit  # noqa: E731
-    return cut(index), cut(index + 1)
+    first, last = (i * units // parts for i in (index, index + 1))
+    return start + first * unit, start + last * unit
 
 
 def rows_layout(mesh: Mesh, unit: int = 1) -> Layout:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -52,7 +52,12 @@ def data_edge(
 
 
 def weight_edge(
-    name: str, dtype: str, shape: ModelShape, source: tuple[str, Mesh], target: tuple[str, Mesh], cluster: Cluster
+    name: str,
+    dtype: str,
+    shape: ModelShape,
+    source: tuple[str, Mesh],
+    target: tuple[str, Mesh],
+    cluster: Cluster,
 ) -> EdgePlan:
     """All weights of a model, from the mesh that trains it to one that reads it."""
     lowered = lower_weights(shape, dtype, source[1], target[1], cluster)
@@ -94,45 +99,52 @@ def lower_rows(types: tuple[ValueType, ...], source: Layout, target: Layout, clu
 def lower_weights(shape: ModelShape, dtype: str, source: Mesh, target: Mesh, cluster: Cluster) -> Lowered:
     """Between equal meshes the reader uses the trainer's own weights, and nothing moves."""
     width = BYTES[dtype]
-    groups: dict[tuple[object, ...], list[Parameter]] = defaultdict(list)
-    for parameter in parameters(shape):
-        held, needed = _boxes(shape, source, parameter), _boxes(shape, target, parameter)
-        groups[parameter.shape, tuple(held.items()), tuple(needed.items())].append(parameter)
-    sets, totals, bounds, peaks = [], defaultdict[int, int](int), defaultdict[int, int](int), defaultdict[int, int](int)
-    for same in groups.values():
-        held, needed = _boxes(shape, source, same[0]), _boxes(shape, target, same[0])
+    sets: list[CopySet] = []
+    got, bound, peak = Counter[int](), Counter[int](), Counter[int]()
+    for same, held, needed in _alike(shape, source, target):
         copies = lower(held, needed, cluster.host)
-        sets.append(CopySet(tuple(p.name for p in same), same[0].shape, recognise(copies, held, needed), copies))
-        _add(totals, received(copies), len(same))
-        _add(bounds, lower_bound(held, needed), len(same))
-        _add(peaks, {d: volume(b) for d, b in held.items()}, len(same))
-        _add(peaks, {d: volume(b) for d, b in needed.items()} if source != target else {}, len(same))
-    moving = [s for s in sets if s.copies]
-    kinds = {s.collective for s in moving} or {"alias"}
+        names = tuple(p.name for p in same)
+        sets.append(CopySet(names, same[0].shape, recognise(copies, held, needed), copies))
+        for total, part in (
+            (got, received(copies)),
+            (bound, lower_bound(held, needed)),
+            (peak, _volumes(held)),
+            (peak, _volumes(needed) if source != target else {}),
+        ):
+            total.update({device: count * len(same) for device, count in part.items()})
+    moving = tuple(s for s in sets if s.copies)
+    kinds: set[Collective] = {s.collective for s in moving} or {"alias"}
     return Lowered(
         collective=kinds.pop() if len(kinds) == 1 else "p2p",
-        copies=tuple(moving),
+        copies=moving,
         size_bytes=shape.num_parameters * width,
-        bytes_per_device=max(totals.values(), default=0) * width,
-        lower_bound_bytes_per_device=max(bounds.values(), default=0) * width,
-        peak_bytes=max(peaks.values()) * width,
+        bytes_per_device=max(got.values(), default=0) * width,
+        lower_bound_bytes_per_device=max(bound.values(), default=0) * width,
+        peak_bytes=max(peak.values()) * width,
         time_s=_time_s(moving, {s.tensors: width * len(s.tensors) for s in moving}, cluster),
     )
 
 
-def _boxes(shape: ModelShape, mesh: Mesh, parameter: Parameter) -> Boxes:
-    return weight_boxes(shape, mesh, parameter)
+def _alike(shape: ModelShape, source: Mesh, target: Mesh) -> Iterator[tuple[list[Parameter], Boxes, Boxes]]:
+    """Parameters in groups of one shape and equal boxes (the same weight of several layers), which are
+    lowered once."""
+    groups: dict[tuple[object, ...], tuple[list[Parameter], Boxes, Boxes]] = {}
+    for parameter in parameters(shape):
+        held, needed = weight_boxes(shape, source, parameter), weight_boxes(shape, target, parameter)
+        key = (parameter.shape, tuple(held.items()), tuple(needed.items()))
+        groups.setdefault(key, ([], held, needed))[0].append(parameter)
+    yield from groups.values()
 
 
-def _add(total: dict[int, int], part: Mapping[int, int], times: int) -> None:
-    for device, count in part.items():
-        total[device] += count * times
+def _volumes(boxes: Boxes) -> dict[int, int]:
+    return {device: volume(box) for device, box in boxes.items()}
 
 
 def _peak(held: Boxes, needed: Boxes, width: int) -> int:
-    devices = {*held, *needed}
-    size = lambda boxes, d: volume(boxes[d]) if d in boxes else 0  # noqa: E731
-    return max(size(held, d) + (size(needed, d) if held.get(d) != needed.get(d) else 0) for d in devices) * width
+    """Both boxes of the fullest device; one, where they are the same."""
+    total = Counter(_volumes(held))
+    total.update({device: volume(box) for device, box in needed.items() if held.get(device) != box})
+    return max(total.values()) * width
 
 
 def _time_s(sets: Iterable[CopySet], widths: Mapping[tuple[str, ...], int], cluster: Cluster) -> float:

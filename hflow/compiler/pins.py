@@ -58,7 +58,9 @@ def _parse(text: str, graph: Graph, cluster: Cluster) -> Pin:
         raise ValueError(f"no node `{node}`", did_you_mean(node, names, "nodes"))
     if graph.node(node).model is None:
         models = [n.name for n in graph.nodes if n.model]
-        raise ValueError(f"`{node}` runs where its values lie", f"nodes that can be pinned: {', '.join(models)}")
+        raise ValueError(
+            f"`{node}` runs where its values lie", f"nodes that can be pinned: {', '.join(models)}"
+        )
     sizes_text, _, devices_text = rest.partition("@")
     devices = _devices(devices_text, cluster) if "@" in rest else None
     return Pin(node, _sizes(sizes_text), devices, text)

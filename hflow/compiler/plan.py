@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from hflow.compiler.cluster import Cluster
 from hflow.compiler.layout import Box, Layout, Mesh
@@ -109,8 +109,8 @@ class Instruction:
     op: Literal["call", "transfer", "weights", "free"]
     target: str
     devices: tuple[int, ...]
-    inputs: Mapping[str, str] = field(default_factory=dict)
-    outputs: Mapping[str, str] = field(default_factory=dict)
+    inputs: Mapping[str, str] = field(default_factory=dict[str, str])
+    outputs: Mapping[str, str] = field(default_factory=dict[str, str])
     edge: int | None = None
     after: tuple[int, ...] = ()
 
@@ -219,7 +219,8 @@ def load_plan(path: Path) -> Plan:
 
 def _without_places(value: Any) -> Any:
     if isinstance(value, dict):
-        return {k: _without_places(v) for k, v in value.items() if k not in ("span", "source_text")}
+        entries = cast(dict[str, Any], value).items()
+        return {k: _without_places(v) for k, v in entries if k not in ("span", "source_text")}
     if isinstance(value, list):
-        return [_without_places(v) for v in value]
+        return [_without_places(v) for v in cast(list[Any], value)]
     return value

@@ -11,7 +11,7 @@ from hflow.compiler.layout import Mesh
 
 
 def generation_mesh(train: Mesh, tp: int) -> Mesh | None:
-    """The regrouped mesh of `train`'s devices with tensor parallelism `tp`, or None if t_g does not divide t."""
+    """`train`'s devices, regrouped for tensor parallelism `tp`; None if t_g = `tp` does not divide t."""
     if train.tp % tp:
         return None
     ratio = train.tp // tp

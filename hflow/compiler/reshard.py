@@ -139,7 +139,7 @@ def recognise(copies: Sequence[Copy], source: Boxes, target: Boxes) -> Collectiv
     """The collective that the copies are, if every connected set of devices runs the same one."""
     if not copies:
         return "alias"
-    links: nx.Graph = nx.Graph([(c.source, c.target) for c in copies])
+    links: nx.Graph[int] = nx.Graph([(c.source, c.target) for c in copies])
     kinds: set[Collective] = set()
     for members in nx.connected_components(links):
         own = [c for c in copies if c.source in members]

@@ -71,7 +71,7 @@ def _unsupported(config: dict[str, Any]) -> str:
         return "sliding-window attention is not supported"
     if config.get("mlp_bias") or (family == "llama" and config.get("attention_bias")):
         return "Llama with biases is not supported"
-    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    rope: dict[str, Any] = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if rope.get("rope_type", rope.get("type", "default")) != "default":
         return f"scaled rotary positions ({rope}) are not supported"
     return ""
@@ -79,7 +79,7 @@ def _unsupported(config: dict[str, Any]) -> str:
 
 def _shape(config: dict[str, Any]) -> ModelShape:
     heads = config["num_attention_heads"]
-    rope = config.get("rope_parameters") or {}
+    rope: dict[str, Any] = config.get("rope_parameters") or {}
     return ModelShape(
         family=config["model_type"],
         num_layers=config["num_hidden_layers"],

@@ -69,7 +69,9 @@ def stage_layers(num_layers: int, pp: int, stage: int) -> range:
 def weight_layouts(shape: ModelShape, mesh: Mesh, parameter: Parameter) -> tuple[Layout, ...]:
     """Where `parameter` lies on `mesh`: one layout for each pipeline stage that holds it."""
     over_tp: Placement = Replicate() if parameter.shard is None else Shard(parameter.shard)
-    return tuple(Layout(mesh, (Only(stage), Replicate(), over_tp)) for stage in _stages(shape, mesh.pp, parameter))
+    return tuple(
+        Layout(mesh, (Only(stage), Replicate(), over_tp)) for stage in _stages(shape, mesh.pp, parameter)
+    )
 
 
 @lru_cache(maxsize=4096)

@@ -182,9 +182,9 @@ class Graph:
     def trainers(self, model: str) -> tuple[Node, ...]:
         return tuple(n for n in self.nodes if n.op == "train" and n.model and n.model.model == model)
 
-    def dag(self) -> nx.DiGraph:
+    def dag(self) -> nx.DiGraph[str]:
         """Node names with an edge for every data edge within one step."""
-        dag: nx.DiGraph = nx.DiGraph()
+        dag: nx.DiGraph[str] = nx.DiGraph()
         dag.add_nodes_from(n.name for n in self.nodes)
         dag.add_edges_from((i.source.node, n.name) for n, i in self.edges() if i.lag == 0)
         return dag

@@ -24,10 +24,14 @@ def weight_bytes(shape: ModelShape, dtype: str, mesh: Mesh, trains: bool) -> int
     return stage_elements(shape, mesh.pp, mesh.tp) * per_parameter
 
 
-def working_bytes(op: OpKind, shape: ModelShape, dtype: str, work: Workload, mesh: Mesh, micro_batch: int) -> int:
+def working_bytes(
+    op: OpKind, shape: ModelShape, dtype: str, work: Workload, mesh: Mesh, micro_batch: int
+) -> int:
     """What the node needs beside the weights while it runs."""
     if op == "generate":
-        return _kv_cache_bytes(shape, dtype, work, mesh, micro_batch) + _logits_bytes(shape, micro_batch, mesh)
+        return _kv_cache_bytes(shape, dtype, work, mesh, micro_batch) + _logits_bytes(
+            shape, micro_batch, mesh
+        )
     activations = _layer_activation_bytes(shape, dtype, work.sequence, micro_batch, mesh)
     logits = _logits_bytes(shape, micro_batch * work.response, mesh)
     if op == "score":
@@ -37,7 +41,9 @@ def working_bytes(op: OpKind, shape: ModelShape, dtype: str, work: Workload, mes
     return activations * layers * in_flight + 3 * logits
 
 
-def _layer_activation_bytes(shape: ModelShape, dtype: str, sequence: int, micro_batch: int, mesh: Mesh) -> int:
+def _layer_activation_bytes(
+    shape: ModelShape, dtype: str, sequence: int, micro_batch: int, mesh: Mesh
+) -> int:
     tokens = micro_batch * sequence
     half_precision = tokens * (34 * shape.hidden + 5 * shape.num_heads * sequence)
     return int(half_precision * BYTES[dtype] / 2 / mesh.tp)

@@ -91,7 +91,11 @@ def _candidate(draft: Draft, node: Node, mesh: Mesh) -> Candidate | str:
 
 
 def _model_reason(shape: ModelShape, mesh: Mesh, node: Node) -> str:
-    for count, what in ((shape.num_kv_heads, "kv heads"), (shape.num_heads, "heads"), (shape.vocab, "vocabulary")):
+    for count, what in (
+        (shape.num_kv_heads, "kv heads"),
+        (shape.num_heads, "heads"),
+        (shape.vocab, "vocabulary"),
+    ):
         if count % mesh.tp:
             return f"tp{mesh.tp} does not divide {count} {what}"
     if shape.ffn % mesh.tp:

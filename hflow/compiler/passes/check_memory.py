@@ -23,7 +23,9 @@ def check_memory(draft: Draft) -> Draft:
             f"device {device_text(worst.devices)} needs {worst.peak_bytes / 1e9:.1f} GB"
             f" and has {worst.capacity_bytes / 1e9:.1f} GB"
         )
-        raise HflowError(Diagnostic("HF305", message, help=f"{parts} GB; use more devices or smaller batches"))
+        raise HflowError(
+            Diagnostic("HF305", message, help=f"{parts} GB; use more devices or smaller batches")
+        )
     return replace(draft, memory=memory)
 
 

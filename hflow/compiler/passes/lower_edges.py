@@ -26,12 +26,14 @@ def lower_edges(draft: Draft) -> Draft:
 def node_order(graph: Graph) -> tuple[Node, ...]:
     """Topological order in which a model is read in a step before it is trained."""
     dag = graph.dag()
-    for trainer in (n for n in graph.nodes if n.op == "train"):
-        for reader in graph.nodes:
-            if reader.op != "train" and reader.model == trainer.model and not nx.has_path(dag, trainer.name, reader.name):
-                dag.add_edge(reader.name, trainer.name)
+    for reader in (n for n in graph.nodes if n.model and n.op != "train"):
+        assert reader.model
+        dag.add_edges_from((reader.name, trainer.name) for trainer in graph.trainers(reader.model.model))
     position = {node.name: i for i, node in enumerate(graph.nodes)}
     return tuple(map(graph.node, nx.lexicographical_topological_sort(dag, key=position.__getitem__)))
+
+
+Place = tuple[str, tuple[tuple[int, Box], ...]]
 
 
 @dataclass
@@ -42,13 +44,19 @@ class _Writer:
     graph: Graph
     edges: list[EdgePlan] = field(default_factory=list[EdgePlan])
     instructions: list[Instruction] = field(default_factory=list[Instruction])
-    at: dict[tuple[str, tuple[tuple[int, Box], ...]], str] = field(default_factory=dict)
+    at: dict[Place, str] = field(default_factory=dict[Place, str])
 
     def find(self, value: Ref, layout: Layout, rows: int) -> str | None:
         """The handle of `value` if some handle has it on all devices of `layout`, in these very boxes."""
         wanted = layout.boxes((rows,)).items()
-        fits = (h for (name, boxes), h in self.at.items() if name == str(value) and wanted <= dict(boxes).items())
-        return next(fits, None)
+        return next(
+            (
+                handle
+                for (name, boxes), handle in self.at.items()
+                if name == str(value) and wanted <= set(boxes)
+            ),
+            None,
+        )
 
     def put(self, value: Ref, layout: Layout, rows: int, handle: str) -> None:
         self.at[str(value), tuple(layout.boxes((rows,)).items())] = handle
@@ -85,7 +93,9 @@ def _read_inputs(writer: _Writer, node: Node) -> dict[str, str]:
         writer.edges.append(edge)
         layout, rows = edge.target_layout, values[0].type.rows
         assert layout
-        missing = {v.source: f"{v.source}@{node.name}" for v in values if not writer.find(v.source, layout, rows)}
+        missing = {
+            v.source: f"{v.source}@{node.name}" for v in values if not writer.find(v.source, layout, rows)
+        }
         if missing:
             writer.instructions.append(_transfer(edge, len(writer.edges) - 1, missing))
         for source, handle in missing.items():
@@ -140,7 +150,7 @@ def _with_frees(instructions: list[Instruction]) -> list[Instruction]:
         out.append(instruction)
         dead = sorted(handle for handle, at in last.items() if at == number)
         if dead:
-            out.append(Instruction("free", instruction.target, instruction.devices, {h: h for h in dead}))
+            out.append(Instruction("free", instruction.target, instruction.devices, dict(zip(dead, dead))))
     return out
 
 
@@ -151,5 +161,5 @@ def _with_dependencies(instructions: list[Instruction]) -> tuple[Instruction, ..
     for number, instruction in enumerate(instructions):
         after = {writers[h] for h in instruction.inputs.values() if h in writers}
         out.append(replace(instruction, after=tuple(sorted(after))))
-        writers.update({handle: number for handle in instruction.outputs.values()})
+        writers.update(dict.fromkeys(instruction.outputs.values(), number))
     return tuple(out)

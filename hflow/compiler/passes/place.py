@@ -60,7 +60,9 @@ def _assign(draft: Draft, choice: Choice) -> tuple[NodePlan, ...]:
             meshes[edge.reader] = _regrouped(meshes[edge.trainer], meshes[edge.reader])
     for node in draft.graph.nodes:
         if node.op == "call":
-            meshes[node.name] = meshes.get(node.inputs[0].source.node) or _first_consumer(draft.graph, node, meshes)
+            meshes[node.name] = meshes.get(node.inputs[0].source.node) or _first_consumer(
+                draft.graph, node, meshes
+            )
         elif node.op == "data":
             meshes[node.name] = _first_consumer(draft.graph, node, meshes)
     return tuple(_node_plan(node, meshes[node.name], choice.get(node.name)) for node in draft.graph.nodes)

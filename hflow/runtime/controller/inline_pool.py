@@ -1,0 +1,43 @@
+"""One worker in this very process: for breakpoints, notebooks and single-device plans."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.distributed_c10d import HashStore
+
+from hflow.diagnostics import Diagnostic, HflowError
+from hflow.runtime.controller.pool import Report, root_cause
+from hflow.runtime.worker.worker import Worker
+
+
+class InlinePool:
+    def __init__(self, threads: int, device: str = "cpu"):
+        self.worker = Worker(device, threads)
+        self._threads_before = torch.get_num_threads()
+        self._generation = 0
+
+    def form(self, size: int) -> None:
+        if size != 1:
+            message = f"the plan has {size} workers; inline workers are for plans of one"
+            raise HflowError(Diagnostic("HF404", message, help="compile for a cluster of one device"))
+        self._generation += 1
+        _raise_failed(self.worker.join(HashStore(), self._generation, 0, 1))
+
+    def call(self, method: str, *arguments: Any) -> list[Report]:
+        report = getattr(self.worker, method)(*arguments)
+        _raise_failed(report)
+        return [report]
+
+    def where(self) -> str:
+        return self.worker.where()
+
+    def close(self) -> None:
+        self.worker.close()
+        torch.set_num_threads(self._threads_before)
+
+
+def _raise_failed(report: Report) -> None:
+    if "error" in report:
+        raise root_cause([report])

@@ -1,0 +1,65 @@
+"""The workers, seen from the controller: call all, wait for all, name the root cause if one fails."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from hflow.diagnostics import Diagnostic, HflowError
+
+Report = dict[str, Any]
+
+
+class Pool(Protocol):
+    """A set of workers that runs one plan after another."""
+
+    def form(self, size: int) -> None:
+        """Make a new world of the first `size` workers. Raises HflowError HF404 if there are fewer."""
+        ...
+
+    def call(self, method: str, *arguments: Any) -> list[Report]:
+        """Call a worker method on every rank of the world and return the reports in rank order.
+
+        Raises:
+            WorkerFailure: as soon as one rank fails; the others have been told to give up.
+        """
+        ...
+
+    def where(self) -> str:
+        """The node that rank 0 runs now, or an empty text."""
+        ...
+
+    def close(self) -> None:
+        """End all workers. Idempotent."""
+        ...
+
+
+class WorkerFailure(HflowError):  # noqa: N818  (it is what happened, told as the user's error)
+    """A worker's failure by its root cause; `trace` is the worker's traceback for the run's log."""
+
+    def __init__(self, diagnostic: Diagnostic, trace: str = ""):
+        super().__init__(diagnostic)
+        self.trace = trace
+
+
+def root_cause(reports: Sequence[Report]) -> WorkerFailure:
+    """The failure that came first and is no consequence of another worker's.
+
+    A node's own error counts before a dead process, and that before broken transfers: a rank whose
+    peer vanished only reports the closed connection.
+    """
+    failed = [(rank, r) for rank, r in enumerate(reports) if "error" in r]
+    rank, report = min(failed, key=lambda item: (_echo(item[1]["error"]), item[1]["time"]))
+    error = report["error"]
+    where = f"node `{error['node']}` failed" if error["node"] else "failed"
+    message = f"{where} on worker {rank}: {error['message']}"
+    return WorkerFailure(Diagnostic(error["code"], message, help=error["help"]), error["trace"])
+
+
+def _echo(error: Report) -> int:
+    if error["code"] == "aborted":
+        return 3
+    if error["code"] == "HF402":
+        return 1
+    connection = ("Connection closed by peer", "Connection reset", "Broken pipe", "Timed out waiting")
+    return 2 if any(text in error["message"] for text in connection) else 0

@@ -1,0 +1,74 @@
+"""What a worker asks of an engine. Engines execute one kind of node on local shards.
+
+Engines never import ray and never talk to the controller. They may use the process groups of their
+own mesh; values enter and leave as `Rows` that lie as the plan's layouts say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from hflow.compiler.layout import Box
+from hflow.compiler.plan import NodePlan
+from hflow.graph.graph import Node
+from hflow.runtime.rows import Rows
+
+
+@dataclass(frozen=True)
+class Call:
+    """One execution of a node in one step.
+
+    `first_row` is the global index of the first row that this device holds of the node's *inputs*
+    (for a `data` node: of its outputs) and `num_rows` how many it holds; with the run's `seed` and
+    `step` they make sampling and data order independent of the plan.
+    """
+
+    node: Node
+    plan: NodePlan
+    first_row: int
+    num_rows: int
+    seed: int
+    step: int
+    evaluation: bool = False
+
+
+@dataclass(frozen=True)
+class Result:
+    """`metrics` are (sum, weight) pairs, added up over workers; a value replicated on several ranks
+    is reported by one of them. `digest` adds up (mod 2^64) to a hash of a generate node's tokens."""
+
+    outputs: Mapping[str, Rows] = field(default_factory=dict)
+    metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    digest: int | None = None
+
+
+class NodeError(Exception):
+    """A node's failure with a cause that a user can read; `code` is a diagnostic code."""
+
+    def __init__(self, node: str, message: str, code: str = "HF401"):
+        super().__init__(message)
+        self.node = node
+        self.message = message
+        self.code = code
+
+
+class Engine(Protocol):
+    def run(self, call: Call, inputs: Mapping[str, Rows]) -> Result:
+        """Execute the node on the local rows. Collective over the engine's mesh."""
+        ...
+
+
+class Weights(Protocol):
+    """The weights of one model on one device, as boxes of HF parameters (`compiler.weights`)."""
+
+    def read(self, name: str, box: Box) -> Tensor:
+        """The values in `box` (global indices, inside what this device holds), contiguous or not."""
+        ...
+
+    def write(self, name: str, box: Box, values: Tensor) -> None:
+        """Set the values in `box`."""
+        ...

@@ -1,0 +1,186 @@
+"""Plan -> Run: evaluate, step, evaluate, export; leave the run folder whole whatever happens."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+from rich.console import Console
+
+from hflow.compiler.plan import Plan
+from hflow.diagnostics import HflowError, render
+from hflow.runtime.controller.inline_pool import InlinePool
+from hflow.runtime.controller.metrics import merge
+from hflow.runtime.controller.pool import Pool, WorkerFailure
+from hflow.runtime.controller.progress import RunProgress
+from hflow.runtime.controller.ray_pool import RayPool
+from hflow.runtime.controller.run_folder import RunFolder
+from hflow.view.terminal import measured_text
+
+
+@dataclass
+class Run:
+    """What a run did. `metrics`: the lines of metrics.jsonl; `evaluations`: the metric by finished steps."""
+
+    folder: Path
+    status: Literal["running", "finished", "failed", "interrupted"] = "running"
+    metrics: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    evaluations: dict[int, float] = field(default_factory=dict[int, float])
+    wall_s: float = 0.0
+
+
+class Terminated(BaseException):
+    """SIGTERM arrived."""
+
+
+def execute(
+    plan: Plan,
+    run_dir: Path | None = None,
+    address: str | None = None,
+    workers: Literal["ray", "inline"] = "ray",
+    pool: Pool | None = None,
+    export: bool = True,
+    console: Console | None = None,
+) -> Run:
+    """Run `plan` to its end.
+
+    Args:
+        run_dir: the folder to fill; by default ``runs/<name>-<time>``.
+        address: of a running Ray cluster to join; by default hflow starts Ray here and ends it.
+        workers: ``inline`` runs a one-device plan in this process.
+        pool: workers to use and leave alive, instead of starting some.
+        export: write each trained model to ``export/<model>`` at the end.
+
+    Raises:
+        HflowError: when the run cannot start or fails; the run folder then says ``failed``.
+        KeyboardInterrupt, Terminated: after workers have been ended and the folder completed.
+    """
+    console = console or Console(stderr=True)
+    folder = RunFolder(run_dir, plan)
+    run = Run(folder.path)
+    started = time.time()
+    folder.event("started", plan=plan.hash)
+    with _SigTerm():
+        try:
+            own = pool or _start(plan, address, workers, console)
+            try:
+                _run(plan, own, folder, run, export, console)
+            finally:
+                if pool is None:
+                    own.close()
+            run.status = "finished"
+        except (KeyboardInterrupt, Terminated):
+            run.status = "interrupted"
+            raise
+        except HflowError as error:
+            _record_failure(folder, run, error)
+            raise
+        except BaseException:
+            run.status = "failed"
+            raise
+        finally:
+            run.wall_s = time.time() - started
+            folder.event(run.status)
+            folder.finish(summary(plan, run))
+    return run
+
+
+def _start(plan: Plan, address: str | None, workers: str, console: Console) -> Pool:
+    platform = plan.cluster.device.platform
+    size = max(plan.devices) + 1
+    threads = max(1, (os.cpu_count() or 1) // size)
+    if workers == "inline":
+        return InlinePool(threads, platform)
+    console.print(f"starting {size} {platform} worker{'s' if size > 1 else ''} …", highlight=False)
+    return RayPool(size, address, platform, threads)
+
+
+def _run(plan: Plan, pool: Pool, folder: RunFolder, run: Run, export: bool, console: Console) -> None:
+    pool.form(max(plan.devices) + 1)
+    pool.call("load", plan)
+    folder.event("loaded")
+    with RunProgress(plan.graph.steps, pool.where, console) as progress:
+        _evaluate(plan, pool, folder, run, progress, 0)
+        for step in range(plan.graph.steps):
+            _step(plan, pool, folder, run, progress, step)
+    if export:
+        for model in dict.fromkeys(n.model.model for n in plan.graph.nodes if n.op == "train" and n.model):
+            pool.call("export", model, str((folder.path / "export" / model).absolute()))
+            folder.event("exported", model=model)
+    console.print(measured_text(plan, folder.metrics), highlight=False)
+
+
+def _step(plan: Plan, pool: Pool, folder: RunFolder, run: Run, progress: RunProgress, step: int) -> None:
+    started = time.perf_counter()
+    reports = pool.call("run", step)
+    metrics = merge(plan.graph, step, reports, time.perf_counter() - started)
+    run.metrics.append(metrics)
+    folder.step(metrics, [event for report in reports for event in report["events"]])
+    progress.step(metrics)
+    evaluation = plan.graph.evaluation
+    last = step + 1 == plan.graph.steps
+    if last or (evaluation and evaluation.every and (step + 1) % evaluation.every == 0):
+        _evaluate(plan, pool, folder, run, progress, step + 1)
+
+
+def _evaluate(plan: Plan, pool: Pool, folder: RunFolder, run: Run, progress: RunProgress, done: int) -> None:
+    """Run the held-out rows through the present weights; `done` steps have been trained."""
+    evaluation = plan.graph.evaluation
+    if not plan.evaluation or not evaluation:
+        return
+    reports = pool.call("run", done, True)
+    value = merge(plan.evaluation.graph, done, reports, 1.0)["reward_mean"]
+    run.evaluations[done] = value
+    folder.event("evaluated", step=done, metric=str(evaluation.metric), value=value)
+    progress.say(
+        f"held-out {evaluation.metric} after {done} steps: {value:.3f} ({evaluation.rows} rows, greedy)"
+    )
+
+
+def summary(plan: Plan, run: Run) -> dict[str, Any]:
+    """The object of summary.json."""
+    step_s = sum(m["time_s"] for m in run.metrics)
+    evaluations = run.evaluations
+    before, after = evaluations.get(0), evaluations.get(plan.graph.steps)
+    return {
+        "status": run.status,
+        "steps": len(run.metrics),
+        "wall_s": run.wall_s,
+        "tokens_per_s": sum(m["tokens"] for m in run.metrics) / step_s if step_s else 0.0,
+        "eval": {"before": before, "after": after, "by_step": evaluations} if evaluations else None,
+        "plan_hash": plan.hash,
+        "graph": plan.graph.name,
+        "seed": plan.graph.seed,
+    }
+
+
+def _record_failure(folder: RunFolder, run: Run, error: HflowError) -> None:
+    run.status = "failed"
+    texts = [render(d) for d in error.diagnostics]
+    folder.event("failed", diagnostics=texts)
+    trace = error.trace if isinstance(error, WorkerFailure) else ""
+    (folder.path / "error.txt").write_text("\n\n".join([*texts, trace]).strip() + "\n")
+
+
+class _SigTerm(AbstractContextManager[None]):
+    """Turn SIGTERM into an exception while a run is on, so that it cleans up like Ctrl-C."""
+
+    def __enter__(self) -> None:
+        self._before: Any = None
+        try:
+            self._before = signal.signal(signal.SIGTERM, self._raise)
+        except ValueError:  # not in the main thread: the embedding program owns its signals
+            self._before = None
+
+    def _raise(self, number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)

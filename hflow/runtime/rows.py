@@ -1,0 +1,87 @@
+"""Rows of one value on one device: how data edges look inside a worker.
+
+A dense value is a tensor ``[rows, ...]``. A ragged one is its elements without padding plus a length
+per row. Strings are ragged UTF-8 bytes. Nothing is ever padded on the wire; `padded()` is what ops
+and engines see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+TORCH_DTYPES = {
+    "i32": torch.int32,
+    "i64": torch.int64,
+    "f32": torch.float32,
+    "bf16": torch.bfloat16,
+    "bool": torch.bool,
+    "str": torch.uint8,
+}
+
+
+@dataclass(frozen=True)
+class Rows:
+    """`values`: ``[rows]`` (dense) or ``[sum(lengths)]`` (ragged); `lengths`: int64 ``[rows]``."""
+
+    values: Tensor
+    lengths: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.values if self.lengths is None else self.lengths)
+
+    def slice(self, start: int, stop: int) -> Rows:
+        """Rows [start, stop), counted locally; a view."""
+        if self.lengths is None:
+            return Rows(self.values[start:stop])
+        ends = torch.cat([self.lengths.new_zeros(1), self.lengths.cumsum(0)])
+        return Rows(self.values[ends[start] : ends[stop]], self.lengths[start:stop])
+
+    def padded(self, fill: float = 0, width: int | None = None) -> Tensor:
+        """``[rows, width or longest]``, right-padded. Only for ragged values."""
+        assert self.lengths is not None
+        longest = int(self.lengths.max()) if len(self.lengths) else 0
+        out = self.values.new_full((len(self.lengths), width or longest), fill)
+        out[length_mask(self.lengths, out.shape[1])] = self.values
+        return out
+
+    def strings(self) -> list[str]:
+        assert self.lengths is not None
+        data = self.values.numpy().tobytes()
+        out, at = [], 0
+        for length in self.lengths.tolist():
+            out.append(data[at : at + length].decode())
+            at += length
+        return out
+
+
+def length_mask(lengths: Tensor, width: int) -> Tensor:
+    """bool ``[rows, width]``: True on the first `lengths[row]` places."""
+    return torch.arange(width, device=lengths.device)[None, :] < lengths[:, None]
+
+
+def from_padded(padded: Tensor, lengths: Tensor) -> Rows:
+    """The ragged rows in a right-padded ``[rows, width]`` tensor."""
+    return Rows(padded[length_mask(lengths, padded.shape[1])], lengths.to(torch.int64))
+
+
+def from_lists(rows: Sequence[Sequence[int]], dtype: torch.dtype = torch.int32) -> Rows:
+    lengths = torch.tensor([len(r) for r in rows], dtype=torch.int64)
+    return Rows(torch.tensor([x for row in rows for x in row], dtype=dtype), lengths)
+
+
+def from_strings(texts: Sequence[str]) -> Rows:
+    data = [t.encode() for t in texts]
+    lengths = torch.tensor([len(d) for d in data], dtype=torch.int64)
+    return Rows(torch.tensor(list(b"".join(data)), dtype=torch.uint8), lengths)
+
+
+def concatenate(parts: Sequence[Rows]) -> Rows:
+    """Rows of all parts, in order."""
+    if parts[0].lengths is None:
+        return Rows(torch.cat([p.values for p in parts]))
+    lengths = torch.cat([p.lengths for p in parts if p.lengths is not None])
+    return Rows(torch.cat([p.values for p in parts]), lengths)

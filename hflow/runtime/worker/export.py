@@ -1,0 +1,68 @@
+"""Write a trained model as an HF folder: one more resharding, to a mesh of one device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hflow.compiler.layout import Box, Mesh
+from hflow.compiler.plan import CopySet, NodePlan, Plan
+from hflow.compiler.reshard import lower
+from hflow.compiler.shape import ModelShape
+from hflow.compiler.weights import Parameter, parameters, weight_boxes
+from hflow.runtime.engines.base import Weights
+from hflow.runtime.hf import write_hf
+from hflow.runtime.rows import TORCH_DTYPES
+from hflow.runtime.worker.transfer import Peers, copy_weights
+from hflow.runtime.worker.world import World
+
+
+class _Whole:
+    """Weights of one whole parameter in host memory."""
+
+    def __init__(self, parameter: Parameter, dtype: torch.dtype, device: torch.device):
+        self.tensor = torch.empty(parameter.shape, dtype=dtype, device=device)
+
+    def read(self, name: str, box: Box) -> Tensor:
+        return self.tensor[tuple(slice(*span) for span in box)]
+
+    def write(self, name: str, box: Box, values: Tensor) -> None:
+        self.tensor[tuple(slice(*span) for span in box)] = values
+
+
+def export_model(plan: Plan, trainer: NodePlan, weights: Weights | None, folder: Path, world: World) -> None:
+    """Gather `trainer`'s model on the first device of its mesh, one parameter at a time, and write it there.
+
+    Collective over the mesh; other ranks return at once.
+    """
+    mesh = trainer.mesh
+    if world.rank not in mesh.devices:
+        return
+    assert trainer.model and weights
+    model, shape = plan.graph.model(trainer.model), plan.shapes[trainer.model]
+    peers = Peers(tuple(sorted(mesh.devices)), world.group(mesh.devices))
+    tensors = _gathered(shape, mesh, weights, TORCH_DTYPES[model.dtype], world, peers)
+    if world.rank == mesh.devices[0]:
+        write_hf(folder, Path(model.path), tensors)
+    else:
+        for _ in tensors:
+            pass
+
+
+def _gathered(
+    shape: ModelShape, mesh: Mesh, weights: Weights, dtype: torch.dtype, world: World, peers: Peers
+) -> Iterator[tuple[str, Tensor]]:
+    writer = mesh.devices[0]
+    for parameter in parameters(shape):
+        held = weight_boxes(shape, mesh, parameter)
+        whole = tuple((0, size) for size in parameter.shape)
+        copies = lower(held, {writer: whole})
+        target = _Whole(parameter, dtype, world.device) if world.rank == writer else None
+        if target and writer in held:
+            target.write(parameter.name, held[writer], weights.read(parameter.name, held[writer]))
+        sets = (CopySet((parameter.name,), parameter.shape, "gather", copies),) if copies else ()
+        copy_weights(sets, weights, target, dtype, world, peers)
+        yield parameter.name, target.tensor.cpu() if target else torch.empty(0)
