@@ -79,7 +79,7 @@ class Function:
 
     reference: str
     signature: str
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     trained: tuple[str, ...] = ()
 
 
@@ -101,7 +101,7 @@ class Node:
     function: Function | None = None
     inputs: tuple[Input, ...] = ()
     outputs: tuple[Output, ...] = ()
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     repeat: Repeat | None = None
     region: str = "step"
     span: Span | None = None

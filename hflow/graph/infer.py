@@ -1,0 +1,151 @@
+"""Type inference: from drafts, in topological order, to typed nodes.
+
+A node that reads a value without a type (its producer has an error) gets no type and reports nothing that
+follows from it, so each mistake is reported once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from hflow.diagnostics import did_you_mean
+from hflow.graph import kinds
+from hflow.graph.draft import Draft
+from hflow.graph.graph import Input, Node, Output, Ref, Repeat
+from hflow.graph.problems import Problems
+from hflow.graph.types import Dim, ValueType
+from hflow.graph.unify import Value, unify
+from hflow.graph.wiring import DERIVED
+
+
+def infer(drafts: Mapping[str, Draft], order: Sequence[str], problems: Problems) -> dict[str, Node]:
+    """The typed nodes, in `order`; those that cannot be typed are left out."""
+    inference = _Inference(drafts, problems)
+    for name in order:
+        inference.add(drafts[name])
+    return inference.nodes
+
+
+class _Inference:
+    def __init__(self, drafts: Mapping[str, Draft], problems: Problems):
+        self.drafts = drafts
+        self.problems = problems
+        self.types: dict[Ref, ValueType] = {}
+        self.nodes: dict[str, Node] = {}
+
+    def add(self, draft: Draft) -> None:
+        if draft.inputs is None:
+            return
+        known = {port.name for port in draft.inputs}
+        sources = {port: ref for port, ref in draft.sources.items() if port in known}
+        if mask := self._derived(draft, sources):
+            sources[DERIVED] = mask
+        values = {p: Value(self.types[r], str(r)) for p, r in sources.items() if r in self.types}
+        trained = draft.model.model if draft.op == "train" and draft.model else None
+        bound, mismatches = unify(draft.inputs, values, trained)
+        for m in mismatches:
+            self.problems.add(m.code, m.message, (*draft.path, "in", m.port), help=m.help)
+        complete = all(p.name in values or (p.optional and p.name not in sources) for p in draft.inputs)
+        if mismatches or not complete or not draft.known_model:
+            return
+        types = kinds.output_types(draft, bound)
+        if types is None:
+            return
+        if draft.op != "data":
+            self._check_declared(draft, types)
+        self.types.update({Ref(draft.name, port): t for port, t in types.items()})
+        self.nodes[draft.name] = self._node(draft, sources, types)
+
+    def _node(self, draft: Draft, sources: Mapping[str, Ref], types: Mapping[str, ValueType]) -> Node:
+        assert draft.inputs is not None
+        inputs = tuple(
+            Input(
+                port.name,
+                sources[port.name],
+                self.types[sources[port.name]],
+                derived=port.name not in draft.sources,
+                span=draft.input_spans.get(port.name),
+            )
+            for port in draft.inputs
+            if port.name in sources
+        )
+        outputs = tuple(Output(port, t) for port, t in types.items())
+        node = Node(
+            draft.name,
+            draft.op,
+            draft.model,
+            draft.function,
+            inputs,
+            outputs,
+            draft.options,
+            region=draft.region,
+            span=draft.span,
+        )
+        return replace(node, repeat=self._repeat(draft, node)) if draft.repeat else node
+
+    def _repeat(self, draft: Draft, node: Node) -> Repeat:
+        """`repeat` with its minibatch filled in: all rows, unless the file says otherwise."""
+        assert draft.repeat
+        size = draft.repeat.minibatch or node.rows
+        if node.rows % size:
+            message = f"minibatch {size} does not divide the {node.rows} rows of `{draft.name}`"
+            self.problems.add("HF219", message, (*draft.path, "repeat", "minibatch"))
+        return Repeat(draft.repeat.epochs, size)
+
+    def _derived(self, draft: Draft, sources: Mapping[str, Ref]) -> Ref | None:
+        """Where the mask of a node comes from that does not name it: from the maker of its texts."""
+        assert draft.inputs is not None
+        port = next((p for p in draft.inputs if p.name == DERIVED), None)
+        if port is None or DERIVED in sources:
+            return None
+        in_order = (sources[p.name] for p in draft.inputs if p.name in sources)
+        origin = next((o for ref in in_order if (o := self._text_origin(ref))), None)
+        if origin is None:
+            self._check_mask_derivable(draft, sources, port.optional)
+            return None
+        if DERIVED in (self.drafts[origin].outputs or ()):
+            return Ref(origin, DERIVED)
+        if not port.optional:
+            help_ = f"wire `{DERIVED}`, or let `{origin}` produce `{DERIVED}`"
+            message = f"`{draft.name}` lacks its input `{port}`"
+            self.problems.add("HF207", message, draft.path, key=True, help=help_)
+        return None
+
+    def _check_mask_derivable(self, draft: Draft, sources: Mapping[str, Ref], optional: bool) -> None:
+        """Without any text among its inputs, a node must name its mask; silent after other errors."""
+        assert draft.inputs is not None
+        required = {p.name for p in draft.inputs if not p.optional} - {DERIVED}
+        if optional or required - sources.keys() or any(r not in self.types for r in sources.values()):
+            return
+        help_ = f"wire `{DERIVED}`: no other input says which texts it belongs to"
+        message = f"`{draft.name}` lacks its input `{DERIVED}`"
+        self.problems.add("HF207", message, draft.path, key=True, help=help_)
+
+    def _text_origin(self, ref: Ref) -> str | None:
+        dims = self.types[ref].dims if ref in self.types else ()
+        return next((d.factors[0].origin for d in dims if d.ragged and d.factors[0].name != "prompt"), None)
+
+    def _check_declared(self, draft: Draft, types: Mapping[str, ValueType]) -> None:
+        for port, declared in draft.declared.items():
+            path = (*draft.path, "out", port)
+            if port not in types:
+                help_ = did_you_mean(port, types, "outputs")
+                message = f"`{draft.name}` has no output `{port}`"
+                self.problems.add("HF213", message, path, key=True, help=help_)
+            elif not _agrees(declared, types[port]):
+                message = f"`{port}` is declared `{declared}`, but is `{types[port]}`"
+                self.problems.add("HF213", message, path)
+
+
+def _agrees(declared: ValueType, actual: ValueType) -> bool:
+    """Dtype and names agree; sizes, origins and factors of size 1 need not be written."""
+    if declared.dtype != actual.dtype or len(declared.dims) != len(actual.dims):
+        return False
+    return all(_same_names(d, a) for d, a in zip(declared.dims, actual.dims))
+
+
+def _same_names(declared: Dim, actual: Dim) -> bool:
+    names = [f.name for f in declared.factors]
+    written = ([f.name for f in actual.factors], [f.name for f in actual.significant])
+    return declared.ragged == actual.ragged and names in written

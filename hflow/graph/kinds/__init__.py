@@ -1,0 +1,54 @@
+"""The kinds of nodes: one file per `op`, with its options, its ports and its output types."""
+
+from __future__ import annotations
+
+from hflow.graph.draft import Draft
+from hflow.graph.graph import OpKind
+from hflow.graph.kinds import data, generate, score, train
+from hflow.graph.signature import Port, Signature
+from hflow.graph.types import ValueType
+from hflow.graph.unify import Bound
+
+
+def input_ports(op: OpKind, function: Signature | None) -> tuple[Port, ...] | None:
+    """The inputs of a node; None when they depend on a function that could not be read."""
+    match op:
+        case "data":
+            return ()
+        case "generate":
+            return generate.INPUTS
+        case "score":
+            return score.SIGNATURE.inputs
+        case "train":
+            return train.inputs(function) if function else None
+        case "call":
+            return function.inputs if function else None
+
+
+def output_ports(op: OpKind, function: Signature | None) -> tuple[str, ...] | None:
+    """The outputs of a node, but for a `data` node, whose outputs its file declares."""
+    match op:
+        case "data" | "train":
+            return ()
+        case "generate":
+            return generate.OUTPUTS
+        case "score":
+            return tuple(p.name for p in score.SIGNATURE.outputs)
+        case "call":
+            return tuple(p.name for p in function.outputs) if function else None
+
+
+def output_types(draft: Draft, bound: Bound) -> dict[str, ValueType] | None:
+    """The types of a node's outputs when its inputs are bound; None when options leave sizes open."""
+    match draft.op:
+        case "data":
+            return data.outputs(draft)
+        case "generate":
+            return generate.outputs(draft, bound)
+        case "score":
+            return score.outputs(draft, bound)
+        case "train":
+            return {}
+        case "call":
+            assert draft.signature
+            return {p.name: bound.apply(p.type) for p in draft.signature.outputs}

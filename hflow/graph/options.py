@@ -1,0 +1,132 @@
+"""What a node's `with:` may hold: names, kinds, bounds and defaults."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from hflow.diagnostics import did_you_mean
+
+Kind = Literal["int", "float", "bool", "str", "mapping", "floats"]
+REQUIRED: Any = ...  # the default of an option that has none
+
+_NOUNS: dict[Kind, str] = {
+    "int": "an integer",
+    "float": "a finite number",
+    "bool": "true or false",
+    "str": "a string",
+    "mapping": "a mapping",
+    "floats": "finite numbers",
+}
+
+
+@dataclass(frozen=True)
+class Option:
+    """One key of `with:`. Bounds hold for every number of a list; `length` is that of the list."""
+
+    name: str
+    kind: Kind
+    default: Any = REQUIRED
+    least: float | None = None
+    above: float | None = None
+    below: float | None = None
+    length: int | None = None
+    choices: tuple[Any, ...] = ()
+    nullable: bool = False
+
+    @property
+    def expectation(self) -> str:
+        """What the value must be, for messages: ``an integer > 0``."""
+        if self.choices:
+            return "one of " + ", ".join(map(str, self.choices))
+        count = f"{self.length} " if self.length else ""
+        limits = [(">=", self.least), (">", self.above), ("<", self.below)]
+        bounds = " and ".join(f"{sign} {limit:g}" for sign, limit in limits if limit is not None)
+        return f"{count}{_NOUNS[self.kind]} {bounds}".strip() + (" or null" if self.nullable else "")
+
+    def accepts(self, value: Any) -> bool:
+        if value is None:
+            return self.nullable
+        if self.choices:
+            return any(value == c and type(value) is type(c) for c in self.choices)
+        if self.kind == "floats":
+            numbers = cast("list[Any]", value) if isinstance(value, list) else []
+            fits = isinstance(value, list) and self.length in (None, len(numbers))
+            return fits and all(_is_number(n) and self._within(n) for n in numbers)
+        if self.kind in ("int", "float"):
+            return _is_number(value, self.kind == "int") and self._within(value)
+        return isinstance(value, {"bool": bool, "str": str, "mapping": dict}[self.kind])
+
+    def convert(self, value: Any) -> Any:
+        """An accepted value in the option's own kind (an integer is a fine float)."""
+        if value is None or self.choices:
+            return value
+        if self.kind == "floats":
+            return [float(v) for v in value]
+        return float(value) if self.kind == "float" else value
+
+    def _within(self, value: float) -> bool:
+        if self.least is not None and value < self.least:
+            return False
+        if self.above is not None and value <= self.above:
+            return False
+        return self.below is None or value < self.below
+
+
+@dataclass(frozen=True)
+class OptionProblem:
+    """`option` is None when the key is missing from `with:`."""
+
+    code: str
+    message: str
+    option: str | None
+    help: str = ""
+
+
+def defaults(options: Sequence[Option], written: Mapping[str, Any]) -> dict[str, Any]:
+    """Valid values by name: as written, else the default. Bad and missing ones are left out."""
+    out: dict[str, Any] = {}
+    for option in options:
+        if option.name not in written:
+            if option.default is not REQUIRED:
+                out[option.name] = option.default
+        elif option.accepts(written[option.name]):
+            out[option.name] = option.convert(written[option.name])
+    return out
+
+
+def problems(options: Sequence[Option], written: Mapping[str, Any]) -> Iterator[OptionProblem]:
+    """HF211 for unknown names, HF212 for bad values, HF101 for missing ones."""
+    known = {o.name: o for o in options}
+    for name, value in written.items():
+        if name not in known:
+            help_ = did_you_mean(name, known, "options")
+            yield OptionProblem("HF211", f"unknown option `{name}`", name, help_)
+        elif not known[name].accepts(value):
+            message = f"`{name}` must be {known[name].expectation}, got {brief(value)}"
+            yield OptionProblem("HF212", message, name)
+    for option in options:
+        if option.default is REQUIRED and option.name not in written:
+            message = f"missing option `{option.name}`"
+            yield OptionProblem("HF101", message, None, f"`{option.name}` is {option.expectation}")
+
+
+def brief(value: Any) -> str:
+    """A value for a message, cut to a readable length."""
+    if value is None or isinstance(value, bool):
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, dict):
+        return "a mapping"
+    text = f'"{value}"' if isinstance(value, str) else repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _is_number(value: Any, integer: bool = False) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int if integer else (int, float)):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond the range of floats
+        return integer

@@ -1,0 +1,116 @@
+"""Signatures of typed functions: ``name: type, name?: type<tag> -> name: type``.
+
+``?`` marks an input that may be left out. A tag says which log-probs an input wants:
+
+- ``<trained>``: of the model being trained, computed by the train node itself;
+- ``<behaviour>``: those the trained model sampled with;
+- ``<scored>``: from a forward pass of any model over given tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, cast, get_args
+
+from hflow.graph.types import RAGGED_DIMS, Dim, ValueType, parse_type
+
+Tag = Literal["trained", "behaviour", "scored"]
+
+
+@dataclass(frozen=True)
+class Port:
+    """One input or output. The names of its dims are variables, except those of ragged dims."""
+
+    name: str
+    type: ValueType
+    tag: Tag | None = None
+    optional: bool = False
+
+    def __str__(self) -> str:
+        mark, tag = "?" if self.optional else "", f"<{self.tag}>" if self.tag else ""
+        return f"{self.name}{mark}: {self.type}{tag}"
+
+
+@dataclass(frozen=True)
+class Signature:
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+
+    def __str__(self) -> str:
+        return f"{', '.join(map(str, self.inputs))} -> {', '.join(map(str, self.outputs))}"
+
+
+_PORT = re.compile(r"\s*([A-Za-z_]\w*)\s*(\?)?\s*:\s*(\w+\s*\[[^\]]*\])\s*(?:<(\w*)>)?\s*")
+
+
+def parse_signature(text: str) -> Signature:
+    """Read a signature.
+
+    Raises:
+        ValueError: with a message for the user, when the text is no signature or names an output
+            dim that no required input has.
+    """
+    left, arrow, right = text.partition("->")
+    if not arrow:
+        raise ValueError("a signature has the form `name: type, ... -> name: type, ...`")
+    signature = Signature(parse_ports(left), parse_ports(right))
+    for port in signature.outputs:
+        if port.optional or port.tag:
+            raise ValueError(f"output `{port.name}` can have neither `?` nor a tag")
+    bound = _dim_names(p for p in signature.inputs if not p.optional)
+    for port in signature.outputs:
+        if free := _dim_names([port]) - bound:
+            raise ValueError(f"dim `{min(free)}` of output `{port.name}` is a dim of no required input")
+    return signature
+
+
+def parse_ports(text: str) -> tuple[Port, ...]:
+    """Read one side of a signature.
+
+    Raises:
+        ValueError: with a message for the user.
+    """
+    ports: list[Port] = []
+    at = 0
+    while True:
+        match = _PORT.match(text, at)
+        if not match:
+            raise ValueError(f"expected `name: type` at `{text[at:].strip()}`")
+        ports.append(_port(match))
+        at = match.end()
+        if at == len(text):
+            break
+        if text[at] != ",":
+            raise ValueError(f"expected `,` at `{text[at:].strip()}`")
+        at += 1
+    names = [p.name for p in ports]
+    if repeated := [n for n in names if names.count(n) > 1]:
+        raise ValueError(f"`{repeated[0]}` occurs twice")
+    return tuple(ports)
+
+
+def _port(match: re.Match[str]) -> Port:
+    name, mark, type_text, tag = match.groups()
+    if tag is not None and tag not in get_args(Tag):
+        raise ValueError(f"unknown tag `<{tag}>`; tags: {', '.join(get_args(Tag))}")
+    type_ = parse_type(type_text)
+    if not type_.dims or type_.dims[0].ragged:
+        raise ValueError(f"`{name}`: the first dim of `{type_}` must be its rows, not ragged")
+    for dim in type_.dims:
+        _check_names(dim)
+    return Port(name, type_, cast("Tag | None", tag), mark is not None)
+
+
+def _check_names(dim: Dim) -> None:
+    if len(set(dim.factors)) < len(dim.factors):
+        raise ValueError(f"dim `{dim}` has one name twice")
+    if dim.ragged and dim.factors[0].name not in RAGGED_DIMS:
+        known = ", ".join(f"{n}~" for n in RAGGED_DIMS)
+        raise ValueError(f"unknown ragged dim `{dim}`; ragged dims: {known}")
+
+
+def _dim_names(ports: Iterable[Port]) -> set[str]:
+    dims = [d for p in ports for d in p.type.dims]
+    return {f.name + "~" * d.ragged for d in dims for f in d.factors}

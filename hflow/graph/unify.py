@@ -1,0 +1,190 @@
+"""Matching the ports of a signature with the values that arrive at them.
+
+A dim name in a signature is a variable; it stands for the factors of an actual dim: ``rows`` for
+``batch`` or for ``batch*group``. A product ``a*b`` takes the last factor as `b` and the rest as `a`, so it
+matches grouped rows only. A variable means the same rows at every port: same factors, made by the
+same nodes. The ragged names ``prompt~``, ``resp~`` and ``seq~`` match themselves, and all responses of one
+call must be of one rollout (``seq~`` is prompt and response, so it goes with ``resp~``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hflow.graph.signature import Port
+from hflow.graph.types import Dim, Factor, Provenance, ValueType
+
+
+@dataclass(frozen=True)
+class Value:
+    """What arrives at a port, and the `node.port` that it comes from."""
+
+    type: ValueType
+    source: str
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """Why a value cannot enter a port; `code` is HF208, HF209 or HF210."""
+
+    port: str
+    code: str
+    message: str
+    help: str = ""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What the dim names of a signature stand for in one call."""
+
+    rows: Mapping[str, tuple[Factor, ...]]
+    texts: Mapping[str, Dim]
+
+    def apply(self, pattern: ValueType) -> ValueType:
+        """The actual type of a port whose dim names are all bound."""
+        return ValueType(pattern.dtype, tuple(self._dim(d) for d in pattern.dims))
+
+    def _dim(self, dim: Dim) -> Dim:
+        if dim.ragged:
+            return self.texts[dim.factors[0].name]
+        return Dim(tuple(actual for f in dim.factors for actual in self.rows[f.name]))
+
+
+def unify(
+    ports: Sequence[Port], values: Mapping[str, Value], trained: str | None = None
+) -> tuple[Bound, tuple[Mismatch, ...]]:
+    """Bind the dim names of `ports` by the `values` given for them (by port name).
+
+    `trained` is the model that a train node trains; ``<behaviour>`` inputs must be of that model.
+    At most one mismatch per port is reported; a port that does not match binds nothing.
+    """
+    unifier = _Unifier(trained)
+    for port in ports:
+        if port.name in values:
+            unifier.enter(port, values[port.name])
+    return Bound(dict(unifier.rows), dict(unifier.texts)), tuple(unifier.mismatches)
+
+
+class _Unifier:
+    def __init__(self, trained: str | None):
+        self.trained = trained
+        self.rows: dict[str, tuple[Factor, ...]] = {}
+        self.texts: dict[str, Dim] = {}
+        self.mismatches: list[Mismatch] = []
+        self.first: dict[str, tuple[str, str]] = {}  # who bound a name or text: port and source
+
+    def enter(self, port: Port, value: Value) -> None:
+        mismatch = (
+            kind_mismatch(port, value)
+            or self._grouping_mismatch(port, value)
+            or self._rows_mismatch(port, value)
+            or self._text_mismatch(port, value)
+            or provenance_mismatch(port, value, self.trained)
+        )
+        if mismatch:
+            self.mismatches.append(mismatch)
+            return
+        for name, factors in split_rows(port.type, value.type).items():
+            if len(factors) > len(self.rows.get(name, ())):
+                self.rows[name] = factors
+            self.first.setdefault(name, (port.name, value.source))
+        for dim in value.type.dims:
+            if dim.ragged:
+                self.texts.setdefault(dim.factors[0].name, dim)
+                self.first.setdefault(_family(dim), (port.name, value.source))
+
+    def _grouping_mismatch(self, port: Port, value: Value) -> Mismatch | None:
+        for pattern, actual in zip(port.type.dims, value.type.dims):
+            if len(pattern.factors) > len(actual.factors):
+                message = f"{_expects(port)}, but rows of `{value.source}` are not grouped: {_rows(actual)}"
+                help_ = "a generate node with `n` samples per prompt groups its rows"
+                return Mismatch(port.name, "HF209", message, help_)
+        return None
+
+    def _rows_mismatch(self, port: Port, value: Value) -> Mismatch | None:
+        for name, factors in split_rows(port.type, value.type).items():
+            bound = self.rows.get(name)
+            if bound is None or Dim(bound).significant == Dim(factors).significant:
+                continue
+            here, there = _rows(Dim(factors)), _rows(Dim(bound))
+            first, source = self.first[name]
+            message = (
+                f"`{port.name}` and `{first}` must have the same `{name}`, "
+                f"but `{value.source}` has {here} and `{source}` has {there}"
+            )
+            return Mismatch(port.name, "HF209", message)
+        return None
+
+    def _text_mismatch(self, port: Port, value: Value) -> Mismatch | None:
+        for dim in value.type.dims:
+            origins = {d.factors[0].origin for d in self.texts.values() if _family(d) == _family(dim)}
+            if not dim.ragged or not origins or dim.factors[0].origin in origins:
+                continue
+            first, source = self.first[_family(dim)]
+            message = (
+                f"`{port.name}` and `{first}` must be of the same texts, "
+                f"but `{value.source}` is of `{dim.factors[0].origin}` "
+                f"and `{source}` of `{min(map(str, origins))}`"
+            )
+            return Mismatch(port.name, "HF209", message, "take both from the same node")
+        return None
+
+
+def split_rows(pattern: ValueType, actual: ValueType) -> dict[str, tuple[Factor, ...]]:
+    """What each name of the pattern's dense dims takes of the actual factors."""
+    out: dict[str, tuple[Factor, ...]] = {}
+    for want, have in zip(pattern.dims, actual.dims):
+        if want.ragged:
+            continue
+        first, *rest = want.factors
+        cut = len(have.factors) - len(rest)
+        out[first.name] = have.factors[:cut]
+        out.update({name.name: (factor,) for name, factor in zip(rest, have.factors[cut:])})
+    return out
+
+
+def kind_mismatch(port: Port, value: Value) -> Mismatch | None:
+    """HF208 when dtype, number of dims or ragged names differ."""
+    want, have = port.type, value.type
+    shape = [d.factors[0].name if d.ragged else "" for d in want.dims]
+    if want.dtype == have.dtype and shape == [d.factors[0].name if d.ragged else "" for d in have.dims]:
+        return None
+    return Mismatch(port.name, "HF208", f"{_expects(port)}, but `{value.source}` is `{have}`")
+
+
+def provenance_mismatch(port: Port, value: Value, trained: str | None) -> Mismatch | None:
+    """HF210 when the tag of the port asks for other log-probs than these."""
+    if port.tag not in ("behaviour", "scored"):
+        return None
+    have = value.type.provenance
+    if have and have.role == port.tag and (port.tag == "scored" or trained in (None, have.model)):
+        return None
+    if port.tag == "scored":
+        expected, help_ = "log-probs from a score node", "wire the `logprobs` of a score node"
+    else:
+        who = f"`{trained}`" if trained else "a model"
+        expected, help_ = f"log-probs that {who} sampled with", "wire the `logprobs` of its generate node"
+    message = f"`{port.name}` expects {expected}, but `{value.source}` {_made_by(have)}"
+    return Mismatch(port.name, "HF210", message, help_)
+
+
+def _made_by(provenance: Provenance | None) -> str:
+    if provenance is None:
+        return "has no log-probs of a model"
+    verb = "was sampled with" if provenance.role == "behaviour" else "was scored by"
+    return f"{verb} `{provenance.model}`"
+
+
+def _family(dim: Dim) -> str:
+    """`resp~` and `seq~` are parts of the same text."""
+    return "prompt~" if dim.factors[0].name == "prompt" else "resp~"
+
+
+def _expects(port: Port) -> str:
+    return f"`{port.name}` expects `{port.type}`"
+
+
+def _rows(dim: Dim) -> str:
+    origins = ", ".join(f"`{o}`" for o in dict.fromkeys(f.origin for f in dim.factors) if o)
+    return f"`{dim}`" + (f" of {origins}" if origins else "")

@@ -1,0 +1,142 @@
+"""A document against the schema: pydantic's errors become diagnostics with places.
+
+Entries that have errors are taken out, so that everything else is still checked for its meaning and one
+run reports all errors of a file.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from hflow.diagnostics import Diagnostic, did_you_mean
+from hflow.graph.options import brief
+from hflow.graph.schema import NAME_PATTERN, OPS, GraphSpec, keys_at
+from hflow.graph.source import Document, KeyPath
+
+# What checking goes on with where the file's own value cannot be used; no such graph is returned.
+_STAND_INS: dict[str, Any] = {"hflow": 1, "name": "graph", "loop": {"name": "step", "times": 1}}
+_KINDS = {
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "string_type": "a string",
+    "bool_type": "true or false",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+    "plain_scalar": "a finite number, a string, true or false",
+}
+_BOUNDS = {"greater_than": ("gt", ">"), "greater_than_equal": ("ge", ">=")}
+
+
+def validate(
+    document: Document, failed: Sequence[KeyPath] = ()
+) -> tuple[GraphSpec | None, tuple[Diagnostic, ...]]:
+    """The part of the document that has the right shape, and a diagnostic for everything else.
+
+    `failed` are paths known to be wrong already: nothing is reported there. The first result is None
+    when no entry is left to check.
+    """
+    plain = document.plain()
+    if not isinstance(plain, dict):
+        message = "a graph file is a mapping with the keys " + ", ".join(keys_at(()) or ())
+        return None, (Diagnostic("HF103", message, document.span(())),)
+    try:
+        if not failed:
+            return GraphSpec.model_validate(plain), ()
+        GraphSpec.model_validate(plain)
+        errors: list[ErrorDetails] = []
+    except ValidationError as error:
+        errors = error.errors()
+    paths = [_path(e["loc"]) for e in errors]
+    unknown = [p for e, p in zip(errors, paths) if e["type"] == "extra_forbidden"]
+    found = [
+        _diagnostic(document, error, path)
+        for error, path in zip(errors, paths)
+        if not _inside(path, failed) and not (error["type"] == "missing" and _misspelt(path, unknown))
+    ]
+    for path in (*paths, *failed):
+        _take_out(plain, path)  # pyright: ignore[reportUnknownArgumentType]
+    try:
+        return GraphSpec.model_validate(plain), tuple(found)
+    except ValidationError:
+        return None, tuple(found)
+
+
+def _path(loc: tuple[int | str, ...]) -> KeyPath:
+    """Where pydantic's location lies in the document: it adds the op of a node, and marks keys."""
+    if loc[0] == "nodes" and len(loc) > 2 and loc[2] in OPS:
+        loc = (*loc[:2], *loc[3:])
+    return loc[:-1] if loc[-1:] == ("[key]",) else loc
+
+
+def _inside(path: KeyPath, failed: Sequence[KeyPath]) -> bool:
+    return any(path[: len(f)] == f for f in failed)
+
+
+def _misspelt(missing: KeyPath, unknown: Sequence[KeyPath]) -> bool:
+    """Whether a missing key stands in its mapping under a similar name, which is reported already."""
+    beside = [str(p[-1]) for p in unknown if p[:-1] == missing[:-1]]
+    return bool(difflib.get_close_matches(str(missing[-1]), beside, n=1))
+
+
+def _take_out(plain: dict[str, Any], path: KeyPath) -> None:
+    section = str(path[0])
+    if section in ("params", "models", "nodes") and len(path) > 1 and isinstance(plain.get(section), dict):
+        plain[section].pop(path[1], None)
+        return
+    plain.pop(section, None)
+    if section in _STAND_INS:
+        plain[section] = _STAND_INS[section]
+
+
+def _diagnostic(document: Document, error: ErrorDetails, path: KeyPath) -> Diagnostic:
+    kind, key = error["type"], str(path[-1])
+    parent = document.get(path[:-1])
+    where = f"`{'.'.join(map(str, path[:-1]))}`" if path[:-1] else "the file"
+    match kind:
+        case "missing":
+            return Diagnostic("HF101", f"{where} has no `{key}`", document.span(path[:-1], key=True))
+        case "union_tag_not_found":
+            message = f"`{'.'.join(map(str, path))}` has no `op`"
+            help_ = "ops: " + ", ".join(OPS)
+            return Diagnostic("HF101", message, document.span(path, key=True), help_)
+        case "union_tag_invalid":
+            tag = str(error.get("ctx", {}).get("tag"))
+            span = document.span((*path, "op"))
+            return Diagnostic("HF103", f"unknown op `{tag}`", span, did_you_mean(tag, OPS, "ops"))
+        case "extra_forbidden":
+            op = parent.child("op") if parent else None
+            known = keys_at(path[:-1], str(op.value) if op else None) or ()
+            help_ = did_you_mean(key, known, "keys")
+            return Diagnostic("HF102", f"unknown key `{key}`", document.span(path, key=True), help_)
+        case "string_pattern_mismatch" if error.get("ctx", {}).get("pattern") == NAME_PATTERN:
+            name = str(error["input"])
+            help_ = "names are lower case: letters, digits and `_`, not starting with a digit"
+            span = document.span(path, key=error["loc"][-1] == "[key]")
+            return Diagnostic("HF106", f"bad name `{name}`", span, help_)
+        case _:
+            expected = "a reference `node.port`" if path[-2:-1] == ("in",) else _expectation(error)
+            message = f"`{key}` must be {expected}, got {brief(error['input'])}"
+            return Diagnostic("HF103", message, document.span(path))
+
+
+def _expectation(error: ErrorDetails) -> str:
+    kind, context = error["type"], error.get("ctx", {})
+    if kind in _KINDS:
+        return _KINDS[kind]
+    if kind in _BOUNDS:
+        bound, sign = _BOUNDS[kind]
+        return f"{sign} {context[bound]}"
+    if kind == "string_pattern_mismatch":
+        return "a reference `node.port`"
+    if kind == "literal_error":
+        return str(context["expected"])
+    if kind == "too_short":
+        return "not empty"
+    return error["msg"]

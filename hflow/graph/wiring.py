@@ -1,0 +1,80 @@
+"""The edges of a file, before types: do they lead anywhere, is everything connected, is it acyclic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import networkx as nx
+
+from hflow.diagnostics import did_you_mean
+from hflow.graph.draft import Draft
+from hflow.graph.graph import Ref
+from hflow.graph.problems import Problems
+
+DERIVED = "mask"  # the one input that may be left out because its type says where it comes from
+
+
+def check_wiring(drafts: Mapping[str, Draft], declared: Iterable[str], problems: Problems) -> None:
+    """HF201 unknown references, HF214 unknown inputs, HF207 missing ones.
+
+    `declared` names all nodes of the file; those without a draft have been reported already.
+    """
+    names = set(declared)
+    refs = {str(Ref(d.name, port)) for d in drafts.values() for port in d.outputs or ()}
+    for draft in drafts.values():
+        for port, ref in draft.sources.items():
+            if not _may_exist(ref, drafts, names):
+                message, help_ = f"no node produces `{ref}`", did_you_mean(str(ref), refs, "values")
+                problems.add("HF201", message, (*draft.path, "in", port), help=help_)
+        _check_ports(draft, problems)
+
+
+def _may_exist(ref: Ref, drafts: Mapping[str, Draft], names: set[str]) -> bool:
+    draft = drafts.get(ref.node)
+    if draft is None:
+        return ref.node in names
+    return draft.outputs is None or ref.port in draft.outputs
+
+
+def _check_ports(draft: Draft, problems: Problems) -> None:
+    if draft.inputs is None:
+        return
+    known = [p.name for p in draft.inputs]
+    computed = draft.function.trained if draft.function else ()
+    unknown = [port for port in draft.sources if port not in known]
+    for port in unknown:
+        message, help_ = f"`{draft.name}` has no input `{port}`", did_you_mean(port, known, "inputs")
+        if port in computed:
+            message, help_ = f"`{draft.name}` computes `{port}` itself", "remove this line"
+        problems.add("HF214", message, (*draft.path, "in", port), key=True, help=help_)
+    if unknown:  # most likely a misspelling of what would be missing
+        return
+    for port in draft.inputs:
+        if port.name not in draft.sources and not port.optional and port.name != DERIVED:
+            message = f"`{draft.name}` lacks its input `{port}`"
+            problems.add("HF207", message, draft.path, key=True)
+
+
+def order(drafts: Mapping[str, Draft], problems: Problems) -> list[str]:
+    """Node names so that producers come first, else in file order. Nodes in or after a cycle are left
+    out, and each cycle is reported as HF204."""
+    dag: nx.DiGraph[str] = nx.DiGraph()
+    dag.add_nodes_from(drafts)
+    for draft in drafts.values():
+        real = (r for r in draft.sources.values() if r.node in drafts and _may_exist(r, drafts, set()))
+        dag.add_edges_from((r.node, draft.name) for r in real)
+    position = {name: index for index, name in enumerate(drafts)}
+    in_cycle: set[str] = set()
+    for knot in nx.strongly_connected_components(dag):
+        first = min(knot, key=position.__getitem__)
+        back = [n for n in dag.predecessors(first) if n in knot]
+        if not back:
+            continue
+        ways = [nx.shortest_path(dag, first, last) for last in back]  # pyright: ignore[reportUnknownMemberType]
+        cycle = min(ways, key=len)
+        message = "cycle within one step: " + " -> ".join([*cycle, first])
+        problems.add("HF204", message, ("nodes", first), key=True)
+        in_cycle |= knot
+    after = {n for k in in_cycle for n in nx.descendants(dag, k)}  # pyright: ignore[reportUnknownMemberType]
+    dag.remove_nodes_from(in_cycle | after)
+    return list(nx.lexicographical_topological_sort(dag, key=position.__getitem__))

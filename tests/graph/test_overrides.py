@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hflow.diagnostics import Diagnostic, HflowError, render
+from hflow.graph.load import check, load, sources
+from hflow.graph.overrides import override
+from hflow.graph.source import read
+
+GRPO = Path("algorithms/grpo.yaml")
+
+
+def refused(*overrides: str) -> tuple[Diagnostic, ...]:
+    with pytest.raises(HflowError) as caught:
+        load(GRPO, overrides)
+    return caught.value.diagnostics
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "value"),
+    [
+        ("params.steps=3", ("params", "steps"), 3),
+        ("params.lr=5e-7", ("params", "lr"), 5e-7),
+        ("params.model=runs/x=y/model", ("params", "model"), "runs/x=y/model"),
+        ("eval.every=10", ("eval", "every"), 10),
+        ("seed=7", ("seed",), 7),
+        ("models.ref.dtype=bf16", ("models", "ref", "dtype"), "bf16"),
+        ("nodes.actor_train.with.betas=[0.9, 0.95]", ("nodes", "actor_train", "with", "betas"), [0.9, 0.95]),
+        ("nodes.reward.with={}", ("nodes", "reward", "with"), {}),
+        (
+            "nodes.rollout.model={use: actor, lag: 1}",
+            ("nodes", "rollout", "model"),
+            {"use": "actor", "lag": 1},
+        ),
+    ],
+)
+def test_values_are_replaced(text: str, path: tuple[str, ...], value: Any) -> None:
+    item = override(read(GRPO), [text]).get(path)
+    assert item and item.plain() == value
+
+
+def test_the_rest_of_the_document_stays() -> None:
+    before, after = read(GRPO).plain(), override(read(GRPO), ["params.steps=3"]).plain()
+    assert after["params"].pop("steps") == 3
+    assert before["params"].pop("steps") == 200
+    assert after == before
+
+
+def test_params_reach_every_expression() -> None:
+    graph = load(GRPO, ["params.group=4", "params.batch=16", "params.minibatch=32", "params.steps=3"])
+    assert graph.steps == 3
+    assert graph.node("rollout").rows == 64
+    assert graph.params["group"] == 4
+
+
+def test_a_later_override_wins() -> None:
+    assert load(GRPO, ["params.steps=3", "params.steps=4"]).steps == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "help_"),
+    [
+        ("params.stepz=3", "did you mean `steps`?"),
+        ("nodes.rolout.with.n=3", "did you mean `rollout`?"),
+        ("models.actor.pth=x", "did you mean `path`?"),
+        ("nodes.actor_train.repeat.epoch=2", "did you mean `epochs`?"),
+        ("sed=1", "did you mean `seed`?"),
+        ("params.steps", "write it like `--set params.steps=3`"),
+        ("=3", "write it like `--set params.steps=3`"),
+        ("params.steps=", "write `null` or `''`"),
+        ("params.steps.x=3", ""),
+        ("params.steps=[3", ""),
+        ("params.steps=*x", ""),
+        ("seed=1\nname: x", "write it like `--set params.steps=3`"),
+    ],
+)
+def test_bad_overrides(text: str, help_: str) -> None:
+    found = refused(text)
+    assert [(d.code, d.help) for d in found] == [("HF105", help_)] or help_ == ""
+    assert {d.code for d in found} == {"HF105"}
+    assert all(d.span and d.span.file == f"--set {text}" for d in found)
+
+
+def test_all_bad_overrides_are_reported() -> None:
+    assert [d.code for d in refused("a=1", "seed=1", "b=2")] == ["HF105", "HF105"]
+
+
+def test_an_error_in_a_value_points_into_the_override() -> None:
+    overrides = ("seed=1", "params.steps=many")
+    (problem,) = refused(*overrides)
+    # `times` holds an expression, so it is the place of the error, and steps what made it wrong.
+    assert (problem.code, problem.span and problem.span.file) == ("HF103", str(GRPO))
+    (problem,) = refused("seed=1", "nodes.rollout.with.n=0")
+    assert problem.code == "HF212"
+    text = render(problem, sources(GRPO, ("seed=1", "nodes.rollout.with.n=0")))
+    assert text.splitlines()[1:] == [
+        "  --> --set nodes.rollout.with.n=0:1:22",
+        "1 | nodes.rollout.with.n=0",
+        "  |                      ^",
+    ]
+
+
+def test_sections_are_made_when_the_schema_knows_them() -> None:
+    graph, _ = check("algorithms/sft.yaml", ["nodes.actor_train.repeat.minibatch=64"])
+    repeat = graph.node("actor_train").repeat
+    assert repeat and repeat.minibatch == 64

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from hflow.graph.signature import Port, Signature, parse_ports
+from hflow.graph.types import Dim, Factor, Provenance, ValueType
+from hflow.graph.unify import Bound, Value, unify
+from tests.graph.strategies import signatures
+
+BATCH, GROUP = Factor("batch", 16, "prompts"), Factor("group", 4, "rollout")
+ONE = Factor("group", 1, "rollout")
+
+
+def rows(*factors: Factor) -> Dim:
+    return Dim(factors)
+
+
+def ragged(name: str, origin: str = "rollout") -> Dim:
+    return Dim((Factor(name, 32, origin),), ragged=True)
+
+
+def codes(ports: str, **types: ValueType) -> dict[str, str]:
+    """The mismatch of each port, `actor` being trained."""
+    values = {name: Value(t, f"{name}.out") for name, t in types.items()}
+    return {m.port: m.code for m in unify(parse_ports(ports), values, "actor")[1]}
+
+
+def test_a_product_takes_the_last_factor_apart() -> None:
+    text = ValueType("str", (rows(BATCH, GROUP),))
+    answer = ValueType("str", (rows(BATCH),))
+    values = {"text": Value(text, "rollout.text"), "answer": Value(answer, "prompts.answer")}
+    bound, mismatches = unify(parse_ports("text: str[rows*k], answer: str[rows]"), values)
+    assert not mismatches
+    assert bound.rows == {"rows": (BATCH,), "k": (GROUP,)}
+    (score,) = parse_ports("score: f32[rows*k]")
+    assert bound.apply(score.type) == ValueType("f32", (rows(BATCH, GROUP),))
+
+
+def test_three_factors_keep_the_outer_two_together() -> None:
+    inner = Factor("group", 2, "second")
+    score = ValueType("f32", (rows(BATCH, GROUP, inner),))
+    bound, mismatches = unify(parse_ports("score: f32[a*b]"), {"score": Value(score, "x.score")})
+    assert not mismatches
+    assert bound.rows == {"a": (BATCH, GROUP), "b": (inner,)}
+
+
+def test_one_sample_per_prompt_pairs_with_its_prompt() -> None:
+    one, none = ValueType("f32", (rows(BATCH, ONE),)), ValueType("f32", (rows(BATCH),))
+    assert codes("a: f32[rows], b: f32[rows]", a=none, b=one) == {}
+    assert codes("a: f32[rows*k]", a=one) == {}
+    bound, _ = unify(parse_ports("a: f32[rows], b: f32[rows]"), {"a": Value(none, "a"), "b": Value(one, "b")})
+    assert bound.rows["rows"] == (BATCH, ONE)  # the group stays, so that a later product can match
+
+
+@pytest.mark.parametrize(
+    ("types", "expected"),
+    [
+        ({"a": ValueType("i32", (rows(BATCH),))}, {"a": "HF208"}),
+        ({"a": ValueType("f32", (rows(BATCH), ragged("resp")))}, {"a": "HF208"}),
+        ({"b": ValueType("f32", (rows(BATCH),))}, {"b": "HF208"}),
+        ({"b": ValueType("f32", (rows(BATCH), ragged("seq")))}, {"b": "HF208"}),
+        ({"b": ValueType("f32", (rows(BATCH), rows(GROUP)))}, {"b": "HF208"}),
+        ({"c": ValueType("f32", (rows(BATCH),))}, {"c": "HF209"}),
+        (
+            {
+                "a": ValueType("f32", (rows(BATCH),)),
+                "b": ValueType("f32", (rows(BATCH, GROUP), ragged("resp"))),
+            },
+            {"b": "HF209"},
+        ),
+        (
+            {
+                "b": ValueType("f32", (rows(BATCH), ragged("resp"))),
+                "d": ValueType("i32", (rows(BATCH), ragged("seq", "other"))),
+            },
+            {"d": "HF209"},
+        ),
+        (
+            {
+                "b": ValueType("f32", (rows(BATCH), ragged("resp"))),
+                "e": ValueType("i32", (rows(BATCH), ragged("prompt", "prompts"))),
+            },
+            {},
+        ),
+    ],
+)
+def test_mismatches(types: dict[str, ValueType], expected: dict[str, str]) -> None:
+    ports = "a: f32[rows], b: f32[rows, resp~], c: f32[rows*k], d: i32[rows, seq~], e: i32[rows, prompt~]"
+    assert codes(ports, **types) == expected
+
+
+@pytest.mark.parametrize(
+    ("tag", "provenance", "code"),
+    [
+        ("behaviour", Provenance("actor", "behaviour"), None),
+        ("behaviour", Provenance("actor", "behaviour", lag=1), None),
+        ("behaviour", Provenance("actor", "scored"), "HF210"),
+        ("behaviour", Provenance("ref", "behaviour"), "HF210"),
+        ("behaviour", None, "HF210"),
+        ("scored", Provenance("ref", "scored"), None),
+        ("scored", Provenance("actor", "scored"), None),
+        ("scored", Provenance("actor", "behaviour"), "HF210"),
+        ("scored", None, "HF210"),
+    ],
+)
+def test_provenance(tag: str, provenance: Provenance | None, code: str | None) -> None:
+    value = ValueType("f32", (rows(BATCH), ragged("resp")), provenance)
+    assert codes(f"a: f32[rows, resp~]<{tag}>", a=value).get("a") == code
+    assert codes("a: f32[rows, resp~]", a=value) == {}
+
+
+def test_both_models_are_named() -> None:
+    value = ValueType("f32", (rows(BATCH), ragged("resp")), Provenance("ref", "scored"))
+    ports = parse_ports("old: f32[rows, resp~]<behaviour>")
+    (mismatch,) = unify(ports, {"old": Value(value, "ref_logprobs.logprobs")}, "actor")[1]
+    assert mismatch.message == (
+        "`old` expects log-probs that `actor` sampled with, but `ref_logprobs.logprobs` was scored by `ref`"
+    )
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> tuple[Signature, dict[str, tuple[Factor, ...]], dict[str, Value]]:
+    """A signature without tags, factors for its dim names, and the values that they make of its inputs."""
+    signature = draw(signatures())
+    inputs = tuple(replace(p, tag=None) for p in signature.inputs)
+    names = sorted({f.name for p in inputs for d in p.type.dims if not d.ragged for f in d.factors})
+    leads = {p.type.dims[0].factors[0].name for p in inputs}
+    inner = {f.name for p in inputs for f in p.type.dims[0].factors[1:]}
+    factors = {}
+    for name in names:
+        most = 1 if name in inner else 3  # only the first name of a product stands for several factors
+        assert name in leads | inner
+        sizes = draw(st.lists(st.integers(2, 9), min_size=1, max_size=most))
+        factors[name] = tuple(Factor(f"{name}_{i}", size, "maker") for i, size in enumerate(sizes))
+    texts = {n: ragged(n) for n in ("prompt", "resp", "seq")}
+    bound = Bound(factors, texts)
+    values = {p.name: Value(bound.apply(p.type), p.name) for p in inputs}
+    return replace(signature, inputs=inputs), factors, values
+
+
+@given(calls())
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_values_made_of_a_signature_unify_with_it(
+    call: tuple[Signature, dict[str, tuple[Factor, ...]], dict[str, Value]],
+) -> None:
+    signature, factors, values = call
+    bound, mismatches = unify(signature.inputs, values)
+    assert not mismatches
+    assert bound.rows == factors
+    for port in signature.inputs:
+        assert bound.apply(port.type) == values[port.name].type
+
+
+@given(calls(), st.data())
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_rows_of_another_maker_never_unify(
+    call: tuple[Signature, dict[str, tuple[Factor, ...]], dict[str, Value]], data: st.DataObject
+) -> None:
+    signature, _, values = call
+    port = data.draw(st.sampled_from(signature.inputs))
+    others = [p for p in signature.inputs if p.name != port.name]
+    shared = {f.name for f in port.type.dims[0].factors}
+    assume(any(shared & {f.name for f in p.type.dims[0].factors} for p in others))
+    values[port.name] = foreign(port, values[port.name])
+    _, mismatches = unify(signature.inputs, values)
+    assert {m.code for m in mismatches} == {"HF209"}
+
+
+def foreign(port: Port, value: Value) -> Value:
+    first, *rest = value.type.dims
+    strange = Dim(tuple(replace(f, origin="stranger") for f in first.factors))
+    return replace(value, type=replace(value.type, dims=(strange, *rest)))
