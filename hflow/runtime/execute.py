@@ -14,13 +14,14 @@ from typing import Any, Literal
 from rich.console import Console
 
 from hflow.compiler.plan import Plan
-from hflow.diagnostics import HflowError, render
+from hflow.diagnostics import Diagnostic, HflowError, render
 from hflow.runtime.controller.inline_pool import InlinePool
 from hflow.runtime.controller.metrics import merge
+from hflow.runtime.controller.local_ray import LocalRay
 from hflow.runtime.controller.pool import Pool, WorkerFailure
 from hflow.runtime.controller.progress import RunProgress
-from hflow.runtime.controller.ray_pool import RayPool
 from hflow.runtime.controller.run_folder import RunFolder
+from hflow.view.report import measured_times
 from hflow.view.terminal import measured_text
 
 
@@ -33,6 +34,7 @@ class Run:
     metrics: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     evaluations: dict[int, float] = field(default_factory=dict[int, float])
     wall_s: float = 0.0
+    diagnostics: tuple[Diagnostic, ...] = ()
 
 
 class Terminated(BaseException):
@@ -87,7 +89,7 @@ def execute(
         finally:
             run.wall_s = time.time() - started
             folder.event(run.status)
-            folder.finish(summary(plan, run))
+            folder.finish(summary(plan, run), run.diagnostics)
     return run
 
 
@@ -97,8 +99,11 @@ def _start(plan: Plan, address: str | None, workers: str, console: Console) -> P
     threads = max(1, (os.cpu_count() or 1) // size)
     if workers == "inline":
         return InlinePool(threads, platform)
+    ray_at = address or LocalRay()
+    from hflow.runtime.controller.ray_pool import RayPool  # Ray reads its settings when it is imported
+
     console.print(f"starting {size} {platform} worker{'s' if size > 1 else ''} …", highlight=False)
-    return RayPool(size, address, platform, threads)
+    return RayPool(size, ray_at, platform, threads)
 
 
 def _run(plan: Plan, pool: Pool, folder: RunFolder, run: Run, export: bool, console: Console) -> None:
@@ -113,7 +118,7 @@ def _run(plan: Plan, pool: Pool, folder: RunFolder, run: Run, export: bool, cons
         for model in dict.fromkeys(n.model.model for n in plan.graph.nodes if n.op == "train" and n.model):
             pool.call("export", model, str((folder.path / "export" / model).absolute()))
             folder.event("exported", model=model)
-    console.print(measured_text(plan, folder.metrics), highlight=False)
+    console.print(measured_text(plan, measured_times(folder.metrics)), highlight=False)
 
 
 def _step(plan: Plan, pool: Pool, folder: RunFolder, run: Run, progress: RunProgress, step: int) -> None:
@@ -161,7 +166,7 @@ def summary(plan: Plan, run: Run) -> dict[str, Any]:
 
 
 def _record_failure(folder: RunFolder, run: Run, error: HflowError) -> None:
-    run.status = "failed"
+    run.status, run.diagnostics = "failed", error.diagnostics
     texts = [render(d) for d in error.diagnostics]
     folder.event("failed", diagnostics=texts)
     trace = error.trace if isinstance(error, WorkerFailure) else ""

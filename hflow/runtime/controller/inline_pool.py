@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed.distributed_c10d import HashStore
+from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.runtime.controller.pool import Report, root_cause

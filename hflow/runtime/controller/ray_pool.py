@@ -1,17 +1,13 @@
 """Workers as Ray actors: Ray starts, places and buries processes; everything else is ours.
 
-A local Ray is bound to loopback with token authentication, no dashboard and no usage statistics, in
-a temporary folder that goes away with it. One call per worker and step is all that passes through Ray;
-values travel between workers over torch.distributed.
+One call per worker and step is all that passes through Ray; values travel between workers over
+torch.distributed. Import this module after `local_ray` has set Ray's environment.
 """
 
 from __future__ import annotations
 
 import os
-import secrets
-import shutil
 import socket
-import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -22,9 +18,10 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-from torch.distributed.distributed_c10d import TCPStore
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from hflow.diagnostics import Diagnostic, HflowError
+from hflow.runtime.controller.local_ray import LocalRay
 from hflow.runtime.controller.pool import Report, root_cause
 from hflow.runtime.worker.worker import Worker
 
@@ -58,43 +55,36 @@ class _RayWorker(Worker):
 
 
 class RayPool:
-    def __init__(self, size: int, address: str | None = None, platform: str = "cpu", threads: int = 1):
-        """Start (or join at `address`) Ray and `size` workers with `threads` CPU threads each.
+    def __init__(self, size: int, ray_at: LocalRay | str, platform: str = "cpu", threads: int = 1):
+        """Start Ray, or join it at an address, and start `size` workers with `threads` CPU threads each.
 
         Raises:
             HflowError: HF404 when Ray cannot be started or the workers cannot be placed.
         """
-        self._folder: Path | None = None
+        self._local = ray_at if isinstance(ray_at, LocalRay) else None
         self._generation = 0
         self._size = 0
         try:
-            self._start_ray(size, address)
-            self._store_address, self._store = _open_store(local=address is None)
+            self._start_ray(size, ray_at)
+            self._store_address, self._store = _open_store(self._local is not None)
             self._group = _place(size, platform)
-            self._actors = _start_actors(self._group, size, platform, threads, local=address is None)
+            self._actors = _start_actors(self._group, size, platform, threads, self._local is not None)
         except BaseException:
             self.close()
             raise
 
-    def _start_ray(self, size: int, address: str | None) -> None:
-        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    def _start_ray(self, size: int, ray_at: LocalRay | str) -> None:
         os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-        options: dict[str, Any] = {
-            "log_to_driver": False,
-            "logging_level": "ERROR",
-            "configure_logging": False,
-        }
-        if address is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="hflow-"))
-            _secure(self._folder)
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+        if isinstance(ray_at, LocalRay):
             options |= {
                 "num_cpus": size,
                 "include_dashboard": False,
                 "object_store_memory": OBJECT_STORE_BYTES,
-                "_temp_dir": str(self._folder),
+                "_temp_dir": str(ray_at.folder),
             }
         else:
-            options["address"] = address
+            options["address"] = ray_at
         try:
             ray.init(**options)
         except (RayError, ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
@@ -121,15 +111,14 @@ class RayPool:
 
     def close(self) -> None:
         """End workers and, if it is ours, Ray; leave no process and no temporary file."""
-        children = psutil.Process().children(recursive=True) if self._folder else []
+        children = psutil.Process().children(recursive=True) if self._local else []
         if ray.is_initialized():
             for actor in getattr(self, "_actors", []):
                 ray.kill(actor)
             ray.shutdown()
         _end(children)
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+        if self._local:
+            self._local.remove()
         self._actors = []
 
     def _gather(self, calls: list[ray.ObjectRef]) -> list[Report]:
@@ -168,19 +157,6 @@ def _result(call: ray.ObjectRef) -> Report:
 def _dead(message: str) -> Report:
     error = {"code": "HF402", "node": "", "message": message, "help": "", "trace": ""}
     return {"error": error, "time": time.time()}
-
-
-def _secure(folder: Path) -> None:
-    """Listen on loopback only, and ask for a token that only this user can read.
-
-    Ray has no setting for loopback; this variable makes a single-host Ray use it for every port.
-    """
-    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-    token = folder / "token"
-    token.touch(mode=0o600)
-    token.write_text(secrets.token_hex(32))
-    os.environ["RAY_AUTH_MODE"] = "token"
-    os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
 
 
 def _open_store(local: bool) -> tuple[tuple[str, int], TCPStore]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from hflow.compiler.plan import Plan
 from hflow.diagnostics import Diagnostic, HflowError
-from hflow.view.report import Report, render_report
+from hflow.view.report import Report, report_html
 from hflow.view.trace import chrome_trace
 
 TRACED_STEPS = 20  # events of the first and last steps; a long run's trace stays small enough to open
@@ -50,14 +51,14 @@ class RunFolder:
         recent = metrics["step"] - TRACED_STEPS // 2
         self._events = [e for e in self._events if e["step"] < TRACED_STEPS // 2 or e["step"] > recent]
 
-    def finish(self, summary: dict[str, Any]) -> None:
+    def finish(self, summary: dict[str, Any], diagnostics: Sequence[Diagnostic] = ()) -> None:
         """Write the summary and the views made of everything recorded."""
         self._metrics_file.close()
         self._events_file.close()
         _write(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
-        _write(self.path / "trace.json", json.dumps(chrome_trace(self.plan, self._events)))
-        report = Report(self.plan, self.metrics, summary, self._events)
-        _write(self.path / "report.html", render_report(report))
+        _write(self.path / "trace.json", chrome_trace(self.plan, self._events))
+        report = Report(self.plan, self.metrics, summary, self._events, diagnostics)
+        _write(self.path / "report.html", report_html(report))
 
     def _append(self, file: Any, line: dict[str, Any]) -> None:
         file.write(json.dumps(line) + "\n")

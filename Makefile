@@ -1,0 +1,45 @@
+# Run `make` for the list of targets.
+#
+# The wheel of torch is the one that pip's index serves: on Linux PyPI's, with CUDA. For a machine
+# without a GPU the smaller CPU wheel is enough:
+#   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make setup
+
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.hflow-installed
+TORCH := $(shell grep '^torch==' constraints.txt)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## install hflow and its tools into .venv (instant when nothing changed)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "hflow needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1);" \
+			"name another: make setup PYTHON=python3.12" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet $(TORCH)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[tasks,dev]'
+	@touch $@
+
+demo: setup ## train a tiny model to add: supervised, then GRPO (a few minutes on a laptop's CPU)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/demo.sh
+
+test: setup lint ## lint, then every test
+	$(BIN)/python -m pytest
+
+lint: setup ## ruff and pyright
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+bench: setup ## every benchmark; each prints one JSON line last
+	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script; done
+
+clean: ## remove .venv, caches and the demo's runs; other runs stay
+	rm -rf .venv .pytest_cache .hypothesis build dist runs/demo
+	find . \( -name __pycache__ -o -name .ruff_cache \) -type d -prune -exec rm -rf {} +

@@ -1,0 +1,35 @@
+"""The environment of a Ray that hflow starts for itself. Ray reads it when it is first imported, so this
+module imports nothing of Ray, and `ray_pool` is imported only afterwards."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+
+class LocalRay:
+    """A temporary folder for Ray's files, with its access token; `remove` it after Ray has ended.
+
+    Ray then listens on loopback only (it has no setting for that; the first variable makes a
+    single-host Ray do so for every port), asks for a token that only this user can read, and sends no
+    usage statistics.
+    """
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="hflow-"))
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        if "ray" in sys.modules and os.environ.get("RAY_AUTH_MODE") != "token":
+            return  # the program around us imported Ray with its own settings
+        token = self.folder / "token"
+        token.touch(mode=0o600)
+        token.write_text(secrets.token_hex(32))
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)

@@ -1,0 +1,183 @@
+"""Rows from files or procedural generators, and the order in which a run draws them.
+
+Nothing here depends on how many workers read: held-out rows are chosen by the content of their
+prompts, and the batch of a step is a function of (seed, step) alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hflow.diagnostics import Diagnostic, HflowError, Span, did_you_mean
+
+T = TypeVar("T")
+PROCEDURAL = "reasoning-gym/"
+
+
+@dataclass(frozen=True)
+class Dataset(Generic[T]):
+    """Rows to train on, in file order, and rows held out, in a fixed order of their own."""
+
+    name: str
+    train: tuple[T, ...]
+    held_out: tuple[T, ...]
+
+    def batch(self, seed: int, step: int, size: int, shuffle: bool = True) -> tuple[T, ...]:
+        """The `size` rows of `step`: passes over all rows without replacement, each newly shuffled.
+
+        A pass ends with its last whole batch, so that the rows of a batch are distinct.
+
+        Raises:
+            HflowError: HF403 when there are fewer than `size` rows.
+        """
+        if size > len(self.train):
+            held = f" ({len(self.held_out)} more are held out)" if self.held_out else ""
+            raise refused(f"`{self.name}` has {len(self.train)} rows to train on{held}, a batch needs {size}")
+        per_epoch = len(self.train) // size
+        epoch, at = divmod(step, per_epoch)
+        order = permutation(len(self.train), seed, epoch) if shuffle else range(len(self.train))
+        return tuple(self.train[int(i)] for i in order[at * size : (at + 1) * size])
+
+    def evaluation(self, size: int) -> tuple[T, ...]:
+        """The first `size` held-out rows.
+
+        Raises:
+            HflowError: HF403 when fewer are held out.
+        """
+        if size > len(self.held_out):
+            message = f"`{self.name}` holds out {len(self.held_out)} rows, the evaluation needs {size}"
+            raise refused(message, "raise `holdout` of the data node")
+        return self.held_out[:size]
+
+
+def hold_out(name: str, rows: Sequence[T], key: Callable[[T], str], count: int) -> Dataset[T]:
+    """Drop rows whose key came before, then set `count` rows aside.
+
+    The rows held out are those with the smallest SHA-256 of their key: a choice that depends on
+    neither seed nor file order, so two graphs over the same prompts hold out the same ones, and no
+    held-out prompt is ever trained on.
+
+    Raises:
+        HflowError: HF403 when nothing would be left to train on.
+    """
+    first: dict[str, T] = {}
+    for row in rows:
+        first.setdefault(key(row), row)
+    distinct = list(first.values())
+    if count >= len(distinct):
+        message = f"`{name}` has {len(distinct)} distinct rows; holding out {count} leaves none to train on"
+        raise refused(message)
+    ranked = sorted(range(len(distinct)), key=lambda i: hashlib.sha256(key(distinct[i]).encode()).digest())
+    aside = frozenset(ranked[:count])
+    train = tuple(row for i, row in enumerate(distinct) if i not in aside)
+    return Dataset(name, train, tuple(distinct[i] for i in ranked[:count]))
+
+
+@lru_cache(maxsize=4)
+def permutation(size: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """A permutation of 0..size-1, fixed by (seed, epoch) for every version of every library.
+
+    Sorts the numbers by a counter-based hash (SplitMix64, Steele et al. 2014) of their index.
+    """
+    start = int.from_bytes(hashlib.sha256(f"{seed}/{epoch}".encode()).digest()[:8], "little")
+    with np.errstate(over="ignore"):  # arithmetic modulo 2^64 is the point
+        z = np.uint64(start) + np.arange(1, size + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        z = z ^ (z >> np.uint64(31))
+    return np.argsort(z, kind="stable")
+
+
+def read_rows(source: str, size: int, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """All rows of a dataset, each a mapping from field to value.
+
+    Args:
+        source: a ``.jsonl`` or ``.parquet`` file, or ``reasoning-gym/NAME``.
+        size: rows to generate; only for procedural datasets.
+        options: settings of the procedural dataset (its `seed` is 0 unless given here).
+
+    Raises:
+        HflowError: HF403 when the source cannot be read or has no rows.
+    """
+    if source.startswith(PROCEDURAL):
+        rows = _procedural(source.removeprefix(PROCEDURAL), size, options)
+    elif options:
+        raise refused(f"`{source}` is a file and takes no options ({', '.join(options)})")
+    else:
+        rows = _file(Path(source))
+    if not rows:
+        raise refused(f"`{source}` has no rows")
+    return rows
+
+
+def _file(path: Path) -> list[dict[str, Any]]:
+    readers = {".jsonl": _jsonl, ".parquet": _parquet}
+    reader = readers.get(path.suffix)
+    if reader is None:
+        message = f"dataset `{path}` is of no known kind"
+        raise refused(message, "datasets: FILE.jsonl, FILE.parquet, reasoning-gym/NAME")
+    if not path.is_file():
+        beside = (p.name for p in path.parent.glob(f"*{path.suffix}"))
+        raise refused(f"no file `{path}`", did_you_mean(path.name, beside, f"in `{path.parent}`"))
+    return reader(path)
+
+
+def _jsonl(path: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(_lines(path), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise refused(f"bad JSON: {error}", span=Span(str(path), number, 1, len(line) + 1)) from None
+        if not isinstance(row, dict):
+            span = Span(str(path), number, 1, len(line) + 1)
+            raise refused("a line holds one JSON object, this one does not", span=span)
+        rows.append(row)
+    return rows
+
+
+def _lines(path: Path) -> Iterable[str]:
+    try:
+        return path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise refused(f"`{path}` cannot be read: {error}") from None
+
+
+def _parquet(path: Path) -> list[dict[str, Any]]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        return pyarrow.parquet.read_table(path).to_pylist()
+    except (OSError, pyarrow.ArrowException) as error:
+        raise refused(f"`{path}` cannot be read: {error}") from None
+
+
+def _procedural(name: str, size: int, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    try:
+        import reasoning_gym
+        from reasoning_gym.factory import DATASETS
+    except ImportError:
+        message = f"dataset `{PROCEDURAL}{name}` needs the package reasoning-gym"
+        raise refused(message, "pip install 'hflow[tasks]'") from None
+    if name not in DATASETS:
+        raise refused(f"reasoning-gym has no dataset `{name}`", did_you_mean(name, DATASETS, "datasets"))
+    try:
+        return list(reasoning_gym.create_dataset(name, **{"seed": 0, **options, "size": size}))
+    except (TypeError, ValueError, AssertionError) as error:
+        raise refused(f"`{PROCEDURAL}{name}` refuses its options: {error}") from None
+
+
+def refused(message: str, help_: str = "", span: Span | None = None) -> HflowError:
+    return HflowError(Diagnostic("HF403", message, span, help_))

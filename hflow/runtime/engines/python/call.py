@@ -1,0 +1,169 @@
+"""`call` nodes: a typed Python function on the local rows.
+
+The function sees plain tensors and lists. A signature decides their form: a dense value is a tensor
+``[rows]``, a ragged one a right-padded tensor ``[rows, longest]``, strings are lists; a dim written
+as a product, ``prompts*group``, arrives as two dims, so that a function over groups is a function
+over the last axis. What it returns has the form that its signature gives the outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hflow.graph.graph import Node
+from hflow.graph.signature import parse_signature
+from hflow.graph.types import ValueType
+from hflow.runtime.engines.base import Call, NodeError, Result
+from hflow.runtime.functions import load_function
+from hflow.runtime.rows import TORCH_DTYPES, Rows, from_padded, from_strings
+
+
+@dataclass
+class Bound:
+    """Sizes of a signature's dim names on this device, and lengths of its ragged dims."""
+
+    sizes: dict[str, int] = field(default_factory=dict)
+    lengths: dict[str, Tensor] = field(default_factory=dict)
+
+
+def run_call(call: Call, inputs: Mapping[str, Rows]) -> Result:
+    """Run the node's function on the local rows of its inputs.
+
+    Metrics: the mean of every ``f32[rows]`` output, under the port's name.
+
+    Raises:
+        HflowError: HF205 when the function cannot be imported.
+        NodeError: when it raises, or returns values that are not of the declared types.
+    """
+    node, function = call.node, call.node.function
+    assert function is not None
+    signature = parse_signature(function.signature)
+    bound = Bound()
+    arguments = {
+        port.name: _deliver(node, port.name, port.type, inputs[port.name], bound)
+        for port in signature.inputs
+        if port.name in inputs
+    }
+    returned = _invoke(node, function.reference, arguments)
+    ports = [port.name for port in signature.outputs]
+    values = (returned,) if len(ports) == 1 else returned
+    if not isinstance(values, tuple) or len(values) != len(ports):
+        message = f"`{function.reference}` returned {_kind(returned)}, not a tuple of {', '.join(ports)}"
+        raise NodeError(node.name, message)
+    outputs = {
+        port.name: _collect(node, port.name, port.type, value, bound)
+        for port, value in zip(signature.outputs, values)
+    }
+    return Result(outputs, _means(node, outputs))
+
+
+def _invoke(node: Node, reference: str, arguments: Mapping[str, Any]) -> Any:
+    assert node.function is not None
+    options = {name: value for name, value in node.options.items() if name in node.function.options}
+    function = load_function(reference)
+    try:
+        with torch.no_grad():
+            return function(**arguments, **options)
+    except Exception as error:  # whatever a user's function raises is this node's failure
+        raise NodeError(node.name, f"`{reference}` raised {type(error).__name__}: {error}") from error
+
+
+def _deliver(node: Node, port: str, pattern: ValueType, rows: Rows, bound: Bound) -> Tensor | list[Any]:
+    """One input in the form the function expects; notes what its dims are bound to."""
+    source = node.input(port)
+    assert source is not None
+    shape = _split_rows(source.type, pattern, len(rows))
+    bound.sizes.update(zip(_row_names(pattern), shape))
+    if pattern.dtype == "str":
+        return _nest(rows.strings(), shape)
+    if rows.lengths is None:
+        inner = rows.values.shape[1:]
+        bound.sizes.update(zip(map(str, pattern.dims[1:]), inner))
+        return rows.values.reshape(*shape, *inner)
+    padded = rows.padded()
+    bound.sizes[str(pattern.dims[-1])] = padded.shape[1]
+    bound.lengths[str(pattern.dims[-1])] = rows.lengths
+    return padded.reshape(*shape, padded.shape[1])
+
+
+def _split_rows(actual: ValueType, pattern: ValueType, num_rows: int) -> tuple[int, ...]:
+    """`num_rows` as one size per factor of the pattern's dim 0, by the last factors of the actual one."""
+    count = len(pattern.dims[0].factors)
+    if count == 1:
+        return (num_rows,)
+    inner = [factor.size for factor in actual.dims[0].factors[1 - count :]]
+    sizes = [size for size in inner if size is not None]
+    assert len(sizes) == count - 1, f"{actual} has no sizes"
+    rest = num_rows
+    for size in sizes:
+        rest //= size
+    return (rest, *sizes)
+
+
+def _row_names(pattern: ValueType) -> list[str]:
+    return [factor.name for factor in pattern.dims[0].factors]
+
+
+def _nest(flat: list[Any], shape: Sequence[int]) -> list[Any]:
+    """`flat` as nested lists of `shape`."""
+    for size in reversed(shape[1:]):
+        flat = [flat[i : i + size] for i in range(0, len(flat), size)]
+    return flat
+
+
+def _collect(node: Node, port: str, pattern: ValueType, value: Any, bound: Bound) -> Rows:
+    """One returned value as rows of its declared type."""
+    names = [*_row_names(pattern), *map(str, pattern.dims[1:])]
+    shape = tuple(bound.sizes[name] for name in names)
+    if pattern.dtype == "str":
+        return from_strings(_flatten(node, port, value, shape))
+    tensor = _tensor(node, port, pattern, value)
+    if tuple(tensor.shape) != shape:
+        expected = ", ".join(f"{name}={size}" for name, size in zip(names, shape))
+        raise NodeError(node.name, f"`{port}` has shape {list(tensor.shape)}, declared is [{expected}]")
+    if not pattern.ragged:
+        return Rows(tensor.reshape(-1, *shape[len(pattern.dims[0].factors) :]))
+    return from_padded(tensor.reshape(-1, shape[-1]), bound.lengths[names[-1]])
+
+
+def _tensor(node: Node, port: str, pattern: ValueType, value: Any) -> Tensor:
+    try:
+        tensor = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise NodeError(node.name, f"`{port}` cannot be made a tensor: {error}") from None
+    dtype = TORCH_DTYPES[pattern.dtype]
+    if not torch.can_cast(tensor.dtype, dtype):
+        message = f"`{port}` is of dtype {tensor.dtype}, which {pattern.dtype} cannot hold"
+        raise NodeError(node.name, message)
+    return tensor.to(dtype)
+
+
+def _flatten(node: Node, port: str, value: Any, shape: Sequence[int]) -> list[str]:
+    """The strings in nested lists of `shape`, in order."""
+    if not shape:
+        if not isinstance(value, str):
+            raise NodeError(node.name, f"`{port}` holds {_kind(value)}, not a string")
+        return [value]
+    if not isinstance(value, list | tuple) or len(value) != shape[0]:
+        message = f"`{port}` is {_kind(value)}, declared is a list of {shape[0]}"
+        raise NodeError(node.name, message)
+    return [text for part in value for text in _flatten(node, port, part, shape[1:])]
+
+
+def _means(node: Node, outputs: Mapping[str, Rows]) -> dict[str, tuple[float, float]]:
+    scalars = {
+        output.port: outputs[output.port].values
+        for output in node.outputs
+        if output.type.dtype == "f32" and len(output.type.dims) == 1
+    }
+    return {port: (values.sum().item(), float(len(values))) for port, values in scalars.items()}
+
+
+def _kind(value: Any) -> str:
+    size = f" of {len(value)}" if isinstance(value, list | tuple) else ""
+    return f"a {type(value).__name__}{size}"

@@ -1,0 +1,175 @@
+"""`data` nodes: rows of a dataset as prompt tokens, prompt-response tokens, masks and strings."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jinja2 import StrictUndefined, TemplateError, TemplateSyntaxError, UndefinedError, meta
+from jinja2.sandbox import SandboxedEnvironment
+
+from hflow.diagnostics import did_you_mean
+from hflow.graph.graph import Node, Output
+from hflow.runtime.datasets import Dataset, hold_out, read_rows, refused
+from hflow.runtime.engines.base import Call, Result
+from hflow.runtime.rows import Rows, from_lists, from_strings
+from hflow.runtime.tokenizer import Tokenizer
+
+Row = Mapping[str, Any]
+_LOG = logging.getLogger(__name__)
+_JINJA = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
+
+
+@dataclass(frozen=True)
+class Example:
+    """One row, ready to be drawn. `response` ends with the end-of-sequence token."""
+
+    key: str
+    prompt: tuple[int, ...]
+    response: tuple[int, ...]
+    fields: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """The tokenised rows of one `data` node; `dropped` rows were longer than the node admits."""
+
+    dataset: Dataset[Example]
+    dropped: int
+
+    def draw(self, call: Call) -> Result:
+        """This device's rows of the batch of `call.step`, or of the held-out rows.
+
+        Raises:
+            HflowError: HF403 when there are fewer rows than a batch needs.
+        """
+        options = call.node.options
+        if call.evaluation:
+            batch = self.dataset.evaluation(options["batch"])
+        else:
+            batch = self.dataset.batch(call.seed, call.step, options["batch"], options["shuffle"])
+        rows = batch[call.first_row : call.first_row + call.num_rows]
+        outputs = {output.port: _column(output, rows) for output in call.node.outputs}
+        return Result(outputs, {"dropped_rows": (self.dropped, 1.0)} if self.dropped else {})
+
+
+def open_source(node: Node, tokenizers: Mapping[str, Tokenizer]) -> DataSource:
+    """Read, render and tokenise all rows of a `data` node, once.
+
+    Rows with the same prompt count once. A row whose prompt or response has more tokens than
+    `max_prompt_tokens` or `max_response_tokens` is left out and counted, never cut short.
+
+    Raises:
+        HflowError: HF403 naming the row, when a field is missing or a text cannot be tokenised.
+    """
+    options = node.options
+    rows = read_rows(options["dataset"], options["size"], options["options"])
+    prompts = _render_all(options["dataset"], "prompt", options.get("prompt"), rows)
+    responses = _render_all(options["dataset"], "response", options.get("response"), rows)
+    tokenizer = tokenizers[options["tokenizer"]] if prompts is not None else None
+    examples = _examples(node, rows, prompts, responses, tokenizer)
+    fitting = [e for e in examples if _fits(e, options)]
+    dropped = len(examples) - len(fitting)
+    if dropped:
+        _LOG.warning("%s: left out %d of %d rows, which are too long", node.name, dropped, len(examples))
+    if not fitting:
+        raise refused(f"all {len(rows)} rows of `{options['dataset']}` are too long", _limits(options))
+    return DataSource(hold_out(options["dataset"], fitting, lambda e: e.key, options["holdout"]), dropped)
+
+
+def _examples(
+    node: Node,
+    rows: Sequence[Row],
+    prompts: Sequence[str] | None,
+    responses: Sequence[str] | None,
+    tokenizer: Tokenizer | None,
+) -> list[Example]:
+    name = node.options["dataset"]
+    keys = prompts or [json.dumps(row, sort_keys=True, default=str) for row in rows]
+    fields = [o.port for o in node.outputs if o.type.dtype == "str"]
+    prompt_ids = _encode(name, tokenizer, prompts, len(rows))
+    response_ids = _encode(name, tokenizer, responses, len(rows))
+    end = (tokenizer.eos_id,) if tokenizer and responses else ()
+    examples: list[Example] = []
+    for number, (key, row, prompt, response) in enumerate(zip(keys, rows, prompt_ids, response_ids)):
+        if tokenizer and not prompt:
+            raise refused(f"row {number} of `{name}` has an empty prompt")
+        strings = {field: _field(name, number, row, field) for field in fields}
+        examples.append(Example(key, tuple(prompt), (*response, *end), strings))
+    return examples
+
+
+def _render_all(name: str, what: str, template: str | None, rows: Sequence[Row]) -> list[str] | None:
+    if template is None:
+        return None
+    render = _compile(name, what, template, rows[0])
+    return [_render(name, what, number, render, row) for number, row in enumerate(rows)]
+
+
+def _compile(name: str, what: str, template: str, first: Row) -> Callable[[Row], str]:
+    try:
+        unknown = meta.find_undeclared_variables(_JINJA.parse(template)) - set(first) - set(_JINJA.globals)
+        compiled = _JINJA.from_string(template)
+    except TemplateSyntaxError as error:
+        raise refused(f"the {what} template {template!r} is not valid: {error}") from None
+    for field in sorted(unknown):
+        help_ = did_you_mean(field, first, "fields")
+        raise refused(f"rows of `{name}` have no field `{field}`, which the {what} template asks for", help_)
+    return compiled.render
+
+
+def _render(name: str, what: str, number: int, render: Callable[[Row], str], row: Row) -> str:
+    try:
+        return render(row)
+    except UndefinedError as error:
+        raise refused(f"row {number} of `{name}`, {what} template: {error}") from None
+    except (TemplateError, TypeError, ValueError, ArithmeticError) as error:
+        raise refused(f"row {number} of `{name}`, {what} template: {type(error).__name__}: {error}") from None
+
+
+def _encode(
+    name: str, tokenizer: Tokenizer | None, texts: Sequence[str] | None, num_rows: int
+) -> list[list[int]]:
+    if tokenizer is None or texts is None:
+        return [[] for _ in range(num_rows)]
+    try:
+        return tokenizer.encode(texts)
+    except ValueError as error:
+        raise refused(f"`{name}`: {error}") from None
+
+
+def _field(name: str, number: int, row: Row, field: str) -> str:
+    if field not in row:
+        raise refused(f"row {number} of `{name}` has no field `{field}`", did_you_mean(field, row, "fields"))
+    value = row[field]
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise refused(f"row {number} of `{name}`: field `{field}` is no text but {type(value).__name__}")
+    return str(value)
+
+
+def _fits(example: Example, options: Mapping[str, Any]) -> bool:
+    prompt_fits = len(example.prompt) <= options["max_prompt_tokens"]
+    return prompt_fits and len(example.response) <= options["max_response_tokens"]
+
+
+def _limits(options: Mapping[str, Any]) -> str:
+    prompt, response = options["max_prompt_tokens"], options["max_response_tokens"]
+    return f"max_prompt_tokens is {prompt}, max_response_tokens (with end of sequence) {response}"
+
+
+def _column(output: Output, rows: Sequence[Example]) -> Rows:
+    """The values of one output port; which ones they are is told by its type."""
+    if output.type.dtype == "str":
+        return from_strings([row.fields[output.port] for row in rows])
+    match str(output.type.dims[-1]):
+        case "prompt~":
+            return from_lists([row.prompt for row in rows])
+        case "seq~":
+            return from_lists([(*row.prompt, *row.response) for row in rows])
+        case "resp~":
+            return from_lists([[1] * len(row.response) for row in rows], torch.bool)
+    raise AssertionError(f"a data node has no port of type {output.type}")

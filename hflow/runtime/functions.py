@@ -1,0 +1,54 @@
+"""From the functions that a graph names to Python: here, in the runtime, they are imported at last."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hflow.diagnostics import Diagnostic, HflowError
+
+
+@cache
+def load_function(reference: str) -> Callable[..., Any]:
+    """The function that ``package.module.function`` or ``./file.py:function`` names.
+
+    A relative file is looked for where hflow runs. Each file is executed once.
+
+    Raises:
+        HflowError: HF205 when the module cannot be imported or has no such function.
+    """
+    where, _, name = reference.rpartition(":") if ":" in reference else reference.rpartition(".")
+    try:
+        is_file = where.endswith(".py")
+        module = _file_module(Path(where).resolve()) if is_file else importlib.import_module(where)
+        function = getattr(module, name)
+    except Exception as error:  # user code: anything may come out of importing it
+        problem = f"function `{reference}` cannot be imported: {type(error).__name__}: {error}"
+        raise HflowError(Diagnostic("HF205", problem)) from error
+    if not callable(function):
+        raise HflowError(Diagnostic("HF205", f"`{reference}` is no function"))
+    return function
+
+
+@cache
+def _file_module(path: Path) -> ModuleType:
+    name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def output_names(signature: str) -> tuple[str, ...]:
+    """Names of the outputs in ``a: type -> b: type, c: type``, in order."""
+    return tuple(re.findall(r"(\w+)\s*:", signature.rpartition("->")[2]))

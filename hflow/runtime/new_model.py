@@ -1,0 +1,123 @@
+"""A tiny model with random weights and a character-level tokenizer: something to start from offline."""
+
+from __future__ import annotations
+
+import string
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models
+from transformers import (
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+from transformers.utils import logging as transformers_logging
+
+from hflow.diagnostics import Diagnostic, HflowError
+
+FAMILIES = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}
+ALPHABET = string.digits + string.ascii_letters + string.punctuation + " \n"
+SPECIAL = ("<pad>", "<eos>", "<unk>")
+VOCABULARY_MULTIPLE = 16  # so that tensor parallelism of up to 16 divides the embedding
+
+
+def new_model(
+    folder: Path | str,
+    family: str = "llama",
+    layers: int = 2,
+    hidden: int = 64,
+    heads: int = 4,
+    kv_heads: int | None = None,
+    ffn: int | None = None,
+    alphabet: str = ALPHABET,
+    max_positions: int = 512,
+    tied: bool = False,
+    seed: int = 0,
+    force: bool = False,
+) -> int:
+    """Write a Hugging Face model of random float32 weights; return its number of parameters.
+
+    Weights are drawn as transformers initialises them: normal with deviation 0.02, norms 1, biases 0.
+
+    Args:
+        family: ``llama`` or ``qwen2``.
+        kv_heads: key-value heads; as many as `heads` when None.
+        ffn: width of the gated MLP; 4 * `hidden` when None.
+        alphabet: the characters that get a token each.
+        tied: use the embedding as output matrix too.
+        force: replace the model files in a folder that is not empty.
+
+    Raises:
+        HflowError: HF406 when the folder is not empty, the family is unknown, or the sizes do not fit.
+    """
+    folder = Path(folder)
+    kv_heads = heads if kv_heads is None else kv_heads
+    _check_sizes(folder, family, layers, hidden, heads, kv_heads)
+    if folder.exists() and any(folder.iterdir()) and not force:
+        raise _refused(folder, "the folder is not empty", "name another, or pass --force to overwrite")
+    tokenizer = character_tokenizer(alphabet)
+    config_class, model_class = FAMILIES[family]
+    config = config_class(
+        vocab_size=len(tokenizer),
+        num_hidden_layers=layers,
+        hidden_size=hidden,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        intermediate_size=4 * hidden if ffn is None else ffn,
+        max_position_embeddings=max_positions,
+        tie_word_embeddings=tied,
+        initializer_range=0.02,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="float32",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = model_class(config)
+    model.generation_config = GenerationConfig(
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True
+    )
+    transformers_logging.disable_progress_bar()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return sum(p.numel() for p in model.parameters())
+
+
+def character_tokenizer(alphabet: str) -> PreTrainedTokenizerFast:
+    """One token per character, after ``<pad>``, ``<eos>`` and ``<unk>``.
+
+    The vocabulary is filled up with reserved tokens to a multiple of 16.
+    """
+    names = [*SPECIAL, *dict.fromkeys(alphabet)]
+    names += [f"<reserved-{i}>" for i in range(-len(names) % VOCABULARY_MULTIPLE)]
+    vocabulary = {name: i for i, name in enumerate(names)}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
+    backend.decoder = decoders.Fuse()
+    pad, eos, unknown = SPECIAL
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token=pad,
+        eos_token=eos,
+        unk_token=unknown,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _check_sizes(folder: Path, family: str, layers: int, hidden: int, heads: int, kv_heads: int) -> None:
+    if family not in FAMILIES:
+        raise _refused(folder, f"unknown family `{family}`", f"families: {', '.join(FAMILIES)}")
+    if min(layers, hidden, heads, kv_heads) < 1:
+        raise _refused(folder, "layers, hidden, heads and kv_heads are at least 1")
+    if hidden % (2 * heads):
+        raise _refused(folder, f"hidden {hidden} is not an even multiple of {heads} heads")
+    if heads % kv_heads:
+        raise _refused(folder, f"{heads} heads cannot share {kv_heads} key-value heads evenly")
+
+
+def _refused(folder: Path, problem: str, help_: str = "") -> HflowError:
+    return HflowError(Diagnostic("HF406", f"no new model in `{folder}`: {problem}", help=help_))

@@ -1,0 +1,102 @@
+"""Text to tokens and back, with the tokenizer that lies in a Hugging Face model folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerFast
+
+from hflow.diagnostics import Diagnostic, HflowError
+
+PROBES = ("1 + 2 = 3", "The quick brown fox: 42.\nNext  line")
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """A tokenizer as the runtime uses it: batches in, batches out, no padding, no added tokens.
+
+    Nothing is put before a text (no beginning-of-sequence token): a template that wants one writes it.
+    """
+
+    fast: PreTrainedTokenizerFast
+    eos_id: int
+    pad_id: int
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens that the tokenizer knows; a model may have more rows than that."""
+        return len(self.fast)
+
+    @cached_property
+    def _silent(self) -> frozenset[int]:
+        """Ids that carry no text: padding and the ends of a sequence."""
+        ids = (self.eos_id, self.pad_id, self.fast.bos_token_id)
+        return frozenset(i for i in ids if isinstance(i, int))
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of each text.
+
+        Raises:
+            ValueError: when a text has a part that the vocabulary cannot express.
+        """
+        if not texts:
+            return []
+        encoded = self.fast(list(texts), add_special_tokens=False)["input_ids"]
+        unknown = self.fast.unk_token_id
+        for text, ids in zip(texts, encoded):
+            if unknown is not None and unknown in ids:
+                raise ValueError(f"the tokenizer has no token for {self._inexpressible(text)} in {text!r}")
+        return encoded
+
+    def decode(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """The text of each row, without padding and end-of-sequence tokens."""
+        kept = [[i for i in row if i not in self._silent] for row in rows]
+        return self.fast.backend_tokenizer.decode_batch(kept, skip_special_tokens=False)
+
+    def _inexpressible(self, text: str) -> str:
+        unknown = self.fast.unk_token_id
+        bad = [c for c in text if unknown in self.fast.encode(c, add_special_tokens=False)]
+        return ", ".join(repr(c) for c in dict.fromkeys(bad)) or "a part"
+
+
+def load_tokenizer(folder: Path | str) -> Tokenizer:
+    """The tokenizer in a model folder (``tokenizer.json`` and its configuration).
+
+    Loaded as `PreTrainedTokenizerFast`: `AutoTokenizer` puts the model family's own pre-tokenizer in
+    place of the one in the file, which swallows the spaces of a character-level vocabulary.
+
+    Raises:
+        HflowError: HF406 when there is no tokenizer, when it has no end-of-sequence token, or when
+            text does not survive being encoded and decoded.
+    """
+    file = Path(folder) / "tokenizer.json"
+    if not file.is_file():
+        raise _unusable(folder, "there is no tokenizer.json")
+    try:
+        fast = PreTrainedTokenizerFast.from_pretrained(str(folder))
+    except Exception as error:  # tokenizers reports a damaged file as a bare Exception
+        raise _unusable(folder, f"tokenizer.json cannot be read: {error}") from error
+    eos, pad = fast.eos_token_id, fast.pad_token_id
+    if not isinstance(eos, int):
+        raise _unusable(folder, "the tokenizer names no eos_token")
+    tokenizer = Tokenizer(fast, eos, pad if isinstance(pad, int) else eos)
+    for probe in PROBES:
+        _check_round_trip(tokenizer, probe, folder)
+    return tokenizer
+
+
+def _check_round_trip(tokenizer: Tokenizer, probe: str, folder: Path | str) -> None:
+    try:
+        ids = tokenizer.encode([probe])
+    except ValueError:  # a small alphabet need not hold this probe's characters
+        return
+    back = tokenizer.decode(ids)[0]
+    if back != probe:
+        raise _unusable(folder, f"the tokenizer turns {probe!r} into {back!r}")
+
+
+def _unusable(folder: Path | str, problem: str) -> HflowError:
+    return HflowError(Diagnostic("HF406", f"model folder `{folder}`: {problem}"))

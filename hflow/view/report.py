@@ -1,0 +1,161 @@
+"""A run as one HTML page: no scripts, nothing from elsewhere, readable on paper and on a phone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from markupsafe import Markup
+
+from hflow.compiler.plan import Plan
+from hflow.diagnostics import Diagnostic
+from hflow.diagnostics import render as render_diagnostic
+from hflow.view import units
+from hflow.view.chart import line_chart
+from hflow.view.gantt import plan_gantt, run_gantt
+from hflow.view.rendering import render
+from hflow.view.svg import plan_svg
+from hflow.view.terminal import is_off, plan_text, ratio
+from hflow.view.timeline import last_step
+
+Metrics = Mapping[str, Any]
+FIRST = ("loss", "reward_mean", "tokens_per_s")  # charts in this order, then all others by name
+NOT_CHARTED = ("step", "time_s", "digest.")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a run left behind.
+
+    `metrics` are the lines of ``metrics.jsonl``, one per step; `events` those of measured calls and
+    transfers (step, device, name, kind, start_s, end_s); `summary` has status, steps, wall_s,
+    tokens_per_s, plan_hash and, where the graph is evaluated, eval: {before, after}.
+    """
+
+    plan: Plan
+    metrics: Sequence[Metrics]
+    summary: Mapping[str, Any]
+    events: Sequence[Mapping[str, Any]] = ()
+    diagnostics: Sequence[Diagnostic] = ()
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number at the head of the page."""
+
+    name: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Chart:
+    name: str
+    latest: str
+    svg: Markup
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A node's predicted and measured seconds, as text; `width` of 100 is the longest bar."""
+
+    name: str
+    predicted: str
+    measured: str
+    ratio: str
+    off: bool
+    predicted_width: float
+    measured_width: float
+
+
+def report_html(report: Report) -> str:
+    """The page, complete."""
+    plan, graph = report.plan, report.plan.graph
+    step = last_step(report.events)
+    return render(
+        "report.html",
+        title=graph.name,
+        doc=graph.doc,
+        status=str(report.summary.get("status", "unknown")),
+        figures=_figures(report),
+        problems=[render_diagnostic(d) for d in report.diagnostics],
+        charts=_charts(report.metrics),
+        graph=Markup(plan_svg(plan)),
+        plan=plan_text(plan),
+        compared=_compared(plan, measured_times(report.metrics)),
+        planned=Markup(plan_gantt(plan)),
+        measured=Markup(run_gantt(plan, report.events, step)) if step is not None else None,
+        step=step,
+    )
+
+
+def measured_times(metrics: Sequence[Metrics]) -> dict[str, float]:
+    """Median seconds of each node over the steps; the first step warms up and counts only if alone."""
+    prefix = "time_s."
+    lines = metrics[1:] or metrics
+    names = sorted({name for line in lines for name in line if name.startswith(prefix)})
+    return {n.removeprefix(prefix): median(line[n] for line in lines if n in line) for n in names}
+
+
+def _figures(report: Report) -> list[Figure]:
+    summary, plan = report.summary, report.plan
+    figures: list[Figure] = []
+    if evaluation := summary.get("eval"):
+        metric = str(plan.graph.evaluation.metric) if plan.graph.evaluation else "evaluation"
+        before, after = evaluation.get("before"), evaluation.get("after")
+        figures.append(Figure(metric, f"{_score(before)} → {_score(after)}", "held out, before → after"))
+    figures.append(Figure("steps", str(summary.get("steps", "-")), f"of {plan.graph.steps}"))
+    if "wall_s" in summary:
+        figures.append(Figure("wall time", units.duration(summary["wall_s"])))
+    if "tokens_per_s" in summary:
+        rate = units.count(summary["tokens_per_s"])
+        figures.append(Figure("tokens per second", rate, f"on {units.plural(len(plan.devices), 'device')}"))
+    figures.append(Figure("plan", str(summary.get("plan_hash", plan.hash)), f"for {plan.cluster.name}"))
+    return figures
+
+
+def _score(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _charts(metrics: Sequence[Metrics]) -> list[Chart]:
+    """One per numeric metric; a metric under a second name is shown once."""
+    names = {name for line in metrics for name, value in line.items() if isinstance(value, int | float)}
+    charted = sorted((n for n in names if not n.startswith(NOT_CHARTED)), key=_chart_order)
+    series: dict[tuple[Any, ...], str] = {}
+    for name in charted:
+        series.setdefault(tuple(line.get(name) for line in metrics), name)
+    return [_chart(name, metrics) for name in series.values()]
+
+
+def _chart_order(name: str) -> tuple[int, str]:
+    return next((i for i, start in enumerate(FIRST) if name.startswith(start)), len(FIRST)), name
+
+
+def _chart(name: str, metrics: Sequence[Metrics]) -> Chart:
+    steps = [int(line["step"]) for line in metrics]
+    values: list[float | None] = [line.get(name) for line in metrics]
+    latest = next((v for v in reversed(values) if v is not None), None)
+    shown = "-" if latest is None else units.figure(latest)
+    return Chart(name, shown, Markup(line_chart(f"{name} by step", steps, values)))
+
+
+def _compared(plan: Plan, measured: Mapping[str, float]) -> list[Compared]:
+    rows = [(n.node, n.time_s, measured[n.node]) for n in plan.nodes if n.node in measured]
+    longest = max((max(p, m) for _, p, m in rows), default=0.0) or 1.0
+    return [_row(name, predicted, actual, longest) for name, predicted, actual in rows]
+
+
+def _row(name: str, predicted_s: float, measured_s: float, longest_s: float) -> Compared:
+    value = ratio(predicted_s, measured_s)
+    return Compared(
+        name,
+        units.seconds(predicted_s),
+        units.seconds(measured_s),
+        "-" if value is None else f"{value:.2f}",
+        is_off(predicted_s, measured_s),
+        round(100 * predicted_s / longest_s, 2),
+        round(100 * measured_s / longest_s, 2),
+    )

@@ -1,0 +1,251 @@
+"""Plans and measurements as text: the tables of `hflow compile` and `hflow explain --analyze`.
+
+The text of a plan depends on nothing but the plan and the width, so tests compare it as a whole.
+Names may be shortened where the width is small; numbers never are.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+
+import networkx as nx
+
+from hflow.compiler.plan import DeviceMemory, EdgePlan, NodePlan, Plan
+from hflow.view import units
+from hflow.view.table import Column, table
+from hflow.view.timeline import Bar, Track, idle_fraction, planned_bars, tracks
+
+LABEL = 9  # width of the words at the left margin
+OFF = 0.25  # predicted and measured times further apart than this are flagged
+_ASCII = str.maketrans({"▕": "|", "▏": "|", "·": ".", "…": "~"})
+
+STAGE_COLUMNS: tuple[Column, ...] = (
+    ("stage", "left"),
+    ("model", "left"),
+    ("device", "left"),
+    ("engine", "left"),
+    ("layout", "left"),
+    ("start", "right"),
+    ("time", "right"),
+    ("mem/device", "right"),
+)
+EDGE_COLUMNS: tuple[Column, ...] = (
+    ("edge", "left"),
+    ("values", "left"),
+    ("size", "right"),
+    ("from", "left"),
+    ("to", "left"),
+    ("lowered to", "left"),
+    ("cost", "right"),
+)
+MEASURED_COLUMNS: tuple[Column, ...] = (
+    ("node", "left"),
+    ("predicted", "right"),
+    ("measured", "right"),
+    ("ratio", "right"),
+    ("", "left"),
+)
+
+
+def plan_text(plan: Plan, width: int = 100, path: str = "", ascii_only: bool = False) -> str:
+    """The whole plan in `width` columns.
+
+    Args:
+        path: the file that the plan was written to; with it, the text ends in the command to run it.
+        ascii_only: no character outside ASCII.
+    """
+    parts = [
+        _header(plan, width),
+        table(STAGE_COLUMNS, _stages(plan), width),
+        table(EDGE_COLUMNS, _edges(plan.step.edges), width),
+        _timeline(plan, width),
+        _footer(plan, path, width),
+    ]
+    text = "\n\n".join(part for part in parts if part)
+    return text.translate(_ASCII) if ascii_only else text
+
+
+def measured_text(plan: Plan, measured: Mapping[str, float], width: int = 100) -> str:
+    """Predicted beside measured seconds of every node that was measured, and of their sum.
+
+    A line is flagged when the measured time differs from the predicted one by more than 25 %.
+    """
+    rows = [(n.node, n.time_s, measured[n.node]) for n in plan.nodes if n.node in measured]
+    rows.append(("sum", sum(p for _, p, _ in rows), sum(m for _, _, m in rows)))
+    return table(MEASURED_COLUMNS, [_compared(*row) for row in rows], width)
+
+
+def ratio(predicted_s: float, measured_s: float) -> float | None:
+    """Measured over predicted, or None when nothing was predicted."""
+    return measured_s / predicted_s if predicted_s else None
+
+
+def is_off(predicted_s: float, measured_s: float) -> bool:
+    """Whether a prediction missed by more than 25 %."""
+    value = ratio(predicted_s, measured_s)
+    return value is None or abs(value - 1) > OFF
+
+
+def _compared(name: str, predicted_s: float, measured_s: float) -> tuple[str, ...]:
+    value = ratio(predicted_s, measured_s)
+    shown = "-" if value is None else f"{value:.2f}"
+    flag = "!" if is_off(predicted_s, measured_s) else ""
+    return (name, units.seconds(predicted_s), units.seconds(measured_s), shown, flag)
+
+
+def _header(plan: Plan, width: int) -> str:
+    graph, cluster, edges = plan.graph, plan.cluster, plan.step.edges
+    num_weights = sum(e.kind == "weights" for e in edges)
+    counts = (
+        units.plural(len(graph.nodes), "node"),
+        units.plural(len(edges) - num_weights, "data edge"),
+        units.plural(num_weights, "weight edge"),
+    )
+    machines = f"{units.plural(cluster.hosts, 'host')} x {cluster.devices_per_host} {cluster.device.name}"
+    links = f"{units.rate(cluster.intra_host.bandwidth)} inside"
+    if cluster.hosts > 1:
+        links += f", {units.rate(cluster.inter_host.bandwidth)} between"
+    tokens = f"{units.count(plan.tokens_per_step / plan.step_time_s)} tokens/s" if plan.step_time_s else "-"
+    step = f"{units.seconds(plan.step_time_s)} per step"
+    search = f"{plan.search.explored:,} plans compared (gap {plan.search.gap:.0%})"
+    memory = units.size(cluster.device.memory_bytes)
+    return "\n".join(
+        (
+            _line(graph.name, ", ".join(counts), width),
+            _line("cluster", f"{cluster.name}: {machines}   {memory} each   {links}", width),
+            _line("plan", f"{plan.hash}   {step}   {tokens}   {search}", width),
+        )
+    )
+
+
+def _stages(plan: Plan) -> list[tuple[str, ...]]:
+    """Nodes by the number of steps of the graph before them; those of one number could overlap."""
+    depth = {n: i for i, nodes in enumerate(nx.topological_generations(plan.graph.dag()), 1) for n in nodes}
+    rows: list[tuple[str, ...]] = []
+    shown = 0
+    for node in sorted(plan.nodes, key=lambda n: (depth[n.node], n.start_s)):
+        number = " " if depth[node.node] == shown else str(depth[node.node])
+        shown = depth[node.node]
+        rows.append((f"{number} {node.node}", *_stage(node)))
+    return rows
+
+
+def _stage(node: NodePlan) -> tuple[str, ...]:
+    start, time = f"{node.start_s:.2f}", units.seconds(node.time_s)
+    return (
+        node.model or "-",
+        units.devices(node.mesh.devices),
+        node.engine,
+        layout_text(node),
+        start,
+        time,
+        units.size(node.memory_bytes),
+    )
+
+
+def layout_text(node: NodePlan) -> str:
+    """``dp2 tp2``: the axes of the node's mesh that split anything, or ``-``."""
+    return " ".join(f"{axis}{size}" for axis, size in node.mesh.axes if size > 1) or "-"
+
+
+def _edges(edges: Sequence[EdgePlan]) -> list[tuple[str, ...]]:
+    """Weight edges, then the data edges that move rows; one line for those that stay in place."""
+    shown = sorted((e for e in edges if not _stays(e)), key=lambda e: e.kind == "data")
+    rows = [_edge(e) for e in shown]
+    if in_place := [e for e in edges if _stays(e)]:
+        name = f"+ {units.plural(len(in_place), 'data edge')}"
+        rows.append((name, "", units.size(sum(e.size_bytes for e in in_place)), "", "", "alias", "-"))
+    return rows
+
+
+def _stays(edge: EdgePlan) -> bool:
+    return edge.kind == "data" and edge.collective == "alias"
+
+
+def _edge(edge: EdgePlan) -> tuple[str, ...]:
+    weights = edge.kind == "weights"
+    return (
+        edge.name if weights else f"{edge.source} -> {edge.target}",
+        "weights" if weights else " ".join(edge.ports),
+        units.size(edge.size_bytes),
+        str(edge.source_layout or edge.source_mesh),
+        str(edge.target_layout or edge.target_mesh),
+        edge.collective,
+        units.seconds(edge.time_s),
+    )
+
+
+def _timeline(plan: Plan, width: int) -> str:
+    bars = planned_bars(plan)
+    found = tracks(bars)
+    end = max((b.end_s for b in bars), default=0.0)
+    if not end:
+        return ""
+    label = max(len(_device_label(t)) for t in found) + 2
+    cells = width - label - 2
+    lines = [f"{_device_label(t):<{label}}{_bar_line(t.bars, end, cells)}" for t in found]
+    right = f"{units.seconds(end)}   idle {idle_fraction(bars):.0%}"
+    return "\n".join([*lines, f"{'':<{label}}0 s{right:>{cells - 2}}"])
+
+
+def _device_label(track: Track) -> str:
+    return f"device {units.devices(track.devices)}"
+
+
+def _bar_line(bars: Sequence[Bar], end: float, cells: int) -> str:
+    line = ""
+    for bar in bars:
+        start, stop = round(bar.start_s / end * cells), round(bar.end_s / end * cells)
+        start = max(start, len(line))
+        if stop > start:
+            line = line.ljust(start, "·") + f"▕{bar.name}"[: stop - start].ljust(stop - start)
+    return line.ljust(cells, "·") + "▏"
+
+
+def _footer(plan: Plan, path: str, width: int) -> str:
+    lines = [_line("peak", _peak(max(plan.memory, key=_filled)), width)] if plan.memory else []
+    lines.append(_line("path", " -> ".join(critical_path(plan)), width))
+    if path:
+        lines.append(_line("next", f"hflow exec {path}", width))
+    return "\n".join(lines)
+
+
+def _filled(memory: DeviceMemory) -> float:
+    return memory.peak_bytes / memory.capacity_bytes
+
+
+def _peak(memory: DeviceMemory) -> str:
+    parts = sorted(memory.parts.items(), key=lambda part: (-part[1], part[0]))
+    made_of = " + ".join(f"{name} {units.size(value)}" for name, value in parts if value)
+    of = f"{units.size(memory.peak_bytes)} of {units.size(memory.capacity_bytes)}"
+    return f"{of} on device {units.devices(memory.devices)}" + (f" ({made_of})" if made_of else "")
+
+
+def critical_path(plan: Plan) -> tuple[str, ...]:
+    """The nodes that make the step as long as it is: each waits for the one before.
+
+    Walks back from the node that ends last to what it waited for longest: a node that it reads, or
+    one that occupied a device of its mesh.
+    """
+    dag = plan.graph.dag()
+    path: list[NodePlan] = []
+    node = max(plan.nodes, key=lambda n: n.start_s + n.time_s, default=None)
+    while node:
+        path.append(node)
+        before = [n for n in plan.nodes if n not in path and _precedes(n, node, dag)]
+        node = max(before, key=lambda n: n.start_s + n.time_s, default=None)
+    return tuple(n.node for n in reversed(path))
+
+
+def _precedes(first: NodePlan, second: NodePlan, dag: nx.DiGraph[str]) -> bool:
+    if dag.has_edge(first.node, second.node):
+        return True
+    shares = not set(first.mesh.devices).isdisjoint(second.mesh.devices)
+    return shares and first.start_s + first.time_s <= second.start_s + 1e-9
+
+
+def _line(label: str, text: str, width: int) -> str:
+    """A word at the left margin and its text, continued under the text where it is too long."""
+    whole = f"{label:<{LABEL - 1}} {text}"
+    return textwrap.fill(whole, width, subsequent_indent=" " * LABEL, break_long_words=False)

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# A model that cannot add learns to: random weights, supervised warm-up, then GRPO on exact answers.
+# Everything lands in runs/demo, which is made anew. About ten minutes on two CPU cores.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+run() {
+  printf '\n\033[1m$ %s\033[0m\n' "$*"
+  "$@"
+}
+
+run rm -rf runs/demo
+run hflow new-model runs/demo/model
+run hflow exec algorithms/sft.yaml --set params.model=runs/demo/model --run-dir runs/demo/sft
+run hflow exec algorithms/grpo.yaml --set params.model=runs/demo/sft/export/actor --run-dir runs/demo/grpo
+run python scripts/check_model.py algorithms/grpo.yaml \
+  runs/demo/model runs/demo/sft/export/actor runs/demo/grpo/export/actor

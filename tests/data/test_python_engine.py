@@ -1,0 +1,299 @@
+"""`data` and `call` nodes as a worker runs them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hflow.compiler.layout import Mesh
+from hflow.compiler.plan import NodePlan
+from hflow.graph.graph import Function, Input, Node, Output, Ref
+from hflow.graph.types import Dim, Factor, ValueType
+from hflow.runtime.engines.base import Call, NodeError, Result
+from hflow.runtime.engines.python.engine import PythonEngine
+from hflow.runtime.new_model import ALPHABET, character_tokenizer
+from hflow.runtime.rows import Rows, from_lists, from_padded, from_strings
+from hflow.runtime.tokenizer import Tokenizer
+
+TOKENIZER = Tokenizer(character_tokenizer(ALPHABET), eos_id=1, pad_id=0)
+BATCH, GROUP = Factor("batch", 6, "prompts"), Factor("group", 3, "rollout")
+RESP = Dim((Factor("resp", 8, "rollout"),), ragged=True)
+PROMPT, SEQ = (Dim((Factor(name, 32, "prompts"),), ragged=True) for name in ("prompt", "seq"))
+ANSWERS = Dim((Factor("resp", 8, "prompts"),), ragged=True)
+
+
+def call(node: Node, rows: tuple[int, int], step: int = 0, evaluation: bool = False) -> Call:
+    plan = NodePlan(node.name, node.op, None, "python", Mesh.of((0,)), 1, 0.0, 0.0, 0)
+    return Call(node, plan, rows[0], rows[1] - rows[0], seed=7, step=step, evaluation=evaluation)
+
+
+# data ------------------------------------------------------------------------------------------
+
+
+def dataset(folder: Path, rows: list[dict[str, Any]]) -> str:
+    file = folder / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
+def sums(count: int) -> list[dict[str, Any]]:
+    return [{"meta": {"sum": f"{a} + {a % 7}"}, "answer": a + a % 7} for a in range(count)]
+
+
+def data_node(source: str, **options: Any) -> Node:
+    dims = Dim((BATCH,))
+    defaults = {
+        "dataset": source,
+        "batch": 6,
+        "prompt": "{{ meta.sum }} = ",
+        "response": "{{ answer }}",
+        "tokenizer": "actor",
+        "shuffle": True,
+        "holdout": 4,
+        "size": 4096,
+        "options": {},
+        "max_prompt_tokens": 32,
+        "max_response_tokens": 8,
+    }
+    types = {
+        "prompt": ValueType("i32", (dims, PROMPT)),
+        "tokens": ValueType("i32", (dims, SEQ)),
+        "mask": ValueType("bool", (dims, ANSWERS)),
+        "answer": ValueType("str", (dims,)),
+    }
+    outputs = tuple(Output(port, type_) for port, type_ in types.items())
+    return Node("prompts", "data", outputs=outputs, options={**defaults, **options})
+
+
+def draw(node: Node, *args: Any, **kwargs: Any) -> Result:
+    return PythonEngine({"actor": TOKENIZER}).run(call(node, *args, **kwargs), {})
+
+
+def lists(rows: Rows) -> list[list[int]]:
+    assert rows.lengths is not None
+    return [part.tolist() for part in torch.split(rows.values, rows.lengths.tolist())]
+
+
+def test_the_columns_of_a_row_belong_together(tmp_path: Path) -> None:
+    out = draw(data_node(dataset(tmp_path, sums(30))), (0, 6)).outputs
+    prompts, tokens, masks = lists(out["prompt"]), lists(out["tokens"]), lists(out["mask"])
+    for prompt, row, mask, answer in zip(prompts, tokens, masks, out["answer"].strings()):
+        text = TOKENIZER.decode([prompt])[0]
+        left, right = text.removesuffix(" = ").split(" + ")
+        assert int(left) + int(right) == int(answer)
+        assert row == [*prompt, *TOKENIZER.encode([answer])[0], TOKENIZER.eos_id]
+        assert mask == [True] * (len(answer) + 1)
+    assert out["tokens"].values.dtype == torch.int32 and out["mask"].values.dtype == torch.bool
+
+
+def test_the_parts_of_many_workers_are_the_whole(tmp_path: Path) -> None:
+    node = data_node(dataset(tmp_path, sums(30)))
+    whole = lists(draw(node, (0, 6), step=9).outputs["tokens"])
+    parts = [lists(draw(node, rows, step=9).outputs["tokens"]) for rows in ((0, 1), (1, 4), (4, 6))]
+    assert [row for part in parts for row in part] == whole
+
+
+def test_held_out_prompts_are_never_drawn_in_training_even_as_duplicates(tmp_path: Path) -> None:
+    engine = PythonEngine({"actor": TOKENIZER})
+    node = data_node(dataset(tmp_path, sums(30) * 3))
+    held_out = replace(node, options={**node.options, "batch": 4})
+    aside = lists(engine.run(call(held_out, (0, 4), evaluation=True), {}).outputs["prompt"])
+    trained = [
+        prompt
+        for step in range(20)
+        for prompt in lists(engine.run(call(node, (0, 6), step), {}).outputs["prompt"])
+    ]
+    assert len(aside) == 4 and len({tuple(p) for p in trained}) == 26
+    assert not {tuple(p) for p in aside} & {tuple(p) for p in trained}
+
+
+def test_rows_that_are_too_long_are_left_out_and_counted(tmp_path: Path) -> None:
+    rows = [*sums(20), *({"meta": {"sum": "9" * 40}, "answer": 1} for _ in range(3))]
+    result = draw(data_node(dataset(tmp_path, rows), batch=16), (0, 16))
+    assert result.metrics["dropped_rows"] == (3, 1.0)
+    assert int(result.outputs["prompt"].lengths.max()) <= 32  # type: ignore[union-attr]
+    assert "dropped_rows" not in draw(data_node(dataset(tmp_path, sums(20))), (0, 6)).metrics
+
+
+def test_the_end_of_sequence_counts_as_a_response_token(tmp_path: Path) -> None:
+    source = dataset(tmp_path, [{"meta": {"sum": str(i)}, "answer": "123"} for i in range(8)])
+    draw(data_node(source, holdout=0, max_response_tokens=4), (0, 6))
+    with pytest.raises(NodeError, match="all 8 rows .* are too long"):
+        draw(data_node(source, holdout=0, max_response_tokens=3), (0, 6))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prompt": "{{ quest }}"}, "no field `quest`.*prompt template"),
+        ({"prompt": "{{ answr }}"}, r"did you mean `answer`\?"),
+        ({"response": "{{ meta.total }}"}, "row 0 .* response template.*total"),
+        ({"prompt": "{{ answer / 0 }}"}, "row 0 .* ZeroDivisionError"),
+        ({"prompt": "{{ ''.__class__.__mro__ }}"}, "row 0 .* unsafe"),
+        ({"prompt": "caf\u00e9 {{ answer }}"}, "no token for 'é'"),
+        ({"prompt": ""}, "row 0 .* empty prompt"),
+        ({"batch": 27}, "26 rows to train on"),
+        ({"holdout": 30}, "leaves none"),
+        ({"dataset": "nowhere.jsonl"}, "no file `nowhere.jsonl`"),
+    ],
+)
+def test_what_cannot_be_read_names_row_and_field(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    node = data_node(dataset(tmp_path, sums(30)), **options)
+    with pytest.raises(NodeError, match=message) as caught:
+        draw(node, (0, 6))
+    assert caught.value.code == "HF403" and caught.value.node == "prompts"
+
+
+def test_a_field_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    rows = [{**row, "answer": {"value": 1}} for row in sums(30)]
+    with pytest.raises(NodeError, match="row 0 .* field `answer` is no text but dict"):
+        draw(data_node(dataset(tmp_path, rows)), (0, 6))
+
+
+# call ------------------------------------------------------------------------------------------
+
+ROWS = Dim((BATCH, GROUP))
+PROMPTS = Dim((BATCH,))
+SCORES = ValueType("f32", (ROWS,))
+TEXTS = ValueType("str", (ROWS,))
+LOGPROBS = ValueType("f32", (ROWS, RESP))
+
+FILE = """
+import torch
+
+def match(*, text, answer):
+    assert len(text) == len(answer) and all(len(group) == 3 for group in text)
+    return [[float(t == a) for t in group] for group, a in zip(text, answer)]
+
+def normalise(*, score, scale=1.0):
+    return scale * (score - score.mean(dim=1, keepdim=True))
+
+def halve(*, logprobs, mask):
+    assert logprobs.shape == mask.shape
+    return logprobs * mask / 2, logprobs.sum(-1)
+
+def shout(*, text):
+    return [t.upper() for t in text]
+
+def transpose(*, score):
+    return score.T
+
+def doubles(*, score):
+    return score.double()
+
+def counts(*, score):
+    return score.long()
+
+def fail(*, score):
+    raise RuntimeError("no luck")
+"""
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("functions") / "mine.py"
+    file.write_text(FILE)
+    return file
+
+
+def call_node(
+    reference: str,
+    signature: str,
+    inputs: Mapping[str, ValueType],
+    outputs: Mapping[str, ValueType],
+    **options: Any,
+) -> Node:
+    return Node(
+        "mine",
+        "call",
+        function=Function(reference, signature, options={"scale": 1.0}),
+        inputs=tuple(Input(port, Ref("rollout", port), type_) for port, type_ in inputs.items()),
+        outputs=tuple(Output(port, type_) for port, type_ in outputs.items()),
+        options=options,
+    )
+
+
+def score_node(file: Path, name: str, dtype: str = "f32", **options: Any) -> Node:
+    made = ValueType("i32" if dtype == "i32" else "f32", (ROWS,))
+    signature = f"score: f32[prompts*group] -> out: {dtype}[prompts*group]"
+    return call_node(f"{file}:{name}", signature, {"score": SCORES}, {"out": made}, **options)
+
+
+def execute(node: Node, inputs: Mapping[str, Rows], rows: tuple[int, int]) -> Result:
+    return PythonEngine({}).run(call(node, rows), inputs)
+
+
+def test_a_product_dim_arrives_as_two(file: Path) -> None:
+    signature = "text: str[rows*k], answer: str[rows] -> score: f32[rows*k]"
+    types = {"text": TEXTS, "answer": ValueType("str", (PROMPTS,))}
+    node = call_node(f"{file}:match", signature, types, {"score": SCORES})
+    texts, answers = ["1", "2", "3", "é", "5", "é"], ["2", "é"]
+    result = execute(node, {"text": from_strings(texts), "answer": from_strings(answers)}, (0, 6))
+    assert result.outputs["score"].values.tolist() == [0, 1, 0, 1, 0, 1]
+    assert result.metrics == {"score": (3.0, 6.0)}
+
+
+def test_groups_are_whole_on_every_worker_and_options_reach_the_function(file: Path) -> None:
+    node = score_node(file, "normalise", scale=2.0)
+    scores = torch.arange(18, dtype=torch.float32) ** 2
+    whole = execute(node, {"score": Rows(scores)}, (0, 18)).outputs["out"].values
+    parts = [
+        execute(node, {"score": Rows(scores[a:b])}, (a, b)).outputs["out"].values
+        for a, b in ((0, 6), (6, 18))
+    ]
+    expected = [2 * (s - sum(g) / 3) for g in scores.reshape(6, 3).tolist() for s in g]
+    assert torch.equal(torch.cat(parts), whole)
+    assert whole.tolist() == pytest.approx(expected, abs=1e-4)  # float32, terms of up to 289
+
+
+def test_ragged_values_keep_their_lengths_through_a_function(file: Path) -> None:
+    signature = (
+        "logprobs: f32[rows, resp~], mask: bool[rows, resp~] -> half: f32[rows, resp~], total: f32[rows]"
+    )
+    types = {"logprobs": LOGPROBS, "mask": ValueType("bool", (ROWS, RESP))}
+    node = call_node(f"{file}:halve", signature, types, {"half": LOGPROBS, "total": SCORES})
+    lengths = torch.tensor([2, 0, 3])
+    logprobs = from_padded(-torch.arange(1.0, 10.0).reshape(3, 3), lengths)
+    mask = from_lists([[1] * n for n in lengths.tolist()], torch.bool)
+    out = execute(node, {"logprobs": logprobs, "mask": mask}, (0, 3))
+    assert out.outputs["half"].values.tolist() == [-0.5, -1.0, -3.5, -4.0, -4.5]
+    assert out.outputs["half"].lengths is not None and out.outputs["half"].lengths.tolist() == [2, 0, 3]
+    assert out.outputs["total"].values.tolist() == [-3.0, 0.0, -24.0]
+    assert out.metrics == {"total": (-27.0, 3.0)}, "only f32[rows] values have a mean"
+
+
+def test_strings_come_back(file: Path) -> None:
+    node = call_node(f"{file}:shout", "text: str[rows] -> loud: str[rows]", {"text": TEXTS}, {"loud": TEXTS})
+    out = execute(node, {"text": from_strings(["ab", "", "ß"])}, (0, 3)).outputs["loud"]
+    assert out.strings() == ["AB", "", "SS"]
+
+
+def test_a_wider_float_is_narrowed_to_the_declared_dtype(file: Path) -> None:
+    out = execute(score_node(file, "doubles"), {"score": Rows(torch.ones(6))}, (0, 6)).outputs["out"]
+    assert out.values.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "message"),
+    [
+        ("transpose", "f32", r"`out` has shape \[3, 2\], declared is \[prompts=2, group=3\]"),
+        ("doubles", "i32", r"`out` is of dtype torch.float64, which i32 cannot hold"),
+        ("fail", "f32", "raised RuntimeError: no luck"),
+        ("missing", "f32", "missing"),
+    ],
+)
+def test_a_function_that_breaks_its_signature_is_named(
+    file: Path, name: str, dtype: str, message: str
+) -> None:
+    with pytest.raises(NodeError, match=message) as caught:
+        execute(score_node(file, name, dtype), {"score": Rows(torch.ones(6))}, (0, 6))
+    assert caught.value.node == "mine"
+    assert caught.value.code == ("HF205" if name == "missing" else "HF401")

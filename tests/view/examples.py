@@ -1,0 +1,285 @@
+"""A graph and a plan written down by hand: GRPO on two hosts of four devices."""
+
+from __future__ import annotations
+
+from hflow.compiler.cluster import Cluster, DeviceKind, Link
+from hflow.compiler.layout import Mesh, rows_layout
+from hflow.compiler.plan import (
+    Copy,
+    CopySet,
+    DeviceMemory,
+    EdgePlan,
+    Instruction,
+    NodePlan,
+    Plan,
+    Program,
+    Search,
+)
+from hflow.compiler.shape import ModelShape
+from hflow.graph.graph import (
+    Evaluation,
+    Function,
+    Graph,
+    Input,
+    Model,
+    ModelUse,
+    Node,
+    Output,
+    Ref,
+    Region,
+    Repeat,
+)
+from hflow.graph.types import Dim, DType, Factor, Provenance, ValueType
+
+BATCH = Factor("batch", 128, "prompts")
+GROUP = Factor("group", 8, "rollout")
+ROWS = Dim((BATCH, GROUP))
+PROMPT = Dim((Factor("prompt", 512, "prompts"),), ragged=True)
+SEQ = Dim((Factor("seq", 1536, "rollout"),), ragged=True)
+RESP = Dim((Factor("resp", 1024, "rollout"),), ragged=True)
+
+
+def value(dtype: DType, *dims: Dim, made_by: Provenance | None = None) -> ValueType:
+    return ValueType(dtype, dims, made_by)
+
+
+TOKENS = value("i32", ROWS, SEQ)
+MASK = value("bool", ROWS, RESP)
+TEXT = value("str", ROWS)
+LOGPROBS = value("f32", ROWS, RESP, made_by=Provenance("actor", "behaviour"))
+REF_LOGPROBS = value("f32", ROWS, RESP, made_by=Provenance("ref", "scored"))
+SCORE = value("f32", ROWS)
+PROMPTS = value("i32", Dim((BATCH,)), PROMPT)
+ANSWER = value("str", Dim((BATCH,)))
+
+
+def edge(port: str, source: str, kind: ValueType, derived: bool = False) -> Input:
+    node, output = source.split(".")
+    return Input(port, Ref(node, output), kind, derived=derived)
+
+
+NODES = (
+    Node(
+        "prompts",
+        "data",
+        outputs=(Output("tokens", PROMPTS), Output("answer", ANSWER)),
+        options={"dataset": "gsm8k.jsonl", "batch": 128},
+    ),
+    Node(
+        "rollout",
+        "generate",
+        ModelUse("actor"),
+        inputs=(edge("prompt", "prompts.tokens", PROMPTS),),
+        outputs=(
+            Output("tokens", TOKENS),
+            Output("logprobs", LOGPROBS),
+            Output("mask", MASK),
+            Output("text", TEXT),
+        ),
+        options={"n": 8, "max_new_tokens": 1024, "temperature": 1.0},
+    ),
+    Node(
+        "reward",
+        "call",
+        function=Function(
+            "hflow.ops.rewards.exact_match", "text: str[rows*k], answer: str[rows] -> score: f32[rows*k]"
+        ),
+        inputs=(edge("text", "rollout.text", TEXT), edge("answer", "prompts.answer", ANSWER)),
+        outputs=(Output("score", SCORE),),
+    ),
+    Node(
+        "ref_logprobs",
+        "score",
+        ModelUse("ref"),
+        inputs=(edge("tokens", "rollout.tokens", TOKENS), edge("mask", "rollout.mask", MASK, derived=True)),
+        outputs=(Output("logprobs", REF_LOGPROBS), Output("entropy", value("f32", ROWS, RESP))),
+    ),
+    Node(
+        "advantages",
+        "call",
+        function=Function(
+            "hflow.ops.advantages.group_normalise",
+            "score: f32[prompts*group] -> advantages: f32[prompts*group]",
+        ),
+        inputs=(edge("score", "reward.score", SCORE),),
+        outputs=(Output("advantages", SCORE),),
+    ),
+    Node(
+        "actor_train",
+        "train",
+        ModelUse("actor"),
+        function=Function("hflow.ops.losses.ppo_clip", ""),
+        inputs=(
+            edge("tokens", "rollout.tokens", TOKENS),
+            edge("old_logprobs", "rollout.logprobs", LOGPROBS),
+            edge("ref_logprobs", "ref_logprobs.logprobs", REF_LOGPROBS),
+            edge("advantages", "advantages.advantages", SCORE),
+            edge("mask", "rollout.mask", MASK, derived=True),
+        ),
+        repeat=Repeat(1, 256),
+    ),
+)
+
+GRAPH = Graph(
+    name="grpo",
+    doc="Group Relative Policy Optimization, arXiv:2402.03300",
+    params={"batch": 128, "group": 8},
+    models=(Model("actor", "models/qwen2-7b"), Model("ref", "models/qwen2-7b", frozen=True)),
+    nodes=NODES,
+    regions=(Region("step", times=200),),
+    evaluation=Evaluation(Ref("reward", "score"), rows=512),
+)
+
+CLUSTER = Cluster(
+    name="h100x8",
+    device=DeviceKind("H100", "cuda", 989e12, 80 * 10**9, 3.35e12, 0.5, 0.0),
+    hosts=2,
+    devices_per_host=4,
+    intra_host=Link(450e9, 5e-6),
+    inter_host=Link(50e9, 1e-5),
+)
+
+ALL = Mesh.of(tuple(range(8)), dp=8)
+TRAIN = Mesh.of((0, 1, 2, 3), dp=2, tp=2)
+LEFT = Mesh.of((0, 1, 2, 3), dp=4)
+RIGHT = Mesh.of((4, 5, 6, 7), dp=4)
+
+
+def node_plan(node: str, kind: str, model: str | None, mesh: Mesh, start: float, time: float) -> NodePlan:
+    engine = "megatron" if model else "python"
+    memory = 41_600_000_000 if kind in ("generate", "train") else 11_200_000_000 if model else 0
+    return NodePlan(node, kind, model, engine, mesh, 8, start, time, memory)
+
+
+NODE_PLANS = (
+    node_plan("prompts", "data", None, ALL, 0.0, 0.02),
+    node_plan("rollout", "generate", "actor", ALL, 0.21, 14.0),
+    node_plan("reward", "call", None, ALL, 14.21, 0.4),
+    node_plan("ref_logprobs", "score", "ref", RIGHT, 14.61, 3.2),
+    node_plan("advantages", "call", None, LEFT, 14.61, 0.01),
+    node_plan("actor_train", "train", "actor", TRAIN, 17.82, 9.7),
+)
+
+
+def data_edge(source: str, target: str, ports: tuple[str, ...], moves: bool) -> EdgePlan:
+    """An edge between two of the nodes above, with one copy of rows if it moves anything."""
+    types = tuple(i.type for i in GRAPH.node(target).inputs if i.source.node == source)
+    at = {n.node: n.mesh for n in NODE_PLANS}
+    copy = Copy(4, 0, ((0, 128),))
+    copies = (CopySet(ports, (1024,), "p2p", (copy,)),) if moves else ()
+    return EdgePlan(
+        name=f"{source}.{','.join(ports)}",
+        kind="data",
+        source=source,
+        target=target,
+        ports=ports,
+        types=types,
+        source_mesh=at[source],
+        target_mesh=at[target],
+        source_layout=rows_layout(at[source]),
+        target_layout=rows_layout(at[target]),
+        collective="p2p" if moves else "alias",
+        copies=copies,
+        size_bytes=6_291_456,
+        bytes_per_device=786_432 if moves else 0,
+        lower_bound_bytes_per_device=786_432 if moves else 0,
+        peak_bytes=1_572_864,
+        time_s=0.0004 if moves else 0.0,
+    )
+
+
+WEIGHTS = EdgePlan(
+    name="actor => rollout",
+    kind="weights",
+    source="actor_train",
+    target="rollout",
+    ports=(),
+    types=(),
+    source_mesh=TRAIN,
+    target_mesh=ALL,
+    source_layout=None,
+    target_layout=None,
+    collective="all_gather",
+    copies=(),
+    size_bytes=15_231_233_024,
+    bytes_per_device=15_231_233_024,
+    lower_bound_bytes_per_device=15_231_233_024,
+    peak_bytes=22_846_849_536,
+    time_s=0.19,
+)
+EDGES = (
+    data_edge("prompts", "rollout", ("tokens",), moves=False),
+    data_edge("rollout", "reward", ("text",), moves=False),
+    data_edge("prompts", "reward", ("answer",), moves=False),
+    data_edge("rollout", "ref_logprobs", ("tokens", "mask"), moves=True),
+    data_edge("reward", "advantages", ("score",), moves=True),
+    data_edge("rollout", "actor_train", ("tokens", "logprobs", "mask"), moves=True),
+    data_edge("ref_logprobs", "actor_train", ("logprobs",), moves=True),
+    data_edge("advantages", "actor_train", ("advantages",), moves=False),
+    WEIGHTS,
+)
+
+SHAPE = ModelShape("qwen2", 28, 3584, 28, 4, 128, 18944, 152064, 32768, 1e6, 1e-6, False, True)
+
+PLAN = Plan(
+    version=1,
+    cluster=CLUSTER,
+    shapes={"actor": SHAPE, "ref": SHAPE},
+    nodes=NODE_PLANS,
+    step=Program(GRAPH, EDGES, (Instruction("call", "prompts", ALL.devices),)),
+    evaluation=None,
+    memory=(
+        DeviceMemory(
+            TRAIN.devices,
+            72_100_000_000,
+            80_000_000_000,
+            {"actor": 22_900_000_000, "ref": 7_600_000_000, "kv_cache": 41_600_000_000},
+        ),
+        DeviceMemory(
+            RIGHT.devices, 49_200_000_000, 80_000_000_000, {"ref": 7_600_000_000, "kv_cache": 41_600_000_000}
+        ),
+    ),
+    step_time_s=27.52,
+    tokens_per_step=524_288,
+    search=Search(explored=1234, gap=0.0),
+)
+
+
+def measured_events(steps: int = 2) -> list[dict[str, object]]:
+    """The plan's own times, stretched by a tenth, as a run would have written them."""
+    return [
+        {
+            "step": step,
+            "device": device,
+            "name": node.node,
+            "kind": "call",
+            "start_s": 100 + step * 31 + 1.1 * node.start_s + 0.01 * device,
+            "end_s": 100 + step * 31 + 1.1 * (node.start_s + node.time_s),
+        }
+        for step in range(steps)
+        for node in NODE_PLANS
+        for device in node.mesh.devices
+    ]
+
+
+def metric_lines(steps: int = 40) -> list[dict[str, float]]:
+    return [
+        {
+            "step": step,
+            "loss.actor_train": 1.9 * 0.93**step + 0.05 * (step % 3),
+            "reward_mean": 1 - 0.96**step,
+            "tokens_per_s": 17_000 + 300 * (step % 5) - (9000 if step == 0 else 0),
+            **{f"time_s.{n.node}": 1.1 * n.time_s + 0.4 * (n.node == "reward") for n in NODE_PLANS},
+        }
+        for step in range(steps)
+    ]
+
+
+SUMMARY: dict[str, object] = {
+    "status": "finished",
+    "steps": 40,
+    "wall_s": 1240.0,
+    "tokens_per_s": 17_312.4,
+    "eval": {"before": 0.117, "after": 0.806},
+    "plan_hash": PLAN.hash,
+}

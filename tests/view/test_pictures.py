@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from dataclasses import replace
+from html.parser import HTMLParser
+from itertools import pairwise
+from math import nan
+
+import pytest
+
+from hflow.diagnostics import Diagnostic
+from hflow.view.chart import line_chart
+from hflow.view.gantt import plan_gantt, run_gantt
+from hflow.view.notebook import graph_bundle, plan_bundle
+from hflow.view.report import Report, measured_times, report_html
+from hflow.view.svg import graph_svg, plan_svg
+from hflow.view.ticks import ticks
+from hflow.view.trace import chrome_trace
+from tests.view.examples import GRAPH, NODE_PLANS, PLAN, SUMMARY, measured_events, metric_lines
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def titles(svg: str) -> list[str]:
+    return [element.text or "" for element in ET.fromstring(svg).iter(f"{SVG}title")]
+
+
+def test_graph_svg_is_as_reviewed(golden: Callable[[str, str], None]) -> None:
+    golden("graph.svg", graph_svg(GRAPH))
+
+
+def test_plan_svg_is_as_reviewed(golden: Callable[[str, str], None]) -> None:
+    golden("plan.svg", plan_svg(PLAN))
+
+
+def test_gantt_is_as_reviewed(golden: Callable[[str, str], None]) -> None:
+    golden("gantt.svg", plan_gantt(PLAN))
+
+
+def test_graph_svg_shows_every_node_and_every_edge_with_its_type() -> None:
+    svg = graph_svg(GRAPH)
+    texts = {element.text for element in ET.fromstring(svg).iter(f"{SVG}text")}
+    assert {n.name for n in GRAPH.nodes} <= texts
+    shown = titles(svg)
+    for node, value in GRAPH.edges():
+        assert f"{value.source} -> {node.name}.{value.port}: {value.type}" in shown
+    assert [t for t in shown if "=>" in t] == ["actor_train => rollout: actor weights, next step"]
+
+
+def test_frozen_models_have_no_weight_edge() -> None:
+    assert not any("ref_logprobs:" in t for t in titles(graph_svg(GRAPH)) if "=>" in t)
+
+
+def test_plan_svg_tells_what_each_edge_was_lowered_to() -> None:
+    shown = "\n".join(titles(plan_svg(PLAN)))
+    assert "all_gather: dp2 tp2 @0-3 to dp8 @0-7, 15.2 GB, 0.19 s" in shown
+    assert "p2p: dp8 @0-7 to dp4 @4-7" in shown
+
+
+def test_text_from_users_is_escaped() -> None:
+    first, *rest = GRAPH.nodes
+    hostile = replace(first, options={"prompt": "<script>alert('x')</script>"})
+    svg = graph_svg(replace(GRAPH, nodes=(hostile, *rest)))
+    ET.fromstring(svg)
+    assert "<script" not in svg
+
+
+def test_gantt_bars_are_as_long_as_the_times() -> None:
+    svg = ET.fromstring(plan_gantt(PLAN))
+    bars = {g.find(f"{SVG}title"): g.find(f"{SVG}rect") for g in svg.iter(f"{SVG}g")}
+    widths: dict[str, float] = {}
+    for title, rect in bars.items():
+        assert title is not None and title.text and rect is not None
+        widths[title.text.split(" ")[0]] = float(rect.attrib["width"])
+    times = {n.node: n.time_s for n in NODE_PLANS}
+    assert widths["rollout"] / widths["actor_train"] == pytest.approx(
+        times["rollout"] / times["actor_train"], rel=1e-3
+    )
+
+
+def test_measured_gantt_has_a_line_per_device() -> None:
+    texts = {e.text for e in ET.fromstring(run_gantt(PLAN, measured_events(), 1)).iter(f"{SVG}text")}
+    assert {f"device {d}" for d in range(8)} <= texts
+
+
+@pytest.mark.parametrize("low", [0.0, -0.7, 0.31, 1234.5])
+@pytest.mark.parametrize("span", [0.9, 1.0, 7.7, 27.52, 100, 86_400])
+def test_ticks_are_round_few_and_inside(low: float, span: float) -> None:
+    found = ticks(low, low + span, 8)
+    assert low - 1e-9 <= found[0] and found[-1] <= low + span + 1e-9 and 3 <= len(found) <= 9
+    step = found[1] - found[0]
+    assert re.fullmatch(r"[125](\.0+)?e[+-]\d+", f"{step:.3e}")
+    assert all(t / step == pytest.approx(round(t / step), abs=1e-6) for t in found)
+
+
+def test_chart_leaves_a_gap_where_a_value_is_missing() -> None:
+    svg = ET.fromstring(line_chart("loss", [0, 1, 2, 3, 4, 5], [3.0, 2.0, None, nan, 1.0, 0.5]))
+    lines = [e.attrib["points"].split() for e in svg.iter(f"{SVG}polyline")]
+    assert [len(line) for line in lines] == [2, 2]
+    heights = [float(point.split(",")[1]) for line in lines for point in line]
+    assert heights == sorted(heights), "smaller values are further down"
+
+
+@pytest.mark.parametrize(
+    ("low", "spread"),
+    [(0, 3e-9), (0, 0.0012), (-2, 0.0025), (-2, 1), (0, 160), (13_612, 130), (13_612, 70_000), (4e9, 5e6)],
+)
+def test_labels_of_an_axis_stand_where_their_values_are(low: float, spread: float) -> None:
+    svg = ET.fromstring(line_chart("metric", [0, 1], [low, low + spread]))
+    (line,) = svg.iter(f"{SVG}polyline")
+    bottom, top = (float(point.split(",")[1]) for point in line.attrib["points"].split())
+    labels = [e for e in svg.iter(f"{SVG}text") if e.attrib["text-anchor"] == "end"]
+    assert len(labels) >= 2
+    for label in labels:
+        number, _, unit = (label.text or "").partition(" ")
+        value = float(number) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}[unit]
+        expected = bottom + (value - low) / spread * (top - bottom)
+        assert float(label.attrib["y"]) - 4 == pytest.approx(expected, abs=0.6)  # pixels
+
+
+def test_a_metric_with_two_names_is_charted_once() -> None:
+    lines = [{"step": i, "reward.score": i / 4, "reward_mean": i / 4, "tokens": 9} for i in range(4)]
+    html = report_html(Report(PLAN, lines, {"status": "running"}))
+    assert "<h3>reward_mean " in html and "<h3>reward.score " not in html and "<h3>tokens " in html
+
+
+def test_chart_of_nothing_and_of_a_constant() -> None:
+    ET.fromstring(line_chart("loss", [], []))
+    ET.fromstring(line_chart("loss", [0, 1], [0.0, 0.0]))
+    ET.fromstring(line_chart("loss", [7], [-2.5]))
+
+
+def test_notebook_bundles_have_picture_and_text_only() -> None:
+    for bundle in (graph_bundle(GRAPH), plan_bundle(PLAN)):
+        assert set(bundle) == {"image/svg+xml", "text/plain"}
+        ET.fromstring(bundle["image/svg+xml"])
+        assert "rollout" in bundle["text/plain"]
+    assert GRAPH._repr_mimebundle_() == graph_bundle(GRAPH)
+
+
+def test_trace_keeps_times_and_never_overlaps_on_a_thread() -> None:
+    events = [e for e in json.loads(chrome_trace(PLAN, measured_events()))["traceEvents"] if e["ph"] == "X"]
+    planned = [e for e in events if e["pid"] == 1 and e["args"]["step"] == 0 and e["tid"] == 0]
+    assert {e["name"]: e["dur"] / 1e6 for e in planned} == pytest.approx(
+        {n.node: n.time_s for n in NODE_PLANS if 0 in n.mesh.devices}
+    )
+    assert len([e for e in events if e["pid"] == 2]) == len(measured_events())
+    for thread in {(e["pid"], e["tid"]) for e in events}:
+        own = sorted((e for e in events if (e["pid"], e["tid"]) == thread), key=lambda e: e["ts"])
+        for first, second in pairwise(own):
+            assert first["ts"] + first["dur"] <= second["ts"] + 1e-3
+
+
+def test_trace_without_a_run_is_the_plan_alone() -> None:
+    events = json.loads(chrome_trace(PLAN))["traceEvents"]
+    assert {e["pid"] for e in events} == {1}
+
+
+class Page(HTMLParser):
+    """Tags, and the addresses that a browser would load."""
+
+    VOID = frozenset({"meta", "br", "link", "img", "hr"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.open: list[str] = []
+        self.loaded: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag not in self.VOID:
+            self.open.append(tag)
+        self.loaded += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "data")]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def parse(html: str) -> Page:
+    page = Page()
+    page.feed(html)
+    assert not page.open
+    return page
+
+
+def test_report_is_one_file_without_scripts() -> None:
+    html = report_html(Report(PLAN, metric_lines(), SUMMARY, measured_events()))
+    page = parse(html)
+    assert "script" not in page.tags and not page.loaded and "@import" not in html
+    assert page.tags.count("svg") == 3 + 3  # charts; graph, planned and measured step
+    assert "0.117 → 0.806" in html and "20 min 40 s" in html and "17.3 k" in html
+
+
+def test_report_of_a_failed_run_says_why_and_needs_no_metrics() -> None:
+    problem = Diagnostic("HF405", "node `actor_train`: loss is <nan>", help="lower lr")
+    html = report_html(Report(PLAN, [], {"status": "failed"}, diagnostics=[problem]))
+    parse(html)
+    assert "loss is &lt;nan&gt;" in html and "lower lr" in html and "failed" in html
+    assert "Predicted and measured" not in html
+
+
+def test_measured_times_leave_the_first_step_out() -> None:
+    lines = [{"step": i, "time_s.a": t} for i, t in enumerate([90.0, 1.0, 3.0, 2.0])]
+    assert measured_times(lines) == {"a": 2.0}
+    assert measured_times(lines[:1]) == {"a": 90.0}
+
+
+def test_views_load_neither_torch_nor_ray() -> None:
+    code = (
+        "import sys, hflow.view.report, hflow.view.notebook, hflow.view.trace;"
+        "print(sorted({'torch', 'ray', 'megatron', 'sglang', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import networkx as nx
+import pytest
+
+from hflow.view import units
+from hflow.view.table import table
+from hflow.view.terminal import critical_path, measured_text, plan_text
+from tests.view.examples import EDGES, GRAPH, NODE_PLANS, PLAN
+
+
+def without_hash(text: str) -> str:
+    """The hash changes with every new field of a plan, which is not the business of these tests."""
+    assert PLAN.hash in text
+    return text.replace(PLAN.hash, "0123456789ab")
+
+
+def test_plan_text_is_as_reviewed(golden: Callable[[str, str], None]) -> None:
+    golden("plan.txt", without_hash(plan_text(PLAN, path="build/grpo.plan.json")))
+
+
+def test_narrow_ascii_plan_text_is_as_reviewed(golden: Callable[[str, str], None]) -> None:
+    text = plan_text(PLAN, width=80, ascii_only=True)
+    assert text.isascii()
+    golden("plan-80-ascii.txt", without_hash(text))
+
+
+def test_measured_text_is_as_reviewed(golden: Callable[[str, str], None]) -> None:
+    measured = {n.node: 1.1 * n.time_s + 0.4 * (n.node == "reward") for n in NODE_PLANS}
+    golden("measured.txt", measured_text(PLAN, measured))
+
+
+def test_only_what_is_off_is_flagged() -> None:
+    times = {n.node: n.time_s for n in NODE_PLANS}
+    assert "!" not in measured_text(PLAN, {**times, "rollout": 1.24 * times["rollout"]})
+    flagged = measured_text(PLAN, {**times, "rollout": 0.7 * times["rollout"]}).splitlines()
+    assert [line.split()[0] for line in flagged if line.endswith("!")] == ["rollout"]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
+def test_numbers_are_never_cut(width: int) -> None:
+    text = plan_text(PLAN, width)
+    for node in NODE_PLANS:
+        assert units.seconds(node.time_s) in text
+    for edge in EDGES:
+        if edge.kind == "weights" or edge.collective != "alias":
+            assert units.size(edge.size_bytes) in text and units.seconds(edge.time_s) in text
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_no_line_is_wider_than_asked(width: int) -> None:
+    assert max(map(len, plan_text(PLAN, width).splitlines())) <= width
+
+
+def test_critical_path_is_connected_and_ends_last() -> None:
+    path = critical_path(PLAN)
+    assert path[-1] == max(NODE_PLANS, key=lambda n: n.start_s + n.time_s).node
+    assert path[0] in [n for n, degree in GRAPH.dag().in_degree if degree == 0]
+    on_devices = nx.DiGraph(GRAPH.dag())
+    on_devices.add_edge("reward", "ref_logprobs")  # both run on devices 4-7
+    assert nx.is_path(on_devices, list(path))
+
+
+def test_names_shrink_before_anything_else() -> None:
+    lines = table((("name", "left"), ("n", "right")), [("a" * 30, "1,234,567")], 25).splitlines()
+    assert lines[1] == "a" * 13 + "…  1,234,567"
+    assert len(table((("n", "right"),), [("1" * 40,)], 10).splitlines()[1]) == 40
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "-"),
+        (0.0002, "<1 ms"),
+        (0.0123, "12 ms"),
+        (0.0997, "0.10 s"),
+        (0.194, "0.19 s"),
+        (14.04, "14.0 s"),
+    ],
+)
+def test_seconds(value: float, text: str) -> None:
+    assert units.seconds(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "-"), (512, "512 B"), (3_100_000, "3.1 MB"), (15_231_233_024, "15.2 GB")]
+)
+def test_size(value: float, text: str) -> None:
+    assert units.size(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.5, "0.5"), (1234, "1,234"), (16_700, "16.7 k"), (1_234_567, "1.23 M")]
+)
+def test_count(value: float, text: str) -> None:
+    assert units.count(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(42, "42.0 s"), (1240, "20 min 40 s"), (11_100, "3 h 5 min")])
+def test_duration(value: float, text: str) -> None:
+    assert units.duration(value) == text
