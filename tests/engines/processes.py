@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -23,7 +23,7 @@ SIZE = 4
 TIMEOUT_S = 90
 
 
-class RankFailed(AssertionError):
+class RankError(AssertionError):
     """A rank raised; the message carries its traceback."""
 
 
@@ -52,11 +52,11 @@ class Pool:
             ok, result = pickle.loads(pipe.recv_bytes())
             if not ok:
                 self._restart()
-                raise RankFailed(f"rank {rank}:\n{result}")
+                raise RankError(f"rank {rank}:\n{result}")
             received[rank] = result
         if not received:
             self._restart()
-            raise RankFailed(f"ranks {sorted(pipes)} gave no answer for {TIMEOUT_S} s")
+            raise RankError(f"ranks {sorted(pipes)} gave no answer for {TIMEOUT_S} s")
         return received
 
     def _start(self) -> None:
@@ -98,10 +98,16 @@ def _world(rank: int, world: int, folder: str) -> Iterator[None]:
         "gloo", init_method=store, rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT_S)
     )
     try:
+        dist.barrier()  # a rank that is done at once must not leave while others are still connecting
         yield
     finally:
         dist.destroy_process_group()
 
 
 def _new_group() -> NewGroup:
-    return functools.cache(lambda ranks: dist.new_group(list(ranks)))
+    @functools.cache
+    def new_group(ranks: tuple[int, ...]) -> dist.ProcessGroup:
+        group = dist.new_group(list(ranks))
+        return cast(dist.ProcessGroup, group)
+
+    return new_group

@@ -1,0 +1,99 @@
+"""From a model's shape and a mesh to this rank's part of the model."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.tensor_parallel.random import initialize_rng_tracker
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from hflow.compiler.layout import Mesh
+from hflow.compiler.shape import ModelShape
+from hflow.runtime.engines.megatron.attention import FusedAttention
+from hflow.runtime.engines.megatron.groups import Groups
+
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+
+
+class RMSNorm(torch.nn.RMSNorm):
+    """Root-mean-square norm whose weight has the model's dtype, like all its other weights."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6, **_: Any):
+        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
+
+
+def build_model(shape: ModelShape, mesh: Mesh, dtype: Literal["f32", "bf16"], groups: Groups) -> GPTModel:
+    """This rank's layers of the model, with undefined weights, on the current CUDA device if there is one.
+
+    The model takes tokens ``[rows, seq]`` and returns logits ``[rows, seq, vocab / tp]`` on the last
+    pipeline stage, hidden states ``[seq, rows, hidden]`` on the others.
+    """
+    # hflow uses no dropout: random-number states need no bookkeeping, and this tracker does none.
+    initialize_rng_tracker(inference_rng_tracker=True)
+    config = _config(shape, mesh, DTYPES[dtype])
+    model = GPTModel(
+        config,
+        _layers(shape.num_layers // mesh.pp),
+        vocab_size=shape.vocab,
+        max_sequence_length=shape.max_positions,
+        pre_process=groups.first_stage,
+        post_process=groups.last_stage,
+        share_embeddings_and_output_weights=shape.tied,
+        position_embedding_type="rope",
+        rotary_base=shape.rope_theta,  # type: ignore[arg-type]  (only ever used as a float)
+        pg_collection=groups.megatron,
+    )
+    # Megatron makes the large parameters on the current CUDA device, and leaves the norms on the CPU.
+    return model.to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _config(shape: ModelShape, mesh: Mesh, dtype: torch.dtype) -> TransformerConfig:
+    keep = lambda weight: weight  # noqa: E731  (weights are loaded, not drawn)
+    return TransformerConfig(
+        num_layers=shape.num_layers,
+        hidden_size=shape.hidden,
+        num_attention_heads=shape.num_heads,
+        num_query_groups=shape.num_kv_heads,
+        kv_channels=shape.head_dim,
+        ffn_hidden_size=shape.ffn,
+        normalization="RMSNorm",
+        layernorm_epsilon=shape.norm_eps,
+        gated_linear_unit=True,
+        activation_func=torch.nn.functional.silu,
+        add_bias_linear=False,
+        add_qkv_bias=shape.qkv_bias,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        init_method=keep,
+        output_layer_init_method=keep,
+        tensor_model_parallel_size=mesh.tp,
+        pipeline_model_parallel_size=mesh.pp,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        # The loss that hflow hands over is already normalised over all ranks and micro-batches:
+        # with this, Megatron only adds up, and divides by nothing.
+        calculate_per_token_loss=True,
+        # The fused kernels below need Apex or TransformerEngine.
+        gradient_accumulation_fusion=False,
+        masked_softmax_fusion=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        apply_rope_fusion=False,
+        persist_layer_norm=False,
+        cuda_graph_scope=[],
+    )
+
+
+def _layers(count: int) -> Any:
+    layer = get_gpt_layer_local_spec(normalization="RMSNorm")
+    norm: Any = RMSNorm  # Megatron takes classes too, but declares only specifications of modules
+    parts: Any = layer.submodules
+    parts.input_layernorm = norm
+    parts.pre_mlp_layernorm = norm
+    parts.self_attention.submodules.core_attention = FusedAttention
+    return TransformerBlockSubmodules(layer_specs=[layer] * count, layer_norm=norm)

@@ -1,0 +1,136 @@
+"""The one room for running Megatron without CUDA; without effect where there is CUDA.
+
+Megatron-core names CUDA in places that run on every machine. An import hook rewrites those places in
+Megatron's own source as it is compiled; torch itself is not touched, and no other module of hflow
+knows whether it runs on a CPU. The compiled code is kept in a folder of its own, away from the code
+that Python compiled from the plain source.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.abc
+import importlib.machinery
+import importlib.metadata
+import os
+import re
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+import torch
+
+PACKAGE = "megatron.core"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Replace every match of `pattern` within a line, because of `reason`."""
+
+    name: str
+    pattern: str
+    replacement: str
+    reason: str
+
+
+RULES = (
+    Rule(
+        "current device",
+        r"torch\.cuda\.current_device\(\)",
+        "torch.get_default_device()",
+        "parameters, gradient buffers and receive buffers are made on the current CUDA device",
+    ),
+    Rule(
+        "device keyword",
+        r"""\bdevice\s*=\s*(["'])cuda\1""",
+        r"device=\1cpu\1",
+        "small counters of the schedules, the optimizer and gradient clipping are made on CUDA",
+    ),
+    Rule(
+        "synchronize",
+        r"torch\.cuda\.synchronize\(\)",
+        "None",
+        "pipeline stages wait for the CUDA stream after each exchange; gloo has already waited",
+    ),
+    Rule(
+        "tensor type",
+        r"""(["'])torch\.cuda\.(Float|Half|BFloat16)Tensor\1""",
+        r"'torch.\2Tensor'",
+        "the optimizers and gradient clipping tell dtypes apart by the names of CUDA tensor types",
+    ),
+    Rule(
+        "move to device",
+        r"\.cuda\(\)",
+        ".cpu()",
+        "tied embeddings on two pipeline stages are moved to CUDA before they are made equal",
+    ),
+)
+
+
+def rewrite(source: str) -> str:
+    """`source` with all rules applied; lines keep their numbers."""
+    for rule in RULES:
+        source = re.sub(rule.pattern, rule.replacement, source)
+    return source
+
+
+def install() -> None:
+    """Arrange for Megatron to be importable without CUDA. Does nothing with CUDA or when called again.
+
+    Raises:
+        RuntimeError: Megatron has already been imported as it is.
+    """
+    if torch.cuda.is_available() or any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        return
+    if PACKAGE in sys.modules:
+        raise RuntimeError("import hflow.runtime.engines.megatron before megatron.core")
+    sys.meta_path.insert(0, _Finder())
+    # Neither package can be installed without CUDA, so their absence is no news.
+    warnings.filterwarnings("ignore", r"(Transformer Engine and )?Apex (is|are) not installed")
+    warnings.filterwarnings("ignore", "The following imports from `dynamic_context.py`", DeprecationWarning)
+
+
+@cache
+def code_folder() -> Path:
+    """Where compiled, rewritten code is kept: one folder per user, Megatron version and set of rules."""
+    version = importlib.metadata.version("megatron-core")
+    digest = hashlib.sha256(repr(RULES).encode()).hexdigest()[:12]
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return caches / "hflow" / f"megatron-{version}-{digest}"
+
+
+@contextlib.contextmanager
+def _own_code_folder() -> Iterator[None]:
+    before, sys.pycache_prefix = sys.pycache_prefix, str(code_folder())
+    try:
+        yield
+    finally:
+        sys.pycache_prefix = before
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    def get_code(self, fullname: str) -> CodeType | None:
+        with _own_code_folder():
+            return super().get_code(fullname)
+
+    def source_to_code(self, data: Any, path: Any, *args: Any, **options: Any) -> CodeType:  # type: ignore[override]
+        text = rewrite(bytes(data).decode())
+        return super().source_to_code(text.encode(), path, *args, **options)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != PACKAGE and not fullname.startswith(PACKAGE + "."):
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
+            spec.loader = _Loader(spec.loader.name, spec.loader.path)
+        return spec

@@ -1,0 +1,145 @@
+"""Generation with a key-value cache: each prompt is read once, finished rows leave the batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from megatron.core.models.gpt import GPTModel
+from torch import Tensor
+
+from hflow.runtime.engines.megatron.cache import KeyValueCache
+from hflow.runtime.rows import Rows, length_mask
+from hflow.runtime.sampling import sample, uniform
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """`n` responses per prompt of at most `max_new_tokens`; `seed` and `step` choose the random numbers."""
+
+    n: int
+    max_new_tokens: int
+    temperature: float
+    seed: int
+    step: int
+    eos_id: int
+
+
+@dataclass(frozen=True)
+class Responses:
+    """`tokens`: int64, `log_probs`: float32, both ``[rows, max_new_tokens]``; `lengths`: int64 ``[rows]``.
+
+    What lies after a row's length is undefined.
+    """
+
+    tokens: Tensor
+    log_probs: Tensor
+    lengths: Tensor
+
+
+@torch.no_grad()
+def generate(
+    model: GPTModel, prompts: Rows, first_prompt: int, sampling: Sampling, limit: int, device: torch.device
+) -> Responses:
+    """Sample `n` responses for each prompt; a response ends with (and includes) its end-of-sequence token.
+
+    Row r of the result belongs to prompt r // n; its random numbers to the global row
+    ``first_prompt * n + r``. At most `limit` rows are in memory at once. Collective over the
+    tensor-parallel group, whose ranks all draw the same tokens.
+    """
+    model.eval()
+    total = len(prompts) * sampling.n
+    # Whole prompts where they fit, so that no prompt is read twice.
+    size = limit // sampling.n * sampling.n or limit
+    parts = []
+    for start in range(0, total, size):
+        rows = torch.arange(start, min(start + size, total), device=device)
+        first, last = start // sampling.n, int(rows[-1]) // sampling.n + 1
+        inputs = left_padded(prompts.slice(first, last), device)
+        ids = rows + first_prompt * sampling.n
+        parts.append(_generate_batch(model, *inputs, rows // sampling.n - first, ids, sampling))
+    if not parts:
+        parts = [_empty(0, sampling.max_new_tokens, device)]
+    return Responses(
+        torch.cat([p.tokens for p in parts]),
+        torch.cat([p.log_probs for p in parts]),
+        torch.cat([p.lengths for p in parts]),
+    )
+
+
+def left_padded(prompts: Rows, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Prompts as int64 ``[prompts, longest]`` ending in the last column, and a bool mask of their tokens."""
+    assert prompts.lengths is not None
+    longest = int(prompts.lengths.max())
+    present = length_mask(prompts.lengths, longest).flip(1)
+    tokens = torch.zeros(present.shape, dtype=torch.int64)
+    tokens[present] = prompts.values.to(torch.int64)
+    return tokens.to(device), present.to(device)
+
+
+def _empty(rows: int, length: int, device: torch.device) -> Responses:
+    return Responses(
+        torch.zeros(rows, length, dtype=torch.int64, device=device),
+        torch.zeros(rows, length, device=device),
+        torch.full((rows,), length, device=device),
+    )
+
+
+def _generate_batch(
+    model: GPTModel, prompts: Tensor, present: Tensor, prompt_of: Tensor, ids: Tensor, sampling: Sampling
+) -> Responses:
+    """Responses of rows that continue ``prompts[prompt_of]``; `ids`: their global row ids."""
+    steps = sampling.max_new_tokens
+    out = _empty(len(prompt_of), steps, prompts.device)
+    cache = KeyValueCache(len(prompts), prompts.shape[1] + steps)
+    padded = not bool(present.all())
+    logits = _forward(model, prompts, _prefill_mask(present) if padded else None, cache)
+    logits = logits[prompt_of]
+    cache.select(prompt_of)
+    seen = present[prompt_of] if padded else None
+    active = torch.arange(len(prompt_of), device=prompts.device)
+    for step in range(steps):
+        u = uniform(sampling.seed, sampling.step, ids[active], step)
+        tokens, log_probs = sample(logits, u, sampling.temperature)
+        out.tokens[active, step] = tokens
+        out.log_probs[active, step] = log_probs
+        going = tokens != sampling.eos_id
+        out.lengths[active[~going]] = step + 1
+        if step == steps - 1 or not going.any():
+            break
+        if not going.all():
+            kept = going.nonzero().squeeze(1)
+            cache.select(kept)
+            active, tokens = active[kept], tokens[kept]
+            seen = None if seen is None else seen[kept]
+        logits = _forward(model, tokens[:, None], _decode_mask(seen, step + 1), cache)
+    return out
+
+
+def _forward(model: GPTModel, tokens: Tensor, mask: Tensor | None, cache: KeyValueCache) -> Tensor:
+    """Logits after the last of `tokens`, ``[rows, vocab]`` on every tensor-parallel rank.
+
+    Rotary embeddings count positions from the left edge of the padding. Attention depends only on
+    differences of positions, so a row's padding does not change it.
+    """
+    logits = model(tokens, None, mask, inference_context=cache, runtime_gather_output=True)
+    cache.advance(tokens.shape[1])
+    return logits[:, -1]
+
+
+def _prefill_mask(present: Tensor) -> Tensor:
+    """Causal attention to prompt tokens, bool ``[prompts, 1, length, length]``.
+
+    Padding sees itself: a query without any key would be NaN, and NaN reaches other rows' sums.
+    """
+    length = present.shape[1]
+    earlier = torch.ones(length, length, dtype=torch.bool, device=present.device).tril()
+    itself = torch.eye(length, dtype=torch.bool, device=present.device)
+    return ((earlier & present[:, None, :]) | itself)[:, None]
+
+
+def _decode_mask(present: Tensor | None, new: int) -> Tensor | None:
+    """One query to all tokens but padding, bool ``[rows, 1, 1, length + new]``."""
+    if present is None:
+        return None
+    return torch.cat([present, present.new_ones(len(present), new)], 1)[:, None, None, :]

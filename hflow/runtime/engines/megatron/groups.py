@@ -1,0 +1,107 @@
+"""The process groups of one mesh, in the form in which Megatron takes them.
+
+Nothing here (or anywhere in hflow) initialises Megatron's global ``parallel_state``: one process holds
+several models with different layouts, each with groups of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from megatron.core.process_groups_config import ProcessGroupCollection
+from torch.distributed import ProcessGroup
+
+from hflow.compiler.layout import Mesh, device_text
+from hflow.diagnostics import Diagnostic, HflowError
+
+Ranks = tuple[int, ...]
+NewGroup = Callable[[Ranks], ProcessGroup]
+
+
+@dataclass(frozen=True)
+class Groups:
+    """`megatron` holds what Megatron asks for; `mesh` is the group of all the mesh's ranks."""
+
+    megatron: ProcessGroupCollection
+    mesh: ProcessGroup
+
+    @property
+    def tp(self) -> ProcessGroup:
+        return self.megatron.tp
+
+    @property
+    def dp(self) -> ProcessGroup:
+        return self.megatron.dp
+
+    @property
+    def pp(self) -> ProcessGroup:
+        return self.megatron.pp
+
+    @property
+    def first_stage(self) -> bool:
+        return self.pp.rank() == 0
+
+    @property
+    def last_stage(self) -> bool:
+        return self.pp.rank() == self.pp.size() - 1
+
+    @property
+    def reports(self) -> bool:
+        """True on the one rank of each data-parallel replica that reports what all its ranks know."""
+        return self.last_stage and self.tp.rank() == 0
+
+
+def make_groups(mesh: Mesh, rank: int, new_group: NewGroup) -> Groups | None:
+    """The groups of `mesh` for `rank`, or None when it is no member. Collective over the whole world.
+
+    The mesh's device ids are ranks of the torch.distributed world. Every rank of the world must call
+    this for the same meshes in the same order, since every rank takes part in making every group;
+    `new_group` may remember groups that it made before.
+
+    Raises:
+        HflowError: HF302 when devices do not ascend along tp or pp: torch orders the ranks of a group, so
+            that parts of the model would lie on other devices than the mesh says.
+    """
+    for axis in ("tp", "pp"):
+        _check_order(mesh, axis)
+    tp = _own(mesh.groups("tp"), rank, new_group)
+    dp = _own(mesh.groups("dp"), rank, new_group)
+    pp = _own(mesh.groups("pp"), rank, new_group)
+    replica = _own(mesh.groups("pp", "tp"), rank, new_group)
+    ends = _own([tuple(dict.fromkeys((p[0], p[-1]))) for p in mesh.groups("pp")], rank, new_group)
+    first = _own([(p[0],) for p in mesh.groups("pp")], rank, new_group)
+    alone = _own([(device,) for device in mesh.devices], rank, new_group)
+    everyone = _own([mesh.devices], rank, new_group)
+    if everyone is None:
+        return None
+    collection = ProcessGroupCollection(
+        tp=tp, dp=dp, pp=pp, mp=replica, embd=ends, pos_embd=first, cp=alone, ep=alone
+    )
+    # There are neither context- nor expert-parallel ranks: their combinations are the plain groups.
+    for name, group in {
+        "tp_cp": tp, "expt_tp": tp, "tp_ep": tp, "tp_ep_pp": replica,
+        "dp_cp": dp, "intra_dp_cp": dp, "expt_dp": dp, "intra_expt_dp": dp,
+        "intra_dist_opt": everyone, "inter_dist_opt": None, "hcp": None, "tp_dp_cp": None,
+    }.items():  # fmt: skip
+        setattr(collection, name, group)
+    return Groups(collection, everyone)
+
+
+def _check_order(mesh: Mesh, axis: str) -> None:
+    for ranks in mesh.groups(axis):
+        if list(ranks) != sorted(ranks):
+            problem = f"devices {device_text(ranks)} do not ascend along {axis} of mesh {mesh}"
+            raise HflowError(
+                Diagnostic("HF302", problem, help="name the devices of a pin in ascending order")
+            )
+
+
+def _own(sets: Iterable[Ranks], rank: int, new_group: NewGroup) -> ProcessGroup | None:
+    """Make a group of each set of ranks, in order; the one that `rank` belongs to."""
+    own = None
+    for ranks in sets:
+        group = new_group(ranks)
+        if rank in ranks:
+            own = group
+    return own

@@ -1,0 +1,134 @@
+"""Adam over a mesh: gradient buffers, their reduction, clipping and the update, all by Megatron."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.models.gpt import GPTModel
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer, get_standard_config_overrides
+
+from hflow.runtime.engines.megatron.groups import Groups
+
+
+@dataclass(frozen=True)
+class AdamOptions:
+    """Options of a train node that concern the update (AdamW, arXiv:1711.05101).
+
+    `clip_grad`: greatest norm of the gradient, 0 for no limit; `warmup_steps`: updates during which the
+    learning rate rises linearly to `lr`. Norm weights and biases do not decay.
+    """
+
+    lr: float
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+    clip_grad: float
+    warmup_steps: int
+
+    @staticmethod
+    def of(options: Mapping[str, Any]) -> AdamOptions:
+        beta1, beta2 = options["betas"]
+        return AdamOptions(
+            lr=float(options["lr"]),
+            betas=(float(beta1), float(beta2)),
+            eps=float(options["eps"]),
+            weight_decay=float(options["weight_decay"]),
+            clip_grad=float(options["clip_grad"]),
+            warmup_steps=int(options["warmup_steps"]),
+        )
+
+    def lr_at(self, update: int) -> float:
+        """The learning rate of update number `update`, counted from 0 over the whole run."""
+        return self.lr * min(1.0, (update + 1) / max(1, self.warmup_steps))
+
+
+class Adam:
+    """The optimizer of one model on one rank. Weights must be loaded before it is made."""
+
+    def __init__(self, model: GPTModel, groups: Groups, options: AdamOptions):
+        self.options = options
+        buffers = DistributedDataParallelConfig(grad_reduce_in_fp32=True)
+        self.model = DistributedDataParallel(model.config, buffers, model, pg_collection=groups.megatron)
+        model.config.finalize_model_grads_func = _sum_gradients
+        config = _config(options, model.config.params_dtype)
+        with _gathering_within(groups.mesh):
+            chain: Any = get_megatron_optimizer(
+                config,
+                [self.model],
+                config_overrides=get_standard_config_overrides(config),
+                use_gloo_process_groups=False,
+                pg_collection=groups.megatron,
+            )
+        # Megatron chains one optimizer for dense and one for expert weights; there are only dense ones.
+        (self.inner,) = chain.chained_optimizers
+
+    def zero_grad(self) -> None:
+        self.model.zero_grad_buffer()
+        self.inner.zero_grad()
+
+    def prepare(self) -> float:
+        """Take the reduced gradients and clip them; their norm before clipping, the same on all ranks."""
+        self.inner.prepare_grads()
+        if self.options.clip_grad > 0:
+            return float(self.inner.clip_grad_norm(self.options.clip_grad))
+        return float(self.inner.get_grad_norm())
+
+    def update(self, lr: float) -> None:
+        """Change the weights by the gradients that `prepare` took."""
+        for group in self.inner.param_groups:
+            group["lr"] = lr
+            group["weight_decay"] = self.options.weight_decay * group["wd_mult"]
+        self.inner.step_with_ready_grads()
+
+    def reload_weights(self) -> None:
+        """Take over weights that were written into the model (the float32 copies of bf16 weights)."""
+        self.inner.reload_model_params()
+
+
+@contextlib.contextmanager
+def _gathering_within(group: dist.ProcessGroup) -> Iterator[None]:
+    """Let Megatron compare parameter groups among the ranks of `group`.
+
+    It asks the whole world (megatron/core/optimizer: `_get_param_groups`), where ranks outside the mesh
+    never answer.
+    """
+    everywhere = dist.all_gather_object
+
+    def within(results: list[Any], value: Any) -> None:
+        results[:] = [None] * group.size()
+        everywhere(results, value, group=group)
+
+    dist.all_gather_object = within
+    try:
+        yield
+    finally:
+        dist.all_gather_object = everywhere
+
+
+def _config(options: AdamOptions, dtype: torch.dtype) -> OptimizerConfig:
+    return OptimizerConfig(
+        optimizer="adam",
+        lr=options.lr,
+        adam_beta1=options.betas[0],
+        adam_beta2=options.betas[1],
+        adam_eps=options.eps,
+        weight_decay=options.weight_decay,
+        clip_grad=options.clip_grad,
+        bf16=dtype == torch.bfloat16,
+        params_dtype=dtype,
+    )
+
+
+def _sum_gradients(model: list[torch.nn.Module], num_tokens: Any, **options: Any) -> None:
+    """Add gradients up over data-parallel ranks, without dividing by Megatron's token count."""
+    finalize_model_grads(model, None, **options)

@@ -1,0 +1,89 @@
+"""Micro-batches through the model by Megatron's own schedules (1F1B where there are pipeline stages)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
+from megatron.core.utils import get_attr_wrapped_model, get_model_config
+from torch import Tensor
+
+from hflow.runtime.engines.megatron.groups import Groups
+from hflow.runtime.engines.megatron.sequences import MicroBatch
+
+# What the last stage does with a micro-batch's response logits ``[tokens, vocab / tp]``: the loss to
+# differentiate (a scalar), and a value to keep.
+Finish = Callable[[Tensor, MicroBatch], tuple[Tensor, Any]]
+
+
+def run_schedule(
+    model: torch.nn.Module,
+    groups: Groups,
+    batches: tuple[MicroBatch, ...],
+    finish: Finish,
+    forward_only: bool = False,
+) -> list[Any]:
+    """Pass all micro-batches forward (and backward); gradients add up in the model's buffers.
+
+    Collective over the pipeline and tensor-parallel groups; the number of micro-batches may differ
+    between data-parallel ranks.
+
+    Returns:
+        What `finish` wants kept of each micro-batch; empty on all stages but the last.
+    """
+    schedule = get_forward_backward_func(pp_size=groups.pp.size(), vp_size=None)
+    config = get_model_config(model)
+
+    def forward_step(batches: Iterator[MicroBatch], model: torch.nn.Module) -> tuple[Tensor, Any]:
+        batch = next(batches)
+        output = _forward(model, batch, groups.last_stage)
+        return output, lambda logits: _three(finish(logits.squeeze(0), batch))
+
+    rows, width = batches[0].sequences.inputs.shape
+    return schedule(
+        forward_step_func=forward_step,
+        data_iterator=iter(batches),
+        model=model,
+        num_microbatches=len(batches),
+        seq_length=width,
+        micro_batch_size=rows,
+        forward_only=forward_only,
+        p2p_communicator=P2PCommunicator(groups.pp, config),
+        pg_collection=groups.megatron,
+    )
+
+
+def _three(finished: tuple[Tensor, Any]) -> tuple[Tensor, Tensor, Any]:
+    """Megatron divides the loss unless it comes with a token count; the count itself goes unused."""
+    loss, kept = finished
+    return loss, torch.zeros((), dtype=torch.int, device=loss.device), kept
+
+
+def _forward(model: torch.nn.Module, batch: MicroBatch, last_stage: bool) -> Tensor:
+    if not last_stage:
+        return model(batch.sequences.inputs, None, None)
+    rows, positions = batch.sequences.predicted_at
+    output_layer: Any = get_attr_wrapped_model(model, "output_layer")
+    with _only_at(output_layer, rows, positions):
+        return model(batch.sequences.inputs, None, None)
+
+
+@contextmanager
+def _only_at(output_layer: torch.nn.Module, rows: Tensor, positions: Tensor) -> Iterator[None]:
+    """Let the output layer see ``[seq, rows, hidden]`` only at the given places, as ``[places, 1, hidden]``.
+
+    Logits of a large vocabulary at every prompt position would be most of the memory of a forward pass.
+    """
+
+    def select(_: torch.nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (args[0][positions, rows].unsqueeze(1), *args[1:])
+
+    hook = output_layer.register_forward_pre_hook(select)
+    try:
+        yield
+    finally:
+        hook.remove()

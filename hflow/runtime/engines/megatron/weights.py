@@ -1,0 +1,159 @@
+"""A built model's weights as boxes of HF parameters.
+
+Megatron fuses the query, key and value projections, interleaved by query group, and the gate and up
+projections. Along their rows an HF parameter is therefore a slice of a Megatron parameter, or, for
+queries, keys and values, a list of rows; along its columns it is always the Megatron parameter itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from megatron.core.models.gpt import GPTModel
+from torch import Tensor
+
+from hflow.compiler.layout import Box, Mesh
+from hflow.compiler.shape import ModelShape
+from hflow.compiler.weights import Parameter, parameters, stage_layers, weight_boxes
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this rank keeps an HF parameter.
+
+    `box` is the part held (global indices). Its rows are rows ``start, start + 1, …`` of `storage`, or,
+    where `rows` is given, those rows of it.
+    """
+
+    storage: Tensor
+    box: Box
+    start: int = 0
+    rows: Tensor | None = None
+
+    def local(self, box: Box) -> Box:
+        """`box` in indices of the part held."""
+        inside = tuple((a - base, b - base) for (a, b), (base, _) in zip(box, self.box))
+        held = (end - base for base, end in self.box)
+        assert all(0 <= a <= b <= size for (a, b), size in zip(inside, held)), f"{box} is not in {self.box}"
+        return inside
+
+    def view(self, box: Box) -> Tensor:
+        """`box` (local indices) as a view of the storage; only for contiguous rows."""
+        (first, last), *columns = box
+        rows = self.storage[self.start + first : self.start + last]
+        return rows[:, columns[0][0] : columns[0][1]] if columns else rows
+
+
+class MegatronWeights:
+    """The weights of one model on one device; `hflow.runtime.engines.base.Weights`."""
+
+    def __init__(self, model: GPTModel, shape: ModelShape, mesh: Mesh, rank: int):
+        self.places = _places(model, shape, mesh, rank)
+        self.changed = False
+
+    def names(self) -> tuple[str, ...]:
+        """HF names of the parameters present on this rank, in the order of the forward pass."""
+        return tuple(self.places)
+
+    def box(self, name: str) -> Box:
+        """The part of the parameter that this rank holds."""
+        return self.places[name].box
+
+    def read(self, name: str, box: Box) -> Tensor:
+        """The values in `box` (global indices, inside this rank's part); a view where rows are contiguous."""
+        place = self.places[name]
+        local = place.local(box)
+        if place.rows is None:
+            return place.view(local)
+        (first, last), *columns = local
+        rows = place.storage.index_select(0, place.rows[first:last])
+        return rows[:, columns[0][0] : columns[0][1]] if columns else rows
+
+    def write(self, name: str, box: Box, values: Tensor) -> None:
+        """Set the values in `box`, converting them to the model's dtype and device."""
+        place = self.places[name]
+        local = place.local(box)
+        self.changed = True
+        if place.rows is None:
+            place.view(local).copy_(values)
+            return
+        (first, last), *columns = local
+        target = place.storage[:, columns[0][0] : columns[0][1]] if columns else place.storage
+        target.index_copy_(0, place.rows[first:last], values.to(target))
+
+
+def _places(model: GPTModel, shape: ModelShape, mesh: Mesh, rank: int) -> dict[str, Place]:
+    at = mesh.coordinates(rank)
+    first_layer = stage_layers(shape.num_layers, mesh.pp, at["pp"]).start
+    storage = {name: p.data for name, p in model.named_parameters()}
+    places: dict[str, Place] = {}
+    for parameter in parameters(shape):
+        box = weight_boxes(shape, mesh, parameter).get(rank)
+        if box is not None:
+            fused, locate = _fused(parameter, first_layer, at["pp"] == 0)
+            start, rows = locate(shape, mesh.tp)
+            device = storage[fused].device
+            places[parameter.name] = Place(
+                storage[fused], box, start, None if rows is None else rows.to(device)
+            )
+    missing = storage.keys() - {_fused(p, first_layer, at["pp"] == 0)[0] for p in parameters(shape)}
+    assert not missing, f"no HF parameter for {missing}"
+    return places
+
+
+Locate = Callable[[ModelShape, int], tuple[int, Tensor | None]]
+
+
+def _whole(shape: ModelShape, tp: int) -> tuple[int, Tensor | None]:
+    return 0, None
+
+
+def _up_rows(shape: ModelShape, tp: int) -> tuple[int, Tensor | None]:
+    return shape.ffn // tp, None
+
+
+def _group_rows(part: int) -> Locate:
+    """Rows of the queries (0), keys (1) or values (2) in the fused projection.
+
+    It holds, for each key-value head of this rank, the heads of its queries, its key and its value.
+    """
+
+    def locate(shape: ModelShape, tp: int) -> tuple[int, Tensor | None]:
+        queries, d = shape.num_heads // shape.num_kv_heads, shape.head_dim
+        sizes = (queries * d, d, d)
+        groups = torch.arange(shape.num_kv_heads // tp)[:, None] * sum(sizes)
+        return 0, (groups + sum(sizes[:part]) + torch.arange(sizes[part])).flatten()
+
+    return locate
+
+
+# HF module -> (Megatron module, where its rows lie)
+OUTSIDE: dict[str, str] = {
+    "model.norm": "decoder.final_layernorm",
+    "lm_head": "output_layer",
+}
+INSIDE: dict[str, tuple[str, Locate]] = {
+    "input_layernorm": ("input_layernorm", _whole),
+    "self_attn.q_proj": ("self_attention.linear_qkv", _group_rows(0)),
+    "self_attn.k_proj": ("self_attention.linear_qkv", _group_rows(1)),
+    "self_attn.v_proj": ("self_attention.linear_qkv", _group_rows(2)),
+    "self_attn.o_proj": ("self_attention.linear_proj", _whole),
+    "post_attention_layernorm": ("pre_mlp_layernorm", _whole),
+    "mlp.gate_proj": ("mlp.linear_fc1", _whole),
+    "mlp.up_proj": ("mlp.linear_fc1", _up_rows),
+    "mlp.down_proj": ("mlp.linear_fc2", _whole),
+}
+
+
+def _fused(parameter: Parameter, first_layer: int, first_stage: bool) -> tuple[str, Locate]:
+    """The Megatron parameter that holds an HF parameter on this rank, and where in it."""
+    module, kind = parameter.name.rsplit(".", 1)
+    if parameter.layer is not None:
+        inner, locate = INSIDE[module.split(".", 3)[3]]
+        return f"decoder.layers.{parameter.layer - first_layer}.{inner}.{kind}", locate
+    if module == "model.embed_tokens":
+        # With tied embeddings, the last of several stages keeps a copy of its own as output matrix.
+        return ("embedding.word_embeddings" if first_stage else "output_layer") + ".weight", _whole
+    return f"{OUTSIDE[module]}.{kind}", _whole

@@ -1,0 +1,74 @@
+"""Sampling that does not depend on how rows are batched, split or ordered.
+
+Every random number is a function of (run seed, step, row, position in the response): the same token is
+drawn whichever device generates the row, and a resumed run draws what the uninterrupted one would have.
+The hash is SplitMix64 (Steele, Lea & Flood, "Fast splittable pseudorandom number generators", 2014),
+fed one counter after the other.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+GAMMA = 0x9E3779B97F4A7C15 - 2**64
+MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
+MIX_2 = 0x94D049BB133111EB - 2**64
+CHUNK_ELEMENTS = 2**22  # float64 probabilities held at once
+
+
+def uniform(seed: int, step: int, rows: Tensor, positions: Tensor | int) -> Tensor:
+    """Uniform numbers in [0, 1), float64 with 53 random bits, one per element of `rows`.
+
+    Args:
+        rows: int64, global row ids, of any shape.
+        positions: int64 of the same shape, or one position for all.
+    """
+    state = torch.zeros_like(rows)
+    for counter in (seed, step, rows, positions):
+        state = splitmix(state + counter)
+    return _shift_right(state, 11).double() * 2.0**-53
+
+
+def splitmix(state: Tensor) -> Tensor:
+    """The output of SplitMix64 for an int64 `state`; wraps modulo 2^64."""
+    x = state + GAMMA
+    x = (x ^ _shift_right(x, 30)) * MIX_1
+    x = (x ^ _shift_right(x, 27)) * MIX_2
+    return x ^ _shift_right(x, 31)
+
+
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    """Shift without sign: torch's int64 would shift in ones for negative numbers."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def sample(logits: Tensor, u: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Draw one token per row by inverting the cumulative distribution, in float64.
+
+    Args:
+        logits: ``[rows, vocab]``.
+        u: uniform numbers in [0, 1), float64 ``[rows]``.
+        temperature: divides the logits; 0 takes the most likely token.
+
+    Returns:
+        Tokens, int64 ``[rows]``, and their log-probabilities, float32 ``[rows]``, under the distribution
+        sampled from (at temperature 0: under the distribution at temperature 1).
+    """
+    size = max(1, CHUNK_ELEMENTS // logits.shape[-1])
+    parts = [_sample(z, v, temperature) for z, v in zip(logits.split(size), u.split(size))]
+    tokens, log_probs = zip(*parts)
+    return torch.cat(tokens), torch.cat(log_probs)
+
+
+def _sample(logits: Tensor, u: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    log_p = torch.log_softmax(logits.double() / (temperature or 1.0), -1)
+    if temperature == 0:
+        tokens = logits.argmax(-1)
+    else:
+        cumulative = log_p.exp().cumsum(-1)
+        total = cumulative[:, -1]
+        # Rounding may carry u * total up to the total itself, which lies after the last token.
+        target = torch.minimum(u * total, torch.nextafter(total, torch.zeros_like(total)))
+        tokens = torch.searchsorted(cumulative, target[:, None], right=True).squeeze(1)
+    return tokens, log_p.gather(1, tokens[:, None]).squeeze(1).float()

@@ -1,0 +1,152 @@
+"""What the engine tests share: tiny HF models, nodes, and engines in the test processes."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from hflow.compiler.layout import Mesh
+from hflow.compiler.plan import NodePlan
+from hflow.compiler.shape import read_shape
+from hflow.graph.graph import Function, Input, Model, Node, Output, Ref, Repeat
+from hflow.graph.types import Dim, Factor, ValueType
+from hflow.ops.losses import ppo_clip
+from hflow.runtime.engines.base import Call
+from hflow.runtime.engines.megatron.engine import MegatronModel
+from hflow.runtime.engines.megatron.groups import NewGroup
+from hflow.runtime.new_model import new_model
+from hflow.runtime.rows import Rows, from_lists
+from hflow.runtime.tokenizer import load_tokenizer
+
+ADAM = {
+    "lr": 1e-2,
+    "betas": (0.9, 0.95),
+    "eps": 1e-2,
+    "weight_decay": 0.1,
+    "clip_grad": 0.0,
+    "warmup_steps": 0,
+}
+EOS = 1
+
+
+@dataclass(frozen=True)
+class Folders:
+    root: Path
+
+    def of(self, family: str, tied: bool) -> str:
+        """The folder of a model of 4 layers of 64, 4 heads, 2 key-value heads and 32 tokens."""
+        folder = self.root / f"{family}-{'tied' if tied else 'untied'}"
+        if not folder.exists():
+            new_model(
+                folder,
+                family=family,  # type: ignore[arg-type]
+                layers=4,
+                hidden=64,
+                heads=4,
+                kv_heads=2,
+                ffn=96,
+                alphabet="0123456789+-=*abcdefgh",
+                max_positions=64,
+                tied=tied,
+            )
+            _randomise(folder)
+        return str(folder)
+
+
+def _randomise(folder: Path) -> None:
+    """Weights far from their initial values: norms that are not 1, biases that are not 0."""
+    model = load_hf(str(folder))
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            weight.copy_(torch.randn(weight.shape) * 0.1 + ("norm" in name))
+    model.save_pretrained(folder)
+
+
+def load_hf(folder: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+
+
+def make_engine(
+    rank: int,
+    new_group: NewGroup,
+    folder: str,
+    mesh: Mesh,
+    train_options: dict[str, Any] | None = None,
+    dtype: Any = "f32",
+) -> MegatronModel:
+    model = Model("actor", folder, dtype=dtype)
+    device = torch.device("cpu")
+    tokenizer = load_tokenizer(folder)
+    return MegatronModel(model, read_shape(folder), mesh, rank, new_group, tokenizer, device, train_options)
+
+
+def make_call(
+    engine: MegatronModel, rank: int, node: Node, rows: int, micro_batch: int, step: int = 3
+) -> Call:
+    """The call of `node` for the share of `rows` rows that this rank's data-parallel replica holds."""
+    mesh = engine.mesh
+    start, stop = share(mesh, rank, rows)
+    plan = NodePlan(node.name, node.op, "actor", "megatron", mesh, micro_batch, 0.0, 0.0, 0)
+    return Call(node, plan, start, stop - start, seed=11, step=step)
+
+
+def share(mesh: Mesh, rank: int, rows: int) -> tuple[int, int]:
+    """Rows of a rank; uneven on purpose where that is possible."""
+    index, parts = mesh.coordinates(rank)["dp"], mesh.dp
+    cut = lambda i: 0 if i == 0 else min(rows, i * rows // parts + 1) if i < parts else rows  # noqa: E731
+    return cut(index), cut(index + 1)
+
+
+def type_of(rows: int) -> ValueType:
+    return ValueType("i32", (Dim((Factor("rows", rows),)), Dim((Factor("seq", 64),), True)))
+
+
+def train_node(
+    rows: int, minibatch: int, options: dict[str, Any], function: Function | None = None, epochs: int = 1
+) -> Node:
+    tokens = Input("tokens", Ref("rollout", "tokens"), type_of(rows))
+    defaults = {"aggregate": "token_mean", "temperature": 1.0, "clip": 0.2, "kl_coef": 0.0}
+    return Node(
+        "actor_train",
+        "train",
+        function=function or ppo_function(),
+        inputs=(tokens,),
+        options=ADAM | defaults | options,
+        repeat=Repeat(epochs, minibatch),
+    )
+
+
+def ppo_function() -> Function:
+    signature = ppo_clip.__hflow_signature__  # type: ignore[attr-defined]
+    return Function("hflow.ops.losses.ppo_clip", signature, {"clip": 0.2, "kl_coef": 0.0}, ("logprobs",))
+
+
+def generate_node(rows: int, n: int, max_new_tokens: int, temperature: float) -> Node:
+    options = {"n": n, "max_new_tokens": max_new_tokens, "temperature": temperature}
+    ports = ("tokens", "logprobs", "mask", "text")
+    outputs = tuple(Output(port, type_of(rows * n)) for port in ports)
+    return Node("rollout", "generate", outputs=outputs, options=options)
+
+
+def score_node(rows: int, temperature: float) -> Node:
+    return Node(
+        "ref", "score", outputs=(Output("logprobs", type_of(rows)),), options={"temperature": temperature}
+    )
+
+
+@functools.cache
+def some_prompts(count: int, seed: int = 0) -> list[list[int]]:
+    """Ragged prompts of 1 to 7 tokens, none of them special."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 8, (count,), generator=generator).tolist()
+    return [torch.randint(3, 25, (length,), generator=generator).tolist() for length in lengths]
+
+
+def prompt_rows(prompts: list[list[int]]) -> Rows:
+    return from_lists(prompts)

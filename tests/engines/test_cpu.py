@@ -1,0 +1,96 @@
+"""Running Megatron without CUDA: what each rule mends, and that nothing else is touched."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from hflow.runtime.engines.megatron import cpu
+
+MEGATRON = Path(str(importlib.metadata.distribution("megatron-core").locate_file("megatron/core")))
+ENVIRONMENT = {"PATH": "", "PYTHONPATH": ":".join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the rules are for machines without CUDA")
+
+
+# rule, a file of Megatron that needs it, and an expression that it mends
+CASES = [
+    ("current device", "tensor_parallel/layers.py", "torch.zeros(1, device=torch.cuda.current_device())"),
+    ("device keyword", "pipeline_parallel/schedules.py", "torch.zeros([], dtype=torch.int, device='cuda')"),
+    ("synchronize", "pipeline_parallel/p2p_communication.py", "torch.cuda.synchronize()"),
+    ("tensor type", "optimizer/clip_grads.py", "1 / (torch.zeros(1).type() == 'torch.cuda.FloatTensor')"),
+    ("move to device", "models/common/language_module/language_module.py", "torch.zeros(1).cuda()"),
+]
+
+
+def test_every_rule_has_a_case() -> None:
+    assert [name for name, _, _ in CASES] == [rule.name for rule in cpu.RULES]
+
+
+@pytest.mark.parametrize("name,file,expression", CASES)
+def test_a_rule_is_needed_and_works(name: str, file: str, expression: str) -> None:
+    rule = next(rule for rule in cpu.RULES if rule.name == name)
+    assert re.search(rule.pattern, (MEGATRON / file).read_text()), "Megatron no longer needs this rule"
+    with pytest.raises((RuntimeError, AssertionError, ZeroDivisionError)):
+        eval(expression)
+    eval(cpu.rewrite(expression))
+
+
+def test_lines_keep_their_numbers() -> None:
+    for name in ("optimizer/optimizer.py", "pipeline_parallel/schedules.py"):
+        source = (MEGATRON / name).read_text()
+        rewritten = cpu.rewrite(source)
+        assert rewritten != source
+        assert rewritten.count("\n") == source.count("\n")
+
+
+def test_only_megatron_is_rewritten_and_its_compiled_code_kept_apart(tmp_path: Path) -> None:
+    """A fresh process with its own cache: the second import compiles nothing."""
+    program = """
+import sys, hflow.runtime.engines.megatron.cpu as cpu
+compiled = []
+original = cpu._Loader.source_to_code
+def record(self, data, path, **options):
+    compiled.append(path)
+    return original(self, data, path, **options)
+cpu._Loader.source_to_code = record
+import megatron.core.tensor_parallel.layers
+print(len(compiled), all("/megatron/core/" in path for path in compiled), sys.pycache_prefix)
+"""
+    counts = []
+    for _ in range(2):
+        run = subprocess.run(
+            [sys.executable, "-c", program],
+            env=ENVIRONMENT | {"XDG_CACHE_HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        count, only_megatron, prefix = run.stdout.split()
+        counts.append(int(count))
+        assert only_megatron == "True" and prefix == "None"
+        assert "not installed" not in run.stderr
+    assert counts[0] > 50 and counts[1] == 0
+    (folder,) = (tmp_path / "hflow").iterdir()
+    assert importlib.metadata.version("megatron-core") in folder.name
+    assert list(folder.rglob("layers.*.pyc"))
+
+
+def test_a_late_install_is_refused() -> None:
+    program = """
+import megatron.core
+try:
+    import hflow.runtime.engines.megatron
+except RuntimeError as error:
+    print(error)
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", program], env=ENVIRONMENT, capture_output=True, text=True, check=True
+    )
+    assert "before megatron.core" in run.stdout

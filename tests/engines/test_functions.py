@@ -1,0 +1,51 @@
+"""Functions that a graph names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hflow.diagnostics import HflowError
+from hflow.ops.losses import ppo_clip
+from hflow.runtime.functions import load_function, output_names
+
+
+def test_a_function_of_a_package() -> None:
+    assert load_function("hflow.ops.losses.ppo_clip") is ppo_clip
+
+
+def test_a_function_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text(
+        "runs = []\nruns.append(1)\ndef f(x): return x + sum(runs)\ndef g(): return runs\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert load_function("./mine.py:f")(2) == 3
+    assert load_function(f"{tmp_path}/mine.py:g")() == [1]
+
+
+def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "same.py").write_text(f"def f(): return '{folder}'\n")
+    assert [load_function(f"{tmp_path}/{folder}/same.py:f")() for folder in "ab"] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "reference,problem",
+    [
+        ("hflow.ops.losses.ppo", "no attribute 'ppo'"),
+        ("hflow.nowhere.f", "No module named 'hflow.nowhere'"),
+        ("./absent.py:f", "FileNotFoundError"),
+        ("hflow.ops.aggregate.MODES", "is no function"),
+    ],
+)
+def test_what_cannot_be_imported_is_named(reference: str, problem: str) -> None:
+    with pytest.raises(HflowError, match="HF205") as caught:
+        load_function(reference)
+    assert problem in str(caught.value)
+
+
+def test_output_names() -> None:
+    signature = "a: f32[rows, resp~]<trained>, b?: f32[rows] -> loss: f32[rows, resp~], kl: f32[rows]"
+    assert output_names(signature) == ("loss", "kl")

@@ -1,0 +1,225 @@
+"""Generation and scoring against transformers, and against each other over layouts."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import pytest
+import torch
+
+from hflow.compiler.layout import Mesh
+from hflow.runtime.engines.base import NodeError
+from hflow.runtime.engines.megatron.groups import NewGroup
+from hflow.runtime.rows import Rows, from_lists
+from hflow.runtime.tokenizer import load_tokenizer
+from tests.engines.models import (
+    EOS,
+    Folders,
+    generate_node,
+    load_hf,
+    make_call,
+    make_engine,
+    score_node,
+    share,
+    some_prompts,
+)
+from tests.engines.processes import Pool
+
+PROMPTS, SAMPLES, NEW = 7, 3, 9
+MESHES = {
+    "one": Mesh.of((0,)),
+    "tp2": Mesh.of((0, 1), tp=2),
+    "dp2": Mesh.of((0, 1), dp=2),
+    "tp2dp2": Mesh.of((0, 1, 2, 3), dp=2, tp=2),
+    "regrouped": Mesh.of((0, 2, 1, 3), dp=2, tp=2),
+    "dp4 regrouped": Mesh.of((0, 2, 1, 3), dp=4),
+    "pp2": Mesh.of((0, 1), pp=2),
+    "tp2pp2": Mesh.of((0, 1, 2, 3), pp=2, tp=2),
+}
+
+
+def generate_on_rank(
+    rank: int, new_group: NewGroup, folder: str, mesh: Mesh, n: int, temperature: float, micro_batch: int
+) -> Any:
+    """Outputs as lists of rows, with metrics and digest."""
+    engine = make_engine(rank, new_group, folder, mesh)
+    call = make_call(engine, rank, generate_node(PROMPTS, n, NEW, temperature), PROMPTS, micro_batch)
+    prompts = from_lists(some_prompts(PROMPTS)).slice(*share(mesh, rank, PROMPTS))
+    result = engine.run(call, {"prompt": prompts})
+    outputs = result.outputs
+    rows = {name: as_lists(outputs[name]) for name in ("tokens", "logprobs", "mask")}
+    return rows | {"text": outputs["text"].strings()}, dict(result.metrics), result.digest
+
+
+def as_lists(rows: Rows) -> list[list[Any]]:
+    return [rows.slice(i, i + 1).values.tolist() for i in range(len(rows))]
+
+
+def together(results: list[Any], mesh: Mesh) -> dict[str, list[Any]]:
+    """The rows of all data-parallel replicas; ranks of one replica must agree exactly.
+
+    Only the last pipeline stage has rows.
+    """
+    replicas: dict[int, Any] = {}
+    for rank, (rows, _, _) in enumerate(results):
+        if mesh.coordinates(rank)["pp"] < mesh.pp - 1:
+            assert rows == {}
+            continue
+        assert replicas.setdefault(mesh.coordinates(rank)["dp"], rows) == rows
+    return {name: [row for i in sorted(replicas) for row in replicas[i][name]] for name in replicas[0]}
+
+
+@pytest.mark.parametrize("layout,micro_batch", [("one", 7), ("one", 2), ("tp2", 7), ("tp2dp2", 3)])
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_greedy_tokens_equal_transformers(
+    pool: Pool, folders: Folders, family: str, layout: str, micro_batch: int
+) -> None:
+    folder, mesh = folders.of(family, False), MESHES[layout]
+    results = pool.run(len(mesh.devices), generate_on_rank, folder, mesh, 1, 0.0, micro_batch)
+    found, model = together(results, mesh), load_hf(folder)
+    stopped = 0
+    for prompt, tokens, mask, text in zip(
+        some_prompts(PROMPTS), found["tokens"], found["mask"], found["text"]
+    ):
+        with torch.no_grad():
+            expected = model.generate(  # type: ignore[operator]
+                torch.tensor([prompt]), max_new_tokens=NEW, do_sample=False, eos_token_id=EOS, pad_token_id=0
+            )[0].tolist()
+        assert tokens == expected
+        assert mask == [True] * (len(expected) - len(prompt))
+        assert text == load_tokenizer(folder).decode([expected[len(prompt) :]])[0]
+        stopped += expected[-1] == EOS
+    assert 0 <= stopped < PROMPTS
+
+
+def score_on_rank(
+    rank: int,
+    new_group: NewGroup,
+    folder: str,
+    mesh: Mesh,
+    tokens: Rows,
+    mask: Rows,
+    temperature: float,
+    micro_batch: int,
+) -> Any:
+    engine = make_engine(rank, new_group, folder, mesh)
+    rows = len(tokens)
+    call = make_call(engine, rank, score_node(rows, temperature), rows, micro_batch)
+    inputs = {
+        name: value.slice(*share(mesh, rank, rows)) for name, value in (("tokens", tokens), ("mask", mask))
+    }
+    outputs = engine.run(call, inputs).outputs
+    return {name: as_lists(value) for name, value in outputs.items()}, {}, None
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_behaviour_scored_and_transformers_log_probs_agree(
+    pool: Pool, folders: Folders, temperature: float
+) -> None:
+    folder, one = folders.of("qwen2", True), MESHES["one"]
+    rollout = together(pool.run(1, generate_on_rank, folder, one, SAMPLES, temperature, 64), one)
+    tokens = from_lists(rollout["tokens"])
+    mask = from_lists(rollout["mask"], torch.bool)
+    expected = [
+        hf_scores(folder, row, len(m), temperature) for row, m in zip(rollout["tokens"], rollout["mask"])
+    ]
+    for (log_probs, _), mine in zip(expected, rollout["logprobs"]):
+        assert mine == pytest.approx(log_probs, abs=1e-5)
+    for layout, micro_batch in [("one", 5), ("tp2", 50), ("dp2", 4), ("pp2", 4), ("tp2pp2", 2)]:
+        mesh = MESHES[layout]
+        results = pool.run(
+            len(mesh.devices), score_on_rank, folder, mesh, tokens, mask, temperature, micro_batch
+        )
+        scored = together(results, mesh)
+        for (log_probs, entropy), mine, uncertain in zip(
+            expected, scored["logprobs"], scored["entropy"], strict=True
+        ):
+            # float32 sums of some hundred terms of order 1
+            assert mine == pytest.approx(log_probs, abs=1e-5)
+            assert uncertain == pytest.approx(entropy, abs=1e-5)
+
+
+def hf_scores(
+    folder: str, tokens: list[int], length: int, temperature: float
+) -> tuple[list[float], list[float]]:
+    row = torch.tensor(tokens)
+    with torch.no_grad():
+        logits = load_hf(folder)(row[None]).logits[0, len(row) - length - 1 : -1] / temperature
+    log_p = logits.log_softmax(-1)
+    chosen = log_p.gather(1, row[len(row) - length :, None]).squeeze(1)
+    return chosen.tolist(), (-(log_p.exp() * log_p).sum(-1)).tolist()
+
+
+def test_samples_do_not_depend_on_the_plan(pool: Pool, folders: Folders) -> None:
+    folder = folders.of("llama", False)
+    found, digests = [], set()
+    for layout, micro_batch in [
+        ("one", 64),
+        ("one", 6),
+        ("one", 2),
+        ("tp2", 64),
+        ("dp2", 3),
+        ("regrouped", 64),
+        ("dp4 regrouped", 4),
+    ]:
+        mesh = MESHES[layout]
+        results = pool.run(len(mesh.devices), generate_on_rank, folder, mesh, SAMPLES, 1.0, micro_batch)
+        found.append(together(results, mesh))
+        digests.add(sum(digest for _, _, digest in results if digest is not None) % 2**64)
+        lengths = [metrics["response_length"] for _, metrics, _ in results if metrics]
+        total = sum(map(len, found[-1]["mask"]))
+        assert [sum(values) for values in zip(*lengths)] == [total, PROMPTS * SAMPLES]
+    assert all(rows["tokens"] == found[0]["tokens"] for rows in found)
+    assert digests == {digest_of(found[0]["tokens"])}
+    tokens = found[0]["tokens"]
+    assert len({tuple(row) for row in tokens}) == len(tokens), "samples of one prompt differ"
+    assert len({len(m) for m in found[0]["mask"]}) > 1, "some rows end early"
+
+
+def digest_of(rows: list[list[int]]) -> int:
+    total = 0
+    for i, row in enumerate(rows):
+        data = i.to_bytes(8, "little") + b"".join(token.to_bytes(4, "little") for token in row)
+        total += int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+    return total % 2**64
+
+
+def test_responses_end_with_their_first_end_of_sequence(pool: Pool, folders: Folders) -> None:
+    folder, one = folders.of("llama", False), MESHES["one"]
+    rollout = together(pool.run(1, generate_on_rank, folder, one, SAMPLES, 1.5, 64), one)
+    prompts = [prompt for prompt in some_prompts(PROMPTS) for _ in range(SAMPLES)]
+    ends = 0
+    for prompt, row, mask in zip(prompts, rollout["tokens"], rollout["mask"], strict=True):
+        response = row[len(prompt) :]
+        assert row[: len(prompt)] == prompt and len(response) == len(mask)
+        assert EOS not in response[:-1]
+        assert response[-1] == EOS or len(response) == NEW
+        ends += response[-1] == EOS
+    assert ends > 0
+
+
+def refused_on_rank(rank: int, new_group: NewGroup, folder: str, mesh: Mesh, prompts: list[list[int]]) -> str:
+    engine = make_engine(rank, new_group, folder, mesh)
+    node = generate_node(len(prompts), 1, 60, 1.0)
+    try:
+        engine.run(make_call(engine, rank, node, len(prompts), 8), {"prompt": from_lists(prompts)})
+    except NodeError as error:
+        return error.message
+    return ""
+
+
+@pytest.mark.parametrize(
+    "layout,prompts,message",
+    [
+        ("one", [[5], []], "a prompt is empty"),
+        ("one", [[5] * 5], "need 65 positions, the model has 64"),
+        ("pp2", [[5]], "use pp 1"),
+    ],
+)
+def test_what_cannot_be_generated_is_refused(
+    pool: Pool, folders: Folders, layout: str, prompts: list[list[int]], message: str
+) -> None:
+    mesh = MESHES[layout]
+    for answer in pool.run(len(mesh.devices), refused_on_rank, folders.of("llama", False), mesh, prompts):
+        assert message in answer

@@ -1,0 +1,85 @@
+"""Model folders that hflow writes, read by transformers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from hflow.compiler.layout import Mesh
+from hflow.diagnostics import HflowError
+from hflow.runtime import hf
+from hflow.runtime.engines.megatron.groups import NewGroup
+from hflow.runtime.tokenizer import load_tokenizer
+from tests.engines.models import Folders, load_hf, make_engine
+from tests.engines.processes import Pool
+
+
+def write_on_rank(rank: int, new_group: NewGroup, source: str, target: str, shard_bytes: int) -> None:
+    """Write the engine's weights, halved."""
+    weights = make_engine(rank, new_group, source, Mesh.of((0,))).weights
+    tensors = ((name, weights.read(name, weights.box(name)) / 2) for name in weights.names())
+    with patch.object(hf, "SHARD_BYTES", shard_bytes):
+        hf.write_hf(target, source, tensors)
+
+
+@pytest.mark.parametrize("shard_bytes", [4 * 2**30, 40_000])
+@pytest.mark.parametrize("tied", [True, False])
+def test_transformers_loads_what_is_written(
+    pool: Pool, folders: Folders, tmp_path: Path, tied: bool, shard_bytes: int
+) -> None:
+    source, target = folders.of("qwen2", tied), tmp_path / "trained"
+    pool.run(1, write_on_rank, source, str(target), shard_bytes)
+    pool.run(1, write_on_rank, str(source), str(target), shard_bytes)  # replaces the folder
+    found = AutoModelForCausalLM.from_pretrained(target)
+    expected = load_hf(source)
+    with torch.no_grad():
+        for parameter in expected.parameters():
+            parameter.div_(2)
+        tokens = torch.arange(3, 19)[None]
+        torch.testing.assert_close(found(tokens).logits, expected(tokens).logits, atol=1e-5, rtol=0)
+    assert found.dtype == torch.float32
+    assert load_tokenizer(target).encode(["1+2=3"]) == load_tokenizer(source).encode(["1+2=3"])
+    files = sorted(target.glob("*.safetensors"))
+    assert len(files) == 1 if shard_bytes > 2**30 else len(files) > 3
+    assert all(file.stat().st_size < shard_bytes + 10_000 for file in files)
+    assert [p.name for p in tmp_path.iterdir()] == ["trained"], "no temporary folders are left"
+
+
+def test_hflow_loads_a_sharded_folder(pool: Pool, folders: Folders, tmp_path: Path) -> None:
+    source = folders.of("llama", False)
+    once, twice = tmp_path / "once", tmp_path / "twice"
+    pool.run(1, write_on_rank, source, str(once), 40_000)
+    pool.run(1, write_on_rank, str(once), str(twice), 40_000)
+    for (name, a), b in zip(load_hf(source).state_dict().items(), load_hf(str(twice)).state_dict().values()):
+        assert torch.equal(a / 4, b), name
+
+
+def test_bf16_weights_say_so_in_config(folders: Folders, tmp_path: Path) -> None:
+    source = folders.of("llama", False)
+    state = {name: tensor.bfloat16() for name, tensor in load_hf(source).state_dict().items()}
+    hf.write_hf(tmp_path / "half", source, state.items())
+    assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == "bfloat16"
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "half").dtype == torch.bfloat16
+
+
+def test_a_failure_leaves_the_old_folder(folders: Folders, tmp_path: Path) -> None:
+    source = folders.of("llama", False)
+    target = tmp_path / "model"
+    shutil.copytree(source, target)
+    before = sorted((p.name, p.stat().st_size) for p in target.iterdir())
+
+    def broken() -> Any:
+        yield "model.norm.weight", torch.zeros(64)
+        raise OSError("disk full")
+
+    with pytest.raises(HflowError, match=r"HF406.*disk full"):
+        hf.write_hf(target, source, broken())
+    assert sorted((p.name, p.stat().st_size) for p in target.iterdir()) == before
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]

@@ -1,0 +1,11 @@
+from hflow.ops.op import op
+
+
+@op("text: str[rows*k], answer: str[rows] -> score: f32[rows*k]")
+def digits(text: list[list[str]], answer: list[str]) -> list[list[float]]:
+    """The share of characters that are digits of the answer: some reward for any text."""
+    return [[_share(t, a) for t in samples] for samples, a in zip(text, answer)]
+
+
+def _share(text: str, answer: str) -> float:
+    return sum(c in answer for c in text) / max(1, len(text))

@@ -1,0 +1,116 @@
+"""The runtime's master test: every plan of one graph gives the trajectory of the one-worker plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hflow
+from hflow.compiler.plan import Plan, load_plan
+from hflow.runtime.controller.pool import Pool
+from hflow.runtime.execute import Run, execute
+
+GRAPH = Path(__file__).parent / "grpo_small.yaml"
+STEPS = 4
+
+PLANS = {
+    "one worker": ("rollout=tp1@0", "ref_logprobs=tp1@0", "actor_train=tp1@0"),
+    "dp2": ("rollout=dp2@0-1", "ref_logprobs=dp2@0-1", "actor_train=dp2@0-1"),
+    "tp2": ("rollout=tp2@0-1", "ref_logprobs=tp2@0-1", "actor_train=tp2@0-1"),
+    "pp2": ("rollout=dp2@0-1", "ref_logprobs=pp2@0-1", "actor_train=pp2@0-1"),
+    "tp2 dp2 -> tp1": ("rollout=dp4@0-3", "ref_logprobs=tp2,dp2@0-3", "actor_train=tp2,dp2@0-3"),
+    "pp2 tp2 -> tp2": ("rollout=tp2,dp2@0-3", "ref_logprobs=dp4@0-3", "actor_train=pp2,tp2@0-3"),
+    "tp1 -> tp2, apart": ("rollout=tp2@2-3", "ref_logprobs=tp1@1", "actor_train=dp2@0-1"),
+}
+
+
+def compiled(model: Path, pins: tuple[str, ...]) -> Plan:
+    graph = hflow.load(GRAPH, [f"params.model={model}", f"params.steps={STEPS}"])
+    return hflow.compile(graph, "clusters/local4.yaml", pins)
+
+
+@pytest.fixture(scope="module")
+def trajectories(workers: Pool, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    folder = tmp_path_factory.mktemp("runs")
+    runs: dict[str, Run] = {}
+    for name, pins in PLANS.items():
+        plan = compiled(tiny_model, pins)
+        runs[name] = execute(plan, folder / name.replace(" ", "_"), pool=workers)
+    return runs
+
+
+def losses(run: Run) -> list[float]:
+    return [m["loss.actor_train"] for m in run.metrics]
+
+
+def digests(run: Run) -> list[str]:
+    return [m["digest.rollout"] for m in run.metrics]
+
+
+def test_something_is_learned(trajectories: dict[str, Run]) -> None:
+    """The comparison below would hold for a run in which nothing happens; this one is not such."""
+    run = trajectories["one worker"]
+    assert len(run.metrics) == STEPS
+    assert len(set(digests(run))) == STEPS
+    assert all(m["actor_train.grad_norm"] > 1e-3 for m in run.metrics)
+    assert any(abs(loss) > 1e-4 for loss in losses(run))
+    assert run.metrics[-1]["actor_train.kl"] > 1e-7
+
+
+@pytest.mark.parametrize("name", [name for name in PLANS if name != "one worker"])
+def test_same_trajectory(trajectories: dict[str, Run], name: str) -> None:
+    """Tokens are equal, losses within 1e-5 relative. A GRPO loss is a difference of advantages that
+    cancel, so 1e-5 is relative to the larger of the loss and 1e-2, the size of what cancels."""
+    one, other = trajectories["one worker"], trajectories[name]
+    assert digests(other) == digests(one)
+    for mine, theirs in zip(losses(other), losses(one)):
+        assert mine == pytest.approx(theirs, rel=1e-5, abs=1e-7)
+    for mine, theirs in zip(other.metrics, one.metrics):
+        assert mine["reward_mean"] == pytest.approx(theirs["reward_mean"], rel=1e-6)
+        assert mine["actor_train.grad_norm"] == pytest.approx(theirs["actor_train.grad_norm"], rel=1e-4)
+    assert other.evaluations == pytest.approx(one.evaluations)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_measured_bytes_are_the_plans(trajectories: dict[str, Run], name: str, tiny_model: Path) -> None:
+    """Weight edges receive exactly the predicted bytes on the busiest worker, in every step."""
+    plan = compiled(tiny_model, PLANS[name])
+    predicted = {e.name: e.bytes_per_device for e in plan.step.edges if e.kind == "weights"}
+    received: dict[tuple[str, int], list[int]] = {}
+    for event in _events(trajectories[name].folder):
+        if event.get("kind") == "weights":
+            received.setdefault((event["name"], event["step"]), []).append(event["bytes"])
+    moved = {edge for edge, size in predicted.items() if size}
+    assert {edge for edge, _ in received if predicted[edge]} == moved
+    assert all(max(sizes) == predicted[edge] for (edge, _), sizes in received.items())
+    assert predicted["actor => rollout"] == 0 or moved
+
+
+def _events(folder: Path) -> list[dict[str, Any]]:
+    import json
+
+    return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+
+
+def test_exported_models_agree(trajectories: dict[str, Run]) -> None:
+    """What dp2, tp2 and pp2 export is the one worker's model up to the noise of reductions."""
+    from safetensors.torch import load_file
+
+    one = load_file(trajectories["one worker"].folder / "export/actor/model.safetensors")
+    for name in PLANS:
+        other = load_file(trajectories[name].folder / "export/actor/model.safetensors")
+        assert other.keys() == one.keys()
+        worst = max(float((other[key] - one[key]).abs().max()) for key in one)
+        assert worst < 2e-4, name  # Adam's first steps turn rounding noise into up to lr = 1e-3
+
+
+def test_a_saved_plan_runs_as_it_is(workers: Pool, tiny_model: Path, tmp_path: Path, trajectories) -> None:
+    plan = compiled(tiny_model, PLANS["tp2"])
+    plan.save(tmp_path / "plan.json")
+    again = load_plan(tmp_path / "plan.json")
+    assert again == plan and again.hash == plan.hash
+    run = execute(again, tmp_path / "run", pool=workers, export=False)
+    assert digests(run) == digests(trajectories["tp2"])
+    assert losses(run) == losses(trajectories["tp2"])
