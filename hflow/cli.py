@@ -6,7 +6,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -21,6 +21,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
+    pretty_exceptions_enable=False,
 )
 
 GraphFile = Annotated[
@@ -189,28 +190,19 @@ def _sources(diagnostic: Diagnostic) -> dict[str, str]:
         return {diagnostic.span.file: diagnostic.span.file.removeprefix("--set ")}
 
 
-def run(action: Callable[[], Any]) -> NoReturn:
-    """Run the app and turn what ends it into an exit code."""
+def main() -> NoReturn:
+    """The entry point: what typer does not handle itself becomes an exit code here."""
     try:
-        action()
+        app()
     except HflowError as error:
         _print_diagnostics(error.diagnostics)
         sys.exit(1)
-    except typer.Exit as done:
-        sys.exit(done.exit_code)
-    except (KeyboardInterrupt, typer.Abort):
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
     except BaseException as error:
         if type(error).__name__ != "Terminated":  # of hflow.runtime, which `check` does not import
             raise
         print("terminated", file=sys.stderr)
         sys.exit(143)
     sys.exit(0)
-
-
-def main() -> NoReturn:
-    run(lambda: app(standalone_mode=False))
 
 
 if __name__ == "__main__":

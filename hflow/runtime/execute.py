@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -16,8 +17,8 @@ from rich.console import Console
 from hflow.compiler.plan import Plan
 from hflow.diagnostics import Diagnostic, HflowError, render
 from hflow.runtime.controller.inline_pool import InlinePool
-from hflow.runtime.controller.metrics import merge
 from hflow.runtime.controller.local_ray import LocalRay
+from hflow.runtime.controller.metrics import merge
 from hflow.runtime.controller.pool import Pool, WorkerFailure
 from hflow.runtime.controller.progress import RunProgress
 from hflow.runtime.controller.run_folder import RunFolder
@@ -68,10 +69,11 @@ def execute(
     run = Run(folder.path)
     started = time.time()
     folder.event("started", plan=plan.hash)
-    with _SigTerm():
+    with _SigTerm() as sigterm:
         try:
             own = pool or _start(plan, address, workers, console)
             try:
+                sigterm.install()  # Ray has put its own handler in place, which aborts the process
                 _run(plan, own, folder, run, export, console)
             finally:
                 if pool is None:
@@ -173,19 +175,25 @@ def _record_failure(folder: RunFolder, run: Run, error: HflowError) -> None:
     (folder.path / "error.txt").write_text("\n\n".join([*texts, trace]).strip() + "\n")
 
 
-class _SigTerm(AbstractContextManager[None]):
-    """Turn SIGTERM into an exception while a run is on, so that it cleans up like Ctrl-C."""
+class _SigTerm(AbstractContextManager["_SigTerm"]):
+    """Turn SIGTERM into an exception while a run is on, so that it cleans up like Ctrl-C.
 
-    def __enter__(self) -> None:
-        self._before: Any = None
-        try:
-            self._before = signal.signal(signal.SIGTERM, self._raise)
-        except ValueError:  # not in the main thread: the embedding program owns its signals
-            self._before = None
+    Outside the main thread the embedding program owns its signals, and nothing is changed.
+    """
+
+    def __enter__(self) -> _SigTerm:
+        self._ours = threading.current_thread() is threading.main_thread()
+        self._before = signal.getsignal(signal.SIGTERM)
+        self.install()
+        return self
+
+    def install(self) -> None:
+        if self._ours:
+            signal.signal(signal.SIGTERM, self._raise)
 
     def _raise(self, number: int, frame: FrameType | None) -> None:
         raise Terminated
 
     def __exit__(self, *_: object) -> None:
-        if self._before is not None:
+        if self._ours:
             signal.signal(signal.SIGTERM, self._before)

@@ -1,0 +1,158 @@
+"""Failures as a user meets them: the real command line, real processes, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+FOLDER = Path(__file__).parent
+HFLOW = [sys.executable, "-m", "hflow.cli"]
+DEADLINE_S = 120
+
+
+def start(graph: Path, model: Path, run_dir: Path, *more: str) -> subprocess.Popen[str]:
+    command = [*HFLOW, "exec", str(graph), "--set", f"params.model={model}", "--run-dir", str(run_dir), *more]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
+    output, _ = process.communicate(timeout=DEADLINE_S)
+    return process.returncode, output
+
+
+def wait_for_steps(run_dir: Path, count: int) -> None:
+    """Until the run has finished `count` steps."""
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        file = run_dir / "metrics.jsonl"
+        if file.exists() and file.read_text().count("\n") >= count:
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"no {count} steps in {DEADLINE_S} s")
+
+
+def descendants(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def assert_all_gone(processes: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=10)
+    assert not alive, [p.cmdline() for p in alive]
+
+
+@pytest.fixture
+def breaking_graph(tmp_path: Path) -> Path:
+    """grpo_small.yaml with a reward function that raises in the second step."""
+    functions = """
+from hflow.ops.op import op
+
+calls = 0
+
+@op("text: str[rows*k], answer: str[rows] -> score: f32[rows*k]")
+def digits(text, answer):
+    global calls
+    calls += 1
+    if calls > 2:  # the evaluation before the first step, and the first step
+        raise ZeroDivisionError("no such reward")
+    return [[1.0 * len(t) for t in samples] for samples in text]
+"""
+    (tmp_path / "rewards.py").write_text(functions)
+    graph = tmp_path / "graph.yaml"
+    graph.write_text((FOLDER / "grpo_small.yaml").read_text())
+    return graph
+
+
+def test_node_failure_names_its_cause(breaking_graph: Path, tiny_model: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    process = start(breaking_graph, tiny_model, run_dir, "--set", "params.steps=500")
+    wait_for_steps(run_dir, 1)
+    code, output = finish(process)
+    assert code == 1
+    assert "error[HF401]: node `reward` failed on worker" in output
+    assert "ZeroDivisionError: no such reward" in output
+    assert "Traceback" not in output
+    assert "raise ZeroDivisionError" in (run_dir / "error.txt").read_text()  # the place, for the author
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert (summary["status"], summary["steps"]) == ("failed", 1)
+    assert "no such reward" in (run_dir / "report.html").read_text()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_end_everything(number: int, code: int, tiny_model: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    process = start(FOLDER / "grpo_small.yaml", tiny_model, run_dir, "--set", "params.steps=5000")
+    wait_for_steps(run_dir, 2)
+    family = descendants(process)
+    folders = temporary_folders(family)
+    assert any("raylet" in " ".join(p.cmdline()) for p in family) and folders
+    process.send_signal(number)
+    returned, output = finish(process)
+    assert returned == code, output
+    assert "Traceback" not in output
+    assert_all_gone(family)
+    assert not any(f.exists() for f in folders)
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["status"] == "interrupted" and summary["steps"] >= 2
+    assert (run_dir / "report.html").exists()
+
+
+def test_killed_worker_is_reported(tiny_model: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    process = start(FOLDER / "grpo_small.yaml", tiny_model, run_dir, "--set", "params.steps=5000")
+    wait_for_steps(run_dir, 2)
+    family = descendants(process)
+    worker = next(p for p in family if "_RayWorker" in " ".join(p.cmdline()))
+    os.kill(worker.pid, signal.SIGKILL)
+    code, output = finish(process)
+    assert code == 1
+    assert "error[HF402]" in output and "the worker process died" in output, output
+    assert_all_gone(family)
+
+
+def temporary_folders(family: list[psutil.Process]) -> set[Path]:
+    """Folders of Ray sessions that hflow made, as their processes name them."""
+    words = [word for p in family for word in p.cmdline()]
+    found = {
+        part for word in words for part in word.replace("=", "/").split("/") if part.startswith("hflow-")
+    }
+    return {Path("/tmp") / name for name in found}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("check", "tests/bad/does_not_exist.yaml"), "HF001"),
+        (("exec", "tests/runtime/grpo_small.yaml", "--set", "params.model=/nowhere"), "HF303"),
+        (("exec", "tests/runtime/grpo_small.yaml", "--cluster", "nowhere.yaml"), "HF001"),
+        (("exec", "clusters/local.yaml"), "HF101"),
+        (("exec", "pyproject.json"), "HF306"),
+    ],
+)
+def test_user_errors_are_diagnostics(arguments: tuple[str, ...], code: str) -> None:
+    done = subprocess.run([*HFLOW, *arguments], capture_output=True, text=True, timeout=DEADLINE_S)
+    assert done.returncode == 1
+    assert f"error[{code}]" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_run_folder_is_never_overwritten(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("results")
+    code, output = finish(start(FOLDER / "grpo_small.yaml", tiny_model, tmp_path))
+    assert code == 1 and "error[HF407]" in output
+    assert [p.name for p in tmp_path.iterdir()] == ["precious"]
+
+
+def test_missing_data_field_is_told_with_its_node(tiny_model: Path, tmp_path: Path) -> None:
+    graph = tmp_path / "graph.yaml"
+    text = (FOLDER / "grpo_small.yaml").read_text().replace("./rewards.py", f"{FOLDER}/rewards.py")
+    graph.write_text(text.replace("{{ question }}", "{{ quesiton }}"))
+    code, output = finish(start(graph, tiny_model, tmp_path / "run"))
+    assert code == 1
+    assert "error[HF403]: node `prompts` failed" in output and "question" in output, output
