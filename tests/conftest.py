@@ -1,10 +1,19 @@
+"""Fixtures for all tests.
+
+Golden texts: ``HFLOW_WRITE_GOLDEN=1 make test`` writes them anew; read the diff afterwards.
+"""
+
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.engines.processes import Pool
+
+GOLDEN = Path(__file__).parent / "golden"
 
 
 @pytest.fixture(scope="session")
@@ -13,3 +22,17 @@ def pool() -> Iterator[Pool]:
     pool = Pool()
     yield pool
     pool.close()
+
+
+@pytest.fixture
+def golden() -> Callable[[str, str], None]:
+    """Compare a text with the reviewed one in ``tests/golden/<name>``."""
+
+    def check(name: str, text: str) -> None:
+        file = GOLDEN / name
+        if os.environ.get("HFLOW_WRITE_GOLDEN"):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text + "\n")
+        assert text + "\n" == file.read_text()
+
+    return check

@@ -142,10 +142,8 @@ class Layout:
         return tuple(box)
 
     def __str__(self) -> str:
-        marks = []
-        for (axis, size), placement in zip(self.mesh.axes, self.placements):
-            if isinstance(placement, Shard) and size > 1:
-                marks.append(f"{axis}{size}")
+        axes = zip(self.mesh.axes, self.placements)
+        marks = [f"{axis}{size}" for (axis, size), p in axes if isinstance(p, Shard) and size > 1]
         return f"{' '.join(marks) or 'whole'} @{device_text(self.mesh.devices)}"
 
 

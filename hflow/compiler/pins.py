@@ -91,4 +91,6 @@ def _devices(text: str, cluster: Cluster) -> tuple[int, ...]:
         devices += range(first, last + 1)
     if not devices or len(set(devices)) < len(devices):
         raise ValueError(f"`{text}` names a device twice, or none")
+    if devices != sorted(devices):
+        raise ValueError(f"`{text}` is not ascending", "hflow orders the devices of a mesh itself")
     return tuple(devices)

@@ -136,8 +136,11 @@ class DeviceMemory:
 
 @dataclass(frozen=True)
 class Search:
+    """`explored`: combinations of candidates that were priced; `gap`: 0 when these were all there are,
+    None when slower candidates were left out."""
+
     explored: int
-    gap: float
+    gap: float | None
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,8 @@ def _header(plan: Plan, width: int) -> str:
         links += f", {units.rate(cluster.inter_host.bandwidth)} between"
     tokens = f"{units.count(plan.tokens_per_step / plan.step_time_s)} tokens/s" if plan.step_time_s else "-"
     step = f"{units.seconds(plan.step_time_s)} per step"
-    search = f"{plan.search.explored:,} plans compared (gap {plan.search.gap:.0%})"
+    gap = "not all" if plan.search.gap is None else f"gap {plan.search.gap:.0%}"
+    search = f"{plan.search.explored:,} plans compared ({gap})"
     memory = units.size(cluster.device.memory_bytes)
     return "\n".join(
         (

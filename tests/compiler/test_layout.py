@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 from torch.distributed.tensor import Replicate as TorchReplicate
@@ -26,7 +26,7 @@ def test_uneven_split_covers_everything_once() -> None:
     for total, parts, unit in product((0, 1, 7, 40), (1, 2, 3, 7), (1, 4)):
         spans = [split((0, total * unit), parts, i, unit) for i in range(parts)]
         assert spans[0][0] == 0 and spans[-1][1] == total * unit
-        assert all(a[1] == b[0] for a, b in zip(spans, spans[1:]))
+        assert all(a[1] == b[0] for a, b in pairwise(spans))
         assert all((stop - start) % unit == 0 for start, stop in spans)
         sizes = [stop - start for start, stop in spans]
         assert max(sizes) - min(sizes) <= unit

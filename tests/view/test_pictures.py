@@ -31,15 +31,15 @@ def titles(svg: str) -> list[str]:
 
 
 def test_graph_svg_is_as_reviewed(golden: Callable[[str, str], None]) -> None:
-    golden("graph.svg", graph_svg(GRAPH))
+    golden("view/graph.svg", graph_svg(GRAPH))
 
 
 def test_plan_svg_is_as_reviewed(golden: Callable[[str, str], None]) -> None:
-    golden("plan.svg", plan_svg(PLAN))
+    golden("view/plan.svg", plan_svg(PLAN))
 
 
 def test_gantt_is_as_reviewed(golden: Callable[[str, str], None]) -> None:
-    golden("gantt.svg", plan_gantt(PLAN))
+    golden("view/gantt.svg", plan_gantt(PLAN))
 
 
 def test_graph_svg_shows_every_node_and_every_edge_with_its_type() -> None:

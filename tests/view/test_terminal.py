@@ -18,18 +18,18 @@ def without_hash(text: str) -> str:
 
 
 def test_plan_text_is_as_reviewed(golden: Callable[[str, str], None]) -> None:
-    golden("plan.txt", without_hash(plan_text(PLAN, path="build/grpo.plan.json")))
+    golden("view/plan.txt", without_hash(plan_text(PLAN, path="build/grpo.plan.json")))
 
 
 def test_narrow_ascii_plan_text_is_as_reviewed(golden: Callable[[str, str], None]) -> None:
     text = plan_text(PLAN, width=80, ascii_only=True)
     assert text.isascii()
-    golden("plan-80-ascii.txt", without_hash(text))
+    golden("view/plan-80-ascii.txt", without_hash(text))
 
 
 def test_measured_text_is_as_reviewed(golden: Callable[[str, str], None]) -> None:
     measured = {n.node: 1.1 * n.time_s + 0.4 * (n.node == "reward") for n in NODE_PLANS}
-    golden("measured.txt", measured_text(PLAN, measured))
+    golden("view/measured.txt", measured_text(PLAN, measured))
 
 
 def test_only_what_is_off_is_flagged() -> None:

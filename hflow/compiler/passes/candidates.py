@@ -20,8 +20,6 @@ from hflow.compiler.workload import Workload, workload
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.graph.graph import Node
 
-KEPT = 6
-
 
 def candidates(draft: Draft) -> Draft:
     """Raises HF304 (or HF302 for a pinned node) with the reason of every layout that was refused."""
@@ -32,7 +30,7 @@ def candidates(draft: Draft) -> Draft:
         options, refusals = _options(draft, node, pin)
         if not options:
             errors.append(_nothing_fits(node, pin, refusals))
-        found[node.name] = tuple(sorted(options, key=lambda c: (c.time_s, c.working_bytes))[:KEPT])
+        found[node.name] = tuple(sorted(options, key=lambda c: (c.time_s, c.working_bytes)))
     if errors:
         raise HflowError(errors)
     return replace(draft, candidates=found)
@@ -83,7 +81,8 @@ def _candidate(draft: Draft, node: Node, mesh: Mesh) -> Candidate | str:
         if working_bytes(node.op, shape, model.dtype, work, mesh, micro) <= budget
     ]
     if not fits:
-        return f"the weights and the smallest micro-batch exceed {draft.cluster.device.memory_bytes / 1e9:.1f} GB"
+        capacity = draft.cluster.device.memory_bytes / 1e9
+        return f"the weights and the smallest micro-batch exceed {capacity:.1f} GB"
     timed = [(node_time_s(node.op, shape, model.dtype, work, mesh, m, draft.cluster), m) for m in fits]
     time_s, micro = min(timed)
     memory = working_bytes(node.op, shape, model.dtype, work, mesh, micro)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import islice, product
+from itertools import product
 from math import prod
 
 from hflow.compiler.draft import Candidate, Draft
@@ -22,7 +22,7 @@ from hflow.compiler.ports import input_layout, output_layout
 from hflow.compiler.regroup import generation_mesh
 from hflow.graph.graph import Graph, Node
 
-COMBINATIONS = 20_000
+COMBINATIONS = 3_000
 PYTHON_CALL_S = 1e-3  # a data or call node; measured times replace it in the run's table
 
 Choice = Mapping[str, Candidate]
@@ -30,9 +30,11 @@ Choice = Mapping[str, Candidate]
 
 def place(draft: Draft) -> Draft:
     names = list(draft.candidates)
+    kept = _kept(draft, names)
+    complete = all(len(k) == len(draft.candidates[name]) for k, name in zip(kept, names))
     best: tuple[tuple[bool, float], tuple[NodePlan, ...]] | None = None
     explored = 0
-    for combination in islice(product(*_kept(draft, names)), COMBINATIONS):
+    for combination in product(*kept):
         explored += 1
         nodes = _assign(draft, dict(zip(names, combination)))
         fits = all(m.peak_bytes <= m.capacity_bytes for m in device_memory(draft, nodes))
@@ -40,7 +42,7 @@ def place(draft: Draft) -> Draft:
         if best is None or key < best[0]:
             best = key, nodes
     assert best
-    return replace(draft, nodes=best[1], search=Search(explored, 0.0))
+    return replace(draft, nodes=best[1], search=Search(explored, 0.0 if complete else None))
 
 
 def _kept(draft: Draft, names: list[str]) -> list[tuple[Candidate, ...]]:

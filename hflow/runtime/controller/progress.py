@@ -32,11 +32,18 @@ class RunProgress:
         self._poller = threading.Thread(target=self._poll, daemon=True)
 
     def _bar(self) -> Progress:
-        return Progress(
-            SpinnerColumn(), TextColumn("[bold]step"), MofNCompleteColumn(), BarColumn(bar_width=24),
-            TextColumn("{task.fields[numbers]}"), TextColumn("[dim]{task.fields[node]:<16}"),
-            TimeElapsedColumn(), TextColumn("eta"), TimeRemainingColumn(), console=self.console, transient=True,
-        )  # fmt: skip
+        columns = (
+            SpinnerColumn(),
+            TextColumn("[bold]step"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[numbers]}"),
+            TextColumn("[dim]{task.fields[node]:<16}"),
+            TimeElapsedColumn(),
+            TextColumn("eta"),
+            TimeRemainingColumn(),
+        )
+        return Progress(*columns, console=self.console, transient=True)
 
     def __enter__(self) -> RunProgress:
         if self._live:

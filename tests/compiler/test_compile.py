@@ -1,0 +1,170 @@
+"""The whole compiler on the GRPO graph: plans, programs, pins and what it refuses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import hflow
+from hflow.compiler.cluster import Cluster
+from hflow.compiler.cluster_file import load_cluster
+from hflow.compiler.compile import compile_graph
+from hflow.compiler.layout import Mesh
+from hflow.compiler.plan import Plan, load_plan, to_json
+from hflow.diagnostics import HflowError
+from hflow.graph.graph import Graph
+from hflow.view.terminal import plan_text
+
+Golden = Callable[[str, str], None]
+
+PINS = ("actor_train=tp2,dp2", "rollout=dp4", "ref_logprobs=pp2,tp2")
+
+
+def local(devices: int) -> Cluster:
+    return replace(load_cluster(Path("clusters/local.yaml")), devices_per_host=devices)
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "pins"), [("grpo_local", 2, ()), ("grpo_local4_pinned", 4, PINS), ("grpo_8", 8, ())]
+)
+def test_plan_text_is_golden(
+    golden: Golden, grpo: Graph, name: str, devices: int, pins: tuple[str, ...]
+) -> None:
+    golden(f"compiler/{name}.txt", plan_text(compile_graph(grpo, local(devices), pins)))
+
+
+def test_program_text_is_golden(golden: Golden, grpo: Graph) -> None:
+    """Every instruction of a pinned plan: what is called, what moves, what is freed."""
+    plan = compile_graph(grpo, local(4), PINS)
+    lines = []
+    for program in (plan.step, plan.evaluation):
+        assert program
+        for i in program.instructions:
+            values = " ".join(sorted(i.inputs.values()))
+            results = " ".join(sorted(i.outputs.values()))
+            lines.append(f"{i.op:8} {i.target:12} @{i.devices} ({values}) -> ({results}) after {i.after}")
+        lines.append("")
+    golden("compiler/grpo_program.txt", "\n".join(lines))
+
+
+def test_same_inputs_same_bytes(grpo: Graph, model: str) -> None:
+    again = hflow.load("algorithms/grpo.yaml", [f"params.model={model}"])
+    assert to_json(compile_graph(grpo, local(4))) == to_json(compile_graph(again, local(4)))
+
+
+def test_json_round_trip_and_hash(grpo: Graph, tmp_path: Path) -> None:
+    plan = compile_graph(grpo, local(4), PINS)
+    plan.save(tmp_path / "plan.json")
+    again = load_plan(tmp_path / "plan.json")
+    assert again == plan and again.hash == plan.hash
+    other = compile_graph(grpo, local(4), ("rollout=tp2,dp2",))
+    assert other.hash != plan.hash
+
+
+def test_hash_ignores_where_the_file_lies(grpo: Graph, model: str, tmp_path: Path) -> None:
+    (tmp_path / "copy.yaml").write_text("\n# moved\n" + Path("algorithms/grpo.yaml").read_text())
+    moved = hflow.load(tmp_path / "copy.yaml", [f"params.model={model}"])
+    assert compile_graph(moved, local(2)).hash == compile_graph(grpo, local(2)).hash
+
+
+def test_every_handle_is_written_before_it_is_read_and_freed_once(grpo: Graph) -> None:
+    plan = compile_graph(grpo, local(4), PINS)
+    for program in (plan.step, plan.evaluation):
+        assert program
+        alive: set[str] = set()
+        for instruction in program.instructions:
+            assert set(instruction.inputs.values()) <= alive
+            if instruction.op == "free":
+                alive -= set(instruction.inputs)
+            alive |= set(instruction.outputs.values())
+        assert not alive
+
+
+def test_models_are_read_before_they_are_trained(grpo: Graph) -> None:
+    calls = [i.target for i in compile_graph(grpo, local(4), PINS).step.instructions if i.op == "call"]
+    assert calls.index("rollout") < calls.index("actor_train")
+    assert len(calls) == len(set(calls)) == 6
+
+
+def test_evaluation_is_greedy_on_held_out_rows(grpo: Graph) -> None:
+    plan = compile_graph(grpo, local(2))
+    assert plan.evaluation
+    rollout = plan.evaluation.graph.node("rollout")
+    assert (rollout.options["n"], rollout.options["temperature"], rollout.rows) == (1, 0.0, 512)
+    assert {n.name for n in plan.evaluation.graph.nodes} == {"prompts", "rollout", "reward"}
+
+
+def test_generation_mesh_is_regrouped(grpo: Graph) -> None:
+    plan = compile_graph(grpo, local(8), ("actor_train=tp4,dp2", "rollout=tp2,dp4"))
+    assert plan.node("rollout").mesh == Mesh.of((0, 2, 1, 3, 4, 6, 5, 7), dp=4, tp=2)
+    edge = next(e for e in plan.step.edges if e.kind == "weights")
+    assert edge.bytes_per_device == edge.lower_bound_bytes_per_device
+
+
+def test_equal_meshes_move_nothing(grpo: Graph) -> None:
+    plan = compile_graph(grpo, local(2))
+    assert {e.collective for e in plan.step.edges} == {"alias"}
+    assert not [i for i in plan.step.instructions if i.op in ("transfer", "weights")]
+
+
+@pytest.mark.parametrize(
+    ("pin", "message"),
+    [
+        ("rollot=tp2", "no node `rollot`"),
+        ("rollout", "not of the form"),
+        ("rollout=zp2", "`zp2` is no size"),
+        ("rollout=tp2,tp4", "`tp` is given twice"),
+        ("rollout=tp2@0-9", "there is no device 9"),
+        ("rollout=tp2@0,0", "twice"),
+        ("rollout=tp2@1,0", "not ascending"),
+        ("reward=dp2", "runs where its values lie"),
+        ("rollout=pp2,dp2@0-3", "cannot run so"),
+        ("actor_train=tp3@0-2", "cannot run so"),
+        ("actor_train=tp2,dp2@0-2", "cannot run so"),
+    ],
+)
+def test_bad_pins(grpo: Graph, pin: str, message: str) -> None:
+    with pytest.raises(HflowError) as caught:
+        compile_graph(grpo, local(4), (pin,))
+    assert [d.code for d in caught.value.diagnostics] == ["HF302"]
+    assert message in caught.value.diagnostics[0].message + caught.value.diagnostics[0].help
+
+
+def test_all_bad_pins_at_once(grpo: Graph) -> None:
+    with pytest.raises(HflowError) as caught:
+        compile_graph(grpo, local(4), ("nope=tp2", "rollout=", "actor_train=dp2@7"))
+    assert len(caught.value.diagnostics) == 3
+
+
+def test_too_small_memory_is_refused(grpo: Graph) -> None:
+    cluster = local(2)
+    tiny = replace(cluster, device=replace(cluster.device, memory_bytes=10_000_000))
+    with pytest.raises(HflowError) as caught:
+        compile_graph(grpo, tiny)
+    assert {d.code for d in caught.value.diagnostics} <= {"HF304", "HF305"}
+
+
+def test_missing_model_names_its_place(tmp_path: Path, model: str) -> None:
+    graph = hflow.load("algorithms/grpo.yaml", ["params.model=nowhere"])
+    with pytest.raises(HflowError) as caught:
+        compile_graph(graph, local(2))
+    assert [d.code for d in caught.value.diagnostics] == ["HF303", "HF303"]  # actor and ref
+    assert all(d.span and d.span.line > 1 for d in caught.value.diagnostics)
+
+
+def test_prime_batches_use_fewer_devices(model: str) -> None:
+    """7 prompts do not split over 2 devices in any way but tensor parallelism; over 4 likewise."""
+    overrides = [f"params.model={model}", "params.batch=7", "params.minibatch=56", "params.holdout=8"]
+    plan = compile_graph(hflow.load("algorithms/grpo.yaml", overrides), local(2))
+    assert plan.node("rollout").mesh.dp == 1
+
+
+def test_compiling_is_quick(grpo: Graph) -> None:
+    """Not a benchmark: a planner that explodes would take minutes."""
+    started = time.perf_counter()
+    plan = compile_graph(grpo, local(64))
+    assert isinstance(plan, Plan) and time.perf_counter() - started < 30
