@@ -72,7 +72,7 @@ def step_flops(plan: Plan) -> float:
 def measure(steps: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
-        new_model(model)
+        new_model(model, ffn=352, alphabet="0123456789+=")  # the demo's
         overrides = [f"params.model={model}", f"params.steps={steps}", "params.holdout=2"]
         graph = hflow.load(ROOT / "algorithms/grpo.yaml", overrides)
         plan = hflow.compile(graph, ROOT / "clusters/local.yaml")

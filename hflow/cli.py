@@ -121,22 +121,22 @@ def new_model_command(
     layers: Annotated[int, typer.Option(min=1)] = 3,
     hidden: Annotated[int, typer.Option(min=1)] = 128,
     heads: Annotated[int, typer.Option(min=1)] = 4,
-    kv_heads: Annotated[int, typer.Option(min=1)] = 4,
-    ffn: Annotated[int, typer.Option(min=1)] = 352,
-    alphabet: Annotated[str, typer.Option(help="Characters of the tokenizer.")] = "0123456789+-*/=() .,?\n",
+    kv_heads: Annotated[int | None, typer.Option(min=1, help="Default: as many as heads.")] = None,
+    ffn: Annotated[int | None, typer.Option(min=1, help="Default: 4 x hidden.")] = None,
+    alphabet: Annotated[str | None, typer.Option(help="Characters; default: printable ASCII.")] = None,
     max_positions: Annotated[int, typer.Option(min=1)] = 512,
     tied: Annotated[bool, typer.Option(help="Share embedding and output weights.")] = False,
     seed: Annotated[int, typer.Option()] = 0,
     force: Annotated[bool, typer.Option(help="Overwrite the folder.")] = False,
 ) -> None:
     """Make a tiny random-weight HF model with a character tokenizer, to try things on."""
-    from hflow.runtime.new_model import new_model
+    from hflow.runtime.new_model import ALPHABET, new_model
 
-    new_model(
+    size = new_model(
         folder, family=family, layers=layers, hidden=hidden, heads=heads, kv_heads=kv_heads, ffn=ffn,
-        alphabet=alphabet, max_positions=max_positions, tied=tied, seed=seed, force=force,
+        alphabet=alphabet or ALPHABET, max_positions=max_positions, tied=tied, seed=seed, force=force,
     )  # fmt: skip
-    print(f"wrote  {folder}")
+    print(f"wrote {folder}: {family}, {size:,} parameters")
 
 
 def _load(path: Path, overrides: Sequence[str] | None) -> Any:

@@ -27,9 +27,9 @@ VOCABULARY_MULTIPLE = 16  # so that tensor parallelism of up to 16 divides the e
 
 def new_model(
     folder: Path | str,
-    family: str = "llama",
-    layers: int = 2,
-    hidden: int = 64,
+    family: str = "qwen2",
+    layers: int = 3,
+    hidden: int = 128,
     heads: int = 4,
     kv_heads: int | None = None,
     ffn: int | None = None,
