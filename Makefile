@@ -1,8 +1,7 @@
 # Run `make` for the list of targets.
 #
-# The wheel of torch is the one that pip's index serves: on Linux PyPI's, with CUDA. For a machine
-# without a GPU the smaller CPU wheel is enough:
-#   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make setup
+# The wheel of torch is the one that your pip finds: on Linux, PyPI's has CUDA and is large. Without a GPU
+# the CPU wheel is enough; set pip up for it (pip config, or PIP_EXTRA_INDEX_URL) before `make setup`.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -26,7 +25,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[tasks,dev]'
 	@touch $@
 
-demo: setup ## train a tiny model to add: supervised, then GRPO (a few minutes on a laptop's CPU)
+demo: setup ## train a tiny model to add: supervised, then GRPO (three minutes on two cores)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/demo.sh
 
 test: setup lint ## lint, then every test

@@ -30,11 +30,17 @@ GraphFile = Annotated[
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a value: params.steps=3.")
 ]
-ClusterFile = Annotated[str, typer.Option("--cluster", help="Cluster file, or the name of one in clusters/.")]
+ClusterFile = Annotated[
+    str | None,
+    typer.Option("--cluster", help="Cluster file, or the name of one in clusters/; default: local."),
+]
 Pins = Annotated[
     list[str] | None,
     typer.Option("--pin", metavar="NODE=tp2,dp2@0-3", help="Fix a node's parallel sizes and devices."),
 ]
+
+
+DEFAULT_CLUSTER = "local"
 
 
 class Workers(StrEnum):
@@ -46,11 +52,17 @@ class Workers(StrEnum):
 def check(graph: GraphFile, set_: Overrides = None) -> None:
     """Tell everything that is wrong with a graph file. Starts no process and needs no model."""
     from hflow.graph.load import check as check_file
+    from hflow.view.units import plural
 
     checked, warnings = check_file(graph, tuple(set_ or ()))
     _print_diagnostics(warnings)
     edges = sum(1 for _ in checked.edges())
-    print(f"ok  {checked.name}: {len(checked.nodes)} nodes, {edges} data edges, {len(checked.models)} models")
+    counts = (
+        plural(len(checked.nodes), "node"),
+        plural(edges, "data edge"),
+        plural(len(checked.models), "model"),
+    )
+    print(f"ok  {checked.name}: {', '.join(counts)}")
 
 
 @app.command()
@@ -64,7 +76,7 @@ def show(graph: GraphFile, set_: Overrides = None) -> None:
 @app.command("compile")
 def compile_command(
     graph: GraphFile,
-    cluster: ClusterFile = "local",
+    cluster: ClusterFile = None,
     pin: Pins = None,
     set_: Overrides = None,
     output: Annotated[
@@ -94,7 +106,7 @@ def compile_command(
 @app.command("exec")
 def exec_command(
     graph: Annotated[Path, typer.Argument(help="A graph file, or a plan.json that is executed as it is.")],
-    cluster: ClusterFile = "local",
+    cluster: ClusterFile = None,
     pin: Pins = None,
     set_: Overrides = None,
     run_dir: Annotated[Path | None, typer.Option(help="Folder to fill; default runs/NAME-TIME.")] = None,
@@ -105,7 +117,7 @@ def exec_command(
 ) -> None:
     """Run a graph (or a plan) to its end, and leave a run folder with metrics, report and trained models."""
     if graph.suffix == ".json":
-        plan = _read_plan(graph, pin, set_)
+        plan = _read_plan(graph, cluster, pin, set_)
     else:
         plan = _compile(graph, cluster, pin, set_)
     from hflow.runtime.execute import execute
@@ -147,19 +159,21 @@ def _load(path: Path, overrides: Sequence[str] | None) -> Any:
     return graph
 
 
-def _compile(path: Path, cluster: str, pins: Sequence[str] | None, overrides: Sequence[str] | None) -> Any:
+def _compile(
+    path: Path, cluster: str | None, pins: Sequence[str] | None, overrides: Sequence[str] | None
+) -> Any:
     from hflow.compiler.cluster_file import load_cluster
     from hflow.compiler.compile import compile_graph
 
     graph = _load(path, overrides)
-    return compile_graph(graph, load_cluster(_cluster_path(cluster)), pins or (), path.read_text())
+    return compile_graph(graph, load_cluster(_cluster_path(cluster or DEFAULT_CLUSTER)), pins or ())
 
 
-def _read_plan(path: Path, pins: Sequence[str] | None, overrides: Sequence[str] | None) -> Any:
+def _read_plan(path: Path, *given: str | Sequence[str] | None) -> Any:
     from hflow.compiler.plan import load_plan
 
-    if pins or overrides:
-        message = "--pin and --set change a graph; a plan is executed as it is"
+    if any(given):
+        message = "--cluster, --pin and --set are for graphs; a plan is executed as it is"
         raise HflowError(Diagnostic("HF306", message, help="compile the graph with them"))
     return load_plan(path)
 

@@ -54,6 +54,7 @@ CODES: dict[str, str] = {
     "HF304": "no layout is feasible for a node",
     "HF305": "plan does not fit in memory",
     "HF306": "plan file cannot be used",
+    "HF307": "the graph asks for what the compiler cannot schedule yet",
     # 4xx: running
     "HF401": "a node failed",
     "HF402": "a worker died",

@@ -24,12 +24,11 @@ Pass = Callable[[Draft], Draft]
 PASSES: tuple[Pass, ...] = (weight_edges, candidates, place, lower_edges, schedule, check_memory)
 
 
-def compile_graph(graph: Graph, cluster: Cluster, pins: Iterable[str] = (), source_text: str = "") -> Plan:
+def compile_graph(graph: Graph, cluster: Cluster, pins: Iterable[str] = ()) -> Plan:
     """Compile `graph` for `cluster`.
 
     Args:
         pins: texts like ``actor_train=tp2,dp2@0-3``.
-        source_text: the graph file, kept in the plan for people to read.
 
     Raises:
         HflowError: HF302-HF305.
@@ -40,7 +39,7 @@ def compile_graph(graph: Graph, cluster: Cluster, pins: Iterable[str] = (), sour
     assert draft.step
     return Plan(
         VERSION, cluster, draft.shapes, draft.nodes, draft.step, draft.evaluation, draft.memory,
-        draft.step_time_s, _tokens_per_step(graph), draft.search, source_text,
+        draft.step_time_s, _tokens_per_step(graph), draft.search,
     )  # fmt: skip
 
 

@@ -157,7 +157,6 @@ class Plan:
     step_time_s: float
     tokens_per_step: int
     search: Search
-    source_text: str = ""  # the graph file's text, for people; not part of the hash
 
     @property
     def graph(self) -> Graph:
@@ -176,7 +175,7 @@ class Plan:
 
     @cached_property
     def hash(self) -> str:
-        """The first 12 hex digits of SHA-256 over the plan without spans and source text."""
+        """The first 12 hex digits of SHA-256 over the plan without places in files and source text."""
         text = json.dumps(_without_places(json.loads(to_json(self))), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -223,7 +222,7 @@ def load_plan(path: Path) -> Plan:
 def _without_places(value: Any) -> Any:
     if isinstance(value, dict):
         entries = cast(dict[str, Any], value).items()
-        return {k: _without_places(v) for k, v in entries if k not in ("span", "source_text")}
+        return {k: _without_places(v) for k, v in entries if k not in ("span", "text")}
     if isinstance(value, list):
         return [_without_places(v) for v in cast(list[Any], value)]
     return value

@@ -75,6 +75,24 @@ def ancestors(nodes: Mapping[str, Node], name: str) -> set[str]:
     return {name, *nx.ancestors(dag, name)}  # pyright: ignore[reportUnknownMemberType]
 
 
+def check_temperatures(nodes: Mapping[str, Node], drafts: Mapping[str, Draft], problems: Problems) -> None:
+    """HF212 the behaviour log-probs that a train node compares with are of another temperature."""
+    for node in (n for n in nodes.values() if n.op == "train"):
+        for value in node.inputs:
+            made_by = value.type.provenance
+            rollout = nodes.get(value.source.node)
+            if rollout is None or made_by is None or made_by.role != "behaviour":
+                continue
+            sampled = rollout.options["temperature"] or 1.0  # greedy rollouts report log-probs at 1
+            if sampled != node.options["temperature"]:
+                message = (
+                    f"`{node.name}` computes log-probs at temperature {node.options['temperature']},"
+                    f" `{rollout.name}` sampled at {sampled}: their ratio would compare two distributions"
+                )
+                path = (*drafts[node.name].path, "with", "temperature")
+                problems.add("HF212", message, path, help=f"set `temperature: {sampled}` in `{node.name}`")
+
+
 def check_unused(graph: Graph, drafts: Mapping[str, Draft], problems: Problems) -> None:
     """Warnings: HF216 a trained model nobody reads, HF217 unread outputs, HF218 an unused model."""
     reads = {n.model.model for n in graph.nodes if n.op in ("generate", "score") and n.model}

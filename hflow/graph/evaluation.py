@@ -29,7 +29,7 @@ def evaluation_graph(graph: Graph) -> Graph | None:
     problems = Problems()
     nodes = infer(drafts, list(drafts), problems)
     assert not problems.found and len(nodes) == len(drafts), problems.found
-    return replace(graph, nodes=tuple(nodes.values()), evaluation=None)
+    return replace(graph, nodes=tuple(nodes.values()), evaluation=None, text="")
 
 
 def _options(node: Node, rows: int) -> Mapping[str, Any]:

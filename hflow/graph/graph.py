@@ -152,6 +152,7 @@ class Graph:
     regions: tuple[Region, ...]  # the first is the step loop
     evaluation: Evaluation | None = None
     seed: int = 0
+    text: str = field(default="", compare=False)  # of a graph file that says the same, for people
 
     @property
     def steps(self) -> int:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from hflow.diagnostics import Diagnostic, HflowError, ordered
 from hflow.graph import overrides as overriding
-from hflow.graph.checks import check_evaluation, check_trained, check_unused
+from hflow.graph.checks import check_evaluation, check_temperatures, check_trained, check_unused
 from hflow.graph.drafting import draft_nodes
 from hflow.graph.expressions import substitute
 from hflow.graph.graph import Evaluation, Graph, Model, Ref, Region
 from hflow.graph.infer import infer
 from hflow.graph.problems import Problems
 from hflow.graph.schema import GraphSpec
-from hflow.graph.source import Document, parse, read
+from hflow.graph.source import Document, dump, parse, read
 from hflow.graph.validate import validate
 from hflow.graph.wiring import check_wiring, order
 
@@ -55,7 +56,8 @@ def sources(path: Path | str, overrides: Sequence[str] = ()) -> dict[str, str]:
 
 
 def _check(document: Document, overrides: Sequence[str]) -> tuple[Graph, tuple[Diagnostic, ...]]:
-    document, in_expressions, failed = substitute(overriding.override(document, overrides))
+    written = overriding.override(document, overrides)
+    document, in_expressions, failed = substitute(written)
     spec, in_shape = validate(document, failed)
     problems = Problems(document)
     problems.found.extend((*in_expressions, *in_shape))
@@ -63,7 +65,8 @@ def _check(document: Document, overrides: Sequence[str]) -> tuple[Graph, tuple[D
     if any(p.severity == "error" for p in problems.found):
         raise HflowError(ordered(p for p in problems.found if p.severity == "error"))
     assert graph
-    return graph, ordered(problems.found)
+    text = dump(written, f"with {', '.join(overrides)}") if overrides else written.text
+    return replace(graph, text=text), ordered(problems.found)
 
 
 def _graph(spec: GraphSpec, document: Document, problems: Problems) -> Graph | None:
@@ -73,6 +76,7 @@ def _graph(spec: GraphSpec, document: Document, problems: Problems) -> Graph | N
     check_wiring(drafts, declared, problems)
     nodes = infer(drafts, order(drafts, problems), problems)
     check_trained(drafts, spec, problems)
+    check_temperatures(nodes, drafts, problems)
     if spec.eval:
         check_evaluation(spec.eval, drafts, nodes, declared, problems)
     if problems.found:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from io import StringIO
 from pathlib import Path
 from typing import Any, cast
 
@@ -145,6 +146,17 @@ def _syntax_error(error: Any, file: str) -> Diagnostic:
     span = Span(file, mark.line + 1, mark.column + 1, mark.column + 2) if mark else None
     problem = " ".join(filter(None, [error.context, error.problem]))
     return Diagnostic("HF002", f"not valid YAML: {problem}", span)
+
+
+def dump(document: Document, remark: str = "") -> str:
+    """YAML of the document's tree as it is now (comments are lost), after a comment line with `remark`."""
+    yaml: Any = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False
+    yaml.width = 100
+    out = StringIO()
+    yaml.dump(document.plain(), out)
+    return (f"# {remark}\n" if remark else "") + out.getvalue()
 
 
 def _events(text: str) -> Iterator[Any]:

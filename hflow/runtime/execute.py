@@ -22,6 +22,7 @@ from hflow.runtime.controller.metrics import merge
 from hflow.runtime.controller.pool import Pool, WorkerFailure
 from hflow.runtime.controller.progress import RunProgress
 from hflow.runtime.controller.run_folder import RunFolder
+from hflow.view import units
 from hflow.view.report import measured_times
 from hflow.view.terminal import measured_text
 
@@ -142,12 +143,11 @@ def _evaluate(plan: Plan, pool: Pool, folder: RunFolder, run: Run, progress: Run
     if not plan.evaluation or not evaluation:
         return
     reports = pool.call("run", done, True)
-    value = merge(plan.evaluation.graph, done, reports, 1.0)["reward_mean"]
+    value = merge(plan.evaluation.graph, done, reports, 1.0)[str(evaluation.metric)]
     run.evaluations[done] = value
     folder.event("evaluated", step=done, metric=str(evaluation.metric), value=value)
-    progress.say(
-        f"held-out {evaluation.metric} after {done} steps: {value:.3f} ({evaluation.rows} rows, greedy)"
-    )
+    after = units.plural(done, "step")
+    progress.say(f"held-out {evaluation.metric} after {after}: {value:.3f} ({evaluation.rows} rows, greedy)")
 
 
 def summary(plan: Plan, run: Run) -> dict[str, Any]:

@@ -109,7 +109,7 @@ def _header(plan: Plan, width: int) -> str:
     tokens = f"{units.count(plan.tokens_per_step / plan.step_time_s)} tokens/s" if plan.step_time_s else "-"
     step = f"{units.seconds(plan.step_time_s)} per step"
     gap = "not all" if plan.search.gap is None else f"gap {plan.search.gap:.0%}"
-    search = f"{plan.search.explored:,} plans compared ({gap})"
+    search = f"{units.plural(plan.search.explored, 'plan')} compared ({gap})"
     memory = units.size(cluster.device.memory_bytes)
     return "\n".join(
         (

@@ -82,7 +82,7 @@ def _candidate(draft: Draft, node: Node, mesh: Mesh) -> Candidate | str:
     ]
     if not fits:
         capacity = draft.cluster.device.memory_bytes / 1e9
-        return f"the weights and the smallest micro-batch exceed {capacity:.1f} GB"
+        return f"the weights and the smallest micro-batch exceed {capacity:.3g} GB"
     timed = [(node_time_s(node.op, shape, model.dtype, work, mesh, m, draft.cluster), m) for m in fits]
     time_s, micro = min(timed)
     memory = working_bytes(node.op, shape, model.dtype, work, mesh, micro)

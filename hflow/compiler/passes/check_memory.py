@@ -18,10 +18,10 @@ def check_memory(draft: Draft) -> Draft:
     memory = device_memory(draft, draft.nodes)
     worst = max(memory, key=lambda m: m.peak_bytes)
     if worst.peak_bytes > worst.capacity_bytes:
-        parts = " + ".join(f"{name} {size / 1e9:.1f}" for name, size in worst.parts.items())
+        parts = " + ".join(f"{name} {size / 1e9:.3g}" for name, size in worst.parts.items())
         message = (
-            f"device {device_text(worst.devices)} needs {worst.peak_bytes / 1e9:.1f} GB"
-            f" and has {worst.capacity_bytes / 1e9:.1f} GB"
+            f"device {device_text(worst.devices)} needs {worst.peak_bytes / 1e9:.3g} GB"
+            f" and has {worst.capacity_bytes / 1e9:.3g} GB"
         )
         raise HflowError(
             Diagnostic("HF305", message, help=f"{parts} GB; use more devices or smaller batches")

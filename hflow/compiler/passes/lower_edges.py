@@ -117,7 +117,7 @@ def _edge(writer: _Writer, node: Node, values: list[Input]) -> EdgePlan:
     by_port = {v.source.port: v.type for v in values}
     source = output_layout(producer, draft.node_plan(producer.name).mesh, values[0].type)
     target = input_layout(draft.node_plan(node.name).mesh, values[0].type)
-    name = f"{producer.name}.{','.join(by_port)}"
+    name = f"{producer.name}.{','.join(by_port)} -> {node.name}"
     ends = (producer.name, source), (node.name, target)
     return data_edge(name, tuple(by_port), tuple(by_port.values()), *ends, draft.cluster)
 

@@ -58,7 +58,8 @@ class RunProgress:
             self._live.stop()
 
     def say(self, text: str) -> None:
-        self.console.print(text, highlight=False)
+        with suppress(BrokenPipeError):  # nobody listens any more; the run goes on
+            self.console.print(text, highlight=False)
 
     def step(self, metrics: dict[str, Any]) -> None:
         text = numbers(metrics)

@@ -33,7 +33,7 @@ class RunFolder:
         except OSError as error:
             raise HflowError(Diagnostic("HF407", f"`{self.path}` cannot be written: {error}")) from None
         plan.save(self.path / "plan.json")
-        (self.path / "graph.yaml").write_text(plan.source_text)
+        (self.path / "graph.yaml").write_text(plan.graph.text)
         self.metrics: list[dict[str, Any]] = []
         self._events: list[dict[str, Any]] = []
 
