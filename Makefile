@@ -34,7 +34,7 @@ test: setup lint ## lint, then every test
 lint: setup ## ruff and pyright
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
+	$(BIN)/pyright --project pyproject.toml
 
 bench: setup ## every benchmark; each prints one JSON line last
 	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script; done

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+pytestmark = pytest.mark.slow
 FOLDER = Path(__file__).parent
 HFLOW = [sys.executable, "-m", "hflow.cli"]
 DEADLINE_S = 120
