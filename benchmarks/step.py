@@ -111,7 +111,7 @@ def machine() -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Tokens per second of a GRPO step.")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--save", action="store_true", help="also write benchmarks/results/step-DATE.json")
     options = parser.parse_args()
