@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -19,9 +21,34 @@ HFLOW = [sys.executable, "-m", "hflow.cli"]
 DEADLINE_S = 120
 
 
-def start(graph: Path, model: Path, run_dir: Path, *more: str) -> subprocess.Popen[str]:
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts runs; what a failed test leaves running ends with it."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start_one(*arguments: Any) -> subprocess.Popen[str]:
+        started.append(_start(*arguments))
+        return started[-1]
+
+    yield start_one
+    for process in started:
+        process.terminate()
+        process.communicate(timeout=DEADLINE_S)
+
+
+def _start(graph: Path, model: Path, run_dir: Path, *more: str) -> subprocess.Popen[str]:
     command = [*HFLOW, "exec", str(graph), "--set", f"params.model={model}", "--run-dir", str(run_dir), *more]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=_heed_interrupts
+    )
+
+
+def _heed_interrupts() -> None:
+    """A shell starts background jobs with SIGINT ignored, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
@@ -71,7 +98,9 @@ def digits(text, answer):
     return graph
 
 
-def test_node_failure_names_its_cause(breaking_graph: Path, tiny_model: Path, tmp_path: Path) -> None:
+def test_node_failure_names_its_cause(
+    start: Start, breaking_graph: Path, tiny_model: Path, tmp_path: Path
+) -> None:
     run_dir = tmp_path / "run"
     process = start(breaking_graph, tiny_model, run_dir, "--set", "params.steps=500")
     wait_for_steps(run_dir, 1)
@@ -87,7 +116,9 @@ def test_node_failure_names_its_cause(breaking_graph: Path, tiny_model: Path, tm
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_signals_end_everything(number: int, code: int, tiny_model: Path, tmp_path: Path) -> None:
+def test_signals_end_everything(
+    start: Start, number: int, code: int, tiny_model: Path, tmp_path: Path
+) -> None:
     run_dir = tmp_path / "run"
     process = start(FOLDER / "grpo_small.yaml", tiny_model, run_dir, "--set", "params.steps=5000")
     wait_for_steps(run_dir, 2)
@@ -105,7 +136,7 @@ def test_signals_end_everything(number: int, code: int, tiny_model: Path, tmp_pa
     assert (run_dir / "report.html").exists()
 
 
-def test_killed_worker_is_reported(tiny_model: Path, tmp_path: Path) -> None:
+def test_killed_worker_is_reported(start: Start, tiny_model: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     process = start(FOLDER / "grpo_small.yaml", tiny_model, run_dir, "--set", "params.steps=5000")
     wait_for_steps(run_dir, 2)
@@ -143,14 +174,14 @@ def test_user_errors_are_diagnostics(arguments: tuple[str, ...], code: str) -> N
     assert f"error[{code}]" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_run_folder_is_never_overwritten(tiny_model: Path, tmp_path: Path) -> None:
+def test_run_folder_is_never_overwritten(start: Start, tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("results")
     code, output = finish(start(FOLDER / "grpo_small.yaml", tiny_model, tmp_path))
     assert code == 1 and "error[HF407]" in output
     assert [p.name for p in tmp_path.iterdir()] == ["precious"]
 
 
-def test_missing_data_field_is_told_with_its_node(tiny_model: Path, tmp_path: Path) -> None:
+def test_missing_data_field_is_told_with_its_node(start: Start, tiny_model: Path, tmp_path: Path) -> None:
     graph = tmp_path / "graph.yaml"
     text = (FOLDER / "grpo_small.yaml").read_text().replace("./rewards.py", f"{FOLDER}/rewards.py")
     graph.write_text(text.replace("{{ question }}", "{{ quesiton }}"))
