@@ -98,8 +98,8 @@ def _world(rank: int, world: int, folder: str) -> Iterator[None]:
         "gloo", init_method=store, rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT_S)
     )
     try:
-        dist.barrier()  # a rank that is done at once must not leave while others are still connecting
         yield
+        dist.barrier()  # a rank that is done must not leave while others are still connecting groups
     finally:
         dist.destroy_process_group()
 
