@@ -33,7 +33,9 @@ def load(path: str | Path, overrides: Iterable[str] = ()) -> Graph:
 
 
 def compile(graph: Graph, cluster: Cluster | str | Path, pins: Iterable[str] = ()) -> Plan:
-    """The plan of `graph` on a cluster (or cluster file); `pins` are texts like ``actor_train=tp2@0-1``.
+    """The plan of `graph` on a cluster: a file, or the name of one in ``clusters/``.
+
+    `pins` are texts like ``actor_train=tp2@0-1``.
 
     Raises:
         HflowError: when the cluster file is wrong, or nothing fits.
@@ -42,7 +44,7 @@ def compile(graph: Graph, cluster: Cluster | str | Path, pins: Iterable[str] = (
     from hflow.compiler.compile import compile_graph
 
     if isinstance(cluster, (str, Path)):
-        cluster = load_cluster(Path(cluster))
+        cluster = load_cluster(cluster)
     return compile_graph(graph, cluster, pins)
 
 

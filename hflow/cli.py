@@ -13,7 +13,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from hflow.diagnostics import Diagnostic, HflowError, render
+from hflow.diagnostics import Diagnostic, HflowError, Terminated, render
 
 app = typer.Typer(
     name="hflow",
@@ -166,7 +166,7 @@ def _compile(
     from hflow.compiler.compile import compile_graph
 
     graph = _load(path, overrides)
-    return compile_graph(graph, load_cluster(_cluster_path(cluster or DEFAULT_CLUSTER)), pins or ())
+    return compile_graph(graph, load_cluster(cluster or DEFAULT_CLUSTER), pins or ())
 
 
 def _read_plan(path: Path, *given: str | Sequence[str] | None) -> Any:
@@ -176,13 +176,6 @@ def _read_plan(path: Path, *given: str | Sequence[str] | None) -> Any:
         message = "--cluster, --pin and --set are for graphs; a plan is executed as it is"
         raise HflowError(Diagnostic("HF306", message, help="compile the graph with them"))
     return load_plan(path)
-
-
-def _cluster_path(name: str) -> Path:
-    """A path as given, else a file in ``clusters/`` here or beside the package."""
-    places = [Path(name), Path("clusters") / f"{name}.yaml"]
-    places.append(Path(__file__).resolve().parent.parent / "clusters" / f"{Path(name).stem}.yaml")
-    return next((place for place in places if place.is_file()), Path(name))
 
 
 def _width() -> int:
@@ -211,11 +204,9 @@ def main() -> NoReturn:
     except HflowError as error:
         _print_diagnostics(error.diagnostics)
         sys.exit(1)
-    except BaseException as error:
-        if type(error).__name__ != "Terminated":  # of hflow.runtime, which `check` does not import
-            raise
+    except Terminated as ending:
         print("terminated", file=sys.stderr)
-        sys.exit(143)
+        sys.exit(128 + ending.number)
     sys.exit(0)
 
 

@@ -60,10 +60,13 @@ CODES: dict[str, str] = {
     "HF402": "a worker died",
     "HF403": "data cannot be read",
     "HF404": "resources are not available",
-    "HF405": "loss or gradient is not finite",
+    "HF405": "a number is not finite",
     "HF406": "model files cannot be used",
     "HF407": "run folder cannot be used",
 }
+
+
+EXCERPT = 120  # columns of a source line that are shown
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,14 @@ class HflowError(Exception):
         self.diagnostics = found
 
 
+class Terminated(BaseException):
+    """A signal asked the process to end; the exit code is 128 + its `number`."""
+
+    def __init__(self, number: int):
+        super().__init__(number)
+        self.number = number
+
+
 def did_you_mean(name: str, known: Iterable[str], what: str = "known") -> str:
     """Help text: the nearest of `known`, or the list of them."""
     names = sorted(known)
@@ -120,11 +131,20 @@ def render(diagnostic: Diagnostic, sources: dict[str, str] | None = None) -> str
         out.append(f"{' ' * gutter} --> {span.file}:{span.line}:{span.column}")
         if span.line <= len(lines):
             width = max(1, span.end_column - span.column)
-            out.append(f"{span.line} | {lines[span.line - 1]}")
-            out.append(f"{' ' * gutter} | {' ' * (span.column - 1)}{'^' * width}")
+            line, column = _excerpt(lines[span.line - 1], span.column)
+            out.append(f"{span.line} | {line}")
+            out.append(f"{' ' * gutter} | {' ' * (column - 1)}{'^' * min(width, EXCERPT)}")
     if diagnostic.help:
         out.append(f"{' ' * gutter} = help: {diagnostic.help}")
     return "\n".join(out)
+
+
+def _excerpt(line: str, column: int) -> tuple[str, int]:
+    """The part of a long line around `column`, and the column's place in it."""
+    if len(line) <= EXCERPT:
+        return line, column
+    start = max(0, min(column - 1 - EXCERPT // 3, len(line) - EXCERPT))
+    return line[start : start + EXCERPT], column - start
 
 
 def ordered(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:

@@ -31,7 +31,7 @@ def compile_graph(graph: Graph, cluster: Cluster, pins: Iterable[str] = ()) -> P
         pins: texts like ``actor_train=tp2,dp2@0-3``.
 
     Raises:
-        HflowError: HF302-HF305.
+        HflowError: HF302-HF305, HF307.
     """
     draft = Draft(graph, evaluation_graph(graph), cluster, _shapes(graph), parse_pins(pins, graph, cluster))
     for step in PASSES:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -180,8 +180,12 @@ class Plan:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def save(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(to_json(self) + "\n")
+        """Write the plan as JSON. Raises HflowError HF306 when the file cannot be written."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(to_json(self) + "\n")
+        except OSError as error:
+            raise HflowError(Diagnostic("HF306", f"`{path}` cannot be written: {error.strerror}")) from None
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         from hflow.view.notebook import plan_bundle
@@ -199,24 +203,54 @@ def load_plan(path: Path) -> Plan:
     """Read a plan written by `Plan.save`.
 
     Raises:
-        HflowError: HF306 when the file is missing, is no plan, or is of another version.
+        HflowError: HF001 when the file cannot be read, HF306 when it is no plan, contradicts itself, or is of
+            another version.
     """
     from pydantic import TypeAdapter, ValidationError
 
     try:
         text = path.read_text()
         version = json.loads(text).get("version")
-    except (OSError, ValueError, AttributeError) as error:
-        raise HflowError(Diagnostic("HF306", f"`{path}` is no plan: {error}")) from None
+    except OSError as error:
+        raise HflowError(Diagnostic("HF001", f"cannot read `{path}`: {error.strerror}")) from None
+    except (ValueError, AttributeError):
+        help_ = "`hflow compile GRAPH -o plan.json` writes one"
+        raise HflowError(Diagnostic("HF306", f"`{path}` is no plan", help=help_)) from None
     if version != VERSION:
         message = f"`{path}` has plan version {version}; this hflow reads version {VERSION}"
         raise HflowError(Diagnostic("HF306", message, help="compile the graph again"))
     try:
-        return TypeAdapter(Plan).validate_json(text)
+        plan = TypeAdapter(Plan).validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise HflowError(Diagnostic("HF306", f"`{path}`: {where}: {first['msg']}")) from None
+    problem = next(_inconsistencies(plan), None)
+    if problem:
+        message = f"`{path}` contradicts itself: {problem}"
+        raise HflowError(Diagnostic("HF306", message, help="compile the graph again"))
+    return plan
+
+
+def _inconsistencies(plan: Plan) -> Iterator[str]:
+    """What a plan edited by hand may get wrong: names, edges and handles that do not exist."""
+    planned = {n.node for n in plan.nodes}
+    yield from (
+        f"node `{n.node}` has a micro-batch of {n.micro_batch}" for n in plan.nodes if n.micro_batch < 1
+    )
+    for program in (p for p in (plan.step, plan.evaluation) if p):
+        yield from (f"node `{n.name}` has no plan" for n in program.graph.nodes if n.name not in planned)
+        alive: set[str] = set()
+        for number, i in enumerate(program.instructions):
+            if i.op == "call" and i.target not in {n.name for n in program.graph.nodes}:
+                yield f"instruction {number} calls `{i.target}`, which is no node"
+            if i.edge is not None and not 0 <= i.edge < len(program.edges):
+                yield f"instruction {number} names edge {i.edge}, which does not exist"
+            missing = set(i.inputs.values()) - alive
+            yield from (
+                f"instruction {number} reads `{handle}`, which nothing wrote" for handle in sorted(missing)
+            )
+            alive |= set(i.outputs.values())
 
 
 def _without_places(value: Any) -> Any:

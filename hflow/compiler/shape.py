@@ -56,9 +56,17 @@ def read_shape(path: str, span: Span | None = None) -> ModelShape:
     if problem:
         raise HflowError(Diagnostic("HF303", f"`{file}`: {problem}", span))
     try:
-        return _shape(config)
+        shape = _shape(config)
     except KeyError as missing:
         raise HflowError(Diagnostic("HF303", f"`{file}` has no key {missing}", span)) from None
+    except (TypeError, ValueError, ZeroDivisionError) as error:
+        raise HflowError(
+            Diagnostic("HF303", f"`{file}` has a value of the wrong kind: {error}", span)
+        ) from None
+    for name, value in vars(shape).items():
+        if isinstance(value, int) and not isinstance(value, bool) and value < 1:
+            raise HflowError(Diagnostic("HF303", f"`{file}`: {name} is {value}", span))
+    return shape
 
 
 def _unsupported(config: dict[str, Any]) -> str:
@@ -77,19 +85,25 @@ def _unsupported(config: dict[str, Any]) -> str:
     return ""
 
 
+def _whole(value: Any) -> int:
+    if not isinstance(value, int):
+        raise TypeError(f"{value!r} is no whole number")
+    return value
+
+
 def _shape(config: dict[str, Any]) -> ModelShape:
-    heads = config["num_attention_heads"]
+    heads = _whole(config["num_attention_heads"])
     rope: dict[str, Any] = config.get("rope_parameters") or {}
     return ModelShape(
         family=config["model_type"],
-        num_layers=config["num_hidden_layers"],
-        hidden=config["hidden_size"],
+        num_layers=_whole(config["num_hidden_layers"]),
+        hidden=_whole(config["hidden_size"]),
         num_heads=heads,
-        num_kv_heads=config.get("num_key_value_heads") or heads,
-        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-        ffn=config["intermediate_size"],
-        vocab=config["vocab_size"],
-        max_positions=config["max_position_embeddings"],
+        num_kv_heads=_whole(config.get("num_key_value_heads") or heads),
+        head_dim=_whole(config.get("head_dim") or _whole(config["hidden_size"]) // heads),
+        ffn=_whole(config["intermediate_size"]),
+        vocab=_whole(config["vocab_size"]),
+        max_positions=_whole(config["max_position_embeddings"]),
         rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
         norm_eps=config.get("rms_norm_eps", 1e-6),
         tied=config.get("tie_word_embeddings", False),

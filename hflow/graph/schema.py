@@ -112,7 +112,7 @@ class GraphSpec(_Shape):
     name: Name
     doc: str = ""
     params: dict[Name, Annotated[Any, AfterValidator(_plain_scalar)]] = {}
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**63)  # counter-based sampling takes it as an int64
     models: dict[Name, ModelSpec] = {}
     loop: LoopSpec
     eval: EvalSpec | None = None

@@ -31,7 +31,7 @@ _KINDS = {
     "model_attributes_type": "a mapping",
     "plain_scalar": "a finite number, a string, true or false",
 }
-_BOUNDS = {"greater_than": ("gt", ">"), "greater_than_equal": ("ge", ">=")}
+_BOUNDS = {"greater_than": ("gt", ">"), "greater_than_equal": ("ge", ">="), "less_than": ("lt", "<")}
 
 
 def validate(

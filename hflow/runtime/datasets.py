@@ -25,11 +25,16 @@ PROCEDURAL = "reasoning-gym/"
 
 @dataclass(frozen=True)
 class Dataset(Generic[T]):
-    """Rows to train on, in file order, and rows held out, in a fixed order of their own."""
+    """Rows to train on, in file order, and rows held out, in a fixed order of their own.
+
+    Of the rows in the source, `duplicates` had a key that came before, and `too_long` were left out.
+    """
 
     name: str
     train: tuple[T, ...]
     held_out: tuple[T, ...]
+    duplicates: int = 0
+    too_long: int = 0
 
     def batch(self, seed: int, step: int, size: int, shuffle: bool = True) -> tuple[T, ...]:
         """The `size` rows of `step`: passes over all rows without replacement, each newly shuffled.
@@ -40,8 +45,8 @@ class Dataset(Generic[T]):
             HflowError: HF403 when there are fewer than `size` rows.
         """
         if size > len(self.train):
-            held = f" ({len(self.held_out)} more are held out)" if self.held_out else ""
-            raise refused(f"`{self.name}` has {len(self.train)} rows to train on{held}, a batch needs {size}")
+            have = f"{len(self.train)} rows to train on ({self._origin()})"
+            raise refused(f"`{self.name}` has {have}, a batch needs {size}")
         per_epoch = len(self.train) // size
         epoch, at = divmod(step, per_epoch)
         order = permutation(len(self.train), seed, epoch) if shuffle else range(len(self.train))
@@ -58,13 +63,24 @@ class Dataset(Generic[T]):
             raise refused(message, "raise `holdout` of the data node")
         return self.held_out[:size]
 
+    def _origin(self) -> str:
+        """Where the rows of the source went, in words."""
+        total = len(self.train) + len(self.held_out) + self.duplicates + self.too_long
+        return f"{_source(total, self.duplicates, self.too_long)}, held out: {len(self.held_out)}"
 
-def hold_out(name: str, rows: Sequence[T], key: Callable[[T], str], count: int) -> Dataset[T]:
+
+def _source(total: int, duplicates: int, too_long: int) -> str:
+    return f"of {total} in the source; duplicates of a prompt: {duplicates}, too long: {too_long}"
+
+
+def hold_out(
+    name: str, rows: Sequence[T], key: Callable[[T], str], count: int, too_long: int = 0
+) -> Dataset[T]:
     """Drop rows whose key came before, then set `count` rows aside.
 
     The rows held out are those with the smallest SHA-256 of their key: a choice that depends on
     neither seed nor file order, so two graphs over the same prompts hold out the same ones, and no
-    held-out prompt is ever trained on.
+    held-out prompt is ever trained on. `too_long` says how many rows were left out before.
 
     Raises:
         HflowError: HF403 when nothing would be left to train on.
@@ -73,13 +89,15 @@ def hold_out(name: str, rows: Sequence[T], key: Callable[[T], str], count: int) 
     for row in rows:
         first.setdefault(key(row), row)
     distinct = list(first.values())
+    duplicates = len(rows) - len(distinct)
     if count >= len(distinct):
-        message = f"`{name}` has {len(distinct)} distinct rows; holding out {count} leaves none to train on"
-        raise refused(message)
+        origin = _source(len(rows) + too_long, duplicates, too_long)
+        have = f"{len(distinct)} distinct rows ({origin})"
+        raise refused(f"`{name}` has {have}; holding out {count} leaves none to train on")
     ranked = sorted(range(len(distinct)), key=lambda i: hashlib.sha256(key(distinct[i]).encode()).digest())
     aside = frozenset(ranked[:count])
     train = tuple(row for i, row in enumerate(distinct) if i not in aside)
-    return Dataset(name, train, tuple(distinct[i] for i in ranked[:count]))
+    return Dataset(name, train, tuple(distinct[i] for i in ranked[:count]), duplicates, too_long)
 
 
 @lru_cache(maxsize=4)
@@ -149,7 +167,7 @@ def _jsonl(path: Path) -> list[dict[str, Any]]:
 
 def _lines(path: Path) -> Iterable[str]:
     try:
-        return path.read_text(encoding="utf-8").split("\n")
+        return path.read_text(encoding="utf-8-sig").split("\n")  # some editors begin with a BOM
     except (OSError, UnicodeDecodeError) as error:
         raise refused(f"`{path}` cannot be read: {error}") from None
 

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import os
-import signal
-import threading
 import time
-from contextlib import AbstractContextManager
+import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal
 
 from rich.console import Console
 
 from hflow.compiler.plan import Plan
-from hflow.diagnostics import Diagnostic, HflowError, render
+from hflow.diagnostics import Diagnostic, HflowError, Terminated, render
 from hflow.runtime.controller.inline_pool import InlinePool
 from hflow.runtime.controller.local_ray import LocalRay
 from hflow.runtime.controller.metrics import merge
 from hflow.runtime.controller.pool import Pool, WorkerFailure
 from hflow.runtime.controller.progress import RunProgress
 from hflow.runtime.controller.run_folder import RunFolder
+from hflow.runtime.controller.signals import EndingSignals
 from hflow.view import units
 from hflow.view.report import measured_times
 from hflow.view.terminal import measured_text
@@ -37,10 +35,6 @@ class Run:
     evaluations: dict[int, float] = field(default_factory=dict[int, float])
     wall_s: float = 0.0
     diagnostics: tuple[Diagnostic, ...] = ()
-
-
-class Terminated(BaseException):
-    """SIGTERM arrived."""
 
 
 def execute(
@@ -65,16 +59,16 @@ def execute(
         HflowError: when the run cannot start or fails; the run folder then says ``failed``.
         KeyboardInterrupt, Terminated: after workers have been ended and the folder completed.
     """
-    console = console or Console(stderr=True)
+    console = console or RunConsole(stderr=True)
     folder = RunFolder(run_dir, plan)
     run = Run(folder.path)
     started = time.time()
     folder.event("started", plan=plan.hash)
-    with _SigTerm() as sigterm:
+    with EndingSignals() as signals:
         try:
             own = pool or _start(plan, address, workers, console)
             try:
-                sigterm.install()  # Ray has put its own handler in place, which aborts the process
+                signals.install()  # Ray has put its own handler of SIGTERM in place, which aborts the process
                 _run(plan, own, folder, run, export, console)
             finally:
                 if pool is None:
@@ -83,11 +77,10 @@ def execute(
         except (KeyboardInterrupt, Terminated):
             run.status = "interrupted"
             raise
-        except HflowError as error:
-            _record_failure(folder, run, error)
-            raise
-        except BaseException:
+        except BaseException as error:
             run.status = "failed"
+            _record_failure(folder, run, error)
+            _say(console, f"the run failed; details in {folder.path / 'error.txt'}")
             raise
         finally:
             run.wall_s = time.time() - started
@@ -96,16 +89,27 @@ def execute(
     return run
 
 
+def _say(console: Console, text: str) -> None:
+    console.print(text, highlight=False, soft_wrap=True)
+
+
+class RunConsole(Console):
+    """A console that falls silent when nobody reads it any more (``hflow exec … | head``)."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
 def _start(plan: Plan, address: str | None, workers: str, console: Console) -> Pool:
     platform = plan.cluster.device.platform
     size = max(plan.devices) + 1
     threads = max(1, (os.cpu_count() or 1) // size)
     if workers == "inline":
         return InlinePool(threads, platform)
+    _say(console, f"starting {size} {platform} worker{'s' if size > 1 else ''} …")
     ray_at = address or LocalRay()
     from hflow.runtime.controller.ray_pool import RayPool  # Ray reads its settings when it is imported
 
-    console.print(f"starting {size} {platform} worker{'s' if size > 1 else ''} …", highlight=False)
     return RayPool(size, ray_at, platform, threads)
 
 
@@ -121,7 +125,7 @@ def _run(plan: Plan, pool: Pool, folder: RunFolder, run: Run, export: bool, cons
         for model in dict.fromkeys(n.model.model for n in plan.graph.nodes if n.op == "train" and n.model):
             pool.call("export", model, str((folder.path / "export" / model).absolute()))
             folder.event("exported", model=model)
-    console.print(measured_text(plan, measured_times(folder.metrics)), highlight=False)
+    _say(console, measured_text(plan, measured_times(folder.metrics)))
 
 
 def _step(plan: Plan, pool: Pool, folder: RunFolder, run: Run, progress: RunProgress, step: int) -> None:
@@ -167,33 +171,12 @@ def summary(plan: Plan, run: Run) -> dict[str, Any]:
     }
 
 
-def _record_failure(folder: RunFolder, run: Run, error: HflowError) -> None:
-    run.status, run.diagnostics = "failed", error.diagnostics
-    texts = [render(d) for d in error.diagnostics]
-    folder.event("failed", diagnostics=texts)
-    trace = error.trace if isinstance(error, WorkerFailure) else ""
-    (folder.path / "error.txt").write_text("\n\n".join([*texts, trace]).strip() + "\n")
-
-
-class _SigTerm(AbstractContextManager["_SigTerm"]):
-    """Turn SIGTERM into an exception while a run is on, so that it cleans up like Ctrl-C.
-
-    Outside the main thread the embedding program owns its signals, and nothing is changed.
-    """
-
-    def __enter__(self) -> _SigTerm:
-        self._ours = threading.current_thread() is threading.main_thread()
-        self._before = signal.getsignal(signal.SIGTERM)
-        self.install()
-        return self
-
-    def install(self) -> None:
-        if self._ours:
-            signal.signal(signal.SIGTERM, self._raise)
-
-    def _raise(self, number: int, frame: FrameType | None) -> None:
-        raise Terminated
-
-    def __exit__(self, *_: object) -> None:
-        if self._ours:
-            signal.signal(signal.SIGTERM, self._before)
+def _record_failure(folder: RunFolder, run: Run, error: BaseException) -> None:
+    """Write error.txt: diagnostics and the failing worker's traceback, or our own for a defect of hflow."""
+    texts = ["".join(traceback.format_exception(error))]
+    if isinstance(error, HflowError):
+        run.diagnostics = error.diagnostics
+        texts = [render(d) for d in error.diagnostics]
+    if isinstance(error, WorkerFailure):
+        texts.append(error.trace)
+    (folder.path / "error.txt").write_text("\n\n".join(texts).strip() + "\n")

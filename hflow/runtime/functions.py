@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
-import re
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -47,8 +46,3 @@ def _file_module(path: Path) -> ModuleType:
     sys.modules[name] = module  # dataclasses and pickle look their module up
     spec.loader.exec_module(module)
     return module
-
-
-def output_names(signature: str) -> tuple[str, ...]:
-    """Names of the outputs in ``a: type -> b: type, c: type``, in order."""
-    return tuple(re.findall(r"(\w+)\s*:", signature.rpartition("->")[2]))

@@ -52,13 +52,15 @@ def new_model(
         force: replace the model files in a folder that is not empty.
 
     Raises:
-        HflowError: HF406 when the folder is not empty, the family is unknown, or the sizes do not fit.
+        HflowError: HF406 when the folder is not empty or cannot be made, the family is unknown, the
+            alphabet is empty, or the sizes do not fit.
     """
     folder = Path(folder)
     kv_heads = heads if kv_heads is None else kv_heads
     _check_sizes(folder, family, layers, hidden, heads, kv_heads)
-    if folder.exists() and any(folder.iterdir()) and not force:
-        raise _refused(folder, "the folder is not empty", "name another, or pass --force to overwrite")
+    if not alphabet:
+        raise _refused(folder, "the alphabet is empty")
+    _make_folder(folder, force)
     tokenizer = character_tokenizer(alphabet)
     config_class, model_class = FAMILIES[family]
     config = config_class(
@@ -117,6 +119,16 @@ def _check_sizes(folder: Path, family: str, layers: int, hidden: int, heads: int
         raise _refused(folder, f"hidden {hidden} is not an even multiple of {heads} heads")
     if heads % kv_heads:
         raise _refused(folder, f"{heads} heads cannot share {kv_heads} key-value heads evenly")
+
+
+def _make_folder(folder: Path, force: bool) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        empty = not any(folder.iterdir())
+    except OSError as error:  # a file has this name or a parent's, or nothing may be written here
+        raise _refused(folder, f"the folder cannot be made: {error.strerror}") from error
+    if not (empty or force):
+        raise _refused(folder, "the folder is not empty", "name another, or pass --force to overwrite")
 
 
 def _refused(folder: Path, problem: str, help_: str = "") -> HflowError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +12,16 @@ from transformers import PreTrainedTokenizerFast
 
 from hflow.diagnostics import Diagnostic, HflowError
 
+HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # like Qwen/Qwen2-0.5B
 PROBES = ("1 + 2 = 3", "The quick brown fox: 42.\nNext  line")
+
+
+class UnknownTextError(ValueError):
+    """The vocabulary cannot express a part of a text; `index` is the text's place among those given."""
+
+    def __init__(self, index: int, message: str):
+        super().__init__(message)
+        self.index = index
 
 
 @dataclass(frozen=True)
@@ -40,15 +50,16 @@ class Tokenizer:
         """Token ids of each text.
 
         Raises:
-            ValueError: when a text has a part that the vocabulary cannot express.
+            UnknownTextError: when a text has a part that the vocabulary cannot express.
         """
         if not texts:
             return []
         encoded = self.fast(list(texts), add_special_tokens=False)["input_ids"]
         unknown = self.fast.unk_token_id
-        for text, ids in zip(texts, encoded):
+        for index, (text, ids) in enumerate(zip(texts, encoded)):
             if unknown is not None and unknown in ids:
-                raise ValueError(f"the tokenizer has no token for {self._inexpressible(text)} in {text!r}")
+                message = f"the tokenizer has no token for {self._inexpressible(text)} in {text!r}"
+                raise UnknownTextError(index, message)
         return encoded
 
     def decode(self, rows: Sequence[Sequence[int]]) -> list[str]:
@@ -69,9 +80,11 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
     place of the one in the file, which swallows the spaces of a character-level vocabulary.
 
     Raises:
-        HflowError: HF406 when there is no tokenizer, when it has no end-of-sequence token, or when
-            text does not survive being encoded and decoded.
+        HflowError: HF406 when there is no folder or no tokenizer in it, when it has no end-of-sequence
+            token, or when text does not survive being encoded and decoded.
     """
+    if not Path(folder).is_dir():
+        raise _absent(folder)
     file = Path(folder) / "tokenizer.json"
     if not file.is_file():
         raise _unusable(folder, "there is no tokenizer.json")
@@ -91,12 +104,20 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
 def _check_round_trip(tokenizer: Tokenizer, probe: str, folder: Path | str) -> None:
     try:
         ids = tokenizer.encode([probe])
-    except ValueError:  # a small alphabet need not hold this probe's characters
+    except UnknownTextError:  # a small alphabet need not hold this probe's characters
         return
     back = tokenizer.decode(ids)[0]
     if back != probe:
         raise _unusable(folder, f"the tokenizer turns {probe!r} into {back!r}")
 
 
-def _unusable(folder: Path | str, problem: str) -> HflowError:
-    return HflowError(Diagnostic("HF406", f"model folder `{folder}`: {problem}"))
+def _absent(folder: Path | str) -> HflowError:
+    problem = "there is no such folder"
+    if not Path(folder).is_absolute():
+        problem += f" in `{Path.cwd()}`, where hflow runs"
+    is_hub_name = HUB_NAME.fullmatch(str(folder)) and not Path(folder).parent.exists()
+    return _unusable(folder, problem, "hub names are not downloaded" if is_hub_name else "")
+
+
+def _unusable(folder: Path | str, problem: str, help_: str = "") -> HflowError:
+    return HflowError(Diagnostic("HF406", f"model folder `{folder}`: {problem}", help=help_))

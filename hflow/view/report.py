@@ -12,6 +12,7 @@ from markupsafe import Markup
 from hflow.compiler.plan import Plan
 from hflow.diagnostics import Diagnostic
 from hflow.diagnostics import render as render_diagnostic
+from hflow.graph.graph import Graph
 from hflow.view import units
 from hflow.view.chart import line_chart
 from hflow.view.gantt import plan_gantt, run_gantt
@@ -81,7 +82,7 @@ def report_html(report: Report) -> str:
         status=str(report.summary.get("status", "unknown")),
         figures=_figures(report),
         problems=[render_diagnostic(d) for d in report.diagnostics],
-        charts=_charts(report.metrics),
+        charts=_charts(graph, report.metrics),
         graph=Markup(plan_svg(plan)),
         plan=plan_text(plan),
         compared=_compared(plan, measured_times(report.metrics)),
@@ -120,14 +121,20 @@ def _score(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def _charts(metrics: Sequence[Metrics]) -> list[Chart]:
-    """One per numeric metric; a metric under a second name is shown once."""
+def _charts(graph: Graph, metrics: Sequence[Metrics]) -> list[Chart]:
+    """One per numeric metric; the reward, which a run also writes as `reward_mean`, is shown once."""
     names = {name for line in metrics for name, value in line.items() if isinstance(value, int | float)}
+    if "reward_mean" in names:
+        names.discard(_reward(graph))
     charted = sorted((n for n in names if not n.startswith(NOT_CHARTED)), key=_chart_order)
-    series: dict[tuple[Any, ...], str] = {}
-    for name in charted:
-        series.setdefault(tuple(line.get(name) for line in metrics), name)
-    return [_chart(name, metrics) for name in series.values()]
+    return [_chart(name, metrics) for name in charted]
+
+
+def _reward(graph: Graph) -> str:
+    """The port whose mean is `reward_mean`: what evaluation measures, else the only output `score`."""
+    if graph.evaluation:
+        return str(graph.evaluation.metric)
+    return next((f"{n.name}.score" for n in graph.nodes if n.op == "call" and n.output("score")), "")
 
 
 def _chart_order(name: str) -> tuple[int, str]:

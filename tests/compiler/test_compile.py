@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -146,6 +148,67 @@ def test_too_small_memory_is_refused(grpo: Graph) -> None:
     with pytest.raises(HflowError) as caught:
         compile_graph(grpo, tiny)
     assert {d.code for d in caught.value.diagnostics} <= {"HF304", "HF305"}
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda plan: plan["nodes"][0].update(node="renamed"), "node `prompts` has no plan"),
+        (lambda plan: plan["nodes"][1].update(micro_batch=0), "micro-batch of 0"),
+        (lambda plan: plan["step"]["instructions"].pop(0), "which nothing wrote"),
+        (lambda plan: plan["step"]["instructions"][1].update(edge=99), "edge 99"),
+        (lambda plan: plan.update(version=0), "plan version 0"),
+        (lambda plan: plan.pop("cluster"), "cluster"),
+    ],
+)
+def test_a_plan_edited_by_hand_is_checked(grpo: Graph, tmp_path: Path, edit: Any, message: str) -> None:
+    plan = json.loads(to_json(compile_graph(grpo, local(4), PINS)))
+    edit(plan)
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    with pytest.raises(HflowError) as caught:
+        load_plan(tmp_path / "plan.json")
+    assert [d.code for d in caught.value.diagnostics] == ["HF306"]
+    assert message in caught.value.diagnostics[0].message
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "hflow: 1", '"plan"'])
+def test_what_is_no_plan_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(HflowError, match="HF306"):
+        load_plan(tmp_path / "plan.json")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("num_hidden_layers", "3"), ("hidden_size", 0), ("model_type", "gpt2"), ("num_attention_heads", None)],
+)
+def test_a_broken_config_is_refused(model: str, key: str, value: Any) -> None:
+    file = Path(model) / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
+    with pytest.raises(HflowError) as caught:
+        hflow.compile(hflow.load("algorithms/sft.yaml", [f"params.model={model}"]), "local")
+    assert [d.code for d in caught.value.diagnostics] == ["HF303"]
+
+
+def test_a_graph_without_models_is_refused(model: str, tmp_path: Path) -> None:
+    graph = "hflow: 1\nname: data\nloop: {name: step, times: 1}\nnodes:\n  rows:\n    op: data\n"
+    graph += "    with: {dataset: x.jsonl, batch: 2}\n    out: {answer: 'str[batch]'}\n"
+    (tmp_path / "data.yaml").write_text(graph)
+    with pytest.raises(HflowError, match="HF304"):
+        hflow.compile(hflow.load(tmp_path / "data.yaml"), "local")
+
+
+def test_responses_longer_than_the_model_are_refused(model: str) -> None:
+    graph = hflow.load("algorithms/grpo.yaml", [f"params.model={model}", "params.max_new_tokens=512"])
+    with pytest.raises(HflowError) as caught:
+        hflow.compile(graph, "local")
+    assert "512 positions" in caught.value.diagnostics[0].help
+
+
+def test_fewer_devices_only_when_more_do_not_work(model: str) -> None:
+    overrides = [f"params.model={model}", "params.batch=12", "params.minibatch=96"]
+    plan = compile_graph(hflow.load("algorithms/grpo.yaml", overrides), local(4))
+    assert all(len(n.mesh.devices) == 4 for n in plan.nodes)
 
 
 def test_missing_model_names_its_place(tmp_path: Path, model: str) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -71,6 +72,15 @@ def test_a_full_folder_is_left_alone_unless_forced(tmp_path: Path) -> None:
     assert (tmp_path / "precious.txt").read_text() == "mine"
 
 
+@pytest.mark.parametrize("path", ["file", "file/model", "file/models/tiny"])
+@pytest.mark.parametrize("force", [False, True])
+def test_a_file_in_the_way_is_refused(tmp_path: Path, path: str, force: bool) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(HflowError, match=f"HF406.*{path}`: the folder cannot be made"):
+        new_model(tmp_path / path, layers=1, hidden=16, heads=2, force=force)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
@@ -78,9 +88,10 @@ def test_a_full_folder_is_left_alone_unless_forced(tmp_path: Path) -> None:
         ({"heads": 4, "kv_heads": 3}, "4 heads cannot share 3"),
         ({"layers": 0}, "at least 1"),
         ({"family": "gpt2"}, "unknown family `gpt2`"),
+        ({"alphabet": ""}, "HF406.*the alphabet is empty"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused(tmp_path: Path, sizes: dict[str, int], message: str) -> None:
+def test_sizes_that_do_not_fit_are_refused(tmp_path: Path, sizes: dict[str, Any], message: str) -> None:
     with pytest.raises(HflowError, match=message):
-        new_model(tmp_path / "model", **sizes)  # type: ignore[arg-type]
+        new_model(tmp_path / "model", **sizes)
     assert not (tmp_path / "model").exists()

@@ -121,6 +121,16 @@ def test_rows_that_are_too_long_are_left_out_and_counted(tmp_path: Path) -> None
     assert "dropped_rows" not in draw(data_node(dataset(tmp_path, sums(20))), (0, 6)).metrics
 
 
+def test_too_few_rows_are_refused_with_where_the_others_went(tmp_path: Path) -> None:
+    rows = [*sums(20), *sums(5), *({"meta": {"sum": "9" * 40}, "answer": 1} for _ in range(3))]
+    origin = "of 28 in the source; duplicates of a prompt: 5, too long: 3"
+    expected = rf"16 rows to train on \({origin}, held out: 4\), a batch needs 17"
+    with pytest.raises(NodeError, match=expected):
+        draw(data_node(dataset(tmp_path, rows), batch=17), (0, 17))
+    with pytest.raises(NodeError, match=rf"20 distinct rows \({origin}\); holding out 20 leaves none"):
+        draw(data_node(dataset(tmp_path, rows), holdout=20), (0, 6))
+
+
 def test_the_end_of_sequence_counts_as_a_response_token(tmp_path: Path) -> None:
     source = dataset(tmp_path, [{"meta": {"sum": str(i)}, "answer": "123"} for i in range(8)])
     draw(data_node(source, holdout=0, max_response_tokens=4), (0, 6))
@@ -136,7 +146,8 @@ def test_the_end_of_sequence_counts_as_a_response_token(tmp_path: Path) -> None:
         ({"response": "{{ meta.total }}"}, "row 0 .* response template.*total"),
         ({"prompt": "{{ answer / 0 }}"}, "row 0 .* ZeroDivisionError"),
         ({"prompt": "{{ ''.__class__.__mro__ }}"}, "row 0 .* unsafe"),
-        ({"prompt": "caf\u00e9 {{ answer }}"}, "no token for 'é'"),
+        ({"prompt": "caf\u00e9 {{ answer }}"}, "row 0 .*, prompt: .*no token for 'é' in 'café 0'"),
+        ({"response": "{% if answer == 6 %}\u00e9{% endif %}"}, "row 3 .*, response: .* no token for 'é'"),
         ({"prompt": ""}, "row 0 .* empty prompt"),
         ({"batch": 27}, "26 rows to train on"),
         ({"holdout": 30}, "leaves none"),
@@ -191,6 +202,15 @@ def doubles(*, score):
 
 def counts(*, score):
     return score.long()
+
+def divide(*, score):
+    return 1 / score - 1 / score.clamp(max=2)
+
+def logs(*, logprobs):
+    return logprobs.log(), logprobs.sum(-1)
+
+def per_prompt(*, score):
+    return score.prod(-1) / score.sum(-1)
 
 def fail(*, score):
     raise RuntimeError("no luck")
@@ -279,6 +299,45 @@ def test_strings_come_back(file: Path) -> None:
 def test_a_wider_float_is_narrowed_to_the_declared_dtype(file: Path) -> None:
     out = execute(score_node(file, "doubles"), {"score": Rows(torch.ones(6))}, (0, 6)).outputs["out"]
     assert out.values.dtype == torch.float32
+
+
+def refused(node: Node, inputs: Mapping[str, Rows], rows: tuple[int, int]) -> NodeError:
+    with pytest.raises(NodeError) as caught:
+        execute(node, inputs, rows)
+    return caught.value
+
+
+@pytest.mark.parametrize(("zero_at", "first_row"), [(0, 0), (4, 0), (2, 12)])
+def test_a_number_that_is_not_finite_is_refused_with_its_global_row(
+    file: Path, zero_at: int, first_row: int
+) -> None:
+    scores = torch.ones(6)
+    scores[zero_at] = 0
+    error = refused(score_node(file, "divide"), {"score": Rows(scores)}, (first_row, first_row + 6))
+    assert (error.node, error.code) == ("mine", "HF405")
+    assert error.message == f"`out` of row {first_row + zero_at} is nan"
+
+
+def test_a_ragged_value_that_is_not_finite_is_refused_with_its_row_and_padding_is_not_looked_at(
+    file: Path,
+) -> None:
+    signature = "logprobs: f32[rows, resp~] -> logs: f32[rows, resp~], total: f32[rows]"
+    types = {"logs": LOGPROBS, "total": SCORES}
+    node = call_node(f"{file}:logs", signature, {"logprobs": LOGPROBS}, types)
+    lengths = torch.tensor([2, 0, 3, 1])
+    values = torch.arange(1.0, 7.0)
+    assert execute(node, {"logprobs": Rows(values, lengths)}, (6, 10)).outputs["logs"].values[0] == 0
+    values[2] = 0
+    error = refused(node, {"logprobs": Rows(values, lengths)}, (6, 10))
+    assert error.message == "`logs` of row 8 is -inf"
+
+
+def test_rows_of_groups_are_counted_in_groups(file: Path) -> None:
+    signature = "score: f32[prompts*group] -> mean: f32[prompts]"
+    types = {"mean": ValueType("f32", (PROMPTS,))}
+    node = call_node(f"{file}:per_prompt", signature, {"score": SCORES}, types)
+    scores = torch.tensor([1.0, 1, 1, 0, 0, 0])
+    assert refused(node, {"score": Rows(scores)}, (12, 18)).message == "`mean` of row 5 is nan"
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,22 @@ def test_a_character_outside_the_alphabet_is_named(tokenizer: Tokenizer) -> None
         tokenizer.encode(["ok", "café"])
 
 
+def test_a_folder_that_does_not_exist_is_named_with_where_it_was_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models").mkdir()
+    monkeypatch.chdir(tmp_path)
+    helps: dict[str, str] = {}
+    for name in ("models/tiny", "Qwen/Qwen2-0.5B", "./elsewhere"):
+        with pytest.raises(HflowError) as caught:
+            load_tokenizer(name)
+        (diagnostic,) = caught.value.diagnostics
+        assert diagnostic.code == "HF406"
+        assert f"`{name}`: there is no such folder in `{tmp_path}`" in diagnostic.message
+        helps[name] = diagnostic.help
+    assert helps == {"models/tiny": "", "Qwen/Qwen2-0.5B": "hub names are not downloaded", "./elsewhere": ""}
+
+
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(HflowError, match=r"HF406.*no tokenizer\.json"):
         load_tokenizer(tmp_path)

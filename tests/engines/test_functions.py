@@ -8,7 +8,7 @@ import pytest
 
 from hflow.diagnostics import HflowError
 from hflow.ops.losses import ppo_clip
-from hflow.runtime.functions import load_function, output_names
+from hflow.runtime.functions import load_function
 
 
 def test_a_function_of_a_package() -> None:
@@ -44,8 +44,3 @@ def test_what_cannot_be_imported_is_named(reference: str, problem: str) -> None:
     with pytest.raises(HflowError, match="HF205") as caught:
         load_function(reference)
     assert problem in str(caught.value)
-
-
-def test_output_names() -> None:
-    signature = "a: f32[rows, resp~]<trained>, b?: f32[rows] -> loss: f32[rows, resp~], kl: f32[rows]"
-    assert output_names(signature) == ("loss", "kl")

@@ -243,7 +243,26 @@ def infinite(logprobs, mask):
 
 def after_padding(logprobs, entropy, mask):
     return -torch.where(mask, logprobs, torch.full_like(logprobs, float("nan"))) - 0.1 * entropy
+
+def scalar(logprobs, mask):
+    return -logprobs[mask].mean(), logprobs.detach()
+
+def per_row(logprobs, mask):
+    return -logprobs.sum(1, keepdim=True), logprobs.detach()
+
+def narrow_metric(logprobs, mask):
+    return -logprobs, logprobs.detach().mean()
+
+def number(logprobs, mask):
+    return -logprobs, 1.0
+
+def detached(logprobs, mask):
+    return -logprobs.detach(), logprobs.detach()
+
+def lone(logprobs, mask):
+    return -logprobs
 """
+TOKENS = "logprobs: f32[rows, resp~]<trained>, mask: bool[rows, resp~]"
 
 
 def user_loss_on_rank(
@@ -265,17 +284,52 @@ def test_a_loss_that_is_not_finite_stops_all_ranks_before_the_update(
 ) -> None:
     (tmp_path / "losses.py").write_text(LOSSES)
     folder = folders.of("llama", False)
-    function = Function(f"{tmp_path}/losses.py:infinite", "logprobs: f32[a], mask: bool[a] -> loss: f32[a]")
+    function = Function(f"{tmp_path}/losses.py:infinite", f"{TOKENS} -> loss: f32[rows, resp~]")
     results = pool.run(4, user_loss_on_rank, folder, MESHES["pp2dp2"], rollout(folder), function)
     for code, node, message in results:
         assert (code, node) == ("HF405", "actor_train")
         assert "inf" in message
 
 
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("scalar", "returned `loss` of shape [], declared is f32[rows, resp~], here [4, 6]"),
+        ("per_row", "returned `loss` of shape [4, 1], declared is f32[rows, resp~], here [4, 6]"),
+        ("narrow_metric", "returned `seen` of shape [], declared is f32[rows, resp~], here [4, 6]"),
+        ("number", "returned `seen` as float, declared is f32[rows, resp~]"),
+        ("detached", "returned a `loss` without gradient"),
+        ("lone", "returned 1 values, declared are loss, seen"),
+    ],
+)
+def test_a_loss_that_breaks_its_signature_is_named_and_not_broadcast(
+    pool: Pool, folders: Folders, tmp_path: Path, name: str, problem: str
+) -> None:
+    (tmp_path / "losses.py").write_text(LOSSES)
+    folder, reference = folders.of("llama", False), f"{tmp_path}/losses.py:{name}"
+    function = Function(reference, f"{TOKENS} -> loss: f32[rows, resp~], seen: f32[rows, resp~]")
+    (failure,) = pool.run(1, user_loss_on_rank, folder, MESHES["one"], rollout(folder), function)
+    code, node, message = failure
+    assert (code, node) == ("HF401", "actor_train")
+    assert message.startswith(f"`{reference}` {problem}")
+
+
+def test_a_loss_is_given_what_its_declared_signature_names(
+    pool: Pool, folders: Folders, tmp_path: Path
+) -> None:
+    """A wrapped function takes ``**inputs``: its Python parameters do not say what it reads."""
+    wrapped = "def wrapped(**inputs):\n    assert set(inputs) == {'logprobs', 'mask'}\n"
+    (tmp_path / "wrapped.py").write_text(wrapped + "    return -inputs['logprobs']\n")
+    folder = folders.of("llama", False)
+    function = Function(f"{tmp_path}/wrapped.py:wrapped", f"{TOKENS} -> loss: f32[rows, resp~]")
+    (metrics,) = pool.run(1, user_loss_on_rank, folder, MESHES["one"], rollout(folder), function)
+    assert metrics["loss"][0] > 0
+
+
 def test_a_loss_may_use_entropy_and_ignore_padding(pool: Pool, folders: Folders, tmp_path: Path) -> None:
     (tmp_path / "losses.py").write_text(LOSSES)
     folder = folders.of("llama", False)
-    signature = "logprobs: f32[a], entropy: f32[a], mask: bool[a] -> loss: f32[a]"
+    signature = f"{TOKENS}, entropy: f32[rows, resp~]<trained> -> loss: f32[rows, resp~]"
     function = Function(f"{tmp_path}/losses.py:after_padding", signature, {}, ("logprobs", "entropy"))
     (metrics,) = pool.run(1, user_loss_on_rank, folder, MESHES["one"], rollout(folder), function)
     data, model = rollout(folder), load_hf(folder, torch.float64)

@@ -107,3 +107,12 @@ def test_sections_are_made_when_the_schema_knows_them() -> None:
     graph, _ = check("algorithms/sft.yaml", ["nodes.actor_train.repeat.minibatch=64"])
     repeat = graph.node("actor_train").repeat
     assert repeat and repeat.minibatch == 64
+
+
+def test_the_seed_is_what_an_int64_holds() -> None:
+    largest = 2**63 - 1
+    assert load(GRPO, (f"seed={largest}",)).seed == largest
+    for seed in (largest + 1, 99999999999999999999999):
+        (diagnostic,) = refused(f"seed={seed}")
+        assert diagnostic.code == "HF103"
+        assert diagnostic.message.startswith("`seed` must be < 9223372036854775808, got ")

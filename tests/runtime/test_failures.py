@@ -77,9 +77,11 @@ def assert_all_gone(processes: list[psutil.Process]) -> None:
 
 
 @pytest.fixture
-def breaking_graph(tmp_path: Path) -> Path:
+def breaking_graph(tmp_path: Path, failure: str) -> Path:
     """grpo_small.yaml with a reward function that raises in the second step."""
     functions = """
+import sys
+
 from hflow.ops.op import op
 
 calls = 0
@@ -89,15 +91,28 @@ def digits(text, answer):
     global calls
     calls += 1
     if calls > 2:  # the evaluation before the first step, and the first step
-        raise ZeroDivisionError("no such reward")
+        FAILURE
     return [[1.0 * len(t) for t in samples] for samples in text]
 """
-    (tmp_path / "rewards.py").write_text(functions)
+    (tmp_path / "rewards.py").write_text(functions.replace("FAILURE", failure))
     graph = tmp_path / "graph.yaml"
     graph.write_text((FOLDER / "grpo_small.yaml").read_text())
     return graph
 
 
+@pytest.mark.parametrize("failure", ["sys.exit(0)"])
+def test_a_reward_cannot_end_the_run_silently(
+    start: Start, breaking_graph: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    code, output = finish(
+        start(breaking_graph, tiny_model, run_dir, "--cluster", "local1", "--workers", "inline")
+    )
+    assert code == 1 and "error[HF401]: node `reward` failed" in output and "SystemExit" in output
+    assert f"details in {run_dir / 'error.txt'}" in output
+
+
+@pytest.mark.parametrize("failure", ['raise ZeroDivisionError("no such reward")'])
 def test_node_failure_names_its_cause(
     start: Start, breaking_graph: Path, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -115,7 +130,9 @@ def test_node_failure_names_its_cause(
     assert "no such reward" in (run_dir / "report.html").read_text()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_signals_end_everything(
     start: Start, number: int, code: int, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -125,6 +142,7 @@ def test_signals_end_everything(
     family = descendants(process)
     folders = temporary_folders(family)
     assert any("raylet" in " ".join(p.cmdline()) for p in family) and folders
+    assert all(f.stat().st_mode & 0o077 == 0 for f in folders), "others can reach Ray's token"
     process.send_signal(number)
     returned, output = finish(process)
     assert returned == code, output
@@ -134,6 +152,19 @@ def test_signals_end_everything(
     summary = json.loads((run_dir / "summary.json").read_text())
     assert summary["status"] == "interrupted" and summary["steps"] >= 2
     assert (run_dir / "report.html").exists()
+
+
+def test_a_reader_that_leaves_does_not_end_the_run(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+    """`hflow exec … | head -1`"""
+    run_dir = tmp_path / "run"
+    process = start(FOLDER / "grpo_small.yaml", tiny_model, run_dir, "--set", "params.steps=3")
+    assert process.stdout
+    process.stdout.readline()
+    process.stdout.close()
+    process.stdout = None
+    process.wait(DEADLINE_S)
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert (summary["status"], summary["steps"]) == ("finished", 3)
 
 
 def test_killed_worker_is_reported(start: Start, tiny_model: Path, tmp_path: Path) -> None:
@@ -165,7 +196,9 @@ def temporary_folders(family: list[psutil.Process]) -> set[Path]:
         (("exec", "tests/runtime/grpo_small.yaml", "--set", "params.model=/nowhere"), "HF303"),
         (("exec", "tests/runtime/grpo_small.yaml", "--cluster", "nowhere.yaml"), "HF001"),
         (("exec", "clusters/local.yaml"), "HF101"),
-        (("exec", "pyproject.json"), "HF306"),
+        (("exec", "pyproject.json"), "HF001"),
+        (("compile", "algorithms/sft.yaml", "--cluster", "somewhere/local4.yaml"), "HF001"),
+        (("compile", "algorithms/sft.yaml", "--cluster", "locl"), "HF001"),
     ],
 )
 def test_user_errors_are_diagnostics(arguments: tuple[str, ...], code: str) -> None:

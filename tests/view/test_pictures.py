@@ -129,6 +129,14 @@ def test_a_metric_with_two_names_is_charted_once() -> None:
     assert "<h3>reward_mean " in html and "<h3>reward.score " not in html and "<h3>tokens " in html
 
 
+def test_different_metrics_of_equal_values_are_all_charted() -> None:
+    """As when every reward is 0: then the gradient is 0 too."""
+    names = ("loss.actor_train", "reward_mean", "actor_train.grad_norm", "other.score")
+    lines = [{"step": i, "reward.score": 0.0, **dict.fromkeys(names, 0.0)} for i in range(4)]
+    html = report_html(Report(PLAN, lines, {"status": "running"}))
+    assert all(f"<h3>{name} " in html for name in names) and "<h3>reward.score " not in html
+
+
 def test_chart_of_nothing_and_of_a_constant() -> None:
     ET.fromstring(line_chart("loss", [], []))
     ET.fromstring(line_chart("loss", [0, 1], [0.0, 0.0]))

@@ -31,6 +31,9 @@ def candidates(draft: Draft) -> Draft:
         if not options:
             errors.append(_nothing_fits(node, pin, refusals))
         found[node.name] = tuple(sorted(options, key=lambda c: (c.time_s, c.working_bytes)))
+    if not found:
+        message = f"no node of `{draft.graph.name}` uses a model, so there is nothing to place"
+        errors.append(Diagnostic("HF304", message, help="add a generate, score or train node"))
     if errors:
         raise HflowError(errors)
     return replace(draft, candidates=found)
@@ -40,13 +43,13 @@ def _options(draft: Draft, node: Node, pin: Pin | None) -> tuple[list[Candidate]
     options: list[Candidate] = []
     refusals: dict[str, str] = {}
     for mesh in _meshes(draft, pin):
+        if options and not pin and len(mesh.devices) < len(options[0].devices):
+            break  # fewer devices only when nothing runs on more
         result = _candidate(draft, node, mesh)
         if isinstance(result, Candidate):
             options.append(result)
         else:
             refusals[str(mesh)] = result
-        if options and not pin and len(mesh.devices) < len(options[0].devices):
-            break  # fewer devices only when nothing runs on more
     return options, refusals
 
 
@@ -101,6 +104,9 @@ def _model_reason(shape: ModelShape, mesh: Mesh, node: Node) -> str:
         return f"tp{mesh.tp} does not divide the MLP width {shape.ffn}"
     if shape.num_layers % mesh.pp:
         return f"pp{mesh.pp} does not divide {shape.num_layers} layers"
+    if node.op == "generate" and node.options["max_new_tokens"] >= shape.max_positions:
+        wanted = node.options["max_new_tokens"]
+        return f"a prompt and {wanted} new tokens do not fit into the model's {shape.max_positions} positions"
     if node.op == "generate" and mesh.pp > 1:
         return "generation has no pipeline parallelism"
     return ""
@@ -131,5 +137,7 @@ def _nothing_fits(node: Node, pin: Pin | None, refusals: dict[str, str]) -> Diag
     reasons = "; ".join(f"{mesh}: {reason}" for mesh, reason in list(refusals.items())[:6])
     if pin:
         message = f"--pin {pin.text}: `{node.name}` cannot run so"
-        return Diagnostic("HF302", message, help=reasons or "sizes and devices do not match")
+        return Diagnostic(
+            "HF302", message, help=reasons or "its sizes do not multiply to its number of devices"
+        )
     return Diagnostic("HF304", f"no layout of `{node.name}` is feasible", node.span, reasons)

@@ -8,6 +8,7 @@ import secrets
 import shutil
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 
@@ -20,16 +21,21 @@ class LocalRay:
     """
 
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="hflow-"))
+        self._private = Path(tempfile.mkdtemp(prefix="hflow-"))  # mode 0700
+        self.folder = self._private / "ray"  # Ray opens its own folder to everybody
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         if "ray" in sys.modules and os.environ.get("RAY_AUTH_MODE") != "token":
             return  # the program around us imported Ray with its own settings
-        token = self.folder / "token"
+        token = self._private / "token"
         token.touch(mode=0o600)
         token.write_text(secrets.token_hex(32))
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
 
     def remove(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Ray's last processes may still write while they end, so this looks twice."""
+        shutil.rmtree(self._private, ignore_errors=True)
+        if self._private.exists():
+            time.sleep(0.5)
+            shutil.rmtree(self._private, ignore_errors=True)

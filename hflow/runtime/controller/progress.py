@@ -55,11 +55,11 @@ class RunProgress:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         if self._live:
+            self._poller.join()  # it must not ask workers that are being ended
             self._live.stop()
 
     def say(self, text: str) -> None:
-        with suppress(BrokenPipeError):  # nobody listens any more; the run goes on
-            self.console.print(text, highlight=False)
+        self.console.print(text, highlight=False, soft_wrap=True)
 
     def step(self, metrics: dict[str, Any]) -> None:
         text = numbers(metrics)

@@ -27,6 +27,7 @@ from hflow.runtime.worker.worker import Worker
 
 OBJECT_STORE_BYTES = 100 * 2**20  # programs and reports only
 PLACEMENT_WAIT_S = 60
+START_WAIT_S = 300  # to import torch and Megatron, with cold disks
 GRACE_S = 10  # for survivors to give up after a failure
 
 
@@ -62,6 +63,7 @@ class RayPool:
             HflowError: HF404 when Ray cannot be started or the workers cannot be placed.
         """
         self._local = ray_at if isinstance(ray_at, LocalRay) else None
+        self._actors: list[Any] = []
         self._generation = 0
         self._size = 0
         try:
@@ -84,6 +86,7 @@ class RayPool:
                 "_temp_dir": str(ray_at.folder),
             }
         else:
+            _check_reachable(ray_at)
             options["address"] = ray_at
         try:
             ray.init(**options)
@@ -112,14 +115,14 @@ class RayPool:
     def close(self) -> None:
         """End workers and, if it is ours, Ray; leave no process and no temporary file."""
         children = psutil.Process().children(recursive=True) if self._local else []
+        actors, self._actors = self._actors, []
         if ray.is_initialized():
-            for actor in getattr(self, "_actors", []):
+            for actor in actors:
                 ray.kill(actor)
             ray.shutdown()
         _end(children)
         if self._local:
             self._local.remove()
-        self._actors = []
 
     def _gather(self, calls: list[ray.ObjectRef]) -> list[Report]:
         reports: dict[int, Report] = {}
@@ -157,6 +160,17 @@ def _result(call: ray.ObjectRef) -> Report:
 def _dead(message: str) -> Report:
     error = {"code": "HF402", "node": "", "message": message, "help": "", "trace": ""}
     return {"error": error, "time": time.time()}
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself would try for minutes before it says that nobody listens."""
+    host, separator, port = address.rpartition(":")
+    if not separator or not port.isdigit():
+        return  # `auto`, or a form that Ray reads
+    try:
+        socket.create_connection((host.removeprefix("ray://"), int(port)), timeout=10).close()
+    except OSError as error:
+        raise HflowError(Diagnostic("HF404", f"no Ray cluster answers at `{address}`: {error}")) from None
 
 
 def _open_store(local: bool) -> tuple[tuple[str, int], TCPStore]:
@@ -198,7 +212,7 @@ def _start_actors(group: PlacementGroup, size: int, platform: str, threads: int,
         for bundle in bundles
     ]
     try:
-        ray.get([actor.ready.remote() for actor in actors])
+        ray.get([actor.ready.remote() for actor in actors], timeout=START_WAIT_S)
     except RayError as error:
         raise HflowError(Diagnostic("HF404", f"workers do not start: {error}")) from None
     return actors

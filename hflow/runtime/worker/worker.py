@@ -206,11 +206,11 @@ def _guarded(action: Callable[[], Report], worker: Worker) -> Report:
     """The action's report, or a description of why it failed."""
     try:
         return action()
-    except Exception as error:  # everything a worker can raise becomes data here
+    except (Exception, SystemExit) as error:  # everything that user code can raise becomes data here
         return {"error": describe_error(error, worker.now), "time": time.time()}
 
 
-def describe_error(error: Exception, node: str) -> Report:
+def describe_error(error: BaseException, node: str) -> Report:
     """Plain data of an exception: enough for the controller to name the root cause."""
     if isinstance(error, HflowError):
         first = error.diagnostics[0]

@@ -90,7 +90,7 @@ class Training:
 
         Raises:
             NodeError: HF405, on all ranks, when a loss or a gradient is not finite; that update is not
-                made.
+                made. HF401, on the last pipeline stage, when the loss function breaks its signature.
         """
         repeat = self.call.node.repeat
         assert repeat is not None
@@ -154,7 +154,7 @@ class Training:
         width = response.shape[1]
         given = {name: _rows_of(values, part, width) for name, values in self.inputs.items()}
         mask = _rows_of(self.mask, part, width)
-        outputs = self.loss(**given, **trained)
+        outputs = self.loss(given | trained, mask.shape)
         weights = token_weights(mask, self.loss.aggregate, minibatch.global_tokens, minibatch.global_rows)
         # Selected, not only multiplied: what a loss makes of padding may be infinite.
         total = (outputs["loss"].where(mask, 0.0) * weights).sum()

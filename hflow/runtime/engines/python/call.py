@@ -38,7 +38,8 @@ def run_call(call: Call, inputs: Mapping[str, Rows]) -> Result:
 
     Raises:
         HflowError: HF205 when the function cannot be imported.
-        NodeError: when it raises, or returns values that are not of the declared types.
+        NodeError: when it raises, or returns values that are not of the declared types; HF405 naming the
+            row when it returns a number that is not finite.
     """
     node, function = call.node, call.node.function
     assert function is not None
@@ -59,6 +60,8 @@ def run_call(call: Call, inputs: Mapping[str, Rows]) -> Result:
         port.name: _collect(node, port.name, port.type, value, bound)
         for port, value in zip(signature.outputs, values)
     }
+    for port, rows in outputs.items():
+        _check_finite(call, port, rows)
     return Result(outputs, _means(node, outputs))
 
 
@@ -153,6 +156,30 @@ def _flatten(node: Node, port: str, value: Any, shape: Sequence[int]) -> list[st
         message = f"`{port}` is {_kind(value)}, declared is a list of {shape[0]}"
         raise NodeError(node.name, message)
     return [text for part in value for text in _flatten(node, port, part, shape[1:])]
+
+
+def _check_finite(call: Call, port: str, rows: Rows) -> None:
+    """Refuse nan and inf where they arise: training would report them later, and no longer know the row."""
+    bad = (~rows.values.isfinite()).nonzero()
+    if not len(bad):
+        return
+    place = bad[0].tolist()
+    local = place[0] if rows.lengths is None else _row_of(rows.lengths, place[0])
+    row = _first_row(call, port) + local
+    value = rows.values[tuple(place)].item()
+    raise NodeError(call.node.name, f"`{port}` of row {row} is {value}", "HF405")
+
+
+def _row_of(lengths: Tensor, element: int) -> int:
+    """The row that holds `element` of the ragged values, which lie row by row."""
+    return int(torch.searchsorted(lengths.cumsum(0), element, right=True))
+
+
+def _first_row(call: Call, port: str) -> int:
+    """Global number of this device's first row of `port`; groups of rows are whole on a device."""
+    output = call.node.output(port)
+    assert output is not None
+    return call.first_row * output.type.rows // call.node.inputs[0].type.rows
 
 
 def _means(node: Node, outputs: Mapping[str, Rows]) -> dict[str, tuple[float, float]]:

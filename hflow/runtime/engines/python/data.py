@@ -17,7 +17,7 @@ from hflow.graph.graph import Node, Output
 from hflow.runtime.datasets import Dataset, hold_out, read_rows, refused
 from hflow.runtime.engines.base import Call, Result
 from hflow.runtime.rows import Rows, from_lists, from_strings
-from hflow.runtime.tokenizer import Tokenizer
+from hflow.runtime.tokenizer import Tokenizer, UnknownTextError
 
 Row = Mapping[str, Any]
 _LOG = logging.getLogger(__name__)
@@ -36,10 +36,9 @@ class Example:
 
 @dataclass(frozen=True)
 class DataSource:
-    """The tokenised rows of one `data` node; `dropped` rows were longer than the node admits."""
+    """The tokenised rows of one `data` node."""
 
     dataset: Dataset[Example]
-    dropped: int
 
     def draw(self, call: Call) -> Result:
         """This device's rows of the batch of `call.step`, or of the held-out rows.
@@ -54,7 +53,8 @@ class DataSource:
             batch = self.dataset.batch(call.seed, call.step, options["batch"], options["shuffle"])
         rows = batch[call.first_row : call.first_row + call.num_rows]
         outputs = {output.port: _column(output, rows) for output in call.node.outputs}
-        return Result(outputs, {"dropped_rows": (self.dropped, 1.0)} if self.dropped else {})
+        dropped = self.dataset.too_long
+        return Result(outputs, {"dropped_rows": (dropped, 1.0)} if dropped else {})
 
 
 def open_source(node: Node, tokenizers: Mapping[str, Tokenizer]) -> DataSource:
@@ -78,7 +78,7 @@ def open_source(node: Node, tokenizers: Mapping[str, Tokenizer]) -> DataSource:
         _LOG.warning("%s: left out %d of %d rows, which are too long", node.name, dropped, len(examples))
     if not fitting:
         raise refused(f"all {len(rows)} rows of `{options['dataset']}` are too long", _limits(options))
-    return DataSource(hold_out(options["dataset"], fitting, lambda e: e.key, options["holdout"]), dropped)
+    return DataSource(hold_out(options["dataset"], fitting, lambda e: e.key, options["holdout"], dropped))
 
 
 def _examples(
@@ -91,8 +91,8 @@ def _examples(
     name = node.options["dataset"]
     keys = prompts or [json.dumps(row, sort_keys=True, default=str) for row in rows]
     fields = [o.port for o in node.outputs if o.type.dtype == "str"]
-    prompt_ids = _encode(name, tokenizer, prompts, len(rows))
-    response_ids = _encode(name, tokenizer, responses, len(rows))
+    prompt_ids = _encode(name, "prompt", tokenizer, prompts, len(rows))
+    response_ids = _encode(name, "response", tokenizer, responses, len(rows))
     end = (tokenizer.eos_id,) if tokenizer and responses else ()
     examples: list[Example] = []
     for number, (key, row, prompt, response) in enumerate(zip(keys, rows, prompt_ids, response_ids)):
@@ -132,14 +132,14 @@ def _render(name: str, what: str, number: int, render: Callable[[Row], str], row
 
 
 def _encode(
-    name: str, tokenizer: Tokenizer | None, texts: Sequence[str] | None, num_rows: int
+    name: str, what: str, tokenizer: Tokenizer | None, texts: Sequence[str] | None, num_rows: int
 ) -> list[list[int]]:
     if tokenizer is None or texts is None:
         return [[] for _ in range(num_rows)]
     try:
         return tokenizer.encode(texts)
-    except ValueError as error:
-        raise refused(f"`{name}`: {error}") from None
+    except UnknownTextError as error:
+        raise refused(f"row {error.index} of `{name}`, {what}: {error}") from None
 
 
 def _field(name: str, number: int, row: Row, field: str) -> str:
