@@ -160,6 +160,15 @@ class Graph:
         assert times is not None
         return times
 
+    @property
+    def reward(self) -> str:
+        """The value whose mean is the reward: what evaluation measures, else the only output `score` of a
+        call; empty when there is none."""
+        if self.evaluation:
+            return str(self.evaluation.metric)
+        scores = [f"{n.name}.score" for n in self.nodes if n.op == "call" and n.output("score")]
+        return scores[0] if len(scores) == 1 else ""
+
     @cached_property
     def _nodes(self) -> dict[str, Node]:
         return {n.name: n for n in self.nodes}

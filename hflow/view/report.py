@@ -125,16 +125,9 @@ def _charts(graph: Graph, metrics: Sequence[Metrics]) -> list[Chart]:
     """One per numeric metric; the reward, which a run also writes as `reward_mean`, is shown once."""
     names = {name for line in metrics for name, value in line.items() if isinstance(value, int | float)}
     if "reward_mean" in names:
-        names.discard(_reward(graph))
+        names.discard(graph.reward)
     charted = sorted((n for n in names if not n.startswith(NOT_CHARTED)), key=_chart_order)
     return [_chart(name, metrics) for name in charted]
-
-
-def _reward(graph: Graph) -> str:
-    """The port whose mean is `reward_mean`: what evaluation measures, else the only output `score`."""
-    if graph.evaluation:
-        return str(graph.evaluation.metric)
-    return next((f"{n.name}.score" for n in graph.nodes if n.op == "call" and n.output("score")), "")
 
 
 def _chart_order(name: str) -> tuple[int, str]:

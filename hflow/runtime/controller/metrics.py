@@ -18,9 +18,8 @@ def merge(graph: Graph, step: int, reports: Sequence[Report], wall_s: float) -> 
     for node in graph.nodes:
         if node.op == "train":
             out[f"loss.{node.name}"] = means.pop(f"{node.name}.loss")
-    reward = _reward(graph)
-    if reward in means:
-        out["reward_mean"] = means[reward]
+    if graph.reward in means:
+        out["reward_mean"] = means[graph.reward]
     tokens = sum(r["tokens"] for r in reports)
     out |= {"tokens": tokens, "tokens_per_s": tokens / wall_s, "time_s": wall_s}
     out |= means
@@ -37,14 +36,6 @@ def _means(reports: Sequence[Report]) -> dict[str, float]:
             sums[name] += total
             weights[name] += weight
     return {name: sums[name] / weights[name] for name in sums if weights[name]}
-
-
-def _reward(graph: Graph) -> str:
-    """The value whose mean is the reward: what evaluation measures, else the only output `score`."""
-    if graph.evaluation:
-        return str(graph.evaluation.metric)
-    scores = [f"{n.name}.score" for n in graph.nodes if n.op == "call" and n.output("score")]
-    return scores[0] if len(scores) == 1 else ""
 
 
 def _times(reports: Sequence[Report]) -> dict[str, float]:
