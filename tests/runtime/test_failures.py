@@ -18,7 +18,7 @@ import pytest
 pytestmark = pytest.mark.slow
 FOLDER = Path(__file__).parent
 HFLOW = [sys.executable, "-m", "hflow.cli"]
-DEADLINE_S = 120
+DEADLINE_S = 200
 
 
 Start = Callable[..., subprocess.Popen[str]]
@@ -42,13 +42,14 @@ def start() -> Iterator[Start]:
 def _start(graph: Path, model: Path, run_dir: Path, *more: str) -> subprocess.Popen[str]:
     command = [*HFLOW, "exec", str(graph), "--set", f"params.model={model}", "--run-dir", str(run_dir), *more]
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=_heed_interrupts
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=_heed_signals
     )
 
 
-def _heed_interrupts() -> None:
-    """A shell starts background jobs with SIGINT ignored, and children inherit that."""
+def _heed_signals() -> None:
+    """A shell starts background jobs with SIGINT ignored, nohup ignores SIGHUP, and children inherit that."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
@@ -56,15 +57,18 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, output
 
 
-def wait_for_steps(run_dir: Path, count: int) -> None:
+def wait_for_steps(process: subprocess.Popen[str], run_dir: Path, count: int) -> None:
     """Until the run has finished `count` steps."""
     deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:
         file = run_dir / "metrics.jsonl"
         if file.exists() and file.read_text().count("\n") >= count:
             return
+        if process.poll() is not None:
+            break
         time.sleep(0.1)
-    raise AssertionError(f"no {count} steps in {DEADLINE_S} s")
+    process.terminate()
+    raise AssertionError(f"no {count} steps in {DEADLINE_S} s:\n{finish(process)}")
 
 
 def descendants(process: subprocess.Popen[str]) -> list[psutil.Process]:
@@ -118,7 +122,7 @@ def test_node_failure_names_its_cause(
 ) -> None:
     run_dir = tmp_path / "run"
     process = start(breaking_graph, tiny_model, run_dir, "--set", "params.steps=500")
-    wait_for_steps(run_dir, 1)
+    wait_for_steps(process, run_dir, 1)
     code, output = finish(process)
     assert code == 1
     assert "error[HF401]: node `reward` failed on worker" in output
@@ -138,7 +142,7 @@ def test_signals_end_everything(
 ) -> None:
     run_dir = tmp_path / "run"
     process = start(FOLDER / "grpo_small.yaml", tiny_model, run_dir, "--set", "params.steps=5000")
-    wait_for_steps(run_dir, 2)
+    wait_for_steps(process, run_dir, 2)
     family = descendants(process)
     folders = temporary_folders(family)
     assert any("raylet" in " ".join(p.cmdline()) for p in family) and folders
@@ -170,7 +174,7 @@ def test_a_reader_that_leaves_does_not_end_the_run(start: Start, tiny_model: Pat
 def test_killed_worker_is_reported(start: Start, tiny_model: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     process = start(FOLDER / "grpo_small.yaml", tiny_model, run_dir, "--set", "params.steps=5000")
-    wait_for_steps(run_dir, 2)
+    wait_for_steps(process, run_dir, 2)
     family = descendants(process)
     worker = next(p for p in family if "_RayWorker" in " ".join(p.cmdline()))
     os.kill(worker.pid, signal.SIGKILL)
