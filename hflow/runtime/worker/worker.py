@@ -50,7 +50,6 @@ class Worker:
         self.device = torch.device(device)
         self.world: World | None = None
         self.now = ""
-        self._threads = threads
         if self.device.type == "cpu":
             torch.set_num_threads(threads)
 
