@@ -13,11 +13,12 @@ from typing import Literal
 
 CODES: dict[str, str] = {
     # 0xx: the text of a file
-    "HF001": "file cannot be read",
+    "HF001": "file cannot be read or written",
     "HF002": "not valid YAML",
     "HF003": "duplicate key",
     "HF004": "YAML feature outside the strict subset (anchor, alias, tag, several documents)",
     "HF005": "file too large or too deeply nested",
+    "HF006": "file cannot be formatted",
     # 1xx: the shape of a file
     "HF101": "missing key",
     "HF102": "unknown key",
@@ -25,6 +26,7 @@ CODES: dict[str, str] = {
     "HF104": "bad expression in ${ }",
     "HF105": "bad override (--set)",
     "HF106": "bad name",
+    "HF107": "bad parent file (extends) or file of overrides (-f)",
     # 2xx: what the graph means
     "HF201": "unknown node or port",
     "HF202": "unknown model",
@@ -47,6 +49,12 @@ CODES: dict[str, str] = {
     "HF219": "sizes do not divide",
     "HF220": "bad evaluation",
     "HF221": "tokenizer cannot be determined",
+    "HF222": "head of a model does not fit",
+    "HF223": "values staler than a train node allows",
+    "HF224": "bad repeat region",
+    "HF225": "bad loop-carried value",
+    "HF226": "bad refresh of a model",
+    "HF227": "param that nothing reads",
     # 3xx: graph on a cluster
     "HF301": "bad cluster file value",
     "HF302": "bad pin",
@@ -63,6 +71,7 @@ CODES: dict[str, str] = {
     "HF405": "a number is not finite",
     "HF406": "model files cannot be used",
     "HF407": "run folder cannot be used",
+    "HF408": "a repeat region found too few rows",
 }
 
 

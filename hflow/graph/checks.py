@@ -8,25 +8,79 @@ import networkx as nx
 
 from hflow.diagnostics import did_you_mean
 from hflow.graph.draft import Draft
-from hflow.graph.graph import Graph, Node, Ref
+from hflow.graph.graph import Graph, Input, Node, Ref
+from hflow.graph.kinds.train import SHARED
 from hflow.graph.problems import Problems
+from hflow.graph.regions import maker
 from hflow.graph.schema import EvalSpec, GraphSpec
+from hflow.graph.source import KeyPath
+from hflow.graph.wiring import step_dag
 
 
 def check_trained(drafts: Mapping[str, Draft], spec: GraphSpec, problems: Problems) -> None:
-    """HF203 a frozen model is trained, HF215 a model is trained twice."""
-    first: dict[str, str] = {}
+    """HF203 a frozen model is trained, HF215 a model is trained twice without order."""
+    dag = step_dag(drafts)
+    earlier: dict[str, list[str]] = {}
     for draft in drafts.values():
-        if draft.op != "train" or draft.model is None:
+        if draft.op != "train" or draft.model is None or draft.in_region:  # which is HF224
             continue
         model, path = draft.model.model, (*draft.path, "model")
         if model in spec.models and spec.models[model].frozen:
             help_ = "drop `frozen: true`, or train another model"
             problems.add("HF203", f"`{draft.name}` trains `{model}`, which is frozen", path, help=help_)
-        if model in first:
-            message = f"`{draft.name}` trains `{model}`, and so does `{first[model]}`"
-            problems.add("HF215", message, path, help="one step trains a model once")
-        first.setdefault(model, draft.name)
+        for other in earlier.get(model, []):
+            if not (nx.has_path(dag, other, draft.name) or nx.has_path(dag, draft.name, other)):
+                message = f"`{draft.name}` trains `{model}`, and so does `{other}`, without order"
+                problems.add("HF215", message, path, help=f"say which comes first: `after: [{other}]`")
+                break
+        earlier.setdefault(model, []).append(draft.name)
+
+
+def check_lags(drafts: Mapping[str, Draft], problems: Problems) -> None:
+    """HF212 a node reads older weights of a model that never changes."""
+    trained = {d.model.model for d in drafts.values() if d.op == "train" and d.model}
+    for draft in drafts.values():
+        if draft.model and draft.model.lag and draft.head and draft.model.model not in trained:
+            message = f"`lag` has no effect: no node trains `{draft.model.model}`"
+            problems.add("HF212", message, (*draft.path, "model", "lag"), key=True)
+
+
+def check_optimizers(nodes: Mapping[str, Node], drafts: Mapping[str, Draft], problems: Problems) -> None:
+    """HF212 train nodes of one model, which share its optimizer, disagree on what it is."""
+    first: dict[str, Node] = {}
+    for node in (n for n in nodes.values() if n.op == "train" and n.model):
+        assert node.model
+        other = first.setdefault(node.model.model, node)
+        for option in SHARED:
+            mine, theirs = node.options.get(option), other.options.get(option)
+            if mine is None or theirs is None or mine == theirs:
+                continue
+            message = (
+                f"`{node.name}` and `{other.name}` train one model, but `{option}` is {mine} and {theirs}"
+            )
+            path = (*drafts[node.name].path, "with", option)
+            problems.add("HF212", message, path, help="a model has one optimizer: write the same in both")
+
+
+def check_refresh(drafts: Mapping[str, Draft], spec: GraphSpec, problems: Problems) -> None:
+    """HF202 an unknown model, HF226 a model that cannot take over the weights of another."""
+    trained = {d.model.model for d in drafts.values() if d.op == "train" and d.model}
+    for name, model in spec.models.items():
+        source = model.refresh.from_ if model.refresh else None
+        if source is None:
+            continue
+        path = ("models", name, "refresh", "from")
+        if problems.document and source not in problems.document.keys(("models",)):
+            help_ = did_you_mean(source, spec.models, "models")
+            problems.add("HF202", f"unknown model `{source}`", path, help=help_)
+        elif not model.frozen:
+            message = f"`{name}` takes over the weights of `{source}`, so it cannot be trained"
+            problems.add("HF226", message, path, help="add `frozen: true`")
+        elif source not in trained and source in spec.models:
+            problems.add("HF226", f"no node trains `{source}`, so `{name}` would never change", path)
+        elif source in spec.models and spec.models[source].head != model.head:
+            message = f"`{name}` has `head: {model.head}`, `{source}` has `head: {spec.models[source].head}`"
+            problems.add("HF226", message, path, help="a model takes over weights of its own shape")
 
 
 def check_evaluation(
@@ -55,6 +109,11 @@ def check_evaluation(
     if output.type.dtype != "f32" or len(output.type.dims) != 1:
         problems.add("HF220", f"a metric is `f32[rows]`, but `{ref}` is `{output.type}`", path)
         return
+    if regions := sorted(name for name in ancestors(nodes, ref.node) if nodes[name].op == "repeat"):
+        message = f"`{ref}` depends on the region `{regions[0]}`, and evaluation runs no rounds"
+        inner = node.input(ref.port) if node and node.op == "repeat" else None
+        help_ = f"measure {f'`{inner.source}`' if inner else 'a value'}, made inside the region"
+        problems.add("HF220", message, path, help=help_)
     _check_held_out(spec, ref, nodes, problems)
 
 
@@ -71,48 +130,101 @@ def ancestors(nodes: Mapping[str, Node], name: str) -> set[str]:
     """`name` and the nodes that it depends on within one step."""
     dag: nx.DiGraph[str] = nx.DiGraph()
     dag.add_nodes_from(nodes)
-    dag.add_edges_from((i.source.node, n.name) for n in nodes.values() for i in n.inputs)
+    dag.add_edges_from(
+        (i.source.node, n.name) for n in nodes.values() for i in n.inputs if i.source.node in nodes
+    )
     return {name, *nx.ancestors(dag, name)}  # pyright: ignore[reportUnknownMemberType]
 
 
 def check_temperatures(nodes: Mapping[str, Node], drafts: Mapping[str, Draft], problems: Problems) -> None:
-    """HF212 the behaviour log-probs that a train node compares with are of another temperature."""
-    for node in (n for n in nodes.values() if n.op == "train"):
+    """HF212 the log-probs that a node compares with its own, or goes on from, are of another temperature."""
+    for node in (n for n in nodes.values() if n.op in ("train", "generate")):
         for value in node.inputs:
-            made_by = value.type.provenance
-            rollout = nodes.get(value.source.node)
-            if rollout is None or made_by is None or made_by.role != "behaviour":
+            source = _behind(value.source, nodes)
+            if source is None or not _meets_own(node, value):
                 continue
-            sampled = rollout.options["temperature"] or 1.0  # greedy rollouts report log-probs at 1
-            if sampled != node.options["temperature"]:
-                message = (
-                    f"`{node.name}` computes log-probs at temperature {node.options['temperature']},"
-                    f" `{rollout.name}` sampled at {sampled}: their ratio would compare two distributions"
-                )
-                path = (*drafts[node.name].path, "with", "temperature")
-                problems.add("HF212", message, path, help=f"set `temperature: {sampled}` in `{node.name}`")
+            here, there = (n.options.get("temperature") for n in (node, source))
+            if here is None or there is None:  # a bad value, which has been reported
+                continue
+            here, made_at = here or 1.0, there or 1.0  # greedy rollouts report log-probs at 1
+            if here == made_at:
+                continue
+            message = f"`{node.name}` has log-probs at temperature {here}, `{source.name}` at {made_at}"
+            help_ = f"set `temperature: {made_at}` in `{node.name}`: only then can they be compared"
+            problems.add("HF212", message, (*drafts[node.name].path, "with", "temperature"), help=help_)
+
+
+def _meets_own(node: Node, value: Input) -> bool:
+    """Whether a value is log-probs that stand in a ratio, or in one row, with the node's own. A teacher may
+    be asked at another temperature."""
+    made_by = value.type.provenance
+    own = made_by is not None and node.model is not None and made_by.model == node.model.model
+    return made_by is not None and (made_by.role == "behaviour" or (own and made_by.role == "scored"))
+
+
+def _behind(ref: Ref, nodes: Mapping[str, Node]) -> Node | None:
+    """The node that made a value, in the region where it was made."""
+    node = nodes.get(ref.node)
+    if node is None or node.op != "repeat":
+        return node
+    value = node.input(ref.port)
+    return nodes.get(value.source.node) if value else None
+
+
+def check_staleness(nodes: Mapping[str, Node], drafts: Mapping[str, Draft], problems: Problems) -> None:
+    """HF223 a train node reads texts or values of the model it trains that are older than its `max_lag`."""
+    for node in (n for n in nodes.values() if n.op == "train" and "max_lag" in n.options):
+        allowed, reported = node.options["max_lag"], set[str]()
+        for value in node.inputs:
+            age = _age(node, value, nodes)
+            if age <= allowed or value.source.node in reported:
+                continue
+            reported.add(value.source.node)
+            updates = "update" if age == 1 else "updates"
+            model = node.model.model if node.model else ""
+            message = f"`{value.source}` is of `{model}` {age} {updates} ago; `{node.name}` allows {allowed}"
+            help_ = f"set `max_lag: {age}` in `{node.name}`, and let its loss correct for the age"
+            problems.add("HF223", message, drafts[node.name].input_path(value.port), help=help_)
+
+
+def _age(node: Node, value: Input, nodes: Mapping[str, Node]) -> int:
+    """How many updates old the weights are that made a value; 0 unless `node` trains the model."""
+    assert node.model
+    origin = value.type.dims[-1].factors[0].origin if value.port == "tokens" else None
+    text_of = nodes.get(maker(origin)) if origin else None
+    sampled = text_of.output("logprobs") if text_of else None
+    made_by = sampled.type.provenance if sampled else value.type.provenance
+    return made_by.lag if made_by and made_by.model == node.model.model else 0
 
 
 def check_unused(graph: Graph, drafts: Mapping[str, Draft], problems: Problems) -> None:
     """Warnings: HF216 a trained model nobody reads, HF217 unread outputs, HF218 an unused model."""
     reads = {n.model.model for n in graph.nodes if n.op in ("generate", "score") and n.model}
+    reads |= {m.refresh.model for m in graph.models if m.refresh}
+    samples = any(n.op == "generate" for n in graph.nodes)  # without, a model may be trained for its own sake
     for node in graph.nodes:
-        if node.op == "train" and node.model and reads and node.model.model not in reads:
+        if node.op == "train" and node.model and samples and node.model.model not in reads:
             message = f"no node reads `{node.model.model}`, which `{node.name}` trains"
-            _warn(problems, "HF216", message, ("nodes", node.name, "model"))
-    read = {i.source.node for _, i in graph.edges()}
-    read |= {graph.evaluation.metric.node} if graph.evaluation else set()
+            _warn(problems, "HF216", message, (*drafts[node.name].path, "model"))
+    read = {i.source for node, i in graph.edges() if i.source.node != node.name}
+    read |= {graph.evaluation.metric} if graph.evaluation else set()
+    nodes_read = {ref.node for ref in read}
     for node in graph.nodes:
-        if node.op in ("call", "score") and node.name not in read:
-            message = f"no node reads what `{node.name}` computes"
-            _warn(problems, "HF217", message, ("nodes", node.name))
+        path = drafts[node.name].path
+        if node.op in ("call", "score") and node.name not in nodes_read:
+            _warn(problems, "HF217", f"no node reads what `{node.name}` computes", path)
+        for output in node.outputs if node.op == "repeat" else ():
+            if Ref(node.name, output.port) not in read:
+                message = f"no node reads `{node.name}.{output.port}`"
+                _warn(problems, "HF217", message, (*path, "out", output.port))
     used = {n.model.model for n in graph.nodes if n.model}
+    used |= {m.refresh.model for m in graph.models if m.refresh}
     used |= {str(d.options["tokenizer"]) for d in drafts.values() if "tokenizer" in d.written}
     for model in graph.models:
         if model.name not in used:
             _warn(problems, "HF218", f"no node uses the model `{model.name}`", ("models", model.name))
 
 
-def _warn(problems: Problems, code: str, message: str, path: tuple[str, ...]) -> None:
+def _warn(problems: Problems, code: str, message: str, path: KeyPath) -> None:
     named = path[-1] == "model"
     problems.add(code, message, path, key=not named, severity="warning")

@@ -22,6 +22,7 @@ from hflow.graph.source import Document, Item, KeyPath, Scalar
 MAX_LENGTH = 200
 MAX_BASE, MAX_EXPONENT = 2**32, 64
 
+_NAME = re.compile(r"[A-Za-z_]\w*")
 _WHOLE = re.compile(r"\s*\$\{(.*)\}\s*", re.DOTALL)
 _ALLOWED = (
     (nodes.Name, nodes.Const, nodes.CondExpr, nodes.Compare, nodes.Operand)
@@ -97,14 +98,23 @@ def _check(tree: nodes.Node, params: Mapping[str, Scalar]) -> None:
 def substitute(document: Document) -> tuple[Document, tuple[Diagnostic, ...], tuple[KeyPath, ...]]:
     """Evaluate every expression of a graph file over its plain `params`.
 
-    Returns the document with values in place of expressions, one HF104 for each that failed, and the
-    paths of those.
+    Returns the document with values in place of expressions; one HF104 for each that failed, and a warning,
+    HF227, for each param that no expression reads; and the paths of those that failed.
     """
     params = {k: document.get(("params", k)) for k in document.keys(("params",))}
     scalars = {k: cast(Scalar, i.value) for k, i in params.items() if i and _is_plain_param(i.value)}
     run = _Substitution(scalars)
     root = run.item(document.root, ())
-    return replace(document, root=root), tuple(run.problems), tuple(run.failed)
+    if run.problems:  # a misspelt name leaves the right one unread
+        return replace(document, root=root), tuple(run.problems), tuple(run.failed)
+    unread = tuple(_unread(document, name) for name in params if name not in run.read)
+    return replace(document, root=root), unread, ()
+
+
+def _unread(document: Document, name: str) -> Diagnostic:
+    help_ = f"read it somewhere (`${{ {name} }}`), or remove it"
+    span = document.span(("params", name), key=True)
+    return Diagnostic("HF227", f"nothing reads the param `{name}`", span, help_, "warning")
 
 
 def _is_plain_param(value: Any) -> bool:
@@ -116,6 +126,7 @@ class _Substitution:
         self.params = params
         self.problems: list[Diagnostic] = []
         self.failed: list[KeyPath] = []
+        self.read: set[str] = set()
 
     def item(self, item: Item, path: KeyPath) -> Item:
         if isinstance(item.value, Mapping):
@@ -138,4 +149,6 @@ class _Substitution:
         match = _WHOLE.fullmatch(text)
         if not match:
             raise ExpressionError("an expression must be the whole value", "write it as one `${ ... }`")
-        return evaluate(match[1].strip(), self.params)
+        text = match[1].strip()
+        self.read |= set(_NAME.findall(text)) & self.params.keys()
+        return evaluate(text, self.params)

@@ -35,6 +35,7 @@ class FunctionSource:
     reference: str
     signature: Signature
     options: tuple[Option, ...]
+    whole_batch: bool = False
 
 
 def read_function(reference: str, folder: Path) -> FunctionSource:
@@ -54,10 +55,15 @@ def read_function(reference: str, folder: Path) -> FunctionSource:
     else:
         help_ = "write `package.module.function` or `./file.py:function`"
         raise _error("HF205", f"`{reference}` does not name a function", help_)
-    function, text = _find(file, name)
-    signature = _signature(text, f"{file}:{function.lineno}")
+    function, decorator = _find(file, name)
+    signature = _signature(decorator.text, f"{file}:{function.lineno}")
     _check_parameters(function, signature, name)
-    return FunctionSource(reference, signature, tuple(_options(function)))
+    if decorator.whole_batch is None:
+        raise _error("HF206", f"`whole_batch` of `{name}` is neither `True` nor `False`")
+    if any(p.type.scalar for p in signature.outputs) and not decorator.whole_batch:
+        help_ = 'write `@op("...", whole_batch=True)`: only then does it see all rows'
+        raise _error("HF206", f"`{name}` makes a scalar of a part of the batch", help_)
+    return FunctionSource(reference, signature, tuple(_options(function)), decorator.whole_batch)
 
 
 def find_module(dotted: str) -> Path:
@@ -83,8 +89,16 @@ def find_module(dotted: str) -> Path:
     return Path(origin)
 
 
-def _find(file: Path, name: str) -> tuple[AnyFunction, str]:
-    """The function's definition and the text of its `@op`."""
+@dataclass(frozen=True)
+class _Decorator:
+    """What `@op(...)` says; `whole_batch` is None where it is no literal."""
+
+    text: str
+    whole_batch: bool | None
+
+
+def _find(file: Path, name: str) -> tuple[AnyFunction, _Decorator]:
+    """The function's definition and its `@op`."""
     try:
         tree = ast.parse(file.read_bytes(), filename=str(file))
     except OSError as error:
@@ -92,7 +106,7 @@ def _find(file: Path, name: str) -> tuple[AnyFunction, str]:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise _error("HF205", f"cannot read `{file}`: {error}") from None
     functions = {n.name: n for n in tree.body if isinstance(n, AnyFunction)}
-    typed = {n: text for n, f in functions.items() if (text := _op_text(f)) is not None}
+    typed = {n: found for n, f in functions.items() if (found := _decorator(f)) is not None}
     if name not in functions:
         help_ = did_you_mean(name, typed, "its functions with `@op`")
         raise _error("HF205", f"`{file}` has no function `{name}`", help_)
@@ -102,15 +116,20 @@ def _find(file: Path, name: str) -> tuple[AnyFunction, str]:
     return functions[name], typed[name]
 
 
-def _op_text(function: AnyFunction) -> str | None:
+def _decorator(function: AnyFunction) -> _Decorator | None:
     for decorator in function.decorator_list:
         if not isinstance(decorator, ast.Call) or len(decorator.args) != 1:
             continue
         called, argument = decorator.func, decorator.args[0]
         named = getattr(called, "id", None) or getattr(called, "attr", None)
         if named == "op" and isinstance(argument, ast.Constant) and isinstance(argument.value, str):
-            return argument.value
+            return _Decorator(argument.value, _whole_batch(decorator))
     return None
+
+
+def _whole_batch(decorator: ast.Call) -> bool | None:
+    value = next((k.value for k in decorator.keywords if k.arg == "whole_batch"), ast.Constant(False))
+    return value.value if isinstance(value, ast.Constant) and isinstance(value.value, bool) else None
 
 
 def _signature(text: str, place: str) -> Signature:

@@ -16,19 +16,33 @@ import networkx as nx
 from hflow.diagnostics import Span
 from hflow.graph.types import ValueType
 
-OpKind = Literal["data", "generate", "score", "train", "call"]
+OpKind = Literal["data", "generate", "score", "train", "call", "repeat"]
+Head = Literal["lm", "scalar"]
+
+
+@dataclass(frozen=True)
+class Refresh:
+    """A frozen model takes over the weights of the trained `model` before every `every`-th step."""
+
+    model: str
+    every: int
 
 
 @dataclass(frozen=True)
 class Model:
-    """One set of weights. `path` is a local HF folder, relative to where hflow runs."""
+    """One set of weights. `path` is a local HF folder, relative to where hflow runs.
+
+    `head`: ``lm`` predicts tokens; ``scalar`` gives each position one number (critics, reward and cost
+    models).
+    """
 
     name: str
     path: str
-    head: Literal["lm"] = "lm"
+    head: Head = "lm"
     frozen: bool = False
     dtype: Literal["f32", "bf16"] = "f32"
-    span: Span | None = None
+    refresh: Refresh | None = None
+    span: Span | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -52,14 +66,19 @@ class Ref:
 
 @dataclass(frozen=True)
 class Input:
-    """An edge, seen from its consumer. `derived`: not written in the file, wired by type."""
+    """An edge, seen from its consumer. `derived`: not written in the file, wired by type.
+
+    With a `lag` the value is that of so many steps ago, and `init` in the steps that have none before
+    them: a loop-carried scalar.
+    """
 
     port: str
     source: Ref
     type: ValueType
     lag: int = 0
+    init: float = 0.0
     derived: bool = False
-    span: Span | None = None
+    span: Span | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -74,13 +93,15 @@ class Function:
 
     `reference` is ``package.module.function`` or ``./file.py:function``. `options` maps each
     keyword-only parameter to its default. `trained` lists the inputs that a train node computes
-    itself with the model it trains (log-probs, entropy); the rest come over edges.
+    itself with the model it trains (log-probs, entropy, values); the rest come over edges. A
+    `whole_batch` function sees all rows at once, on every device of its node.
     """
 
     reference: str
     signature: str
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     trained: tuple[str, ...] = ()
+    whole_batch: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,7 +114,12 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Node:
-    """One call in the step. `options` holds the checked `with:` values, defaults filled in."""
+    """One call in the step. `options` holds the checked `with:` values, defaults filled in.
+
+    `after` names nodes that come first although no value says so. `region` is the loop that the node
+    stands in: the step loop, or a ``repeat`` node. A ``repeat`` node comes after the nodes of its region
+    and reads what leaves it: its input `keep`, then one input for each of its outputs.
+    """
 
     name: str
     op: OpKind
@@ -103,8 +129,9 @@ class Node:
     outputs: tuple[Output, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     repeat: Repeat | None = None
+    after: tuple[str, ...] = ()
     region: str = "step"
-    span: Span | None = None
+    span: Span | None = field(default=None, compare=False)
 
     def input(self, port: str) -> Input | None:
         return next((i for i in self.inputs if i.port == port), None)
@@ -120,11 +147,16 @@ class Node:
 
 @dataclass(frozen=True)
 class Region:
-    """Nodes that run again and again: the step loop (`times`), or a loop `until` a value holds."""
+    """Nodes that run again and again: the step loop, or the rounds of a ``repeat`` node.
+
+    Rounds go on until `rows` rows for which the value `until` is true have been collected, `times` at
+    most; the step loop just runs `times` times.
+    """
 
     name: str
-    times: int | None = None
+    times: int
     until: Ref | None = None
+    rows: int = 0
     parent: str | None = None
 
 
@@ -156,18 +188,27 @@ class Graph:
 
     @property
     def steps(self) -> int:
-        times = self.regions[0].times
-        assert times is not None
-        return times
+        return self.regions[0].times
+
+    def region(self, name: str) -> Region:
+        return next(r for r in self.regions if r.name == name)
+
+    def inside(self, region: str) -> tuple[Node, ...]:
+        """The nodes that stand in a region."""
+        return tuple(n for n in self.nodes if n.region == region)
 
     @property
     def reward(self) -> str:
-        """The value whose mean is the reward: what evaluation measures, else the only output `score` of a
-        call; empty when there is none."""
+        """The value whose mean is the reward: what evaluation measures, else the only `score` of a function
+        or of a frozen model that some node reads, or that of a node `reward`; empty when there is none."""
         if self.evaluation:
             return str(self.evaluation.metric)
-        scores = [f"{n.name}.score" for n in self.nodes if n.op == "call" and n.output("score")]
-        return scores[0] if len(scores) == 1 else ""
+        read = {i.source for _, i in self.edges()}
+        judges = [n for n in self.nodes if n.op == "call" or (n.model and self.model(n.model.model).frozen)]
+        scores = [n.name for n in judges if Ref(n.name, "score") in read and n.op in ("call", "score")]
+        if len(scores) == 1 or "reward" in scores:
+            return f"{scores[0] if len(scores) == 1 else 'reward'}.score"
+        return ""
 
     @cached_property
     def _nodes(self) -> dict[str, Node]:
@@ -190,13 +231,18 @@ class Graph:
                 yield node, value
 
     def trainers(self, model: str) -> tuple[Node, ...]:
+        """The nodes that train a model, in their order within a step."""
         return tuple(n for n in self.nodes if n.op == "train" and n.model and n.model.model == model)
 
     def dag(self) -> nx.DiGraph[str]:
-        """Node names with an edge for every data edge within one step."""
+        """Node names with an edge for every data edge, and every `after`, within one step; a region waits
+        with all of its nodes."""
         dag: nx.DiGraph[str] = nx.DiGraph()
         dag.add_nodes_from(n.name for n in self.nodes)
         dag.add_edges_from((i.source.node, n.name) for n, i in self.edges() if i.lag == 0)
+        for node in (n for n in self.nodes if n.after):
+            waiting = [node, *self.inside(node.name)]
+            dag.add_edges_from((first, n.name) for first in node.after for n in waiting)
         return dag
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import prod
 
 from hflow.diagnostics import did_you_mean
-from hflow.graph import kinds
-from hflow.graph.draft import Draft
+from hflow.graph import kinds, regions
+from hflow.graph.draft import Carry, Draft
 from hflow.graph.graph import Input, Node, Output, Ref, Repeat
 from hflow.graph.problems import Problems
 from hflow.graph.types import Dim, ValueType
@@ -24,7 +25,11 @@ def infer(drafts: Mapping[str, Draft], order: Sequence[str], problems: Problems)
     inference = _Inference(drafts, problems)
     for name in order:
         inference.add(drafts[name])
+    inference.check_carried()
     return inference.nodes
+
+
+_SCALAR = ValueType("f32", ())  # what may be carried from step to step
 
 
 class _Inference:
@@ -35,19 +40,25 @@ class _Inference:
         self.nodes: dict[str, Node] = {}
 
     def add(self, draft: Draft) -> None:
+        if draft.op == "repeat":
+            self._add_region(draft)
+            return
         if draft.inputs is None:
             return
+        if any(p.name in draft.carried and not p.type.scalar for p in draft.inputs):
+            return  # reported by `wiring`
         known = {port.name for port in draft.inputs}
         sources = {port: ref for port, ref in draft.sources.items() if port in known}
         if mask := self._derived(draft, sources):
             sources[DERIVED] = mask
-        values = {p: Value(self.types[r], str(r)) for p, r in sources.items() if r in self.types}
-        trained = draft.model.model if draft.op == "train" and draft.model else None
-        bound, mismatches = unify(draft.inputs, values, trained)
+        values = {p: Value(self.types[r], str(r)) for p, r in sources.items() if self._has(draft, r)}
+        values |= {p: Value(_SCALAR, str(sources[p])) for p in draft.carried if p in sources}
+        own = draft.model.model if draft.op in ("train", "generate") and draft.model else None
+        bound, mismatches = unify(draft.inputs, values, own)
         for m in mismatches:
-            self.problems.add(m.code, m.message, (*draft.path, "in", m.port), help=m.help)
+            self.problems.add(m.code, m.message, draft.input_path(m.port), help=m.help)
         complete = all(p.name in values or (p.optional and p.name not in sources) for p in draft.inputs)
-        if mismatches or not complete or not draft.known_model:
+        if mismatches or not complete or (draft.model and draft.head is None):
             return
         types = kinds.output_types(draft, bound)
         if types is None:
@@ -57,40 +68,72 @@ class _Inference:
         self.types.update({Ref(draft.name, port): t for port, t in types.items()})
         self.nodes[draft.name] = self._node(draft, sources, types)
 
+    def _add_region(self, draft: Draft) -> None:
+        if not all(self._has(draft, ref) for ref in draft.sources.values()):
+            return
+        types = regions.output_types(draft, self.types, self.problems)
+        if types is None:
+            return
+        self.types.update({Ref(draft.name, port): t for port, t in types.items()})
+        self.nodes[draft.name] = self._node(draft, draft.sources, types)
+
+    def _has(self, draft: Draft, ref: Ref) -> bool:
+        """Whether a value that a node names has a type, and is there for it."""
+        return ref in self.types and regions.readable(draft, ref, self.drafts)
+
+    def check_carried(self) -> None:
+        """HF225: a value that is carried from step to step is no scalar."""
+        for draft in self.drafts.values():
+            for port in [p.name for p in draft.inputs or () if p.type.scalar and p.name in draft.carried]:
+                type_ = self.types.get(draft.sources[port])
+                if type_ and (type_.dtype, type_.dims) != (_SCALAR.dtype, _SCALAR.dims):
+                    message = (
+                        f"`{draft.sources[port]}` is `{type_}`; only `{_SCALAR}` is carried from step to step"
+                    )
+                    help_ = "a function with `whole_batch=True` makes a scalar of a batch"
+                    self.problems.add("HF225", message, draft.input_path(port), help=help_)
+
     def _node(self, draft: Draft, sources: Mapping[str, Ref], types: Mapping[str, ValueType]) -> Node:
-        assert draft.inputs is not None
-        inputs = tuple(
-            Input(
-                port.name,
-                sources[port.name],
-                self.types[sources[port.name]],
-                derived=port.name not in draft.sources,
-                span=draft.input_spans.get(port.name),
-            )
-            for port in draft.inputs
-            if port.name in sources
-        )
-        outputs = tuple(Output(port, t) for port, t in types.items())
+        ports = sources if draft.inputs is None else [p.name for p in draft.inputs if p.name in sources]
         node = Node(
             draft.name,
             draft.op,
             draft.model,
             draft.function,
-            inputs,
-            outputs,
+            tuple(self._input(draft, port, sources[port]) for port in ports),
+            tuple(Output(port, t) for port, t in types.items()),
             draft.options,
+            after=draft.after,
             region=draft.region,
             span=draft.span,
         )
         return replace(node, repeat=self._repeat(draft, node)) if draft.repeat else node
 
+    def _input(self, draft: Draft, port: str, source: Ref) -> Input:
+        carry = draft.carried.get(port, Carry(0))
+        return Input(
+            port,
+            source,
+            _SCALAR if carry.lag else self.types[source],
+            lag=carry.lag,
+            init=carry.init or 0.0,
+            derived=port not in draft.sources,
+            span=draft.input_spans.get(port),
+        )
+
     def _repeat(self, draft: Draft, node: Node) -> Repeat:
         """`repeat` with its minibatch filled in: all rows, unless the file says otherwise."""
         assert draft.repeat
-        size = draft.repeat.minibatch or node.rows
+        size, group = draft.repeat.minibatch or node.rows, _group(draft, node)
+        path = (*draft.path, "repeat", "minibatch")
         if node.rows % size:
             message = f"minibatch {size} does not divide the {node.rows} rows of `{draft.name}`"
-            self.problems.add("HF219", message, (*draft.path, "repeat", "minibatch"))
+            self.problems.add("HF219", message, path)
+        elif size % group:
+            message = (
+                f"minibatch {size} splits the groups of {group} rows that the loss of `{draft.name}` compares"
+            )
+            self.problems.add("HF219", message, path)
         return Repeat(draft.repeat.epochs, size)
 
     def _derived(self, draft: Draft, sources: Mapping[str, Ref]) -> Ref | None:
@@ -104,10 +147,10 @@ class _Inference:
         if origin is None:
             self._check_mask_derivable(draft, sources, port.optional)
             return None
-        if DERIVED in (self.drafts[origin].outputs or ()):
-            return Ref(origin, DERIVED)
+        if found := regions.text_source(origin, DERIVED, self.drafts):
+            return found
         if not port.optional:
-            help_ = f"wire `{DERIVED}`, or let `{origin}` produce `{DERIVED}`"
+            help_ = f"wire `{DERIVED}`, or let `{origin.partition('/')[0]}` produce `{DERIVED}`"
             message = f"`{draft.name}` lacks its input `{port}`"
             self.problems.add("HF207", message, draft.path, key=True, help=help_)
         return None
@@ -116,7 +159,8 @@ class _Inference:
         """Without any text among its inputs, a node must name its mask; silent after other errors."""
         assert draft.inputs is not None
         required = {p.name for p in draft.inputs if not p.optional} - {DERIVED}
-        if optional or required - sources.keys() or any(r not in self.types for r in sources.values()):
+        now = [ref for port, ref in sources.items() if port not in draft.carried]
+        if optional or required - sources.keys() or any(ref not in self.types for ref in now):
             return
         help_ = f"wire `{DERIVED}`: no other input says which texts it belongs to"
         message = f"`{draft.name}` lacks its input `{DERIVED}`"
@@ -136,6 +180,14 @@ class _Inference:
             elif not _agrees(declared, types[port]):
                 message = f"`{port}` is declared `{declared}`, but is `{types[port]}`"
                 self.problems.add("HF213", message, path)
+
+
+def _group(draft: Draft, node: Node) -> int:
+    """Rows that the loss of a train node takes together."""
+    assert draft.signature
+    inner = len(draft.signature.inputs[0].type.dims[0].factors) - 1
+    sizes = [f.size or 1 for f in node.inputs[0].type.dims[0].factors]
+    return prod(sizes[len(sizes) - inner :])
 
 
 def _agrees(declared: ValueType, actual: ValueType) -> bool:

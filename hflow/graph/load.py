@@ -8,56 +8,96 @@ from pathlib import Path
 
 from hflow.diagnostics import Diagnostic, HflowError, ordered
 from hflow.graph import overrides as overriding
-from hflow.graph.checks import check_evaluation, check_temperatures, check_trained, check_unused
-from hflow.graph.drafting import draft_nodes
+from hflow.graph.checks import (
+    check_evaluation,
+    check_lags,
+    check_optimizers,
+    check_refresh,
+    check_staleness,
+    check_temperatures,
+    check_trained,
+    check_unused,
+)
+from hflow.graph.drafting import draft_nodes, node_names
 from hflow.graph.expressions import substitute
-from hflow.graph.graph import Evaluation, Graph, Model, Ref, Region
+from hflow.graph.graph import Evaluation, Graph, Model, Ref, Refresh, Region
 from hflow.graph.infer import infer
+from hflow.graph.inheritance import inherit, lineage, overlay
 from hflow.graph.problems import Problems
-from hflow.graph.schema import GraphSpec
+from hflow.graph.regions import check_borders
+from hflow.graph.schema import GraphSpec, RepeatNodeSpec
 from hflow.graph.source import Document, dump, parse, read
 from hflow.graph.validate import validate
 from hflow.graph.wiring import check_wiring, order
 
 
-def load(path: Path | str, overrides: Sequence[str] = ()) -> Graph:
-    """The graph in a file, with ``key.path=value`` overrides applied.
+def load(path: Path | str, overrides: Sequence[str] = (), files: Sequence[Path | str] = ()) -> Graph:
+    """The graph in a file, merged over the file that it `extends`; then partial graph `files` are merged over
+    it, and ``key.path=value`` overrides applied.
 
     Raises:
         HflowError: with every error of the file, in reading order.
     """
-    return check(path, overrides)[0]
+    return check(path, overrides, files)[0]
 
 
 def load_text(text: str, file: str = "<text>", overrides: Sequence[str] = ()) -> Graph:
-    """As `load`, from text. Functions named by file are looked up beside `file`."""
+    """As `load`, from text. Parents, and functions named by file, are looked up beside `file`."""
     return check_text(text, file, overrides)[0]
 
 
-def check(path: Path | str, overrides: Sequence[str] = ()) -> tuple[Graph, tuple[Diagnostic, ...]]:
+def check(
+    path: Path | str, overrides: Sequence[str] = (), files: Sequence[Path | str] = ()
+) -> tuple[Graph, tuple[Diagnostic, ...]]:
     """The graph in a file, and its warnings. Raises as `load`."""
-    return _check(read(path), overrides)
+    return check_document(read(path), overrides, files)
 
 
 def check_text(
     text: str, file: str = "<text>", overrides: Sequence[str] = ()
 ) -> tuple[Graph, tuple[Diagnostic, ...]]:
     """The graph in `text`, and its warnings. Raises as `load`."""
-    return _check(parse(text, file), overrides)
+    return check_document(parse(text, file), overrides)
 
 
-def sources(path: Path | str, overrides: Sequence[str] = ()) -> dict[str, str]:
+def sources(
+    path: Path | str, overrides: Sequence[str] = (), files: Sequence[Path | str] = ()
+) -> dict[str, str]:
     """The texts that the places of diagnostics refer to, for `hflow.diagnostics.render`."""
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        parents = [d.file for d in lineage(read(path))[1:]]
+    except HflowError:  # the diagnostic that says so points into the child
+        parents = []
+    texts = {str(file): _text(file) for file in (path, *parents, *files)}
+    return {**texts, **{overriding.file_of(o): o for o in overrides}}
+
+
+def _text(path: Path | str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
     except (OSError, ValueError):  # then no diagnostic points into it
-        text = ""
-    return {str(path): text, **{overriding.file_of(o): o for o in overrides}}
+        return ""
 
 
-def _check(document: Document, overrides: Sequence[str]) -> tuple[Graph, tuple[Diagnostic, ...]]:
-    written = overriding.override(document, overrides)
-    document, in_expressions, failed = substitute(written)
+def assembled(
+    document: Document, overrides: Sequence[str] = (), files: Sequence[Path | str] = ()
+) -> Document:
+    """What a file, its parents, partial graph files and overrides say together, before any expression is
+    evaluated. Every value keeps the place that it came from.
+
+    Raises:
+        HflowError: HF107 for parents and `files`, HF105 for `overrides`.
+    """
+    return overriding.override(overlay(inherit(document), files), overrides)
+
+
+def check_document(
+    document: Document, overrides: Sequence[str] = (), files: Sequence[Path | str] = ()
+) -> tuple[Graph, tuple[Diagnostic, ...]]:
+    """The graph that a document describes, and its warnings. Raises as `load`."""
+    merged = assembled(document, overrides, files)
+    text = dump(merged, origins) if (origins := _origins(document, overrides, files)) else document.text
+    document, in_expressions, failed = substitute(merged)
     spec, in_shape = validate(document, failed)
     problems = Problems(document)
     problems.found.extend((*in_expressions, *in_shape))
@@ -65,29 +105,42 @@ def _check(document: Document, overrides: Sequence[str]) -> tuple[Graph, tuple[D
     if any(p.severity == "error" for p in problems.found):
         raise HflowError(ordered(p for p in problems.found if p.severity == "error"))
     assert graph
-    text = dump(written, f"with {', '.join(overrides)}") if overrides else written.text
     return replace(graph, text=text), ordered(problems.found)
+
+
+def _origins(document: Document, overrides: Sequence[str], files: Sequence[Path | str]) -> str:
+    """A remark on what was merged into the document; empty when nothing was."""
+    parent = document.get(("extends",))
+    over = [f"over {parent.value}"] if parent else []
+    given = [*(f"-f {file}" for file in files), *overrides]
+    return ", ".join([*over, *([f"with {', '.join(given)}"] if given else [])])
 
 
 def _graph(spec: GraphSpec, document: Document, problems: Problems) -> Graph | None:
     """The graph that `spec` describes; None, or not all of it, when problems were found."""
-    declared = document.keys(("nodes",))
+    declared = node_names(document)
     drafts = draft_nodes(spec, document, problems)
     check_wiring(drafts, declared, problems)
+    check_borders(drafts, problems)
     nodes = infer(drafts, order(drafts, problems), problems)
     check_trained(drafts, spec, problems)
+    check_lags(drafts, problems)
+    check_optimizers(nodes, drafts, problems)
+    check_refresh(drafts, spec, problems)
     check_temperatures(nodes, drafts, problems)
+    check_staleness(nodes, drafts, problems)
     if spec.eval:
         check_evaluation(spec.eval, drafts, nodes, declared, problems)
-    if problems.found:
+    if any(p.severity == "error" for p in problems.found):
         return None
+    assert nodes.keys() == drafts.keys(), "a node without a type has an error"
     graph = Graph(
         spec.name,
         spec.doc,
         spec.params,
         _models(spec, document),
         tuple(nodes.values()),
-        (Region(spec.loop.name, spec.loop.times),),
+        (Region(spec.loop.name, spec.loop.times), *_regions(spec)),
         _evaluation(spec),
         spec.seed,
     )
@@ -97,8 +150,24 @@ def _graph(spec: GraphSpec, document: Document, problems: Problems) -> Graph | N
 
 def _models(spec: GraphSpec, document: Document) -> tuple[Model, ...]:
     return tuple(
-        Model(name, m.path, m.head, m.frozen, m.dtype, document.span(("models", name), key=True))
+        Model(
+            name,
+            m.path,
+            m.head,
+            m.frozen,
+            m.dtype,
+            Refresh(m.refresh.from_, m.refresh.every) if m.refresh else None,
+            document.span(("models", name), key=True),
+        )
         for name, m in spec.models.items()
+    )
+
+
+def _regions(spec: GraphSpec) -> tuple[Region, ...]:
+    return tuple(
+        Region(name, node.times, Ref(*node.until.keep.split(".")), node.until.rows, spec.loop.name)
+        for name, node in spec.nodes.items()
+        if isinstance(node, RepeatNodeSpec)
     )
 
 

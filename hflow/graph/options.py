@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,8 +10,9 @@ from typing import Any, Literal, cast
 
 from hflow.diagnostics import did_you_mean
 
-Kind = Literal["int", "float", "bool", "str", "mapping", "floats"]
+Kind = Literal["int", "float", "bool", "str", "mapping", "floats", "texts"]
 REQUIRED: Any = ...  # the default of an option that has none
+INT64 = 2**63  # whole numbers are smaller than this
 
 _NOUNS: dict[Kind, str] = {
     "int": "an integer",
@@ -19,6 +21,7 @@ _NOUNS: dict[Kind, str] = {
     "str": "a string",
     "mapping": "a mapping",
     "floats": "finite numbers",
+    "texts": "a string or a list of strings",
 }
 
 
@@ -51,6 +54,9 @@ class Option:
             return self.nullable
         if self.choices:
             return any(value == c and type(value) is type(c) for c in self.choices)
+        if self.kind == "texts":
+            texts = cast("list[Any]", value) if isinstance(value, list) else [value]
+            return bool(texts) and all(isinstance(t, str) for t in texts)
         if self.kind == "floats":
             numbers = cast("list[Any]", value) if isinstance(value, list) else []
             fits = isinstance(value, list) and self.length in (None, len(numbers))
@@ -68,6 +74,8 @@ class Option:
         return float(value) if self.kind == "float" else value
 
     def _within(self, value: float) -> bool:
+        if self.kind == "int" and abs(value) >= INT64:
+            return False
         if self.least is not None and value < self.least:
             return False
         if self.above is not None and value <= self.above:
@@ -105,10 +113,14 @@ def problems(options: Sequence[Option], written: Mapping[str, Any]) -> Iterator[
             help_ = did_you_mean(name, known, "options")
             yield OptionProblem("HF211", f"unknown option `{name}`", name, help_)
         elif not known[name].accepts(value):
-            message = f"`{name}` must be {known[name].expectation}, got {brief(value)}"
+            huge = isinstance(value, int) and abs(value) >= INT64
+            expected = f"less than {INT64}" if huge else known[name].expectation
+            message = f"`{name}` must be {expected}, got {brief(value)}"
             yield OptionProblem("HF212", message, name)
+    unknown = [name for name in written if name not in known]
     for option in options:
-        if option.default is REQUIRED and option.name not in written:
+        misspelt = difflib.get_close_matches(option.name, unknown, n=1)  # reported already
+        if option.default is REQUIRED and option.name not in written and not misspelt:
             message = f"missing option `{option.name}`"
             yield OptionProblem("HF101", message, None, f"`{option.name}` is {option.expectation}")
 

@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hflow.diagnostics import Diagnostic, HflowError, Span, did_you_mean
-from hflow.graph.schema import NAMED_SECTIONS, keys_at
-from hflow.graph.source import Document, parse
+from hflow.graph.schema import NAMED_SECTIONS, keys_at, node_path
+from hflow.graph.source import Document, KeyPath, parse
+
+SET = "--set "
 
 
 def file_of(text: str) -> str:
     """What a place in an override calls its file; `text` is that file's text."""
-    return f"--set {text}"
+    return f"{SET}{text}"
 
 
 def override(document: Document, overrides: Sequence[str]) -> Document:
@@ -52,6 +54,8 @@ def _apply(document: Document, text: str) -> Document:
 
 def _check_path(document: Document, path: tuple[str, ...], span: Span) -> None:
     """Refuse a path at the first key that is neither in the file nor known to the schema."""
+    if path[0] == "extends":  # parents are merged before anything is overridden
+        raise HflowError(Diagnostic("HF105", "`extends` cannot be overridden", span))
     for depth, key in enumerate(path):
         parent = path[:depth]
         here = document.get(parent)
@@ -59,7 +63,7 @@ def _check_path(document: Document, path: tuple[str, ...], span: Span) -> None:
             message = f"`{'.'.join(parent)}` is no mapping"
             raise HflowError(Diagnostic("HF105", message, span))
         present = document.keys(parent)
-        legal = () if parent in NAMED_SECTIONS else keys_at(parent, _op(document, parent))
+        legal = () if _is_named(parent) else keys_at(parent, _op(document, parent))
         if legal is None or key in present or key in legal:
             continue
         where = f"`{'.'.join(parent)}`" if parent else "the file"
@@ -68,6 +72,12 @@ def _check_path(document: Document, path: tuple[str, ...], span: Span) -> None:
         raise HflowError(Diagnostic("HF105", f"{where} has no key `{key}`", span, help_))
 
 
-def _op(document: Document, path: tuple[str, ...]) -> str | None:
-    item = document.get((*path[:2], "op")) if path[:1] == ("nodes",) else None
+def _is_named(path: KeyPath) -> bool:
+    """Whether the keys at `path` are the user's own names: of sections, and of the nodes in a region."""
+    return path in NAMED_SECTIONS or (len(path) == 3 and path[0] == path[2] == "nodes")
+
+
+def _op(document: Document, path: KeyPath) -> str | None:
+    node = node_path(path)
+    item = document.get((*node, "op")) if node else None
     return str(item.value) if item else None

@@ -6,18 +6,18 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hflow.graph.graph import Graph, Model, Node
+from hflow.graph.graph import Graph, Input, Model, Node
 from hflow.graph.types import Factor
 
 
 def ir(graph: Graph) -> str:
-    """One block per node: its call, then one line per value with its inferred type."""
+    """One block per node: its call, the nodes of its region, then a line per value with its inferred type."""
     lines = [f"graph {graph.name}({_arguments(graph.params)})"]
     lines += [f"  model {_model(m)}" for m in graph.models]
-    for region in graph.regions:
-        lines.append(f"  loop {region.name} x {region.times}")
-    for node in graph.nodes:
-        lines += [f"    {line}" for line in _node(node)]
+    loop = graph.regions[0]
+    lines.append(f"  loop {loop.name} x {loop.times}")
+    for node in graph.inside(loop.name):
+        lines += [f"    {line}" for line in _node(graph, node)]
     if graph.evaluation:
         e = graph.evaluation
         lines.append(f"  eval %{e.metric} rows={e.rows} every={e.every}")
@@ -27,11 +27,15 @@ def ir(graph: Graph) -> str:
 
 def _model(model: Model) -> str:
     words = [model.name, "=", model.path, model.head, model.dtype, "frozen" if model.frozen else ""]
+    if model.refresh:
+        words.append(f"refresh({model.refresh.model}, every={model.refresh.every})")
     return " ".join(filter(None, words))
 
 
-def _node(node: Node) -> Iterator[str]:
+def _node(graph: Graph, node: Node) -> Iterator[str]:
     yield f"{node.name} = {' '.join(_call(node))}"
+    for inner in graph.inside(node.name) if node.op == "repeat" else ():
+        yield from (f"  {line}" for line in _node(graph, inner))
     names = [f"%{node.name}.{o.port}" for o in node.outputs]
     width = max(map(len, names), default=0)
     for name, output in zip(names, node.outputs):
@@ -45,13 +49,19 @@ def _call(node: Node) -> Iterator[str]:
     if node.function:
         yield node.function.reference
     if node.inputs:
-        # `?` marks what the file did not write and inference wired.
-        reads = (f"{i.port}{'?' * i.derived}=%{i.source}" for i in node.inputs)
-        yield f"({', '.join(reads)})"
+        yield f"({', '.join(map(_input, node.inputs))})"
     if node.options:
         yield "{" + _arguments(node.options) + "}"
     if node.repeat:
         yield f"repeat(epochs={node.repeat.epochs}, minibatch={node.repeat.minibatch})"
+    if node.after:
+        yield f"after({', '.join(node.after)})"
+
+
+def _input(value: Input) -> str:
+    """`?` marks what the file did not write and inference wired; `@-1` a value of the step before."""
+    carried = f"@-{value.lag} init {value.init}" if value.lag else ""
+    return f"{value.port}{'?' * value.derived}=%{value.source}{carried}"
 
 
 def _dims(graph: Graph) -> Iterator[str]:

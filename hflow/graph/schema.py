@@ -14,6 +14,10 @@ from pydantic_core import PydanticCustomError
 NAME_PATTERN = r"^[a-z_][a-z0-9_]*$"
 REF_PATTERN = r"^[a-z_][a-z0-9_]*\.[a-z_][a-z0-9_]*$"
 
+_INT64 = 2**63  # sizes, steps and seeds are int64s
+
+Positive = Annotated[int, Field(gt=0, lt=_INT64)]
+Natural = Annotated[int, Field(ge=0, lt=_INT64)]
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 RefText = Annotated[str, Field(pattern=REF_PATTERN, description="node.port")]
 
@@ -33,45 +37,81 @@ def _use(value: Any) -> Any:
     return {"use": value} if isinstance(value, str) else value
 
 
+def _source(value: Any) -> Any:
+    return {"from": value} if isinstance(value, str) else value
+
+
+def _texts(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+class RefreshSpec(_Shape):
+    """A frozen model takes over the weights of a trained one before every `every`-th step."""
+
+    from_: str = Field(alias="from")
+    every: Positive
+
+
 class ModelSpec(_Shape):
+    """One set of weights; `head: scalar` for critics, reward and cost models."""
+
     path: str
-    head: Literal["lm"] = "lm"
+    head: Literal["lm", "scalar"] = "lm"
     frozen: bool = False
     dtype: Literal["f32", "bf16"] = "f32"
+    refresh: RefreshSpec | None = None
 
 
 class UseSpec(_Shape):
     """`lag`: how many updates old the weights may be."""
 
     use: str
-    lag: int = Field(0, ge=0)
+    lag: Natural = 0
 
 
 class LoopSpec(_Shape):
     name: Name
-    times: int = Field(gt=0)
+    times: Positive
 
 
 class EvalSpec(_Shape):
     metric: RefText
-    rows: int = Field(gt=0)
-    every: int = Field(0, ge=0)
+    rows: Positive
+    every: Natural = 0
 
 
 class RepeatSpec(_Shape):
-    epochs: int = Field(1, gt=0)
-    minibatch: int | None = Field(None, gt=0)
+    epochs: Positive = 1
+    minibatch: Positive | None = None
+
+
+class SourceSpec(_Shape):
+    """`from`: the value that is read; with `lag` that of so many steps ago, `init` before there is one."""
+
+    from_: RefText = Field(alias="from")
+    lag: Natural = 0
+    init: float | None = None
+
+
+class UntilSpec(_Shape):
+    """Rounds go on until `rows` rows for which `keep` is true have been collected."""
+
+    rows: Positive
+    keep: RefText
 
 
 ModelUseSpec = Annotated[UseSpec, BeforeValidator(_use)]
+InputSpec = Annotated[SourceSpec, BeforeValidator(_source)]
+NamesSpec = Annotated[list[Name], BeforeValidator(_texts)]
 
 
 class _NodeSpec(_Shape):
     with_: dict[str, Any] = Field({}, alias="with")
+    after: NamesSpec = []
 
 
 class _ReadingSpec(_NodeSpec):
-    in_: dict[str, RefText] = Field({}, alias="in")
+    in_: dict[str, InputSpec] = Field({}, alias="in")
 
 
 class DataSpec(_NodeSpec):
@@ -104,27 +144,48 @@ class CallSpec(_ReadingSpec):
     out: dict[str, str] = {}
 
 
-NodeSpec = Annotated[DataSpec | GenerateSpec | ScoreSpec | TrainSpec | CallSpec, Field(discriminator="op")]
+InnerNodeSpec = Annotated[
+    DataSpec | GenerateSpec | ScoreSpec | TrainSpec | CallSpec, Field(discriminator="op")
+]
+
+
+class RepeatNodeSpec(_Shape):
+    """A region: its nodes run in rounds, at most `times`, and hand out the rows that were kept."""
+
+    op: Literal["repeat"]
+    nodes: dict[Name, InnerNodeSpec] = Field(min_length=1)
+    until: UntilSpec
+    times: Positive
+    short: Literal["fail", "fill"] = "fail"
+    out: dict[Name, RefText] = Field(min_length=1)
+    after: NamesSpec = []
+
+
+NodeSpec = Annotated[
+    DataSpec | GenerateSpec | ScoreSpec | TrainSpec | CallSpec | RepeatNodeSpec, Field(discriminator="op")
+]
 
 
 class GraphSpec(_Shape):
     hflow: Literal[1]
+    extends: str | None = None  # resolved before the schema is applied
     name: Name
     doc: str = ""
     params: dict[Name, Annotated[Any, AfterValidator(_plain_scalar)]] = {}
-    seed: int = Field(0, ge=0, lt=2**63)  # counter-based sampling takes it as an int64
+    seed: Natural = 0
     models: dict[Name, ModelSpec] = {}
     loop: LoopSpec
     eval: EvalSpec | None = None
     nodes: dict[Name, NodeSpec] = Field(min_length=1)
 
 
-OPS: dict[str, type[_NodeSpec]] = {
+OPS: dict[str, type[BaseModel]] = {
     "data": DataSpec,
     "generate": GenerateSpec,
     "score": ScoreSpec,
     "train": TrainSpec,
     "call": CallSpec,
+    "repeat": RepeatNodeSpec,
 }
 # Mappings whose keys are the user's own names.
 NAMED_SECTIONS = (("params",), ("models",), ("nodes",))
@@ -144,15 +205,31 @@ def keys_at(path: tuple[str | int, ...], op: str | None = None) -> tuple[str, ..
             return _keys(EvalSpec)
         case ("models", _):
             return _keys(ModelSpec)
+        case ("models", _, "refresh"):
+            return _keys(RefreshSpec)
+        case ("nodes", _, "nodes", _, *inner):
+            return keys_at(("nodes", "inner", *inner), op)
         case ("nodes", _):
             return _keys(OPS[op]) if op in OPS else ("op",)
         case ("nodes", _, "repeat"):
             return _keys(RepeatSpec)
+        case ("nodes", _, "until"):
+            return _keys(UntilSpec)
         case ("nodes", _, "model"):
             return _keys(UseSpec)
+        case ("nodes", _, "in", _):
+            return _keys(SourceSpec)
         case _:
             return None
 
 
 def _keys(shape: type[BaseModel]) -> tuple[str, ...]:
     return tuple(f.alias or name for name, f in shape.model_fields.items())
+
+
+def node_path(path: tuple[str | int, ...]) -> tuple[str | int, ...] | None:
+    """The path of the node that `path` leads into or ends at; None outside nodes."""
+    if path[:1] != ("nodes",) or len(path) < 2:
+        return None
+    nested = len(path) > 3 and path[2] == "nodes"
+    return path[:4] if nested else path[:2]

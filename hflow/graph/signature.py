@@ -1,10 +1,13 @@
 """Signatures of typed functions: ``name: type, name?: type<tag> -> name: type``.
 
-``?`` marks an input that may be left out. A tag says which log-probs an input wants:
+``name?`` is an input that may be left out; a last dim ``resp~?`` one that the value may lack (one number
+for the whole response). A tag says whose values an input wants:
 
 - ``<trained>``: of the model being trained, computed by the train node itself;
-- ``<behaviour>``: those the trained model sampled with;
-- ``<scored>``: from a forward pass of any model over given tokens.
+- ``<behaviour>``: log-probs that the trained model sampled with;
+- ``<old>``: log-probs of the trained model before this step's updates, sampled with or scored by it;
+- ``<scored>``: log-probs from a forward pass of any model over given tokens;
+- ``<value>``: estimates of a model with a scalar head; in a loss, of the trained one.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import Literal, cast, get_args
 
 from hflow.graph.types import RAGGED_DIMS, Dim, ValueType, parse_type
 
-Tag = Literal["trained", "behaviour", "scored"]
+Tag = Literal["trained", "behaviour", "old", "scored", "value"]
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ def parse_signature(text: str) -> Signature:
         raise ValueError("a signature has the form `name: type, ... -> name: type, ...`")
     signature = Signature(parse_ports(left), parse_ports(right))
     for port in signature.outputs:
-        if port.optional or port.tag:
+        if port.optional or port.tag or any(d.optional for d in port.type.dims):
             raise ValueError(f"output `{port.name}` can have neither `?` nor a tag")
     bound = _dim_names(p for p in signature.inputs if not p.optional)
     for port in signature.outputs:
@@ -96,10 +99,12 @@ def _port(match: re.Match[str]) -> Port:
     if tag is not None and tag not in get_args(Tag):
         raise ValueError(f"unknown tag `<{tag}>`; tags: {', '.join(get_args(Tag))}")
     type_ = parse_type(type_text)
-    if not type_.dims or type_.dims[0].ragged:
+    if type_.dims and type_.dims[0].ragged:
         raise ValueError(f"`{name}`: the first dim of `{type_}` must be its rows, not ragged")
-    for dim in type_.dims:
+    for number, dim in enumerate(type_.dims):
         _check_names(dim)
+        if dim.optional and (number == 0 or number < len(type_.dims) - 1):
+            raise ValueError(f"`{name}`: only the last dim of `{type_}` may be optional, and not its rows")
     return Port(name, type_, cast("Tag | None", tag), mark is not None)
 
 
@@ -112,5 +117,5 @@ def _check_names(dim: Dim) -> None:
 
 
 def _dim_names(ports: Iterable[Port]) -> set[str]:
-    dims = [d for p in ports for d in p.type.dims]
+    dims = [d for p in ports for d in p.type.dims if not d.optional]
     return {f.name + "~" * d.ragged for d in dims for f in d.factors}

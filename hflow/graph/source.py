@@ -127,7 +127,7 @@ def parse(text: str, file: str) -> Document:
         raise HflowError(Diagnostic("HF005", f"`{file}` is larger than {MAX_BYTES} bytes"))
     builder = _Builder(file)
     try:
-        root = builder.document(_events(text))
+        root = builder.document(events(text))
     except MarkedYAMLError as error:
         raise HflowError(_syntax_error(error, file)) from None
     except YAMLError as error:
@@ -159,7 +159,8 @@ def dump(document: Document, remark: str = "") -> str:
     return (f"# {remark}\n" if remark else "") + out.getvalue()
 
 
-def _events(text: str) -> Iterator[Any]:
+def events(text: str) -> Iterator[Any]:
+    """The parser's events, each with the marks where it starts and ends."""
     yaml: Any = YAML(typ="safe", pure=True)
     return cast(Iterator[Any], yaml.parse(text))
 

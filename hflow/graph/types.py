@@ -9,6 +9,8 @@ are equally long:
   the node that made the text, so log-probs of one rollout never align with tokens of another.
 
 Factors of size 1 are dropped when dims are compared: one sample per prompt pairs with its prompt.
+
+A type without dims, ``f32[]``, is a scalar: one number for the whole batch, the same on all devices.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 DType = Literal["i32", "i64", "f32", "bf16", "bool", "str"]
+Role = Literal["behaviour", "scored", "value", "score"]
 RAGGED_DIMS = ("prompt", "resp", "seq")
 
 
@@ -32,10 +35,14 @@ class Factor:
 
 @dataclass(frozen=True)
 class Dim:
-    """A product of factors. A ragged dim has one factor, whose size is the greatest length."""
+    """A product of factors. A ragged dim has one factor, whose size is the greatest length.
+
+    `optional` occurs in patterns only, ``resp~?``: the value may lack this dim.
+    """
 
     factors: tuple[Factor, ...]
     ragged: bool = False
+    optional: bool = False
 
     @property
     def size(self) -> int | None:
@@ -54,19 +61,20 @@ class Dim:
     def __str__(self) -> str:
         names = self.significant if not self.ragged else self.factors
         text = "*".join(f.name for f in names) or (self.factors[0].name if self.factors else "1")
-        return text + ("~" if self.ragged else "")
+        return text + "~" * self.ragged + "?" * self.optional
 
 
 @dataclass(frozen=True)
 class Provenance:
     """Which model made a value, and how.
 
-    `behaviour`: sampled with these weights (a rollout's own log-probs); `scored`: computed by a
-    forward pass over given tokens. `lag` is how many updates old the weights may be.
+    `behaviour`: log-probs that it sampled with; `scored`: log-probs by a forward pass over given tokens;
+    `value`: its estimates per token (scalar head); `score`: its judgement of whole rows (scalar head).
+    `lag` is how many updates old the weights may be.
     """
 
     model: str
-    role: Literal["behaviour", "scored"]
+    role: Role
     lag: int = 0
 
     def __str__(self) -> str:
@@ -85,8 +93,12 @@ class ValueType:
         return any(d.ragged for d in self.dims)
 
     @property
+    def scalar(self) -> bool:
+        return not self.dims
+
+    @property
     def rows(self) -> int:
-        """Number of rows (the size of dim 0); a program has it for every value of a typed graph."""
+        """Number of rows (the size of dim 0; 1 for a scalar); every value of a typed graph has it."""
         size = self.dims[0].size if self.dims else 1
         assert size is not None, f"{self} has no row count"
         return size
@@ -101,7 +113,7 @@ _FACTOR = re.compile(r"^[A-Za-z_]\w*$")
 
 
 def parse_type(text: str) -> ValueType:
-    """Read ``dtype[dim, dim]``, dims being ``a``, ``a*b`` or ``a~``.
+    """Read ``dtype[dim, dim]``, dims being ``a``, ``a*b`` or ``a~`` (in patterns also ``a~?``).
 
     Raises:
         ValueError: with a message for the user, when the text is not such a type.
@@ -117,6 +129,7 @@ def parse_type(text: str) -> ValueType:
 
 
 def _parse_dim(text: str) -> Dim:
+    optional, text = text.endswith("?"), text.removesuffix("?")
     ragged = text.endswith("~")
     names = [part.strip() for part in text.removesuffix("~").split("*")]
     for name in names:
@@ -124,4 +137,4 @@ def _parse_dim(text: str) -> Dim:
             raise ValueError(f"`{text}` is not a dim; write it like `batch`, `batch*group` or `seq~`")
     if ragged and len(names) > 1:
         raise ValueError(f"`{text}`: a ragged dim has one name")
-    return Dim(tuple(Factor(name) for name in names), ragged)
+    return Dim(tuple(Factor(name) for name in names), ragged, optional)

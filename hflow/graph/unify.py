@@ -10,10 +10,10 @@ call must be of one rollout (``seq~`` is prompt and response, so it goes with ``
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hflow.graph.signature import Port
-from hflow.graph.types import Dim, Factor, Provenance, ValueType
+from hflow.graph.types import Dim, Factor, Provenance, Role, ValueType
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,11 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class Bound:
-    """What the dim names of a signature stand for in one call."""
+    """What the dim names of a signature stand for in one call, and which model made what entered, by port."""
 
     rows: Mapping[str, tuple[Factor, ...]]
     texts: Mapping[str, Dim]
+    made_by: Mapping[str, Provenance] = field(default_factory=dict[str, Provenance])
 
     def apply(self, pattern: ValueType) -> ValueType:
         """The actual type of a port whose dim names are all bound."""
@@ -56,14 +57,16 @@ def unify(
 ) -> tuple[Bound, tuple[Mismatch, ...]]:
     """Bind the dim names of `ports` by the `values` given for them (by port name).
 
-    `trained` is the model that a train node trains; ``<behaviour>`` inputs must be of that model.
-    At most one mismatch per port is reported; a port that does not match binds nothing.
+    `trained` is the model that a train node trains, or that goes on with a conversation; ``<behaviour>``,
+    ``<old>`` and ``<value>`` inputs must be of that model. At most one mismatch per port is reported; a
+    port that does not match binds nothing.
     """
     unifier = _Unifier(trained)
     for port in ports:
         if port.name in values:
             unifier.enter(port, values[port.name])
-    return Bound(dict(unifier.rows), dict(unifier.texts)), tuple(unifier.mismatches)
+    made_by = {name: p for name, v in values.items() if (p := v.type.provenance)}
+    return Bound(dict(unifier.rows), dict(unifier.texts), made_by), tuple(unifier.mismatches)
 
 
 class _Unifier:
@@ -146,34 +149,73 @@ def split_rows(pattern: ValueType, actual: ValueType) -> dict[str, tuple[Factor,
 
 def kind_mismatch(port: Port, value: Value) -> Mismatch | None:
     """HF208 when dtype, number of dims or ragged names differ."""
-    want, have = port.type, value.type
-    shape = [d.factors[0].name if d.ragged else "" for d in want.dims]
-    if want.dtype == have.dtype and shape == [d.factors[0].name if d.ragged else "" for d in have.dims]:
+    want, have = port.type.dims, value.type.dims
+    if len(have) == len(want) - 1 and want[-1].optional:
+        want = want[:-1]
+    if port.type.dtype == value.type.dtype and _ragged_names(want) == _ragged_names(have):
         return None
-    return Mismatch(port.name, "HF208", f"{_expects(port)}, but `{value.source}` is `{have}`")
+    return Mismatch(port.name, "HF208", f"{_expects(port)}, but `{value.source}` is `{value.type}`")
+
+
+def _ragged_names(dims: Sequence[Dim]) -> list[str]:
+    return [d.factors[0].name if d.ragged else "" for d in dims]
+
+
+# What a tag of a port admits, and how to get it.
+_ROLES: Mapping[str, tuple[Role, ...]] = {
+    "behaviour": ("behaviour",),
+    "old": ("behaviour", "scored"),
+    "scored": ("scored",),
+    "value": ("value",),
+}
+_WANTED = {
+    "behaviour": ("log-probs that {who} sampled with", "wire the `logprobs` of a generate node that uses it"),
+    "old": (
+        "log-probs of {who} before the update",
+        "wire the `logprobs` of a generate or score node that uses it",
+    ),
+    "scored": ("log-probs from a score node", "wire the `logprobs` of a score node"),
+    "value": ("values of {who}", "wire the `values` of a score node that uses it (`head: scalar`)"),
+}
 
 
 def provenance_mismatch(port: Port, value: Value, trained: str | None) -> Mismatch | None:
-    """HF210 when the tag of the port asks for other log-probs than these."""
-    if port.tag not in ("behaviour", "scored"):
+    """HF210 when the tag of the port asks for what another model made, or for what was made otherwise.
+
+    Log-probs and values are no plain numbers: they enter only where a tag asks for them.
+    """
+    have, of_trained = value.type.provenance, port.tag != "scored"
+    if port.tag is None or port.tag == "trained":
+        return _untagged_mismatch(port, value) if have and have.role != "score" else None
+    right_model = have is not None and (not of_trained or trained in (None, have.model))
+    if have and have.role in _ROLES[port.tag] and right_model:
         return None
-    have = value.type.provenance
-    if have and have.role == port.tag and (port.tag == "scored" or trained in (None, have.model)):
-        return None
-    if port.tag == "scored":
-        expected, help_ = "log-probs from a score node", "wire the `logprobs` of a score node"
-    else:
-        who = f"`{trained}`" if trained else "a model"
-        expected, help_ = f"log-probs that {who} sampled with", "wire the `logprobs` of its generate node"
-    message = f"`{port.name}` expects {expected}, but `{value.source}` {_made_by(have)}"
+    expected, help_ = _WANTED[port.tag]
+    who = f"`{trained}`" if trained else "a model"
+    message = f"`{port.name}` expects {expected.format(who=who)}, but `{value.source}` {_made_by(have)}"
     return Mismatch(port.name, "HF210", message, help_)
+
+
+def _untagged_mismatch(port: Port, value: Value) -> Mismatch:
+    made = _made_by(value.type.provenance)
+    message = f"`{port.name}` takes plain numbers, but `{value.source}` {made}"
+    tags = ", ".join(f"`<{tag}>`" for tag in _ROLES)
+    help_ = f"a signature that takes log-probs or values says which: {tags}"
+    return Mismatch(port.name, "HF210", message, help_)
+
+
+_VERBS: Mapping[Role, str] = {
+    "behaviour": "was sampled with",
+    "scored": "was scored by",
+    "value": "has values of",
+    "score": "is a score of",
+}
 
 
 def _made_by(provenance: Provenance | None) -> str:
     if provenance is None:
-        return "has no log-probs of a model"
-    verb = "was sampled with" if provenance.role == "behaviour" else "was scored by"
-    return f"{verb} `{provenance.model}`"
+        return "was made by no model"
+    return f"{_VERBS[provenance.role]} `{provenance.model}`"
 
 
 def _family(dim: Dim) -> str:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from hflow.diagnostics import Diagnostic, did_you_mean
 from hflow.graph.options import brief
-from hflow.graph.schema import NAME_PATTERN, OPS, GraphSpec, keys_at
+from hflow.graph.schema import NAME_PATTERN, OPS, GraphSpec, keys_at, node_path
 from hflow.graph.source import Document, KeyPath
 
 # What checking goes on with where the file's own value cannot be used; no such graph is returned.
@@ -69,9 +69,10 @@ def validate(
 
 
 def _path(loc: tuple[int | str, ...]) -> KeyPath:
-    """Where pydantic's location lies in the document: it adds the op of a node, and marks keys."""
-    if loc[0] == "nodes" and len(loc) > 2 and loc[2] in OPS:
-        loc = (*loc[:2], *loc[3:])
+    """Where pydantic's location lies in the document: it adds the ops of nodes, and marks keys."""
+    for at in (2, 4):
+        if loc[0] == "nodes" and len(loc) > at and loc[at - 2] == "nodes" and loc[at] in OPS:
+            loc = (*loc[:at], *loc[at + 1 :])
     return loc[:-1] if loc[-1:] == ("[key]",) else loc
 
 
@@ -87,6 +88,11 @@ def _misspelt(missing: KeyPath, unknown: Sequence[KeyPath]) -> bool:
 
 def _take_out(plain: dict[str, Any], path: KeyPath) -> None:
     section = str(path[0])
+    if (node := node_path(path)) and len(node) > 2:
+        inner = _mapping(_mapping(_mapping(plain, "nodes"), str(node[1])), "nodes")
+        inner.pop(str(node[3]), None)
+        if inner:
+            return
     if section in ("params", "models", "nodes") and len(path) > 1 and isinstance(plain.get(section), dict):
         plain[section].pop(path[1], None)
         return
@@ -95,9 +101,15 @@ def _take_out(plain: dict[str, Any], path: KeyPath) -> None:
         plain[section] = _STAND_INS[section]
 
 
+def _mapping(plain: dict[str, Any], key: str) -> dict[str, Any]:
+    found = plain.get(key)
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+
+
 def _diagnostic(document: Document, error: ErrorDetails, path: KeyPath) -> Diagnostic:
+    if path[-1] == "from" and document.get(path) is None:  # written short: `port: node.port`
+        path = path[:-1]
     kind, key = error["type"], str(path[-1])
-    parent = document.get(path[:-1])
     where = f"`{'.'.join(map(str, path[:-1]))}`" if path[:-1] else "the file"
     match kind:
         case "missing":
@@ -109,9 +121,12 @@ def _diagnostic(document: Document, error: ErrorDetails, path: KeyPath) -> Diagn
         case "union_tag_invalid":
             tag = str(error.get("ctx", {}).get("tag"))
             span = document.span((*path, "op"))
+            if tag == "repeat":
+                return Diagnostic("HF224", "a region stands in a region", span, "regions do not nest")
             return Diagnostic("HF103", f"unknown op `{tag}`", span, did_you_mean(tag, OPS, "ops"))
         case "extra_forbidden":
-            op = parent.child("op") if parent else None
+            node = document.get(node_path(path) or ())
+            op = node.child("op") if node else None
             known = keys_at(path[:-1], str(op.value) if op else None) or ()
             help_ = did_you_mean(key, known, "keys")
             return Diagnostic("HF102", f"unknown key `{key}`", document.span(path, key=True), help_)
@@ -121,9 +136,13 @@ def _diagnostic(document: Document, error: ErrorDetails, path: KeyPath) -> Diagn
             span = document.span(path, key=error["loc"][-1] == "[key]")
             return Diagnostic("HF106", f"bad name `{name}`", span, help_)
         case _:
-            expected = "a reference `node.port`" if path[-2:-1] == ("in",) else _expectation(error)
+            expected = "a reference `node.port`" if _is_source(path) else _expectation(error)
             message = f"`{key}` must be {expected}, got {brief(error['input'])}"
             return Diagnostic("HF103", message, document.span(path))
+
+
+def _is_source(path: KeyPath) -> bool:
+    return path[-2:-1] == ("in",) or (path[-3:-2] == ("in",) and path[-1] == "from")
 
 
 def _expectation(error: ErrorDetails) -> str:

@@ -39,9 +39,9 @@ def untyped(score: Any) -> Any:
     return score
 
 
-@op("logprobs: f32[rows, resp~]<trained>, mask: bool[rows, resp~] -> loss: f32[rows]")
-def loss_per_row(logprobs: Any, mask: Any) -> Any:
-    return (logprobs * mask).sum(1)
+@op("logprobs: f32[rows, resp~]<trained>, mask: bool[rows, resp~] -> loss: bool[rows]")
+def loss_without_gradient(logprobs: Any, mask: Any) -> Any:
+    return (logprobs * mask).sum(1) > 0
 
 
 @op("logprobs: f32[rows, resp~]<trained> -> total: f32[rows, resp~]")
@@ -62,3 +62,67 @@ def needs_mask(score: Any, mask: Any) -> Any:
 @op("logprobs: f32[rows, resp~]<scored>, mask: bool[rows, resp~] -> total: f32[rows]")
 def scored_only(logprobs: Any, mask: Any) -> Any:
     return (logprobs * mask).sum(1)
+
+
+@op("score: f32[rows] -> mean: f32[]")
+def mean_of_a_part(score: Any) -> Any:
+    return score.mean()
+
+
+@op("score: f32[rows] -> mean: f32[]", whole_batch=True)
+def mean(score: Any) -> Any:
+    return score.mean()
+
+
+@op("score: f32[rows], scale: f32[] -> score: f32[rows]")
+def scaled_by(score: Any, scale: Any) -> Any:
+    return score * scale
+
+
+@op("text: str[rows], before: str[rows] -> text: str[rows]")
+def joined(text: Any, before: Any) -> Any:
+    return [a + b for a, b in zip(before, text)]
+
+
+@op("score: f32[rows] -> keep: bool[rows]")
+def positive(score: Any) -> Any:
+    return score > 0
+
+
+@op("logprobs: f32[rows, resp~], mask: bool[rows, resp~] -> total: f32[rows]")
+def plain_sum(logprobs: Any, mask: Any) -> Any:
+    return (logprobs * mask).sum(1)
+
+
+@op("logprobs: f32[rows, resp~]<trained>, entropy?: f32[rows, resp~]<trained> -> loss: f32[rows, resp~]")
+def entropy_without_coef(logprobs: Any, entropy: Any = None) -> Any:
+    return logprobs - entropy
+
+
+@op("logprobs: f32[rows, resp~]<trained> -> loss: f32[rows, resp~]", whole_batch=True)
+def loss_of_the_batch(logprobs: Any) -> Any:
+    return logprobs - logprobs.mean()
+
+
+@op("logprobs: f32[rows, resp~]<trained>, scale: f32[] -> loss: f32[rows, resp~]")
+def loss_with_a_scalar(logprobs: Any, scale: Any) -> Any:
+    return logprobs * scale
+
+
+@op("logprobs: f32[rows, resp~]<trained> -> loss: f32[rows, resp~]")
+def loss_with_an_option_of_the_node(logprobs: Any, *, lr: float = 1.0) -> Any:
+    return logprobs * lr
+
+
+@op(
+    "values: f32[rows, resp~], limit: f32[], mask: bool[rows, resp~] "
+    "-> values: f32[rows, resp~], limit: f32[]",
+    whole_batch=True,
+)
+def held_back(values: Any, limit: Any, mask: Any) -> Any:
+    return values.clamp(max=limit) * mask, values.amax()
+
+
+@op("score: f32[rows], limit: f32[], mask: bool[rows, resp~] -> limit: f32[]", whole_batch=True)
+def limit_by_mask(score: Any, limit: Any, mask: Any) -> Any:
+    return limit + (score[:, None] * mask).mean()

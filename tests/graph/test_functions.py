@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import re
 import sys
 from pathlib import Path
 
@@ -27,26 +28,30 @@ def write(folder: Path, body: str, signature: str = "a: f32[rows] -> b: f32[rows
     return "./functions.py:f"
 
 
-@pytest.mark.parametrize(
-    "reference",
-    [
-        "hflow.ops.rewards.exact_match",
-        "hflow.ops.advantages.group_normalise",
-        "hflow.ops.losses.ppo_clip",
-        "hflow.ops.losses.negative_log_likelihood",
-    ],
+OPS = sorted(
+    f"hflow.ops.{file.stem}.{name}"
+    for file in Path("hflow/ops").glob("*.py")
+    for name in re.findall(r"^@op\(.*?^def (\w+)", file.read_text(), re.DOTALL | re.MULTILINE)
 )
+
+
+@pytest.mark.parametrize("reference", OPS)
 def test_reading_agrees_with_importing(reference: str) -> None:
     source = read_function(reference, HERE)
     module, _, name = reference.rpartition(".")
     function = getattr(importlib.import_module(module), name)
     parameters = inspect.signature(function).parameters.values()
-    only_keyword = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    only_keyword = {
+        p.name: REQUIRED if p.default is p.empty else p.default
+        for p in parameters
+        if p.kind is p.KEYWORD_ONLY
+    }
     assert {o.name: o.default for o in source.options} == only_keyword
     assert [p.name for p in source.signature.inputs] == [
         p.name for p in parameters if p.kind is not p.KEYWORD_ONLY
     ]
     assert " ".join(function.__hflow_signature__.split()) == str(source.signature)
+    assert source.whole_batch == getattr(function, "__hflow_whole_batch__", False)
 
 
 @pytest.mark.parametrize("module", ["hflow.ops.rewards", "hflow.ops", "xml.etree.ElementTree", "json"])
@@ -66,6 +71,29 @@ def test_a_module_in_nested_namespace_packages(tmp_path: Path, monkeypatch: pyte
 def test_reading_runs_no_user_code(tmp_path: Path) -> None:
     reference = write(tmp_path, "def f(a):\n    return a\n\nraise SystemExit('imported')")
     assert read_function(reference, tmp_path).options == ()
+
+
+@pytest.mark.parametrize(("argument", "whole_batch"), [("", False), ("False", False), ("True", True)])
+def test_functions_of_the_whole_batch(tmp_path: Path, argument: str, whole_batch: bool) -> None:
+    assert read_function(decorated(tmp_path, argument), tmp_path).whole_batch == whole_batch
+
+
+@pytest.mark.parametrize("argument", ["1", "'yes'", "not False", "WHOLE"])
+def test_what_reading_cannot_know_is_refused(tmp_path: Path, argument: str) -> None:
+    assert refused(decorated(tmp_path, argument), tmp_path)[0] == "HF206"
+
+
+def decorated(folder: Path, argument: str) -> str:
+    keyword = f", whole_batch={argument}" if argument else ""
+    text = f'@op("a: f32[rows] -> b: f32[rows]"{keyword})\ndef f(a):\n    return a\n'
+    (folder / "functions.py").write_text(text)
+    return "./functions.py:f"
+
+
+def test_a_scalar_is_made_of_the_whole_batch(tmp_path: Path) -> None:
+    body, signature = "def f(a):\n    return a", "a: f32[rows] -> b: f32[]"
+    code, _, help_ = refused(write(tmp_path, body, signature), tmp_path)
+    assert code == "HF206" and "whole_batch=True" in help_
 
 
 def test_options_of_every_kind(tmp_path: Path) -> None:

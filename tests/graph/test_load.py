@@ -1,18 +1,11 @@
 from __future__ import annotations
 
-import random
-import re
-import string
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from hflow.diagnostics import HflowError, render
+from hflow.diagnostics import HflowError
 from hflow.graph.graph import Graph, Ref
 from hflow.graph.load import check, load, load_text
 
@@ -111,7 +104,7 @@ def test_defaults_are_filled_in() -> None:
     assert prompts.options["tokenizer"] == "actor"
     assert graph.node("ref_logprobs").options == {"temperature": 1.0}
     assert graph.node("advantages").options == {"std": "sample", "eps": 1e-6}
-    assert train.function and train.function.trained == ("logprobs",)
+    assert train.function and train.function.trained == ("logprobs", "entropy")
 
 
 def test_masks_are_wired_by_type() -> None:
@@ -128,7 +121,8 @@ def test_a_minibatch_is_all_rows_unless_said_otherwise() -> None:
 
 
 def test_a_lag_is_part_of_what_log_probs_are() -> None:
-    graph = load_text(TEMPLATE.replace("model: actor  ", "model: {use: actor, lag: 1}  "))
+    lagging = TEMPLATE.replace("model: actor  ", "model: {use: actor, lag: 1}  ")
+    graph = load_text(lagging.replace('kl_coef }"}', 'kl_coef }", max_lag: 1}'))
     assert types(graph, "rollout")["logprobs"] == "f32[batch*group, resp~]<actor@k-1 behaviour>"
 
 
@@ -154,55 +148,3 @@ def test_graphs_round_trip_as_json(path: Path) -> None:
 @pytest.mark.parametrize("path", ALGORITHMS, ids=lambda p: p.stem)
 def test_loading_twice_gives_the_same_graph(path: Path) -> None:
     assert load(path) == load(path)
-
-
-def test_loading_imports_nothing_heavy() -> None:
-    program = (
-        "import sys, glob\n"
-        "import hflow.graph\n"
-        "from hflow.graph.load import load\n"
-        "for path in sorted(glob.glob('algorithms/*.yaml')): load(path)\n"
-        "heavy = {'torch', 'ray', 'megatron', 'sglang', 'transformers', 'hflow.ops', 'hflow.runtime'}\n"
-        "print(sorted(heavy & sys.modules.keys()))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-SPLICES = ["null", "{}", "[]", "-1", "0", "1e99", ".nan", '"${ batch }"', "true", "*x", "!!int 3", "é", '"']
-WORD = re.compile(r"[\w.]+")
-
-
-def mutated(text: str, seed: int) -> str:
-    """`text` after one to three random edits, most of which leave it valid YAML."""
-    rng = random.Random(seed)
-    for _ in range(rng.randint(1, 3)):
-        lines = text.splitlines(keepends=True)
-        at, other = rng.randrange(len(lines)), rng.randrange(len(lines))
-        start, end = rng.choice([m.span() for m in WORD.finditer(text)])
-        match rng.randrange(8):
-            case 0:
-                text = "".join(lines[:at] + lines[at + 1 :])
-            case 1:
-                text = "".join([*lines[:other], lines[at], *lines[other:]])
-            case 2:
-                text = text[:start] + rng.choice(SPLICES) + text[end:]
-            case 3 | 4:
-                text = text[:start] + rng.choice(string.ascii_letters) + text[start + 1 :]
-            case _:
-                text = text[:start] + rng.choice(WORD.findall(text)) + text[end:]
-    return text
-
-
-@given(st.integers(0, 2**32))
-@settings(max_examples=200, deadline=None, derandomize=True)
-def test_a_damaged_file_gives_diagnostics_or_a_graph(seed: int) -> None:
-    text = mutated(GRPO, seed)
-    try:
-        graph = load_text(text, "algorithms/mutated.yaml")
-    except HflowError as error:
-        assert error.diagnostics
-        for diagnostic in error.diagnostics:
-            assert render(diagnostic, {"algorithms/mutated.yaml": text})
-    else:
-        assert graph.nodes

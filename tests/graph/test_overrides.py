@@ -75,6 +75,7 @@ def test_a_later_override_wins() -> None:
         ("params.steps=[3", ""),
         ("params.steps=*x", ""),
         ("seed=1\nname: x", "write it like `--set params.steps=3`"),
+        ("extends=grpo.yaml", ""),
     ],
 )
 def test_bad_overrides(text: str, help_: str) -> None:
@@ -116,3 +117,18 @@ def test_the_seed_is_what_an_int64_holds() -> None:
         (diagnostic,) = refused(f"seed={seed}")
         assert diagnostic.code == "HF103"
         assert diagnostic.message.startswith("`seed` must be < 9223372036854775808, got ")
+
+
+def test_nodes_of_a_region_are_changed_and_not_made() -> None:
+    dapo = "algorithms/dapo.yaml"
+    changed = load(dapo, ["nodes.sampling.nodes.rollout.with.max_new_tokens=5", "nodes.sampling.times=3"])
+    assert changed.node("rollout").options["max_new_tokens"] == 5
+    assert changed.region("sampling").times == 3
+    for text, help_ in (
+        ("nodes.sampling.nodes.rolout.with.n=3", "did you mean `rollout`?"),
+        ("nodes.sampling.nodes.rollout.modle=actor", "did you mean `model`?"),
+        ("nodes.sampling.until.row=3", "did you mean `rows`?"),
+    ):
+        with pytest.raises(HflowError) as caught:
+            load(dapo, [text])
+        assert [(d.code, d.help) for d in caught.value.diagnostics] == [("HF105", help_)]

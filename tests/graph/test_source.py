@@ -99,7 +99,7 @@ def test_spans_cut_keys_and_scalars_out_of_the_text(path: Path) -> None:
             seen += 1
 
     walk(document.root)
-    assert seen > 10
+    assert seen >= 5
 
 
 def test_a_span_is_followed_as_far_as_the_document_goes() -> None:

@@ -105,12 +105,49 @@ def test_mismatches(types: dict[str, ValueType], expected: dict[str, str]) -> No
         ("scored", Provenance("actor", "scored"), None),
         ("scored", Provenance("actor", "behaviour"), "HF210"),
         ("scored", None, "HF210"),
+        ("old", Provenance("actor", "behaviour"), None),
+        ("old", Provenance("actor", "scored"), None),
+        ("old", Provenance("actor", "value"), "HF210"),
+        ("old", Provenance("ref", "behaviour"), "HF210"),
+        ("old", Provenance("ref", "scored"), "HF210"),
+        ("old", None, "HF210"),
+        ("value", Provenance("actor", "value"), None),
+        ("value", Provenance("critic", "value"), "HF210"),
+        ("value", Provenance("actor", "score"), "HF210"),
+        ("value", Provenance("actor", "scored"), "HF210"),
+        ("value", None, "HF210"),
+        (None, None, None),
+        (None, Provenance("critic", "score"), None),
+        (None, Provenance("critic", "value"), "HF210"),
+        (None, Provenance("actor", "scored"), "HF210"),
+        (None, Provenance("actor", "behaviour"), "HF210"),
     ],
 )
-def test_provenance(tag: str, provenance: Provenance | None, code: str | None) -> None:
+def test_provenance(tag: str | None, provenance: Provenance | None, code: str | None) -> None:
     value = ValueType("f32", (rows(BATCH), ragged("resp")), provenance)
-    assert codes(f"a: f32[rows, resp~]<{tag}>", a=value).get("a") == code
-    assert codes("a: f32[rows, resp~]", a=value) == {}
+    mark = f"<{tag}>" if tag else ""
+    assert codes(f"a: f32[rows, resp~]{mark}", a=value).get("a") == code
+
+
+def test_outside_a_train_node_values_of_any_model_will_do() -> None:
+    value = ValueType("f32", (rows(BATCH), ragged("resp")), Provenance("critic", "value"))
+    ports = parse_ports("a: f32[rows, resp~]<value>")
+    bound, mismatches = unify(ports, {"a": Value(value, "values.values")})
+    assert not mismatches
+    assert bound.made_by == {"a": Provenance("critic", "value")}
+
+
+@pytest.mark.parametrize("dims", [(rows(BATCH),), (rows(BATCH), ragged("resp"))])
+def test_an_optional_dim_is_there_or_not(dims: tuple[Dim, ...]) -> None:
+    assert codes("a: f32[rows, resp~?]", a=ValueType("f32", dims)) == {}
+    assert codes("a: f32[rows, resp~?]", a=ValueType("f32", ())) == {"a": "HF208"}
+    assert codes("a: f32[rows, resp~?]", a=ValueType("f32", (rows(BATCH), ragged("seq")))) == {"a": "HF208"}
+
+
+def test_scalars_are_no_rows() -> None:
+    scalar, row = ValueType("f32", ()), ValueType("f32", (rows(BATCH),))
+    assert codes("a: f32[], b: f32[rows]", a=scalar, b=row) == {}
+    assert codes("a: f32[], b: f32[rows]", a=row, b=scalar) == {"a": "HF208", "b": "HF208"}
 
 
 def test_both_models_are_named() -> None:
@@ -128,8 +165,8 @@ def calls(draw: st.DrawFn) -> tuple[Signature, dict[str, tuple[Factor, ...]], di
     signature = draw(signatures())
     inputs = tuple(replace(p, tag=None) for p in signature.inputs)
     names = sorted({f.name for p in inputs for d in p.type.dims if not d.ragged for f in d.factors})
-    leads = {p.type.dims[0].factors[0].name for p in inputs}
-    inner = {f.name for p in inputs for f in p.type.dims[0].factors[1:]}
+    leads = {p.type.dims[0].factors[0].name for p in inputs if p.type.dims}
+    inner = {f.name for p in inputs for d in p.type.dims[:1] for f in d.factors[1:]}
     factors = {}
     for name in names:
         most = 1 if name in inner else 3  # only the first name of a product stands for several factors
@@ -161,8 +198,8 @@ def test_rows_of_another_maker_never_unify(
     call: tuple[Signature, dict[str, tuple[Factor, ...]], dict[str, Value]], data: st.DataObject
 ) -> None:
     signature, _, values = call
-    port = data.draw(st.sampled_from(signature.inputs))
-    others = [p for p in signature.inputs if p.name != port.name]
+    port = data.draw(st.sampled_from([p for p in signature.inputs if p.type.dims]))
+    others = [p for p in signature.inputs if p.name != port.name and p.type.dims]
     shared = {f.name for f in port.type.dims[0].factors}
     assume(any(shared & {f.name for f in p.type.dims[0].factors} for p in others))
     values[port.name] = foreign(port, values[port.name])

@@ -1,4 +1,5 @@
-"""The kinds of nodes: one file per `op`, with its options, its ports and its output types."""
+"""The kinds of nodes: one file per `op`, with its options, its ports and its output types. A `call` is all
+in its function, a `repeat` in the nodes of its region (`hflow.graph.regions`)."""
 
 from __future__ import annotations
 
@@ -18,22 +19,25 @@ def input_ports(op: OpKind, function: Signature | None) -> tuple[Port, ...] | No
         case "generate":
             return generate.INPUTS
         case "score":
-            return score.SIGNATURE.inputs
+            return score.INPUTS
         case "train":
             return train.inputs(function) if function else None
         case "call":
             return function.inputs if function else None
+        case "repeat":
+            return None
 
 
 def output_ports(op: OpKind, function: Signature | None) -> tuple[str, ...] | None:
-    """The outputs of a node, but for a `data` node, whose outputs its file declares."""
+    """The outputs of a node that its op or its function knows; those of a `score` node depend on its model,
+    `data` and `repeat` nodes declare theirs."""
     match op:
-        case "data" | "train":
+        case "data" | "train" | "repeat":
             return ()
         case "generate":
             return generate.OUTPUTS
         case "score":
-            return tuple(p.name for p in score.SIGNATURE.outputs)
+            return None
         case "call":
             return tuple(p.name for p in function.outputs) if function else None
 
@@ -47,7 +51,7 @@ def output_types(draft: Draft, bound: Bound) -> dict[str, ValueType] | None:
             return generate.outputs(draft, bound)
         case "score":
             return score.outputs(draft, bound)
-        case "train":
+        case "train" | "repeat":
             return {}
         case "call":
             assert draft.signature

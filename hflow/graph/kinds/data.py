@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 from jinja2 import TemplateSyntaxError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -16,7 +16,7 @@ OPTIONS = (
     Option("dataset", "str"),
     Option("batch", "int", above=0),
     Option("prompt", "str", None),
-    Option("response", "str", None),
+    Option("response", "texts", None),
     Option("tokenizer", "str", None),
     Option("shuffle", "bool", True),
     Option("holdout", "int", 0, least=0),
@@ -26,18 +26,29 @@ OPTIONS = (
     Option("max_response_tokens", "int", 512, above=0),
 )
 PROCEDURAL = "reasoning-gym/"
-# (dtype, ragged dim) of the columns that a data node can make.
+# (dtype, ragged dim) of the columns that a data node can make, and those that are of responses.
 _COLUMNS = {("i32", "prompt"), ("i32", "seq"), ("bool", "resp"), ("str", None)}
+_OF_RESPONSES = ("seq", "resp")
 _COLUMNS_TEXT = "i32[batch, prompt~], i32[batch, seq~], bool[batch, resp~] or str[batch]"
 
 
-def column_problem(type_: ValueType) -> str | None:
-    """Why a data node cannot make a column of this type, or None."""
+def num_responses(written: Mapping[str, Any]) -> int | None:
+    """How many responses a row has, where `response` is a list; each is a row of its own then."""
+    response = written.get("response")
+    return len(cast("list[Any]", response)) if isinstance(response, list) else None
+
+
+def column_problem(type_: ValueType, responses: int | None) -> str | None:
+    """Why a data node whose rows have so many `responses` cannot make a column of this type, or None."""
     rows, *rest = type_.dims or (Dim((), ragged=True),)
     ragged = rest[0].factors[0].name if len(rest) == 1 and rest[0].ragged else None
     is_column = len(rest) <= 1 and (ragged is not None or not rest) and (type_.dtype, ragged) in _COLUMNS
     if not is_column or rows.ragged:
         return f"a data node cannot make `{type_}`; it makes {_COLUMNS_TEXT}"
+    if responses is not None and ragged in _OF_RESPONSES:
+        several = len(rows.factors) == 2
+        column = f"{type_.dtype}[{rows}*k, {ragged}~]"
+        return None if several else f"`{type_}`: `response` is a list of {responses}, so write `{column}`"
     if len(rows.factors) != 1:
         return f"rows of a data node are one new dim, not `{rows}`"
     return None
@@ -64,8 +75,10 @@ def option_problems(declared: Mapping[str, ValueType], written: Mapping[str, Any
             if name in written:
                 yield OptionProblem("HF212", f"`{name}` has no effect: {reason}", name)
     for name in ("prompt", "response"):
-        if message := _template_problem(written.get(name)):
-            yield OptionProblem("HF212", f"`{name}` is no jinja2 template: {message}", name)
+        value = written.get(name)
+        for text in cast("list[Any]", value) if isinstance(value, list) else [value]:
+            if message := _template_problem(text):
+                yield OptionProblem("HF212", f"`{name}` is no jinja2 template: {message}", name)
 
 
 def _template_problem(text: Any) -> str | None:
@@ -86,8 +99,11 @@ def outputs(draft: Draft) -> dict[str, ValueType] | None:
         return None
     longest = {"prompt": prompt, "resp": response, "seq": prompt + response}
 
+    in_a_row = num_responses(draft.options) or 1
+
     def made(dim: Dim) -> Dim:
-        name = dim.factors[0].name
-        return Dim((Factor(name, longest[name] if dim.ragged else batch, draft.name),), dim.ragged)
+        name, *several = (f.name for f in dim.factors)
+        first = Factor(name, longest[name] if dim.ragged else batch, draft.name)
+        return Dim((first, *(Factor(k, in_a_row, draft.name) for k in several)), dim.ragged)
 
     return {n: ValueType(t.dtype, tuple(map(made, t.dims))) for n, t in draft.declared.items()}

@@ -1,0 +1,91 @@
+"""``hflow new``: a graph file of one's own, copied from an algorithm that works."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from hflow.diagnostics import Diagnostic, HflowError, Span, did_you_mean
+from hflow.graph.inheritance import function_paths, moved_function
+from hflow.graph.schema import NAME_PATTERN
+from hflow.graph.source import Document, read
+from hflow.graph.yaml_text import scalar
+
+Edit = tuple[Span, str]
+
+
+def new_file(name: str, source: Path, force: bool = False) -> Path:
+    """Copy the graph file `source` to ``NAME.yaml`` here: comments kept, `name` replaced, and the files that
+    it names (a parent, functions) named from here.
+
+    Raises:
+        HflowError: HF106 for a bad name, HF001 when the file is there already or one cannot be read or
+            written.
+    """
+    if not re.fullmatch(NAME_PATTERN, name):
+        help_ = "names are lower case: letters, digits and `_`, not starting with a digit"
+        raise HflowError(Diagnostic("HF106", f"bad name `{name}`", help=help_))
+    target = Path(f"{name}.yaml")
+    document = read(source)
+    text = _edited(document.text, [(_span(document, "name"), name), *_moved(document, target)])
+    try:
+        with target.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        message = f"`{target}` is there already"
+        raise HflowError(Diagnostic("HF001", message, help="--force overwrites it")) from None
+    except OSError as error:
+        raise HflowError(Diagnostic("HF001", f"cannot write `{target}`: {error.strerror}")) from None
+    return target
+
+
+def find_algorithm(name: str) -> Path:
+    """A path as given; a bare name is looked up in ``algorithms/`` here, then among those that hflow ships.
+
+    Raises:
+        HflowError: HF001, with the names that there are.
+    """
+    path = Path(name)
+    if path.is_file() or path.parent != Path() or path.suffix:
+        return path
+    here = Path(__file__).resolve()
+    shipped = (here.parents[1] / "algorithms", here.parents[2] / "algorithms")  # installed; in the repository
+    places = [folder / f"{name}.yaml" for folder in (Path("algorithms"), *shipped)]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        known = sorted({file.stem for place in places for file in place.parent.glob("*.yaml")})
+        near = did_you_mean(name, known)
+        help_ = f"{near} algorithms: {', '.join(known)}" if near.endswith("?") else near
+        raise HflowError(Diagnostic("HF001", f"no algorithm `{name}`", help=help_))
+    return found
+
+
+def _span(document: Document, key: str) -> Span:
+    if key not in document.keys(()):
+        raise HflowError(Diagnostic("HF101", f"`{document.file}` has no `{key}`", document.span(())))
+    return document.span((key,))
+
+
+def _moved(document: Document, target: Path) -> Iterator[Edit]:
+    """The references to other files, as they read in `target`."""
+    parent = document.get(("extends",))
+    if parent and isinstance(parent.value, str):
+        path = os.path.relpath(Path(document.file).parent / parent.value, target.parent)
+        yield parent.span, scalar(Path(path).as_posix())
+    for path in function_paths(document):
+        item = document.get(path)
+        if item and isinstance(item.value, str):
+            moved = moved_function(item.value, Path(document.file).parent, target.parent)
+            if moved != item.value:
+                yield item.span, scalar(moved)
+
+
+def _edited(text: str, edits: Sequence[Edit]) -> str:
+    """`text` with what stands at each place replaced."""
+    lines = text.split("\n")
+    for span, new in sorted(edits, key=lambda e: (e[0].line, e[0].column), reverse=True):
+        line = lines[span.line - 1]
+        lines[span.line - 1] = line[: span.column - 1] + new + line[span.end_column - 1 :]
+    return "\n".join(lines)

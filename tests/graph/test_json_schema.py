@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from hflow.graph.json_schema import json_schema, json_schema_text
+from hflow.graph.source import parse, read
+
+ALGORITHMS = sorted(Path("algorithms").glob("*.yaml"))
+FILE = Path("docs/schema/graph.v1.json")
+VALIDATOR = jsonschema.Draft7Validator(json_schema())
+
+
+def refusals(text: str) -> list[str]:
+    return [e.message for e in VALIDATOR.iter_errors(parse(text, "x").plain())]
+
+
+def test_it_is_a_draft_7_schema() -> None:
+    jsonschema.Draft7Validator.check_schema(json_schema())
+
+
+def test_the_file_is_up_to_date() -> None:
+    """To accept a change: hflow schema > docs/schema/graph.v1.json"""
+    assert FILE.read_text() == json_schema_text()
+
+
+@pytest.mark.parametrize("path", ALGORITHMS, ids=lambda p: p.stem)
+def test_algorithms_are_valid(path: Path) -> None:
+    assert list(VALIDATOR.iter_errors(read(path).plain())) == []
+
+
+def references(schema: Any) -> set[str]:
+    if isinstance(schema, dict):
+        own = {schema["$ref"]} if "$ref" in schema else set[str]()
+        return own.union(*map(references, schema.values()))
+    return set[str]().union(*map(references, schema)) if isinstance(schema, list) else set()
+
+
+def test_every_reference_leads_somewhere() -> None:
+    schema = json_schema()
+    assert references(schema) == {f"#/definitions/{name}" for name in schema["definitions"]}
+
+
+WHOLE = """\
+hflow: 1
+name: x
+params: {steps: 3}
+models: {actor: {path: p}}
+loop: {name: step, times: "${ steps }"}
+nodes:
+  prompts: {op: data, with: {dataset: d, batch: 1, prompt: p}, out: {tokens: "i32[batch, prompt~]"}}
+  rollout: {op: generate, model: {use: actor, lag: 1}, in: {prompt: prompts.tokens}, with: {n: 3}}
+"""
+CHILD = """\
+hflow: 1
+extends: grpo.yaml
+name: x
+params: {steps: null, lr: 1e-4}
+models: {ref: null, actor: {frozen: null}}
+eval: null
+nodes:
+  rollout: {model: {lag: 1}, with: {n: null}, in: null}
+  reward: null
+"""
+
+
+@pytest.mark.parametrize("text", [WHOLE, CHILD])
+def test_good_files(text: str) -> None:
+    assert refusals(text) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "new"),
+    [
+        (WHOLE, "name: x\n", ""),
+        (WHOLE, "hflow: 1", "hflow: 2"),
+        (WHOLE, "path: p", "pth: p"),
+        (WHOLE, '"${ steps }"', "many"),
+        (WHOLE, "lag: 1", "lag: -1"),
+        (WHOLE, "op: generate", "op: sample"),
+        (WHOLE, "prompt: prompts.tokens", "prompt: prompts"),
+        (WHOLE, "steps: 3", "steps: [3]"),
+        (WHOLE, "actor: {path: p}", "actor: null"),
+        (CHILD, "name: x\n", ""),
+        (CHILD, "lag: 1", "lags: 1"),
+        (CHILD, "extends: grpo.yaml\n", ""),
+    ],
+)
+def test_bad_files(text: str, old: str, new: str) -> None:
+    assert text.replace(old, new) != text
+    assert refusals(text.replace(old, new))
