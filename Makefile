@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml constraints.txt
 			"name another: make setup PYTHON=python3.12" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet $(TORCH)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[tasks,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[tasks,math,dev]'
 	@touch $@
 
 demo: setup ## train a tiny model to add: supervised, then GRPO (three minutes on two cores)

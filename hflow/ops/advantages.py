@@ -1,4 +1,4 @@
-"""Advantages from scores."""
+"""Advantages from the scores of a group of responses to one prompt."""
 
 from __future__ import annotations
 
@@ -36,3 +36,21 @@ def group_normalise(
     if std == "none" or score.shape[1] == 1:
         return centred if score.shape[1] > 1 else torch.zeros_like(score)
     return centred / (score.std(1, keepdim=True, correction=int(std == "sample")) + eps)
+
+
+@op("score: f32[prompts*group] -> advantages: f32[prompts*group]")
+def leave_one_out(score: Tensor) -> Tensor:
+    """The score less the mean score of the other responses to the same prompt (RLOO, arXiv:2402.14740).
+
+        advantage_i = score_i - mean of score_j over j != i = n / (n - 1) * (score_i - mean)
+
+    Args:
+        score: ``[prompts, group]``.
+
+    Returns:
+        ``[prompts, group]``. A group of one has nothing to be compared with: its advantage is 0.
+    """
+    size = score.shape[1]
+    if size == 1:
+        return torch.zeros_like(score)
+    return (score - score.mean(1, keepdim=True)) * (size / (size - 1))

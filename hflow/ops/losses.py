@@ -1,16 +1,23 @@
-"""Losses per response token. The engine weights and sums them (`hflow.ops.aggregate`)."""
+"""Losses per response token that raise or lower log-probs.
+
+The engine weights and sums them (`hflow.ops.aggregate`).
+"""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from hflow.ops.kl import estimate
 from hflow.ops.op import op
 
 
 @op(
-    "logprobs: f32[rows, resp~]<trained>, old_logprobs: f32[rows, resp~]<behaviour>, advantages: f32[rows], "
-    "mask: bool[rows, resp~], ref_logprobs?: f32[rows, resp~]<scored> "
+    "logprobs: f32[rows, resp~]<trained>, old_logprobs: f32[rows, resp~]<old>, "
+    "advantages: f32[rows, resp~?], mask: bool[rows, resp~], ref_logprobs?: f32[rows, resp~]<scored>, "
+    "rollout_logprobs?: f32[rows, resp~]<behaviour>, entropy?: f32[rows, resp~]<trained> "
     "-> loss: f32[rows, resp~], kl: f32[rows, resp~], clip_fraction: f32[rows, resp~]"
 )
 def ppo_clip(
@@ -19,47 +26,138 @@ def ppo_clip(
     advantages: Tensor,
     mask: Tensor,
     ref_logprobs: Tensor | None = None,
+    rollout_logprobs: Tensor | None = None,
+    entropy: Tensor | None = None,
     *,
     clip: float = 0.2,
+    clip_high: float | None = None,
+    dual_clip: float | None = None,
+    importance_cap: float = 2.0,
     kl_coef: float = 0.0,
+    kl: Literal["k1", "k2", "k3"] = "k3",
+    entropy_coef: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The clipped surrogate (PPO, arXiv:1707.06347), with a penalty for leaving the reference (GRPO).
 
         r = exp(logprobs - old_logprobs)
-        loss = -min(r A, clamp(r, 1 - clip, 1 + clip) A) + kl_coef * kl
-        kl = exp(d) - d - 1,   d = ref_logprobs - logprobs
+        s = min(r A, clamp(r, 1 - clip, 1 + clip_high) A),   for A < 0 at least dual_clip * A
+        w = min(exp(old_logprobs - rollout_logprobs), importance_cap),   1 without rollout_logprobs
+        loss = -w s + kl_coef * kl - entropy_coef * entropy
 
-    kl is the k3 estimate (http://joschu.net/blog/kl-approx.html) of KL(trained || reference) from samples
-    of the trained model; without a reference it is measured, not penalised, against the behaviour policy.
+    clip_high: arXiv:2503.14476 (DAPO); dual_clip: arXiv:1912.09729. w corrects for tokens that other
+    weights sampled than those of `old_logprobs` (decoupled PPO, arXiv:2110.00641), truncated as in
+    arXiv:1802.01561 (IMPALA); it has no gradient.
 
     Args:
-        logprobs, old_logprobs, ref_logprobs: ``[rows, T]``, right-padded.
-        advantages: ``[rows]``, one per response.
-        mask: bool ``[rows, T]``, tokens to learn from; elsewhere all outputs are 0 or without effect.
+        logprobs, old_logprobs, ref_logprobs, rollout_logprobs, entropy: ``[rows, T]``, right-padded.
+        advantages: ``[rows]``, one per response, or ``[rows, T]``.
+        mask: bool ``[rows, T]``, tokens to learn from.
+        kl: the estimate, see `hflow.ops.kl`; without a reference it is measured, not penalised,
+            against `old_logprobs`.
 
     Returns:
-        Loss, kl and whether the ratio was clipped (1 or 0), each ``[rows, T]``.
+        Loss, kl and whether clipping held the gradient back (1 or 0), each ``[rows, T]``, 0 outside the mask.
 
     Raises:
-        ValueError: `kl_coef` > 0 without `ref_logprobs`.
+        ValueError: a coefficient without its input, `dual_clip` not above 1, or another `kl`.
     """
-    if kl_coef > 0 and ref_logprobs is None:
+    if kl_coef and ref_logprobs is None:
         raise ValueError("kl_coef > 0 needs ref_logprobs: connect the log-probs of a reference model")
+    if entropy_coef and entropy is None:
+        raise ValueError("entropy_coef needs entropy, which the train node computes")
     ratio = (logprobs - old_logprobs).masked_fill(~mask, 0).exp()
-    advantage = advantages[:, None]
-    plain, clipped = ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage
-    loss = -torch.minimum(plain, clipped).masked_fill(~mask, 0)
-    other = old_logprobs if ref_logprobs is None else ref_logprobs
-    log_ratio = (other - logprobs).masked_fill(~mask, 0)
-    kl = log_ratio.exp() - log_ratio - 1
-    if kl_coef > 0:
-        loss = loss + kl_coef * kl
-    return loss, kl, ((clipped < plain) & mask).to(loss.dtype)
+    high = clip if clip_high is None else clip_high
+    surrogate, held = _clipped(ratio, _per_token(advantages, mask), clip, high, dual_clip)
+    if rollout_logprobs is not None:
+        surrogate = surrogate * _importance(old_logprobs, rollout_logprobs, mask, importance_cap)
+    loss = -surrogate.masked_fill(~mask, 0)
+    distance = estimate(logprobs, old_logprobs if ref_logprobs is None else ref_logprobs, mask, kl)
+    if kl_coef:
+        loss = loss + kl_coef * distance
+    if entropy_coef and entropy is not None:
+        loss = loss - entropy_coef * entropy.masked_fill(~mask, 0)
+    return loss, distance, (held & mask).to(loss.dtype)
+
+
+@op(
+    "logprobs: f32[rows, resp~]<trained>, old_logprobs: f32[rows, resp~]<old>, "
+    "advantages: f32[rows, resp~?], mask: bool[rows, resp~] "
+    "-> loss: f32[rows, resp~], clip_fraction: f32[rows, resp~]"
+)
+def cispo(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    clip: float = 1.0,
+    clip_high: float = 0.2,
+) -> tuple[Tensor, Tensor]:
+    """REINFORCE with clipped importance weights: no token loses its gradient (CISPO, arXiv:2506.13585).
+
+        r = exp(logprobs - old_logprobs)
+        loss = -stop_gradient(clamp(r, 1 - clip, 1 + clip_high)) A logprobs
+
+    Args:
+        logprobs, old_logprobs: ``[rows, T]``, right-padded.
+        advantages: ``[rows]``, one per response, or ``[rows, T]``.
+        mask: bool ``[rows, T]``, tokens to learn from.
+        clip: 1 means no lower bound, as in the paper.
+
+    Returns:
+        Loss and whether the weight was clipped (1 or 0), each ``[rows, T]``, 0 outside the mask.
+    """
+    ratio = (logprobs - old_logprobs).masked_fill(~mask, 0).exp().detach()
+    weight = ratio.clamp(1 - clip, 1 + clip_high)
+    loss = -weight * _per_token(advantages, mask) * logprobs.masked_fill(~mask, 0)
+    return loss, (weight != ratio).to(loss.dtype)
+
+
+@op(
+    "logprobs: f32[rows, resp~]<trained>, advantages: f32[rows, resp~?], mask: bool[rows, resp~], "
+    "ref_logprobs?: f32[rows, resp~]<scored> -> loss: f32[rows, resp~], kl: f32[rows, resp~]"
+)
+def reinforce(
+    logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    ref_logprobs: Tensor | None = None,
+    *,
+    kl_coef: float = 0.0,
+    kl: Literal["k1", "k2", "k3"] = "k3",
+) -> tuple[Tensor, Tensor]:
+    """The plain policy gradient (Williams 1992; for RLHF, arXiv:2402.14740).
+
+        loss = -A logprobs + kl_coef * kl
+
+    Its gradient is that of the expected return only for one update per batch: nothing corrects for
+    tokens that older weights sampled.
+
+    Args:
+        logprobs, ref_logprobs: ``[rows, T]``, right-padded.
+        advantages: ``[rows]``, one per response, or ``[rows, T]``.
+        mask: bool ``[rows, T]``, tokens to learn from.
+        kl: the estimate, see `hflow.ops.kl`.
+
+    Returns:
+        Loss and kl (0 without a reference), each ``[rows, T]``, 0 outside the mask.
+
+    Raises:
+        ValueError: `kl_coef` without `ref_logprobs`, or another `kl`.
+    """
+    if kl_coef and ref_logprobs is None:
+        raise ValueError("kl_coef > 0 needs ref_logprobs: connect the log-probs of a reference model")
+    distance = estimate(logprobs, logprobs if ref_logprobs is None else ref_logprobs, mask, kl)
+    loss = -_per_token(advantages, mask) * logprobs.masked_fill(~mask, 0)
+    return (loss + kl_coef * distance if kl_coef else loss), distance
 
 
 @op("logprobs: f32[rows, resp~]<trained>, mask: bool[rows, resp~] -> loss: f32[rows, resp~]")
-def negative_log_likelihood(logprobs: Tensor, mask: Tensor) -> Tensor:
-    """-log p(token): supervised fine-tuning on the given responses.
+def negative_log_likelihood(logprobs: Tensor, mask: Tensor, *, coef: float = 1.0) -> Tensor:
+    """-coef * log p(token): supervised fine-tuning on the given responses.
+
+    With a `coef` beside another loss of the same model, it is the term that keeps an actor close to its
+    pre-training data (ptx, InstructGPT, arXiv:2203.02155).
 
     Args:
         logprobs: ``[rows, T]``, right-padded.
@@ -68,4 +166,29 @@ def negative_log_likelihood(logprobs: Tensor, mask: Tensor) -> Tensor:
     Returns:
         ``[rows, T]``, 0 outside the mask.
     """
-    return -logprobs.masked_fill(~mask, 0)
+    return -coef * logprobs.masked_fill(~mask, 0)
+
+
+def _per_token(advantages: Tensor, mask: Tensor) -> Tensor:
+    """Advantages that broadcast over ``[rows, T]``; those of tokens are 0 outside the mask."""
+    return advantages[:, None] if advantages.dim() == 1 else advantages.masked_fill(~mask, 0)
+
+
+def _clipped(
+    ratio: Tensor, advantage: Tensor, low: float, high: float, dual: float | None
+) -> tuple[Tensor, Tensor]:
+    """PPO's surrogate, to be raised, and where clipping keeps it from following the ratio."""
+    plain, clipped = ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage
+    surrogate, held = torch.minimum(plain, clipped), clipped < plain
+    if dual is None:
+        return surrogate, held
+    if dual <= 1:
+        raise ValueError(f"dual_clip is {dual:g}; it is the ratio above which bad tokens are clipped: > 1")
+    least = torch.where(advantage < 0, dual * advantage, -torch.inf)
+    return torch.maximum(surrogate, least), held | (surrogate < least)
+
+
+def _importance(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, cap: float) -> Tensor:
+    """Truncated importance weights of the old policy for tokens that the rollout sampled."""
+    log_weight = (old_logprobs - rollout_logprobs).masked_fill(~mask, 0)
+    return log_weight.exp().clamp(max=cap).detach()

@@ -1,0 +1,26 @@
+"""Baselines that are carried from step to step."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from hflow.ops.op import op
+
+
+@op("score: f32[rows], baseline: f32[] -> advantages: f32[rows], baseline: f32[]", whole_batch=True)
+def moving_baseline(score: Tensor, baseline: Tensor, *, momentum: float = 0.9) -> tuple[Tensor, Tensor]:
+    """The score less a moving average of earlier scores (reinforcement baseline, Williams 1992).
+
+        advantage = score - b
+        b' = momentum * b + (1 - momentum) * mean score
+
+    The baseline of a batch does not depend on that batch, so it adds no bias.
+
+    Args:
+        score: ``[rows]``, all rows of the batch.
+        baseline: ``[]``, b, of the step before.
+
+    Returns:
+        Advantages ``[rows]``, and b', ``[]``.
+    """
+    return score - baseline, momentum * baseline + (1 - momentum) * score.mean()

@@ -1,0 +1,56 @@
+"""Losses on which of several responses is preferred."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from hflow.ops.op import op
+
+
+@op(
+    "logprobs: f32[pairs*k, resp~]<trained>, ref_logprobs: f32[pairs*k, resp~]<scored>, "
+    "mask: bool[pairs*k, resp~], score?: f32[pairs*k] "
+    "-> loss: f32[pairs], margin: f32[pairs], accuracy: f32[pairs]"
+)
+def dpo(
+    logprobs: Tensor,
+    ref_logprobs: Tensor,
+    mask: Tensor,
+    score: Tensor | None = None,
+    *,
+    beta: float = 0.1,
+    label_smoothing: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Prefer the chosen response by more than the reference does (DPO, arXiv:2305.18290).
+
+        h = sum over the mask of (logprobs - ref_logprobs)              of a response
+        margin = beta * (h of the chosen one - h of the rejected one)
+        loss = -(1 - e) log sigmoid(margin) - e log sigmoid(-margin),   e = label_smoothing
+
+    Chosen is the response of the highest score, rejected that of the lowest; without scores the first and
+    the last. e is the share of labels taken to be wrong (conservative DPO, Mitchell 2023).
+
+    Args:
+        logprobs, ref_logprobs: ``[pairs, k, T]``, right-padded, k responses to one prompt.
+        mask: bool ``[pairs, k, T]``, tokens that count.
+        score: ``[pairs, k]``.
+
+    Returns:
+        Loss, margin, and whether the margin is positive (1 or 0), each ``[pairs]``. Where all scores are
+        equal nothing is preferred: all three are 0.
+
+    Raises:
+        ValueError: fewer than two responses to a prompt.
+    """
+    if logprobs.shape[1] < 2:
+        raise ValueError("a preference needs at least two responses to a prompt")
+    rewards = beta * (logprobs - ref_logprobs).masked_fill(~mask, 0).sum(2)
+    if score is None:
+        score = torch.arange(rewards.shape[1], 0, -1, device=rewards.device).expand_as(rewards)
+    chosen, rejected = score.argmax(1, keepdim=True), score.argmin(1, keepdim=True)
+    margin = (rewards.gather(1, chosen) - rewards.gather(1, rejected))[:, 0]
+    loss = -(1 - label_smoothing) * logsigmoid(margin) - label_smoothing * logsigmoid(-margin)
+    loss = loss.masked_fill((chosen == rejected)[:, 0], 0)  # the first is both: all scores are equal
+    return loss, margin, (margin > 0).to(loss.dtype)

@@ -1,0 +1,42 @@
+"""Losses per response: the whole sequence is one action."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hflow.ops.op import op
+
+
+@op(
+    "logprobs: f32[rows, resp~]<trained>, old_logprobs: f32[rows, resp~]<old>, advantages: f32[rows], "
+    "mask: bool[rows, resp~] -> loss: f32[rows], clip_fraction: f32[rows]"
+)
+def gspo(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    clip: float = 3e-4,
+    clip_high: float = 4e-4,
+) -> tuple[Tensor, Tensor]:
+    """PPO's surrogate with one ratio per response, its tokens' geometric mean (GSPO, arXiv:2507.18071).
+
+        s = exp(mean over the mask of (logprobs - old_logprobs))
+        loss = -min(s A, clamp(s, 1 - clip, 1 + clip_high) A)
+
+    Args:
+        logprobs, old_logprobs: ``[rows, T]``, right-padded.
+        advantages: ``[rows]``.
+        mask: bool ``[rows, T]``, tokens to learn from.
+
+    Returns:
+        Loss and whether the ratio was clipped (1 or 0), each ``[rows]``. Both are 0 for a response without
+        tokens.
+    """
+    log_ratio = (logprobs - old_logprobs).masked_fill(~mask, 0).sum(1) / mask.sum(1).clamp(min=1)
+    ratio = log_ratio.exp()
+    plain, clipped = ratio * advantages, ratio.clamp(1 - clip, 1 + clip_high) * advantages
+    loss = -torch.minimum(plain, clipped).masked_fill(~mask.any(1), 0)
+    return loss, (clipped < plain).to(loss.dtype)

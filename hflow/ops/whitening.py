@@ -1,0 +1,54 @@
+"""Whitening: numbers brought to mean 0 and variance 1 over the whole batch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hflow.ops.op import op
+
+
+@op("values: f32[rows, resp~], mask: bool[rows, resp~] -> advantages: f32[rows, resp~]", whole_batch=True)
+def whiten(values: Tensor, mask: Tensor, *, shift_mean: bool = True, eps: float = 1e-8) -> Tensor:
+    """Numbers per token, whitened over all tokens of the batch (PPO for RLHF, arXiv:1909.08593).
+
+        x' = (x - mean) / sqrt(var + eps)        mean and unbiased variance over the mask
+
+    Args:
+        values: ``[rows, T]``, all rows of the batch.
+        mask: bool ``[rows, T]``, the tokens that count.
+        shift_mean: False adds the mean again, so that only the scale changes.
+
+    Returns:
+        ``[rows, T]``, 0 outside the mask. Equal numbers become 0 (or their mean).
+    """
+    whitened = torch.zeros_like(values)
+    whitened[mask] = _whiten(values[mask], shift_mean, eps)
+    return whitened
+
+
+@op("score: f32[rows] -> advantages: f32[rows]", whole_batch=True)
+def whiten_scores(score: Tensor, *, shift_mean: bool = True, eps: float = 1e-8) -> Tensor:
+    """Numbers per response, whitened over all rows of the batch (REINFORCE++-baseline, arXiv:2501.03262).
+
+        x' = (x - mean) / sqrt(var + eps)        mean and unbiased variance over the rows
+
+    Args:
+        score: ``[rows]``, all rows of the batch: scores, or scores less a baseline.
+        shift_mean: False adds the mean again, so that only the scale changes.
+
+    Returns:
+        ``[rows]``. Equal numbers become 0 (or their mean).
+    """
+    return _whiten(score, shift_mean, eps)
+
+
+def _whiten(x: Tensor, shift_mean: bool, eps: float) -> Tensor:
+    """`x` is ``[n]``; fewer than two numbers have no variance: it counts as 0."""
+    if not len(x):
+        return x
+    mean = x.mean()
+    centred = x - mean
+    variance = centred.square().sum() / max(len(x) - 1, 1)
+    whitened = centred / (variance + eps).sqrt()
+    return whitened if shift_mean else whitened + mean

@@ -1,0 +1,232 @@
+"""Losses per token against their formulas, written out in Python floats."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hflow.ops.distillation import reverse_kl
+from hflow.ops.losses import cispo, negative_log_likelihood, ppo_clip, reinforce
+from hflow.ops.values import value_clip
+from tests.ops.examples import (
+    LOGPROBS,
+    OLD,
+    PER_ROW,
+    PER_TOKEN,
+    REF,
+    ROLLOUT,
+    VALUES,
+    cells,
+    mask,
+    tensor,
+    tokens,
+)
+
+GIVEN = (tensor(LOGPROBS), tensor(OLD))
+ADVANTAGES = {"per response": tensor(PER_ROW), "per token": tensor(PER_TOKEN)}
+by_advantages = pytest.mark.parametrize("advantages", ADVANTAGES.values(), ids=list(ADVANTAGES))
+
+
+def advantage_at(advantages: Tensor, row: int, column: int) -> float:
+    return (advantages[row] if advantages.dim() == 1 else advantages[row, column]).item()
+
+
+def ratio_at(row: int, column: int) -> float:
+    return math.exp(LOGPROBS[row][column] - OLD[row][column])
+
+
+def book_surrogate(
+    ratio: float, a: float, low: float, high: float, dual: float | None
+) -> tuple[float, float]:
+    """PPO's surrogate of one token, and 1 where its slope in the ratio is 0 because of clipping."""
+    clipped = min(max(ratio, 1 - low), 1 + high)
+    if a >= 0:
+        return min(ratio, clipped) * a, float(clipped < ratio and a > 0)
+    kept = max(ratio, clipped)
+    if dual is not None and kept > dual:
+        return dual * a, 1.0
+    return kept * a, float(kept > ratio)
+
+
+@by_advantages
+@pytest.mark.parametrize(
+    "low,high,dual",
+    [(0.2, None, None), (0.05, 0.3, None), (0.5, 0.28, None), (0.2, None, 3.0), (0.2, 0.4, 1.5)],
+)
+def test_ppo_clip(advantages: Tensor, low: float, high: float | None, dual: float | None) -> None:
+    options: dict[str, Any] = {"clip": low, "clip_high": high, "dual_clip": dual, "kl_coef": 0.1}
+    loss, kl, clipped = ppo_clip(*GIVEN, advantages, mask(), tensor(REF), **options)
+    for row, column in cells():
+        if column not in tokens(row):
+            assert (loss[row, column], kl[row, column], clipped[row, column]) == (0, 0, 0)
+            continue
+        a = advantage_at(advantages, row, column)
+        surrogate, held = book_surrogate(ratio_at(row, column), a, low, low if high is None else high, dual)
+        d = REF[row][column] - LOGPROBS[row][column]
+        k3 = math.exp(d) - d - 1
+        assert loss[row, column].item() == pytest.approx(-surrogate + 0.1 * k3, abs=1e-12)
+        assert kl[row, column].item() == pytest.approx(k3, abs=1e-12)
+        assert clipped[row, column].item() == held
+    assert 0 < clipped.sum() < mask().sum()
+
+
+def test_the_dual_clip_bounds_what_a_bad_token_can_do() -> None:
+    """A ratio of e^5 with a negative advantage: unbounded without, and at 3 with the dual clip."""
+    given = (tensor([[-1.0]]), tensor([[-6.0]]), tensor([-2.0]), torch.ones(1, 1).bool())
+    assert ppo_clip(*given)[0].item() == pytest.approx(2 * math.exp(5))
+    loss, _, held = ppo_clip(*given, dual_clip=3.0)
+    assert (loss.item(), held.item()) == (6.0, 1.0)
+
+
+@pytest.mark.parametrize("cap", [0.5, 2.0, 100.0])
+def test_truncated_importance_weights(cap: float) -> None:
+    plain = ppo_clip(*GIVEN, tensor(PER_ROW), mask())[0]
+    loss = ppo_clip(*GIVEN, tensor(PER_ROW), mask(), rollout_logprobs=tensor(ROLLOUT), importance_cap=cap)[0]
+    for row, column in cells():
+        weight = min(math.exp(OLD[row][column] - ROLLOUT[row][column]), cap)
+        assert loss[row, column].item() == pytest.approx(weight * plain[row, column].item(), abs=1e-12)
+
+
+def test_the_entropy_bonus() -> None:
+    entropy = tensor(VALUES)
+    plain = ppo_clip(*GIVEN, tensor(PER_ROW), mask())[0]
+    loss = ppo_clip(*GIVEN, tensor(PER_ROW), mask(), entropy=entropy, entropy_coef=0.25)[0]
+    assert torch.allclose(loss, plain - 0.25 * entropy.masked_fill(~mask(), 0), atol=1e-12)
+    assert torch.equal(ppo_clip(*GIVEN, tensor(PER_ROW), mask(), entropy=entropy)[0], plain)
+
+
+def test_ppo_clip_measures_kl_against_the_old_policy_without_a_reference() -> None:
+    _, kl, _ = ppo_clip(*GIVEN, tensor(PER_ROW), mask())
+    d = OLD[0][1] - LOGPROBS[0][1]
+    assert kl[0, 1].item() == pytest.approx(math.exp(d) - d - 1, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "options,message",
+    [
+        ({"kl_coef": 0.1}, "ref_logprobs"),
+        ({"entropy_coef": 0.1}, "entropy"),
+        ({"dual_clip": 1.0}, "dual_clip"),
+        ({"kl": "k4"}, "k1, k2, k3"),
+    ],
+)
+def test_ppo_clip_refuses(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ppo_clip(*GIVEN, tensor(PER_ROW), mask(), **options)
+
+
+def ppo_as_recorded(
+    logprobs: Tensor,
+    old: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    ref: Tensor,
+    *,
+    clip: float,
+    kl_coef: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The arithmetic, operation by operation, that recorded runs of GRPO were made with."""
+    ratio = (logprobs - old).masked_fill(~mask, 0).exp()
+    advantage = advantages[:, None]
+    plain, clipped = ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage
+    loss = -torch.minimum(plain, clipped).masked_fill(~mask, 0)
+    log_ratio = (ref - logprobs).masked_fill(~mask, 0)
+    kl = log_ratio.exp() - log_ratio - 1
+    return loss + kl_coef * kl, kl, ((clipped < plain) & mask).to(loss.dtype)
+
+
+def test_recorded_runs_can_be_repeated_bit_by_bit() -> None:
+    """Outputs and gradients in float32, by default options, are those of the first version."""
+    random = torch.Generator().manual_seed(0)
+    logprobs, noise, far = -torch.rand(3, 64, 32, generator=random)
+    mask, advantages = torch.rand(64, 32, generator=random) < 0.8, torch.randn(64, generator=random)
+    given = (logprobs + 0.5 * noise, advantages, mask, logprobs + far)
+    outcomes: list[tuple[Tensor, ...]] = []
+    for function in (functools.partial(ppo_as_recorded, clip=0.2), ppo_clip):
+        leaf = logprobs.clone().requires_grad_()
+        outputs = function(leaf, *given, kl_coef=0.001)
+        outputs[0].sum().backward()
+        assert leaf.grad is not None
+        outcomes.append((*outputs, leaf.grad))
+    for recorded, found in zip(*outcomes):
+        assert torch.equal(recorded, found)
+
+
+@by_advantages
+@pytest.mark.parametrize("clip,clip_high", [(1.0, 0.2), (0.3, 0.5)])
+def test_cispo(advantages: Tensor, clip: float, clip_high: float) -> None:
+    loss, clipped = cispo(*GIVEN, advantages, mask(), clip=clip, clip_high=clip_high)
+    for row, column in cells():
+        ratio = ratio_at(row, column)
+        weight = min(max(ratio, 1 - clip), 1 + clip_high)
+        counts = column in tokens(row)
+        expected = -weight * advantage_at(advantages, row, column) * LOGPROBS[row][column]
+        assert loss[row, column].item() == pytest.approx(expected if counts else 0.0, abs=1e-12)
+        assert clipped[row, column].item() == float(counts and weight != ratio)
+    assert 0 < clipped.sum() < mask().sum()
+
+
+@by_advantages
+@pytest.mark.parametrize("kl_coef", [0.0, 0.2])
+def test_reinforce(advantages: Tensor, kl_coef: float) -> None:
+    loss, kl = reinforce(tensor(LOGPROBS), advantages, mask(), tensor(REF), kl_coef=kl_coef, kl="k2")
+    for row, column in cells():
+        k2 = (LOGPROBS[row][column] - REF[row][column]) ** 2 / 2
+        expected = -advantage_at(advantages, row, column) * LOGPROBS[row][column] + kl_coef * k2
+        counts = float(column in tokens(row))
+        assert loss[row, column].item() == pytest.approx(counts * expected, abs=1e-12)
+        assert kl[row, column].item() == pytest.approx(counts * k2, abs=1e-12)
+
+
+def test_reinforce_without_a_reference() -> None:
+    loss, kl = reinforce(tensor(LOGPROBS), tensor(PER_ROW), mask())
+    assert loss[1].tolist() == [0.7 * logprob for logprob in LOGPROBS[1]]
+    assert not kl.any()
+    with pytest.raises(ValueError, match="ref_logprobs"):
+        reinforce(tensor(LOGPROBS), tensor(PER_ROW), mask(), kl_coef=0.1)
+
+
+@pytest.mark.parametrize("coef", [1.0, 0.5])
+def test_negative_log_likelihood(coef: float) -> None:
+    loss = negative_log_likelihood(tensor(LOGPROBS), mask(), coef=coef)
+    for row, column in cells():
+        assert loss[row, column] == (-coef * LOGPROBS[row][column] if column in tokens(row) else 0.0)
+
+
+@pytest.mark.parametrize("clip", [0.2, 1.0])
+def test_value_clip(clip: float) -> None:
+    old = tensor(PER_TOKEN) + 0.1
+    loss, held = value_clip(tensor(VALUES), old, tensor(LOGPROBS), mask(), clip=clip)
+    for row, column in cells():
+        value, before, target = VALUES[row][column], PER_TOKEN[row][column] + 0.1, LOGPROBS[row][column]
+        plain = (value - target) ** 2
+        clipped = (min(max(value, before - clip), before + clip) - target) ** 2
+        counts = column in tokens(row)
+        expected = 0.5 * max(plain, clipped) if counts else 0.0
+        assert loss[row, column].item() == pytest.approx(expected, abs=1e-12)
+        assert held[row, column].item() == float(counts and clipped > plain)
+    assert 0 < held.sum() < mask().sum()
+
+
+def test_reverse_kl() -> None:
+    loss, kl = reverse_kl(*GIVEN, tensor(REF), mask())
+    for row, column in cells():
+        k1 = OLD[row][column] - REF[row][column] if column in tokens(row) else 0.0
+        assert kl[row, column].item() == pytest.approx(k1, abs=1e-12)
+        assert loss[row, column].item() == pytest.approx(ratio_at(row, column) * k1, abs=1e-12)
+
+
+def test_the_expected_gradient_of_reverse_kl_is_that_of_the_divergence() -> None:
+    """Exactly, over all tokens of a vocabulary of three that the student samples from."""
+    logits, teacher = tensor([0.2, -1.0, 0.5]).requires_grad_(), tensor([0.7, 0.2, 0.1])
+    logprobs = logits.log_softmax(0)
+    student = logprobs.detach()
+    loss, _ = reverse_kl(logprobs[None], student[None], teacher.log()[None], torch.ones(1, 3).bool())
+    (found,) = torch.autograd.grad((student.exp() * loss[0]).sum(), logits, retain_graph=True)
+    (expected,) = torch.autograd.grad((logprobs.exp() * (logprobs - teacher.log())).sum(), logits)
+    assert found.tolist() == pytest.approx(expected.tolist(), abs=1e-12)

@@ -1,0 +1,43 @@
+"""The decorator, and that every shipped op says what it is in both places."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import pkgutil
+
+import pytest
+
+import hflow.ops
+from hflow.ops import op as op_module
+from hflow.ops.op import op
+
+MODULES = [importlib.import_module(f"hflow.ops.{m.name}") for m in pkgutil.iter_modules(hflow.ops.__path__)]
+OPS = {
+    f"{module.__name__}.{name}": function
+    for module in MODULES
+    for name, function in inspect.getmembers(module, inspect.isfunction)
+    if function.__module__ == module.__name__ and hasattr(function, "__hflow_signature__")
+}
+
+
+def test_the_documented_example() -> None:
+    results = doctest.testmod(op_module)
+    assert (results.failed, results.attempted) == (0, 2)
+
+
+def test_op_leaves_the_function_as_it_is() -> None:
+    def function() -> None: ...
+
+    assert op("x: f32[rows] -> y: f32[]", whole_batch=True)(function) is function
+    assert vars(function) == {
+        "__hflow_signature__": "x: f32[rows] -> y: f32[]",
+        "__hflow_whole_batch__": True,
+    }
+
+
+@pytest.mark.parametrize("name", sorted(OPS))
+def test_every_op_has_a_docstring_that_says_what_it_returns(name: str) -> None:
+    doc = inspect.getdoc(OPS[name])
+    assert doc is not None and "Returns:" in doc and "Args:" in doc
