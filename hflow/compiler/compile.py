@@ -15,7 +15,7 @@ from hflow.compiler.passes.weight_edges import weight_edges
 from hflow.compiler.pins import parse_pins
 from hflow.compiler.plan import VERSION, Plan
 from hflow.compiler.shape import ModelShape, read_shape
-from hflow.compiler.workload import workload
+from hflow.compiler.workload import rounds, token_makers, workload
 from hflow.diagnostics import HflowError
 from hflow.graph.evaluation import evaluation_graph
 from hflow.graph.graph import Graph
@@ -31,7 +31,7 @@ def compile_graph(graph: Graph, cluster: Cluster, pins: Iterable[str] = ()) -> P
         pins: texts like ``actor_train=tp2,dp2@0-3``.
 
     Raises:
-        HflowError: HF302-HF305, HF307.
+        HflowError: HF226, HF302-HF305, HF307.
     """
     draft = Draft(graph, evaluation_graph(graph), cluster, _shapes(graph), parse_pins(pins, graph, cluster))
     for step in PASSES:
@@ -48,7 +48,7 @@ def _shapes(graph: Graph) -> dict[str, ModelShape]:
     errors: list[HflowError] = []
     for model in graph.models:
         try:
-            shapes[model.name] = read_shape(model.path, model.span)
+            shapes[model.name] = read_shape(model.path, model.span).with_head(model.head)
         except HflowError as error:
             errors.append(error)
     if errors:
@@ -58,5 +58,5 @@ def _shapes(graph: Graph) -> dict[str, ModelShape]:
 
 def _tokens_per_step(graph: Graph) -> int:
     """Prompt and response tokens of the rows that a step makes (or, without rollouts, trains on)."""
-    makers = [n for n in graph.nodes if n.op == "generate"] or [n for n in graph.nodes if n.op == "train"]
-    return sum(w.rows * w.sequence for w in map(workload, makers))
+    works = [(rounds(graph, n), workload(n)) for n in token_makers(graph)]
+    return sum(times * work.rows * work.sequence for times, work in works)

@@ -14,11 +14,17 @@ from hflow.graph.graph import Graph
 
 @dataclass(frozen=True)
 class WeightEdge:
-    """`reader` (generate or score) reads the weights that `trainer` trains."""
+    """`reader` (generate or score) reads the weights that `trainer` trains.
+
+    `lag`: how many updates old they are. `every`: the reader's model is another one, which takes over the
+    weights before every so many steps; 0 for the trained model itself.
+    """
 
     model: str
     trainer: str
     reader: str
+    lag: int = 0
+    every: int = 0
 
 
 @dataclass(frozen=True)

@@ -58,9 +58,13 @@ def weight_edge(
     source: tuple[str, Mesh],
     target: tuple[str, Mesh],
     cluster: Cluster,
+    shared: bool = False,
 ) -> EdgePlan:
-    """All weights of a model, from the mesh that trains it to one that reads it."""
-    lowered = lower_weights(shape, dtype, source[1], target[1], cluster)
+    """All weights of a model, from the mesh that trains it to one that reads it.
+
+    `shared`: the reader uses the trainer's own weights, on the same mesh.
+    """
+    lowered = lower_weights(shape, dtype, source[1], target[1], cluster, shared)
     return EdgePlan(
         name, "weights", source[0], target[0], (), (), source[1], target[1], None, None, **vars(lowered)
     )
@@ -77,11 +81,16 @@ def row_bytes(type_: ValueType) -> int:
 
 
 def lower_rows(types: tuple[ValueType, ...], source: Layout, target: Layout, cluster: Cluster) -> Lowered:
-    rows = types[0].rows
+    """Values with equally many rows, which move together."""
+    return _lower_rows(types[0].rows, sum(map(row_bytes, types)), source, target, cluster)
+
+
+@lru_cache(maxsize=4096)
+def _lower_rows(rows: int, width: int, source: Layout, target: Layout, cluster: Cluster) -> Lowered:
+    """`width`: bytes of one row."""
     held, needed = source.boxes((rows,)), target.boxes((rows,))
     copies = lower(held, needed, cluster.host)
     collective = recognise(copies, held, needed)
-    width = sum(map(row_bytes, types))
     copy_set = CopySet(("rows",), (rows,), collective, copies)
     most = max(received(copies).values(), default=0) * width
     return Lowered(
@@ -96,8 +105,11 @@ def lower_rows(types: tuple[ValueType, ...], source: Layout, target: Layout, clu
 
 
 @lru_cache(maxsize=4096)
-def lower_weights(shape: ModelShape, dtype: str, source: Mesh, target: Mesh, cluster: Cluster) -> Lowered:
-    """Between equal meshes the reader uses the trainer's own weights, and nothing moves."""
+def lower_weights(
+    shape: ModelShape, dtype: str, source: Mesh, target: Mesh, cluster: Cluster, shared: bool = False
+) -> Lowered:
+    """Between equal meshes nothing moves; where the weights are `shared`, they are held once."""
+    assert source == target or not shared
     width = BYTES[dtype]
     sets: list[CopySet] = []
     got, bound, peak = Counter[int](), Counter[int](), Counter[int]()
@@ -109,7 +121,7 @@ def lower_weights(shape: ModelShape, dtype: str, source: Mesh, target: Mesh, clu
             (got, received(copies)),
             (bound, lower_bound(held, needed)),
             (peak, _volumes(held)),
-            (peak, _volumes(needed) if source != target else {}),
+            (peak, {} if shared else _volumes(needed)),
         ):
             total.update({device: count * len(same) for device, count in part.items()})
     moving = tuple(s for s in sets if s.copies)

@@ -21,7 +21,7 @@ from hflow.diagnostics import Diagnostic, HflowError
 from hflow.graph.graph import Graph
 from hflow.graph.types import ValueType
 
-VERSION = 1
+VERSION = 2
 Collective = Literal["alias", "all_gather", "broadcast", "scatter", "gather", "all_to_all", "p2p"]
 Engine = Literal["megatron", "python"]
 
@@ -30,8 +30,9 @@ Engine = Literal["megatron", "python"]
 class NodePlan:
     """One node on its mesh.
 
-    `micro_batch`: rows that one data-parallel rank passes through the model at once. Times are
-    seconds from the start of the step; `memory_bytes` is the node's own peak on one device.
+    `micro_batch`: rows that one data-parallel rank passes through the model at once. `start_s`: seconds
+    from the start of the step; `time_s`: of all its executions in a step; `memory_bytes`: the node's own
+    peak on one device.
     """
 
     node: str
@@ -102,17 +103,29 @@ class Instruction:
 
     - ``call``: run node `target`; `inputs` and `outputs` map ports to handles in the worker's store;
     - ``transfer``: execute data edge number `edge`; handles of its ports;
-    - ``weights``: execute weight edge number `edge`, into the weights that node `target` reads;
+    - ``weights``: execute weight edge number `edge`, into the weights that node `target` reads; with
+      `every`, only in steps that are multiples of it, and not in the first;
+    - ``recall``: put scalars of node `target` of `lag` steps ago into the store (`outputs`), `init` where
+      there are none;
+    - ``carry``: keep scalars of node `target` (`inputs`), for recalls up to `lag` steps from now;
+    - ``loop``: run the rounds of region `target`, each of which is `body` and ends with the call of the
+      region's own node; then put what was collected into the store (`outputs`);
     - ``free``: drop handles (`inputs`).
+
+    `after`: positions, in the same list of instructions, of those that write what this one reads.
     """
 
-    op: Literal["call", "transfer", "weights", "free"]
+    op: Literal["call", "transfer", "weights", "recall", "carry", "loop", "free"]
     target: str
     devices: tuple[int, ...]
     inputs: Mapping[str, str] = field(default_factory=dict[str, str])
     outputs: Mapping[str, str] = field(default_factory=dict[str, str])
     edge: int | None = None
     after: tuple[int, ...] = ()
+    lag: int = 0
+    init: float = 0.0
+    every: int = 0
+    body: tuple[Instruction, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -240,17 +253,24 @@ def _inconsistencies(plan: Plan) -> Iterator[str]:
     )
     for program in (p for p in (plan.step, plan.evaluation) if p):
         yield from (f"node `{n.name}` has no plan" for n in program.graph.nodes if n.name not in planned)
-        alive: set[str] = set()
-        for number, i in enumerate(program.instructions):
-            if i.op == "call" and i.target not in {n.name for n in program.graph.nodes}:
-                yield f"instruction {number} calls `{i.target}`, which is no node"
-            if i.edge is not None and not 0 <= i.edge < len(program.edges):
-                yield f"instruction {number} names edge {i.edge}, which does not exist"
-            missing = set(i.inputs.values()) - alive
-            yield from (
-                f"instruction {number} reads `{handle}`, which nothing wrote" for handle in sorted(missing)
-            )
-            alive |= set(i.outputs.values())
+        yield from _bad_instructions(program, program.instructions, "instruction ")
+
+
+def _bad_instructions(program: Program, instructions: tuple[Instruction, ...], where: str) -> Iterator[str]:
+    """What is wrong in a list of instructions and in the bodies of its loops; `where` names the list."""
+    nodes, regions = {n.name for n in program.graph.nodes}, {r.name for r in program.graph.regions}
+    alive: set[str] = set()
+    for number, i in enumerate(instructions):
+        if i.op == "call" and i.target not in nodes:
+            yield f"{where}{number} calls `{i.target}`, which is no node"
+        if i.op == "loop" and i.target not in nodes & regions:
+            yield f"{where}{number} runs `{i.target}`, which is no region"
+        if i.edge is not None and not 0 <= i.edge < len(program.edges):
+            yield f"{where}{number} names edge {i.edge}, which does not exist"
+        missing = sorted(set(i.inputs.values()) - alive)
+        yield from (f"{where}{number} reads `{handle}`, which nothing wrote" for handle in missing)
+        yield from _bad_instructions(program, i.body, f"{where}{number}.")
+        alive |= set(i.outputs.values())
 
 
 def _without_places(value: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +14,10 @@ FAMILIES = ("llama", "qwen2")
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A dense decoder with RMSNorm, rotary positions, gated MLP and grouped-query attention."""
+    """A dense decoder with RMSNorm, rotary positions, gated MLP and grouped-query attention.
+
+    `head`: ``lm`` gives each position a logit per token of the vocabulary, ``scalar`` one number.
+    """
 
     family: Literal["llama", "qwen2"]
     num_layers: int
@@ -29,6 +32,16 @@ class ModelShape:
     norm_eps: float
     tied: bool
     qkv_bias: bool
+    head: Literal["lm", "scalar"] = "lm"
+
+    def with_head(self, head: Literal["lm", "scalar"]) -> ModelShape:
+        """The same decoder under another head; the embedding is nothing that a scalar head could share."""
+        return replace(self, head=head, tied=self.tied and head == "lm")
+
+    @property
+    def outputs(self) -> int:
+        """Numbers that the head gives each position."""
+        return self.vocab if self.head == "lm" else 1
 
     @property
     def num_parameters(self) -> int:

@@ -14,6 +14,8 @@ from math import prod
 from hflow.compiler.layout import Box, Layout, Mesh, Only, Placement, Replicate, Shard
 from hflow.compiler.shape import ModelShape
 
+SCALAR_HEAD = "score.weight"
+
 
 @dataclass(frozen=True)
 class Parameter:
@@ -33,11 +35,16 @@ class Parameter:
 
 @lru_cache(maxsize=256)
 def parameters(shape: ModelShape) -> tuple[Parameter, ...]:
-    """All parameters of a Llama or Qwen2 model, in the order of the forward pass."""
+    """All parameters of a Llama or Qwen2 model, in the order of the forward pass.
+
+    A scalar head is one row, ``score.weight``, as in transformers' ``…ForSequenceClassification``.
+    """
     vocab = (shape.vocab, shape.hidden)
     embedding = Parameter("model.embed_tokens.weight", vocab, 0, None, (True, shape.tied))
     norm = Parameter("model.norm.weight", (shape.hidden,), None, None, (False, True))
     head = Parameter("lm_head.weight", vocab, 0, None, (False, True))
+    if shape.head == "scalar":
+        head = Parameter(SCALAR_HEAD, (1, shape.hidden), None, None, (False, True))
     layers = tuple(p for i in range(shape.num_layers) for p in _layer(shape, i))
     return (embedding, *layers, norm) if shape.tied else (embedding, *layers, norm, head)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil, prod
 
-from hflow.graph.graph import Node
+from hflow.graph.graph import Graph, Node
+from hflow.graph.signature import parse_signature
 from hflow.graph.types import ValueType
 
 
@@ -12,8 +14,8 @@ from hflow.graph.types import ValueType
 class Workload:
     """`rows` sequences of `prompt` + `response` tokens (the greatest lengths that the types admit).
 
-    `samples`: sequences that share one prompt; `optimizer_steps`: updates per step of a train node,
-    each over `rows_per_update` rows.
+    `samples`: sequences that share one prompt; `group`: rows that a loss sees together;
+    `optimizer_steps`: updates per step of a train node, each over `rows_per_update` rows.
     """
 
     rows: int
@@ -22,6 +24,7 @@ class Workload:
     samples: int = 1
     optimizer_steps: int = 0
     rows_per_update: int = 0
+    group: int = 1
 
     @property
     def sequence(self) -> int:
@@ -29,13 +32,11 @@ class Workload:
 
 
 def workload(node: Node) -> Workload:
-    """The workload of a generate, score or train node."""
+    """The workload of one execution of a generate, score or train node."""
     if node.op == "generate":
-        prompt = node.input("prompt")
-        assert prompt
-        rows = _output(node, "tokens").rows
-        longest = _ragged_size(prompt.type)
-        return Workload(rows, longest, node.options["max_new_tokens"], node.options["n"])
+        rows, longest = _output(node, "tokens").rows, _ragged_size(_output(node, "tokens"))
+        response = node.options["max_new_tokens"]
+        return Workload(rows, longest - response, response, node.options.get("n", 1))
     tokens, mask = node.input("tokens"), node.input("mask")
     assert tokens and mask
     rows, response = tokens.type.rows, _ragged_size(mask.type)
@@ -44,7 +45,36 @@ def workload(node: Node) -> Workload:
         return Workload(rows, prompt_length, response)
     assert node.repeat
     size = node.repeat.minibatch or rows
-    return Workload(rows, prompt_length, response, 1, node.repeat.epochs * (rows // size), size)
+    updates = node.repeat.epochs * (rows // size)
+    return Workload(rows, prompt_length, response, 1, updates, size, _group(node, tokens.type))
+
+
+def rounds(graph: Graph, node: Node) -> int:
+    """How often a node runs in a step at least: the rounds that its region needs when all rows are kept."""
+    region = graph.region(node.name if node.op == "repeat" else node.region)
+    if region.until is None:
+        return 1
+    keep = graph.node(region.until.node).output(region.until.port)
+    assert keep
+    return min(region.times, ceil(region.rows / keep.type.rows))
+
+
+def token_makers(graph: Graph) -> tuple[Node, ...]:
+    """The nodes whose tokens count as the step's: the last turns of rollouts or, without any, what is trained
+    on."""
+    made = [n for n in graph.nodes if n.op == "generate"]
+    continued = {v.source.node for n in made if (v := n.input("tokens"))}
+    last = tuple(n for n in made if n.name not in continued)
+    return last or tuple(n for n in graph.nodes if n.op == "train")
+
+
+def _group(node: Node, rows: ValueType) -> int:
+    """Rows of one group where the loss is over groups (``pairs*k``), else 1."""
+    assert node.function
+    signature = parse_signature(node.function.signature)
+    factors = max(len(p.type.dims[0].factors) for p in signature.inputs if p.type.dims)
+    inner = rows.dims[0].factors[len(rows.dims[0].factors) - factors + 1 :]
+    return prod(f.size or 1 for f in inner)
 
 
 def _output(node: Node, port: str) -> ValueType:

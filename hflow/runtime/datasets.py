@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -27,7 +27,7 @@ PROCEDURAL = "reasoning-gym/"
 class Dataset(Generic[T]):
     """Rows to train on, in file order, and rows held out, in a fixed order of their own.
 
-    Of the rows in the source, `duplicates` had a key that came before, and `too_long` were left out.
+    Of the rows in the source, `duplicates` were the same as one before, and `too_long` were left out.
     """
 
     name: str
@@ -74,30 +74,41 @@ def _source(total: int, duplicates: int, too_long: int) -> str:
 
 
 def hold_out(
-    name: str, rows: Sequence[T], key: Callable[[T], str], count: int, too_long: int = 0
+    name: str,
+    rows: Sequence[T],
+    prompt: Callable[[T], str],
+    same: Callable[[T], Hashable],
+    count: int,
+    too_long: int = 0,
 ) -> Dataset[T]:
-    """Drop rows whose key came before, then set `count` rows aside.
+    """Drop rows that are the `same` as one before, then set the rows of `count` prompts aside.
 
-    The rows held out are those with the smallest SHA-256 of their key: a choice that depends on
-    neither seed nor file order, so two graphs over the same prompts hold out the same ones, and no
-    held-out prompt is ever trained on. `too_long` says how many rows were left out before.
+    The prompts held out are those with the smallest SHA-256: a choice that depends on neither seed nor
+    file order, so two graphs over the same prompts hold out the same ones, and no held-out prompt is
+    ever trained on. Of each, the first row is held out. `too_long` says how many rows were left out before.
 
     Raises:
         HflowError: HF403 when nothing would be left to train on.
     """
-    first: dict[str, T] = {}
-    for row in rows:
-        first.setdefault(key(row), row)
-    distinct = list(first.values())
+    distinct = _firsts(rows, same)
     duplicates = len(rows) - len(distinct)
-    if count >= len(distinct):
+    first = {prompt(row): row for row in _firsts(distinct, prompt)}
+    if count >= len(first):
         origin = _source(len(rows) + too_long, duplicates, too_long)
-        have = f"{len(distinct)} distinct rows ({origin})"
+        have = f"{len(first)} distinct prompts ({origin})"
         raise refused(f"`{name}` has {have}; holding out {count} leaves none to train on")
-    ranked = sorted(range(len(distinct)), key=lambda i: hashlib.sha256(key(distinct[i]).encode()).digest())
-    aside = frozenset(ranked[:count])
-    train = tuple(row for i, row in enumerate(distinct) if i not in aside)
-    return Dataset(name, train, tuple(distinct[i] for i in ranked[:count]), duplicates, too_long)
+    ranked = sorted(first, key=lambda text: hashlib.sha256(text.encode()).digest())[:count]
+    aside = frozenset(ranked)
+    train = tuple(row for row in distinct if prompt(row) not in aside)
+    return Dataset(name, train, tuple(first[text] for text in ranked), duplicates, too_long)
+
+
+def _firsts(rows: Sequence[T], key: Callable[[T], Hashable]) -> list[T]:
+    """The rows whose key did not come before."""
+    found: dict[Hashable, T] = {}
+    for row in rows:
+        found.setdefault(key(row), row)
+    return list(found.values())
 
 
 @lru_cache(maxsize=4)

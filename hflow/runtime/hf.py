@@ -12,14 +12,22 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
+from hflow.compiler.weights import SCALAR_HEAD
 from hflow.diagnostics import Diagnostic, HflowError
 
+SCALAR_CLASSES = {
+    "llama": "LlamaForSequenceClassification",
+    "qwen2": "Qwen2ForSequenceClassification",
+}
 SHARD_BYTES = 4 * 2**30
 WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth")
 
 
 def write_hf(folder: Path | str, source: Path | str, tensors: Iterable[tuple[str, Tensor]]) -> None:
     """Write `tensors` beside the configuration and tokenizer files of `source`.
+
+    Tensors that end in a scalar head make a model for transformers' ``AutoModelForSequenceClassification``,
+    whatever head the source has.
 
     The folder appears complete or not at all; one that is there already is replaced. Tensors are taken
     one after the other and written in files of at most 4 GiB (a larger tensor has a file of its own).
@@ -39,8 +47,8 @@ def write_hf(folder: Path | str, source: Path | str, tensors: Iterable[tuple[str
             new = Path(work) / "new"
             new.mkdir()
             _copy_companions(Path(source), new)
-            dtype = _write_shards(new, tensors)
-            _set_dtype(new / "config.json", dtype)
+            written = _write_shards(new, tensors)
+            _describe(new / "config.json", written)
             if folder.exists():
                 folder.rename(Path(work) / "old")
             new.rename(folder)
@@ -56,18 +64,19 @@ def _copy_companions(source: Path, target: Path) -> None:
             shutil.copy2(file, target / file.name)
 
 
-def _write_shards(folder: Path, tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """Write the files and, for more than one, the index; the name of the first tensor's dtype."""
+def _write_shards(folder: Path, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
+    """Write the files and, for more than one, the index; the name of every tensor's dtype."""
     parts: list[list[str]] = []
-    dtype, total = "", 0
+    dtypes: dict[str, str] = {}
+    total = 0
     for shard in _shards(tensors):
-        dtype = dtype or str(next(iter(shard.values())).dtype).removeprefix("torch.")
+        dtypes |= {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in shard.items()}
         total += sum(map(_size, shard.values()))
         save_file(shard, folder / f"part-{len(parts)}", metadata={"format": "pt"})
         parts.append(list(shard))
     if len(parts) == 1:
         (folder / "part-0").rename(folder / "model.safetensors")
-        return dtype
+        return dtypes
     weight_map: dict[str, str] = {}
     for i, names in enumerate(parts):
         file = f"model-{i + 1:05d}-of-{len(parts):05d}.safetensors"
@@ -75,7 +84,7 @@ def _write_shards(folder: Path, tensors: Iterable[tuple[str, Tensor]]) -> str:
         weight_map |= dict.fromkeys(names, file)
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
-    return dtype
+    return dtypes
 
 
 def _shards(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
@@ -94,9 +103,14 @@ def _size(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _set_dtype(config_file: Path, dtype: str) -> None:
-    """transformers loads weights in the dtype that config.json names; let it be the one they have."""
+def _describe(config_file: Path, dtypes: dict[str, str]) -> None:
+    """Let config.json say what was written: the head, and the dtype, in which transformers loads weights."""
     config: dict[str, Any] = json.loads(config_file.read_text())
     config.pop("torch_dtype", None)
-    config["dtype"] = dtype
+    config["dtype"] = next(iter(dtypes.values()))
+    if SCALAR_HEAD in dtypes:
+        config["architectures"] = [SCALAR_CLASSES[config["model_type"]]]
+        config["num_labels"] = 1
+        for labels in ("id2label", "label2id"):
+            config.pop(labels, None)
     config_file.write_text(json.dumps(config, indent=2) + "\n")

@@ -11,15 +11,21 @@ from transformers import (
     GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    LlamaForSequenceClassification,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2ForSequenceClassification,
 )
 from transformers.utils import logging as transformers_logging
 
 from hflow.diagnostics import Diagnostic, HflowError
 
-FAMILIES = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}
+CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config}
+MODELS = {
+    "lm": {"llama": LlamaForCausalLM, "qwen2": Qwen2ForCausalLM},
+    "scalar": {"llama": LlamaForSequenceClassification, "qwen2": Qwen2ForSequenceClassification},
+}
 ALPHABET = string.digits + string.ascii_letters + string.punctuation + " \n"
 SPECIAL = ("<pad>", "<eos>", "<unk>")
 VOCABULARY_MULTIPLE = 16  # so that tensor parallelism of up to 16 divides the embedding
@@ -38,6 +44,7 @@ def new_model(
     tied: bool = False,
     seed: int = 0,
     force: bool = False,
+    head: str = "lm",
 ) -> int:
     """Write a Hugging Face model of random float32 weights; return its number of parameters.
 
@@ -50,20 +57,21 @@ def new_model(
         alphabet: the characters that get a token each.
         tied: use the embedding as output matrix too.
         force: replace the model files in a folder that is not empty.
+        head: ``lm``, or ``scalar`` for a critic, reward or cost model: one number per position.
 
     Raises:
-        HflowError: HF406 when the folder is not empty or cannot be made, the family is unknown, the
-            alphabet is empty, or the sizes do not fit.
+        HflowError: HF406 when the folder is not empty or cannot be made, the family or head is unknown,
+            the alphabet is empty, the sizes do not fit, or a scalar head should be tied.
     """
     folder = Path(folder)
     kv_heads = heads if kv_heads is None else kv_heads
-    _check_sizes(folder, family, layers, hidden, heads, kv_heads)
+    _check_kind(folder, family, head, tied)
+    _check_sizes(folder, layers, hidden, heads, kv_heads)
     if not alphabet:
         raise _refused(folder, "the alphabet is empty")
     _make_folder(folder, force)
     tokenizer = character_tokenizer(alphabet)
-    config_class, model_class = FAMILIES[family]
-    config = config_class(
+    config = CONFIGS[family](
         vocab_size=len(tokenizer),
         num_hidden_layers=layers,
         hidden_size=hidden,
@@ -77,13 +85,15 @@ def new_model(
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         dtype="float32",
+        **({"num_labels": 1} if head == "scalar" else {}),
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = model_class(config)
-    model.generation_config = GenerationConfig(
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True
-    )
+        model = MODELS[head][family](config)
+    if head == "lm":
+        model.generation_config = GenerationConfig(
+            eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True
+        )
     transformers_logging.disable_progress_bar()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -110,9 +120,16 @@ def character_tokenizer(alphabet: str) -> PreTrainedTokenizerFast:
     )
 
 
-def _check_sizes(folder: Path, family: str, layers: int, hidden: int, heads: int, kv_heads: int) -> None:
-    if family not in FAMILIES:
-        raise _refused(folder, f"unknown family `{family}`", f"families: {', '.join(FAMILIES)}")
+def _check_kind(folder: Path, family: str, head: str, tied: bool) -> None:
+    if family not in CONFIGS:
+        raise _refused(folder, f"unknown family `{family}`", f"families: {', '.join(CONFIGS)}")
+    if head not in MODELS:
+        raise _refused(folder, f"unknown head `{head}`", f"heads: {', '.join(MODELS)}")
+    if tied and head == "scalar":
+        raise _refused(folder, "a scalar head cannot be tied to the embedding")
+
+
+def _check_sizes(folder: Path, layers: int, hidden: int, heads: int, kv_heads: int) -> None:
     if min(layers, hidden, heads, kv_heads) < 1:
         raise _refused(folder, "layers, hidden, heads and kv_heads are at least 1")
     if hidden % (2 * heads):

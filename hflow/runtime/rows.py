@@ -40,6 +40,13 @@ class Rows:
         ends = torch.cat([self.lengths.new_zeros(1), self.lengths.cumsum(0)])
         return Rows(self.values[ends[start] : ends[stop]], self.lengths[start:stop])
 
+    def take(self, rows: Tensor) -> Rows:
+        """The rows with the given numbers (int64, local), in that order; repetitions allowed."""
+        if self.lengths is None:
+            return Rows(self.values[rows])
+        starts, lengths = self.lengths.cumsum(0) - self.lengths, self.lengths[rows]
+        return Rows(self.values[_places(starts[rows], lengths)], lengths)
+
     def padded(self, fill: float = 0, width: int | None = None) -> Tensor:
         """``[rows, width or longest]``, right-padded. Only for ragged values."""
         assert self.lengths is not None
@@ -85,3 +92,20 @@ def concatenate(parts: Sequence[Rows]) -> Rows:
         return Rows(torch.cat([p.values for p in parts]))
     lengths = torch.cat([p.lengths for p in parts if p.lengths is not None])
     return Rows(torch.cat([p.values for p in parts]), lengths)
+
+
+def joined(*parts: Rows) -> Rows:
+    """Row i is row i of every part, one after the other. Only for ragged values of one dtype."""
+    lengths = torch.stack([p.lengths for p in parts if p.lengths is not None])
+    total = lengths.sum(0)
+    ends = total.cumsum(0) - total + lengths.cumsum(0)
+    values = parts[0].values.new_empty(int(total.sum()))
+    for part, end, length in zip(parts, ends, lengths):
+        values[_places(end - length, length)] = part.values
+    return Rows(values, total)
+
+
+def _places(starts: Tensor, lengths: Tensor) -> Tensor:
+    """``start, start + 1, …`` of every row, one row after the other; int64 ``[sum(lengths)]``."""
+    first = lengths.cumsum(0) - lengths
+    return torch.arange(int(lengths.sum())) + (starts - first).repeat_interleave(lengths)

@@ -1,7 +1,8 @@
 """Sampling that does not depend on how rows are batched, split or ordered.
 
-Every random number is a function of (run seed, step, row, position in the response): the same token is
-drawn whichever device generates the row, and a resumed run draws what the uninterrupted one would have.
+Every random number is a function of (run seed, step, row, position in the response, stream): the same
+token is drawn whichever device generates the row, and a resumed run draws what the uninterrupted one would
+have. Each generate node of a graph has a stream of its own.
 The hash is SplitMix64 (Steele, Lea & Flood, "Fast splittable pseudorandom number generators", 2014),
 fed one counter after the other.
 """
@@ -17,15 +18,16 @@ MIX_2 = 0x94D049BB133111EB - 2**64
 CHUNK_ELEMENTS = 2**22  # float64 probabilities held at once
 
 
-def uniform(seed: int, step: int, rows: Tensor, positions: Tensor | int) -> Tensor:
+def uniform(seed: int, step: int, rows: Tensor, positions: Tensor | int, stream: int = 0) -> Tensor:
     """Uniform numbers in [0, 1), float64 with 53 random bits, one per element of `rows`.
 
     Args:
         rows: int64, global row ids, of any shape.
         positions: int64 of the same shape, or one position for all.
+        stream: numbers of other streams are others; stream 0 is not hashed in.
     """
     state = torch.zeros_like(rows)
-    for counter in (seed, step, rows, positions):
+    for counter in (seed, step, rows, positions, *([stream] if stream else [])):
         state = splitmix(state + counter)
     return _shift_right(state, 11).double() * 2.0**-53
 

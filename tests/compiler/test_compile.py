@@ -20,6 +20,7 @@ from hflow.compiler.plan import Plan, load_plan, to_json
 from hflow.diagnostics import HflowError
 from hflow.graph.graph import Graph
 from hflow.view.terminal import plan_text
+from tests.compiler.programs import program_text
 
 Golden = Callable[[str, str], None]
 
@@ -42,15 +43,8 @@ def test_plan_text_is_golden(
 def test_program_text_is_golden(golden: Golden, grpo: Graph) -> None:
     """Every instruction of a pinned plan: what is called, what moves, what is freed."""
     plan = compile_graph(grpo, local(4), PINS)
-    lines = []
-    for program in (plan.step, plan.evaluation):
-        assert program
-        for i in program.instructions:
-            values = " ".join(sorted(i.inputs.values()))
-            results = " ".join(sorted(i.outputs.values()))
-            lines.append(f"{i.op:8} {i.target:12} @{i.devices} ({values}) -> ({results}) after {i.after}")
-        lines.append("")
-    golden("compiler/grpo_program.txt", "\n".join(lines))
+    assert plan.evaluation
+    golden("compiler/grpo_program.txt", f"{program_text(plan.step)}\n\n{program_text(plan.evaluation)}\n")
 
 
 def test_same_inputs_same_bytes(grpo: Graph, model: str) -> None:

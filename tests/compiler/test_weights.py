@@ -96,6 +96,6 @@ def test_natural_order_would_move_more() -> None:
 
 def test_equal_meshes_share_weights() -> None:
     mesh = Mesh.of((0, 1), dp=2)
-    lowered = lower_weights(SHAPE, "f32", mesh, mesh, CLUSTER)
+    lowered = lower_weights(SHAPE, "f32", mesh, mesh, CLUSTER, shared=True)
     assert (lowered.collective, lowered.copies, lowered.bytes_per_device) == ("alias", (), 0)
     assert lowered.peak_bytes == 4 * SHAPE.num_parameters

@@ -19,7 +19,7 @@ ROWS = [{"question": f"{a} + 1", "answer": str(a + 1), "level": {"digits": 1}} f
 
 
 def split(rows: list[str], count: int) -> Dataset[str]:
-    return hold_out("rows", rows, str, count)
+    return hold_out("rows", rows, str, str, count)
 
 
 @settings(max_examples=100, derandomize=True)
@@ -181,3 +181,12 @@ def test_without_reasoning_gym_the_command_to_install_it_is_told(monkeypatch: py
     with pytest.raises(HflowError) as caught:
         read_rows("reasoning-gym/basic_arithmetic", 4, {})
     assert caught.value.diagnostics[0].help == "pip install 'hflow[tasks]'"
+
+
+def test_a_prompt_with_several_responses_is_on_one_side() -> None:
+    rows = [(prompt, response) for prompt in "abcdef" for response in (1, 2, 2)]
+    data = hold_out("rows", rows, lambda row: row[0], lambda row: row, 2)
+    assert data.duplicates == 6  # the second 2 of each prompt
+    assert len(data.held_out) == 2 and all(response == 1 for _, response in data.held_out)
+    held = {prompt for prompt, _ in data.held_out}
+    assert sorted(data.train) == [(p, r) for p in "abcdef" if p not in held for r in (1, 2)]

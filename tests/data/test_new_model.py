@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, LlamaForCausalLM, Qwen2ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    LlamaForCausalLM,
+    Qwen2ForCausalLM,
+)
 
 from hflow.compiler.shape import read_shape
 from hflow.compiler.weights import parameters
@@ -31,6 +37,23 @@ def test_transformers_and_the_planner_agree_on_the_model(tmp_path: Path, family:
     }
     assert all(p.dtype == torch.float32 for p in model.parameters())
     assert model.generation_config.eos_token_id == load_tokenizer(tmp_path).eos_id
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_a_scalar_head_is_that_of_a_sequence_classifier(tmp_path: Path, family: str) -> None:
+    size = new_model(tmp_path, family, layers=3, hidden=32, heads=4, kv_heads=2, ffn=48, head="scalar")
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    assert type(model).__name__.lower() == f"{family}forsequenceclassification"
+    assert model.config.num_labels == 1
+    shape = read_shape(str(tmp_path)).with_head("scalar")
+    assert size == shape.num_parameters == sum(p.numel() for p in model.parameters())
+    assert {p.name: p.shape for p in parameters(shape)} == {
+        name: tuple(tensor.shape) for name, tensor in model.state_dict().items()
+    }
+    untied = read_shape(str(tmp_path))
+    assert untied.num_parameters - shape.num_parameters == (shape.vocab - 1) * 32
+    assert replace(untied, tied=True).with_head("scalar") == shape
+    assert shape.with_head("scalar").outputs == 1 and untied.outputs == shape.vocab
 
 
 def test_weights_are_drawn_with_deviation_one_fiftieth(tmp_path: Path) -> None:
@@ -88,6 +111,8 @@ def test_a_file_in_the_way_is_refused(tmp_path: Path, path: str, force: bool) ->
         ({"heads": 4, "kv_heads": 3}, "4 heads cannot share 3"),
         ({"layers": 0}, "at least 1"),
         ({"family": "gpt2"}, "unknown family `gpt2`"),
+        ({"head": "reward"}, "unknown head `reward`"),
+        ({"head": "scalar", "tied": True}, "cannot be tied"),
         ({"alphabet": ""}, "HF406.*the alphabet is empty"),
     ],
 )

@@ -127,7 +127,7 @@ def test_too_few_rows_are_refused_with_where_the_others_went(tmp_path: Path) -> 
     expected = rf"16 rows to train on \({origin}, held out: 4\), a batch needs 17"
     with pytest.raises(NodeError, match=expected):
         draw(data_node(dataset(tmp_path, rows), batch=17), (0, 17))
-    with pytest.raises(NodeError, match=rf"20 distinct rows \({origin}\); holding out 20 leaves none"):
+    with pytest.raises(NodeError, match=rf"20 distinct prompts \({origin}\); holding out 20 leaves none"):
         draw(data_node(dataset(tmp_path, rows), holdout=20), (0, 6))
 
 
@@ -163,10 +163,59 @@ def test_what_cannot_be_read_names_row_and_field(
     assert caught.value.code == "HF403" and caught.value.node == "prompts"
 
 
-def test_a_field_that_is_no_text_is_refused(tmp_path: Path) -> None:
-    rows = [{**row, "answer": {"value": 1}} for row in sums(30)]
-    with pytest.raises(NodeError, match="row 0 .* field `answer` is no text but dict"):
-        draw(data_node(dataset(tmp_path, rows)), (0, 6))
+@pytest.mark.parametrize(("value", "kind"), [(None, "NoneType"), (True, "bool")])
+def test_a_field_that_is_no_text_is_refused(tmp_path: Path, value: Any, kind: str) -> None:
+    rows = [{**row, "answer": value} for row in sums(30)]
+    with pytest.raises(NodeError, match=f"row 0 .* field `answer` is no text but {kind}"):
+        draw(data_node(dataset(tmp_path, rows), response="1"), (0, 6))
+
+
+def test_lists_and_mappings_become_json_with_sorted_keys(tmp_path: Path) -> None:
+    rows = [{**row, "answer": {"z": [row["answer"], "é"], "a": None}} for row in sums(30)]
+    out = draw(data_node(dataset(tmp_path, rows), response="1"), (0, 6)).outputs
+    for prompt, text in zip(lists(out["prompt"]), out["answer"].strings()):
+        left, right = TOKENIZER.decode([prompt])[0].removesuffix(" = ").split(" + ")
+        assert json.loads(text) == {"a": None, "z": [int(left) + int(right), "é"]}
+        assert text.startswith('{"a": null, "z"')
+
+
+def pair_node(source: str, **options: Any) -> Node:
+    """Three responses to each of six prompts."""
+    rows = Dim((BATCH, Factor("pair", 3, "prompts")))
+    types = {
+        "answer": ValueType("str", (Dim((BATCH,)),)),
+        "tokens": ValueType("i32", (rows, SEQ)),
+        "mask": ValueType("bool", (rows, ANSWERS)),
+    }
+    responses = ["{{ answer }}", "no", "{{ answer }}!"]
+    node = data_node(source, **{"response": responses, **options})
+    return replace(node, outputs=tuple(Output(port, type_) for port, type_ in types.items()))
+
+
+def test_several_responses_of_a_row_are_rows_one_after_the_other(tmp_path: Path) -> None:
+    node = pair_node(dataset(tmp_path, sums(30)))
+    out = draw(node, (2, 6), step=4).outputs
+    answers, masks = out["answer"].strings(), lists(out["mask"])
+    texts = TOKENIZER.decode(lists(out["tokens"]))
+    assert (len(answers), len(texts)) == (4, 12)
+    for i, answer in enumerate(answers):
+        prompts, found = zip(*(text.split(" = ") for text in texts[3 * i : 3 * i + 3]))
+        assert len(set(prompts)) == 1 and found == (answer, "no", f"{answer}!")
+        assert [len(m) for m in masks[3 * i : 3 * i + 3]] == [len(response) + 1 for response in found]
+    whole = draw(node, (0, 6), step=4).outputs
+    assert torch.equal(whole["tokens"].slice(6, 18).values, out["tokens"].values)
+
+
+def test_a_row_with_one_response_that_is_too_long_is_left_out(tmp_path: Path) -> None:
+    long = "{% if answer == 9 %}123456789{% endif %}"
+    result = draw(pair_node(dataset(tmp_path, sums(30)), response=["1", long, "2"]), (0, 6))
+    assert result.metrics["dropped_rows"] == (1, 1.0)
+
+
+def test_the_response_that_fails_is_numbered(tmp_path: Path) -> None:
+    node = pair_node(dataset(tmp_path, sums(30)), response=["1", "é", "2"])
+    with pytest.raises(NodeError, match="row 0 of .*, response 1: .* no token for 'é'"):
+        draw(node, (0, 6))
 
 
 # call ------------------------------------------------------------------------------------------
@@ -214,6 +263,16 @@ def per_prompt(*, score):
 
 def fail(*, score):
     raise RuntimeError("no luck")
+
+def move(*, score, level):
+    assert level.shape == ()
+    return score.mean() + level
+
+def weigh(*, values, mask):
+    return values[:, None] * mask if values.dim() == 1 else values * mask
+
+def mixed(*, score):
+    return score.amax(1) > score.amin(1)
 """
 
 
@@ -288,6 +347,49 @@ def test_ragged_values_keep_their_lengths_through_a_function(file: Path) -> None
     assert out.outputs["half"].lengths is not None and out.outputs["half"].lengths.tolist() == [2, 0, 3]
     assert out.outputs["total"].values.tolist() == [-3.0, 0.0, -24.0]
     assert out.metrics == {"total": (-27.0, 3.0)}, "only f32[rows] values have a mean"
+
+
+SCALAR = ValueType("f32", ())
+
+
+def test_scalars_enter_and_leave_without_dims(file: Path) -> None:
+    signature = "score: f32[rows], level: f32[] -> level: f32[]"
+    types = {"score": SCORES, "level": SCALAR}
+    node = call_node(f"{file}:move", signature, types, {"level": SCALAR})
+    inputs = {"score": Rows(torch.tensor([1.0, 2, 6])), "level": Rows(torch.tensor([10.0]))}
+    result = execute(node, inputs, (0, 3))
+    assert result.outputs["level"].values.tolist() == [13.0] and result.outputs["level"].lengths is None
+    assert result.metrics == {"level": (13.0, 1.0)}
+    error = refused(node, {**inputs, "level": Rows(torch.tensor([torch.inf]))}, (0, 3))
+    assert (error.code, error.message) == ("HF405", "`level` is inf")
+    node = replace(node, inputs=node.inputs[::-1], outputs=(Output("level", SCORES),))
+    node = replace(
+        node, function=Function(f"{file}:move", signature.replace("-> level: f32[]", "-> level: f32[rows]"))
+    )
+    assert "has shape [], declared is [rows=3]" in refused(node, inputs, (0, 3)).message
+
+
+def test_a_value_may_be_per_row_or_per_token_where_the_signature_says_so(file: Path) -> None:
+    signature = "values: f32[rows, resp~?], mask: bool[rows, resp~] -> out: f32[rows, resp~]"
+    mask = from_lists([[1, 0], [], [1, 1, 1]], torch.bool)
+    lengths = torch.tensor([2, 0, 3])
+    given = {
+        "row": (SCORES, Rows(torch.tensor([2.0, 3, 4])), [2, 0, 4, 4, 4]),
+        "token": (LOGPROBS, Rows(torch.arange(1.0, 6), lengths), [1, 0, 3, 4, 5]),
+    }
+    for type_, values, expected in given.values():
+        types = {"values": type_, "mask": ValueType("bool", (ROWS, RESP))}
+        node = call_node(f"{file}:weigh", signature, types, {"out": LOGPROBS})
+        out = execute(node, {"values": values, "mask": mask}, (0, 3)).outputs["out"]
+        assert out.values.tolist() == expected and torch.equal(out.lengths, lengths)  # type: ignore[arg-type]
+
+
+def test_a_truth_value_per_group(file: Path) -> None:
+    signature = "score: f32[prompts*group] -> keep: bool[prompts]"
+    types = {"keep": ValueType("bool", (PROMPTS,))}
+    node = call_node(f"{file}:mixed", signature, {"score": SCORES}, types)
+    result = execute(node, {"score": Rows(torch.tensor([1.0, 1, 1, 0, 1, 1]))}, (12, 18))
+    assert result.outputs["keep"].values.tolist() == [False, True] and result.metrics == {}
 
 
 def test_strings_come_back(file: Path) -> None:

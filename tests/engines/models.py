@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
 from hflow.compiler.layout import Mesh
 from hflow.compiler.plan import NodePlan
 from hflow.compiler.shape import read_shape
-from hflow.graph.graph import Function, Input, Model, Node, Output, Ref, Repeat
+from hflow.graph.graph import Function, Head, Input, Model, Node, Output, Ref, Repeat
 from hflow.graph.types import Dim, Factor, ValueType
 from hflow.ops.losses import ppo_clip
 from hflow.runtime.engines.base import Call
@@ -38,9 +38,9 @@ EOS = 1
 class Folders:
     root: Path
 
-    def of(self, family: str, tied: bool) -> str:
+    def of(self, family: str, tied: bool, head: Head = "lm") -> str:
         """The folder of a model of 4 layers of 64, 4 heads, 2 key-value heads and 32 tokens."""
-        folder = self.root / f"{family}-{'tied' if tied else 'untied'}"
+        folder = self.root / f"{family}-{'tied' if tied else 'untied'}-{head}"
         if not folder.exists():
             new_model(
                 folder,
@@ -53,14 +53,15 @@ class Folders:
                 alphabet="0123456789+-=*abcdefgh",
                 max_positions=64,
                 tied=tied,
+                head=head,
             )
-            _randomise(folder)
+            _randomise(folder, head)
         return str(folder)
 
 
-def _randomise(folder: Path) -> None:
+def _randomise(folder: Path, head: Head) -> None:
     """Weights far from their initial values: norms that are not 1, biases that are not 0."""
-    model = load_hf(str(folder))
+    model = load_hf(str(folder), head=head)
     torch.manual_seed(1)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -68,8 +69,9 @@ def _randomise(folder: Path) -> None:
     model.save_pretrained(folder)
 
 
-def load_hf(folder: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+def load_hf(folder: str, dtype: torch.dtype = torch.float32, head: Head = "lm") -> PreTrainedModel:
+    classes = {"lm": AutoModelForCausalLM, "scalar": AutoModelForSequenceClassification}
+    return classes[head].from_pretrained(folder, dtype=dtype).eval()
 
 
 def make_engine(
@@ -79,21 +81,45 @@ def make_engine(
     mesh: Mesh,
     train_options: dict[str, Any] | None = None,
     dtype: Any = "f32",
+    head: Head = "lm",
+    frozen: bool = False,
 ) -> MegatronModel:
-    model = Model("actor", folder, dtype=dtype)
-    device = torch.device("cpu")
+    model = Model("actor", folder, head, frozen, dtype)
+    shape, device = read_shape(folder).with_head(head), torch.device("cpu")
     tokenizer = load_tokenizer(folder)
-    return MegatronModel(model, read_shape(folder), mesh, rank, new_group, tokenizer, device, train_options)
+    return MegatronModel(model, shape, mesh, rank, new_group, tokenizer, device, train_options)
+
+
+def read_weights(engine: MegatronModel) -> dict[str, Any]:
+    """(box, values) by HF name, of what this rank holds."""
+    weights = engine.weights
+    return {n: (weights.box(n), weights.read(n, weights.box(n)).numpy().copy()) for n in weights.names()}
+
+
+def read_training(engine: MegatronModel) -> dict[str, Any]:
+    """(box, last gradient, weight) by HF name; the engine's weights are lost."""
+    trained = read_weights(engine)
+    for parameter in engine.model.parameters():  # read the gradients by the weights' own names
+        parameter.data.copy_(parameter.main_grad)  # type: ignore[attr-defined]
+    gradients = read_weights(engine)
+    return {n: (box, gradients[n][1], weight) for n, (box, weight) in trained.items()}
 
 
 def make_call(
-    engine: MegatronModel, rank: int, node: Node, rows: int, micro_batch: int, step: int = 3
+    engine: MegatronModel,
+    rank: int,
+    node: Node,
+    rows: int,
+    micro_batch: int,
+    step: int = 3,
+    unit: int = 1,
+    stream: int = 0,
 ) -> Call:
-    """The call of `node` for the share of `rows` rows that this rank's data-parallel replica holds."""
+    """The call of `node` for this replica's share of `rows` rows, which are in groups of `unit`."""
     mesh = engine.mesh
-    start, stop = share(mesh, rank, rows)
+    start, stop = (unit * at for at in share(mesh, rank, rows // unit))
     plan = NodePlan(node.name, node.op, "actor", "megatron", mesh, micro_batch, 0.0, 0.0, 0)
-    return Call(node, plan, start, stop - start, seed=11, step=step)
+    return Call(node, plan, start, stop - start, seed=11, step=step, stream=stream)
 
 
 def share(mesh: Mesh, rank: int, rows: int) -> tuple[int, int]:
@@ -103,14 +129,21 @@ def share(mesh: Mesh, rank: int, rows: int) -> tuple[int, int]:
     return cut(index), cut(index + 1)
 
 
-def type_of(rows: int) -> ValueType:
-    return ValueType("i32", (Dim((Factor("rows", rows),)), Dim((Factor("seq", 64),), True)))
+def type_of(rows: int, group: int = 1) -> ValueType:
+    """Rows of tokens, `group` to a prompt."""
+    factors = (Factor("rows", rows // group), Factor("group", group))
+    return ValueType("i32", (Dim(factors), Dim((Factor("seq", 64),), True)))
 
 
 def train_node(
-    rows: int, minibatch: int, options: dict[str, Any], function: Function | None = None, epochs: int = 1
+    rows: int,
+    minibatch: int,
+    options: dict[str, Any],
+    function: Function | None = None,
+    epochs: int = 1,
+    group: int = 1,
 ) -> Node:
-    tokens = Input("tokens", Ref("rollout", "tokens"), type_of(rows))
+    tokens = Input("tokens", Ref("rollout", "tokens"), type_of(rows, group))
     defaults = {"aggregate": "token_mean", "temperature": 1.0, "clip": 0.2, "kl_coef": 0.0}
     return Node(
         "actor_train",

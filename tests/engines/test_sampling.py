@@ -35,12 +35,15 @@ def test_numbers_are_uniform() -> None:
     assert u[0] >= 0 and u[-1] < 1 and len(u.unique()) == count
 
 
-@pytest.mark.parametrize("other", [(8, 3, 0, 0), (7, 4, 0, 0), (7, 3, 1, 0), (7, 3, 0, 1)])
-def test_neighbouring_counters_are_uncorrelated(other: tuple[int, int, int, int]) -> None:
+@pytest.mark.parametrize(
+    "other",
+    [(8, 3, 0, 0, 0), (7, 4, 0, 0, 0), (7, 3, 1, 0, 0), (7, 3, 0, 1, 0), (7, 3, 0, 0, 1), (7, 3, 0, 1, 1)],
+)
+def test_neighbouring_counters_are_uncorrelated(other: tuple[int, int, int, int, int]) -> None:
     rows = torch.arange(50_000)
     a = uniform(7, 3, rows, 0)
-    seed, step, row, position = other
-    b = uniform(seed, step, rows + row, position)
+    seed, step, row, position, stream = other
+    b = uniform(seed, step, rows + row, position, stream)
     correlation = torch.corrcoef(torch.stack([a, b]))[0, 1].item()
     assert abs(correlation) < 4 / math.sqrt(len(rows))
 
@@ -50,6 +53,24 @@ def test_numbers_do_not_depend_on_batching() -> None:
     one_by_one = torch.cat([uniform(1, 2, rows[i : i + 1], 3) for i in range(3)])
     assert torch.equal(uniform(1, 2, rows, 3), one_by_one)
     assert torch.equal(uniform(1, 2, rows, torch.tensor([3, 3, 3])), one_by_one)
+
+
+def test_stream_zero_draws_what_runs_without_streams_drew() -> None:
+    """By Python's integers, from the published definition of SplitMix64."""
+
+    def mix(state: int) -> int:
+        x = (state + 0x9E3779B97F4A7C15) % 2**64
+        x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+        x = (x ^ (x >> 27)) * 0x94D049BB133111EB % 2**64
+        return x ^ (x >> 31)
+
+    for row in (0, 5, 2**40):
+        state = 0
+        for counter in (11, 3, row, 7):
+            state = mix((state + counter) % 2**64)
+        assert uniform(11, 3, torch.tensor([row]), 7).item() == (state >> 11) * 2.0**-53
+        assert uniform(11, 3, torch.tensor([row]), 7, stream=0).item() == (state >> 11) * 2.0**-53
+        assert uniform(11, 3, torch.tensor([row]), 7, stream=2).item() == (mix(state + 2) >> 11) * 2.0**-53
 
 
 def test_samples_follow_the_distribution() -> None:

@@ -20,6 +20,7 @@ from tests.engines.models import (
     load_hf,
     make_call,
     make_engine,
+    read_training,
     share,
     some_prompts,
     train_node,
@@ -169,14 +170,7 @@ def train_on_rank(
     call = make_call(engine, rank, node, ROWS, micro_batch)
     inputs = {name: rows.slice(*share(mesh, rank, ROWS)) for name, rows in data.items()}
     metrics = engine.run(call, inputs).metrics
-    weights = engine.weights
-    trained = {n: weights.read(n, weights.box(n)).numpy().copy() for n in weights.names()}
-    for parameter in engine.model.parameters():  # read the gradients by the weights' own names
-        parameter.data.copy_(parameter.main_grad)  # type: ignore[attr-defined]
-    found = {
-        n: (weights.box(n), weights.read(n, weights.box(n)).numpy(), trained[n]) for n in weights.names()
-    }
-    return dict(metrics), found
+    return dict(metrics), read_training(engine)
 
 
 def compare(results: list[Any], metrics: dict[str, float], named: dict[str, Any], atol: float) -> None:

@@ -55,4 +55,5 @@ def _kv_cache_bytes(shape: ModelShape, dtype: str, work: Workload, mesh: Mesh, m
 
 
 def _logits_bytes(shape: ModelShape, tokens: int, mesh: Mesh) -> int:
-    return tokens * shape.vocab * 4 // mesh.tp
+    share = mesh.tp if shape.head == "lm" else 1  # one number per position is on every rank
+    return tokens * shape.outputs * 4 // share

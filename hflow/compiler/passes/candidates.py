@@ -1,12 +1,13 @@
 """For every node with a model: the parallel plans worth considering, fastest first.
 
 A plan is kept if all sizes divide (heads, layers, vocabulary, rows) and its micro-batch fits. Nodes
-without a model have no candidates: they run where their values lie (`place`).
+that train one model share its optimizer, so they are planned together, for one mesh. Nodes without a
+model have no candidates: they run where their values lie (`place`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import ceil
 
@@ -18,20 +19,21 @@ from hflow.compiler.pins import AXES, Pin
 from hflow.compiler.shape import ModelShape
 from hflow.compiler.workload import Workload, workload
 from hflow.diagnostics import Diagnostic, HflowError
-from hflow.graph.graph import Node
+from hflow.graph.graph import Graph, Node
 
 
 def candidates(draft: Draft) -> Draft:
     """Raises HF304 (or HF302 for a pinned node) with the reason of every layout that was refused."""
     found: dict[str, tuple[Candidate, ...]] = {}
     errors: list[Diagnostic] = []
-    for node in (n for n in draft.graph.nodes if n.model):
-        pin = next((p for p in draft.pins if p.node == node.name), None)
-        options, refusals = _options(draft, node, pin)
+    for nodes in planned_together(draft.graph):
+        pins = [p for p in draft.pins if p.node in {n.name for n in nodes}]
+        options, refusals = _options(draft, nodes, pins)
         if not options:
-            errors.append(_nothing_fits(node, pin, refusals))
-        found[node.name] = tuple(sorted(options, key=lambda c: (c.time_s, c.working_bytes)))
-    if not found:
+            errors.append(_nothing_fits(nodes, pins, refusals))
+        for node, own in zip(nodes, zip(*sorted(options, key=_cost))):
+            found[node.name] = own
+    if not found and not errors:
         message = f"no node of `{draft.graph.name}` uses a model, so there is nothing to place"
         errors.append(Diagnostic("HF304", message, help="add a generate, score or train node"))
     if errors:
@@ -39,29 +41,49 @@ def candidates(draft: Draft) -> Draft:
     return replace(draft, candidates=found)
 
 
-def _options(draft: Draft, node: Node, pin: Pin | None) -> tuple[list[Candidate], dict[str, str]]:
-    options: list[Candidate] = []
+def planned_together(graph: Graph) -> list[tuple[Node, ...]]:
+    """The nodes with a model; those that train the same one as one tuple."""
+    together: dict[str, tuple[Node, ...]] = {}
+    for node in graph.nodes:
+        if node.model:
+            nodes = graph.trainers(node.model.model) if node.op == "train" else (node,)
+            together.setdefault(nodes[0].name, nodes)
+    return list(together.values())
+
+
+def _options(
+    draft: Draft, nodes: Sequence[Node], pins: Sequence[Pin]
+) -> tuple[list[tuple[Candidate, ...]], dict[str, str]]:
+    """A candidate per node for each mesh on which all of them can run, and why not on the other meshes."""
+    options: list[tuple[Candidate, ...]] = []
     refusals: dict[str, str] = {}
-    for mesh in _meshes(draft, pin):
-        if options and not pin and len(mesh.devices) < len(options[0].devices):
+    for mesh in _meshes(draft, pins):
+        if options and not pins and len(mesh.devices) < len(options[0][0].devices):
             break  # fewer devices only when nothing runs on more
-        result = _candidate(draft, node, mesh)
-        if isinstance(result, Candidate):
-            options.append(result)
+        results = [_candidate(draft, node, mesh) for node in nodes]
+        if refused := [r for r in results if isinstance(r, str)]:
+            refusals[str(mesh)] = refused[0]
         else:
-            refusals[str(mesh)] = result
+            options.append(tuple(r for r in results if isinstance(r, Candidate)))
     return options, refusals
 
 
-def _meshes(draft: Draft, pin: Pin | None) -> Iterator[Mesh]:
-    """Meshes to try, on as many devices as possible first."""
-    sizes = dict(pin.sizes) if pin else {}
-    everything = pin.devices if pin and pin.devices else draft.cluster.devices
-    counts = [len(everything)] if pin and pin.devices else range(len(everything), 0, -1)
+def _cost(option: tuple[Candidate, ...]) -> tuple[float, int]:
+    return sum(c.time_s for c in option), max(c.working_bytes for c in option)
+
+
+def _meshes(draft: Draft, pins: Sequence[Pin]) -> Iterator[Mesh]:
+    """Meshes to try that all pins admit, on as many devices as possible first."""
+    sizes = [size for pin in pins for size in pin.sizes]
+    pinned = {pin.devices for pin in pins if pin.devices}
+    if len(pinned) > 1:
+        return
+    everything = next(iter(pinned), None) or draft.cluster.devices
+    counts = [len(everything)] if pinned else range(len(everything), 0, -1)
     for count in counts:
         for pp, tp in ((p, t) for p in _divisors(count) for t in _divisors(count // p)):
             mesh = Mesh.of(everything[:count], pp=pp, dp=count // (pp * tp), tp=tp)
-            if all(mesh.size(axis) == size for axis, size in sizes.items() if axis in AXES):
+            if all(mesh.size(axis) == size for axis, size in sizes if axis in AXES):
                 yield mesh
 
 
@@ -116,8 +138,11 @@ def _rows_reason(draft: Draft, node: Node, work: Workload, mesh: Mesh) -> str:
     whole = work.rows // work.samples if node.op == "generate" else work.rows
     if whole % mesh.dp:
         return f"dp{mesh.dp} does not divide {whole} rows"
-    if work.rows_per_update and work.rows_per_update % mesh.dp:
+    if work.rows_per_update % mesh.dp:
         return f"dp{mesh.dp} does not divide a minibatch of {work.rows_per_update} rows"
+    if work.rows_per_update % (mesh.dp * work.group):
+        groups = f"groups of {work.group}"
+        return f"dp{mesh.dp} does not split a minibatch of {work.rows_per_update} rows into whole {groups}"
     held_out = draft.graph.evaluation
     if held_out and draft.evaluation_graph and held_out.rows < mesh.dp:
         return f"dp{mesh.dp} is more than the {held_out.rows} evaluation rows"
@@ -125,19 +150,21 @@ def _rows_reason(draft: Draft, node: Node, work: Workload, mesh: Mesh) -> str:
 
 
 def _micro_batches(node: Node, work: Workload, mesh: Mesh) -> list[int]:
-    """Rows per pass of one replica: the whole share, and halves of it down to one prompt's samples."""
-    share = (work.rows_per_update or work.rows) // mesh.dp
-    sizes = {max(work.samples, ceil(share / 2**i)) for i in range(share.bit_length())}
-    if node.op == "generate":
-        sizes = {size - size % work.samples for size in sizes}
-    return sorted(sizes, reverse=True)
+    """Rows per pass of one replica: the whole share, and halves of it, in whole groups (the samples of a
+    prompt, or what a loss sees together)."""
+    share, unit = (work.rows_per_update or work.rows) // mesh.dp, max(work.samples, work.group)
+    sizes = {max(unit, ceil(share / 2**i)) for i in range(share.bit_length())}
+    return sorted({size - size % unit for size in sizes}, reverse=True)
 
 
-def _nothing_fits(node: Node, pin: Pin | None, refusals: dict[str, str]) -> Diagnostic:
+def _nothing_fits(nodes: Sequence[Node], pins: Sequence[Pin], refusals: dict[str, str]) -> Diagnostic:
     reasons = "; ".join(f"{mesh}: {reason}" for mesh, reason in list(refusals.items())[:6])
-    if pin:
-        message = f"--pin {pin.text}: `{node.name}` cannot run so"
-        return Diagnostic(
-            "HF302", message, help=reasons or "its sizes do not multiply to its number of devices"
+    names = " and ".join(f"`{n.name}`" for n in nodes)
+    together = "on one mesh, which they share since they train one model" if len(nodes) > 1 else "so"
+    if pins:
+        message = " ".join(f"--pin {p.text}" for p in pins) + f": {names} cannot run {together}"
+        unequal = (
+            "the pins disagree" if len(pins) > 1 else "its sizes do not multiply to its number of devices"
         )
-    return Diagnostic("HF304", f"no layout of `{node.name}` is feasible", node.span, reasons)
+        return Diagnostic("HF302", message, help=reasons or unequal)
+    return Diagnostic("HF304", f"no layout of {names} is feasible", nodes[0].span, reasons)

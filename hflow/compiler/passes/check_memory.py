@@ -8,9 +8,11 @@ from dataclasses import replace
 
 from hflow.compiler.cost.memory import weight_bytes
 from hflow.compiler.draft import Draft
-from hflow.compiler.layout import Mesh, device_text
+from hflow.compiler.instances import Instance, instances
+from hflow.compiler.layout import device_text
 from hflow.compiler.plan import DeviceMemory, NodePlan
 from hflow.diagnostics import Diagnostic, HflowError
+from hflow.graph.graph import Node
 
 
 def check_memory(draft: Draft) -> Draft:
@@ -32,17 +34,19 @@ def check_memory(draft: Draft) -> Draft:
 def device_memory(draft: Draft, nodes: Iterable[NodePlan]) -> tuple[DeviceMemory, ...]:
     """Weights that stay, plus the largest working set: colocated nodes run one at a time.
 
-    Nodes on the same mesh share one copy of a model's weights. Devices with equal contents are
-    listed together.
+    Devices with equal contents are listed together.
     """
     static: dict[int, dict[str, int]] = defaultdict(dict)
     working: dict[int, tuple[int, str]] = defaultdict(lambda: (0, ""))
-    plans = [n for n in nodes if n.model]
-    for plan, (mesh, trains) in ((p, _instance(p, plans)) for p in plans):
-        assert plan.model
-        size = weight_bytes(draft.shapes[plan.model], draft.graph.model(plan.model).dtype, mesh, trains)
-        for device in mesh.devices:
-            static[device][_label(plan, mesh, trains)] = size
+    plans = {n.node: n for n in nodes}
+    graphs = [g for g in (draft.graph, draft.evaluation_graph) if g]
+    for instance, trainer in instances(graphs, {name: p.mesh for name, p in plans.items()}).items():
+        shape, dtype = draft.shapes[instance.model], draft.graph.model(instance.model).dtype
+        size = weight_bytes(shape, dtype, instance.mesh, trainer is not None)
+        for device in instance.mesh.devices:
+            static[device][_label(instance, trainer)] = size
+    for plan in (p for p in plans.values() if p.model):
+        for device in plan.mesh.devices:
             working[device] = max(working[device], (plan.memory_bytes, plan.node))
     groups: dict[tuple[tuple[str, int], ...], list[int]] = defaultdict(list)
     for device, parts in static.items():
@@ -55,11 +59,6 @@ def device_memory(draft: Draft, nodes: Iterable[NodePlan]) -> tuple[DeviceMemory
     )
 
 
-def _instance(plan: NodePlan, plans: list[NodePlan]) -> tuple[Mesh, bool]:
-    trains = any(p.kind == "train" and p.model == plan.model and p.mesh == plan.mesh for p in plans)
-    return plan.mesh, trains
-
-
-def _label(plan: NodePlan, mesh: Mesh, trains: bool) -> str:
-    state = "weights, gradients, Adam" if trains else "weights"
-    return f"{plan.model} {state} ({mesh})"
+def _label(instance: Instance, trainer: Node | None) -> str:
+    state = "weights, gradients, Adam" if trainer else "older weights" if instance.lag else "weights"
+    return f"{instance.model} {state} ({instance.mesh})"

@@ -16,11 +16,13 @@ from math import prod
 from hflow.compiler.draft import Candidate, Draft
 from hflow.compiler.layout import Mesh
 from hflow.compiler.lowering import lower_rows, lower_weights
+from hflow.compiler.passes.candidates import planned_together
 from hflow.compiler.passes.check_memory import device_memory
 from hflow.compiler.plan import NodePlan, Search
-from hflow.compiler.ports import input_layout, output_layout
+from hflow.compiler.ports import input_layout, is_replicated, output_layout
 from hflow.compiler.regroup import generation_mesh
-from hflow.graph.graph import Graph, Node
+from hflow.compiler.workload import rounds
+from hflow.graph.graph import Graph, Input, Node
 
 COMBINATIONS = 3_000
 PYTHON_CALL_S = 1e-3  # a data or call node; measured times replace it in the run's table
@@ -29,29 +31,38 @@ Choice = Mapping[str, Candidate]
 
 
 def place(draft: Draft) -> Draft:
-    names = list(draft.candidates)
-    kept = _kept(draft, names)
-    complete = all(len(k) == len(draft.candidates[name]) for k, name in zip(kept, names))
+    options = [_alternatives(draft, nodes) for nodes in planned_together(draft.graph)]
+    kept = _kept(options)
     best: tuple[tuple[bool, float], tuple[NodePlan, ...]] | None = None
     explored = 0
     for combination in product(*kept):
         explored += 1
-        nodes = _assign(draft, dict(zip(names, combination)))
+        choice = {name: c for part in combination for name, c in part.items()}
+        if best and (False, _models_s(draft, choice)) >= best[0]:
+            continue  # its nodes alone take longer than the best step
+        nodes = _assign(draft, choice)
         fits = all(m.peak_bytes <= m.capacity_bytes for m in device_memory(draft, nodes))
         key = (not fits, _step_s(draft, nodes))
         if best is None or key < best[0]:
             best = key, nodes
     assert best
-    return replace(draft, nodes=best[1], search=Search(explored, 0.0 if complete else None))
+    gap = 0.0 if list(map(len, kept)) == list(map(len, options)) else None
+    return replace(draft, nodes=best[1], search=Search(explored, gap))
 
 
-def _kept(draft: Draft, names: list[str]) -> list[tuple[Candidate, ...]]:
-    """The candidates of each node, cut evenly from the slow end until all combinations can be tried."""
-    options = [draft.candidates[name] for name in names]
-    while prod(map(len, options)) > COMBINATIONS:
-        longest = max(range(len(options)), key=lambda i: len(options[i]))
-        options[longest] = options[longest][:-1]
-    return options
+def _alternatives(draft: Draft, nodes: tuple[Node, ...]) -> list[Choice]:
+    """What may be chosen for nodes that are planned together."""
+    names = [n.name for n in nodes]
+    return [dict(zip(names, together)) for together in zip(*(draft.candidates[name] for name in names))]
+
+
+def _kept(options: list[list[Choice]]) -> list[list[Choice]]:
+    """The alternatives, cut evenly from the slow end until all combinations can be tried."""
+    kept = list(options)
+    while prod(map(len, kept)) > COMBINATIONS:
+        longest = max(range(len(kept)), key=lambda i: len(kept[i]))
+        kept[longest] = kept[longest][:-1]
+    return kept
 
 
 def _assign(draft: Draft, choice: Choice) -> tuple[NodePlan, ...]:
@@ -60,13 +71,8 @@ def _assign(draft: Draft, choice: Choice) -> tuple[NodePlan, ...]:
     for edge in draft.weight_edges:
         if draft.graph.node(edge.reader).op == "generate":
             meshes[edge.reader] = _regrouped(meshes[edge.trainer], meshes[edge.reader])
-    for node in draft.graph.nodes:
-        if node.op == "call":
-            meshes[node.name] = meshes.get(node.inputs[0].source.node) or _first_consumer(
-                draft.graph, node, meshes
-            )
-        elif node.op == "data":
-            meshes[node.name] = _first_consumer(draft.graph, node, meshes)
+    for node in (n for n in draft.graph.nodes if not n.model):
+        meshes[node.name] = _mesh_of_values(draft.graph, node, meshes)
     return tuple(_node_plan(node, meshes[node.name], choice.get(node.name)) for node in draft.graph.nodes)
 
 
@@ -80,18 +86,35 @@ def _regrouped(train: Mesh, generate: Mesh) -> Mesh:
     return regrouped or generate
 
 
+def _mesh_of_values(graph: Graph, node: Node, meshes: Mapping[str, Mesh]) -> Mesh:
+    """Where a node without a model runs: a region's own node on all devices of the region, a call where
+    its first input is made, a data node where its first output is read."""
+    if node.op == "repeat":
+        devices = sorted({d for inner in graph.inside(node.name) for d in meshes[inner.name].devices})
+        return Mesh.of(tuple(devices), dp=len(devices))
+    makers = [_maker(graph, value) for value in node.inputs if not value.lag]
+    return meshes[makers[0]] if makers else _first_consumer(graph, node, meshes)
+
+
+def _maker(graph: Graph, value: Input) -> str:
+    """The node that made a value; for one that left a region, the node inside."""
+    producer = graph.node(value.source.node)
+    inner = producer.input(value.source.port) if producer.op == "repeat" else None
+    return inner.source.node if inner else producer.name
+
+
 def _first_consumer(graph: Graph, node: Node, meshes: Mapping[str, Mesh]) -> Mesh:
     """The mesh of the first placed node that reads from `node`, directly or through calls."""
     for consumer, value in graph.edges():
-        if value.source.node == node.name:
+        if value.source.node == node.name and not value.lag:
             return meshes.get(consumer.name) or _first_consumer(graph, consumer, meshes)
     return next(iter(meshes.values()))
 
 
 def _node_plan(node: Node, mesh: Mesh, candidate: Candidate | None) -> NodePlan:
     if candidate is None:
-        rows = node.rows
-        return NodePlan(node.name, node.op, None, "python", mesh, rows // mesh.dp, 0.0, PYTHON_CALL_S, 0)
+        share = node.rows if is_replicated(node) else max(1, node.rows // mesh.dp)
+        return NodePlan(node.name, node.op, None, "python", mesh, share, 0.0, PYTHON_CALL_S, 0)
     assert node.model
     return NodePlan(
         node.name, node.op, node.model.model, "megatron", mesh, candidate.micro_batch,
@@ -99,18 +122,24 @@ def _node_plan(node: Node, mesh: Mesh, candidate: Candidate | None) -> NodePlan:
     )  # fmt: skip
 
 
+def _models_s(draft: Draft, choice: Choice) -> float:
+    """A lower bound of the step's time: what nodes with a model take."""
+    return sum(c.time_s * rounds(draft.graph, draft.graph.node(name)) for name, c in choice.items())
+
+
 def _step_s(draft: Draft, nodes: tuple[NodePlan, ...]) -> float:
     """Sum of nodes, weight edges and data edges: colocated nodes run one after the other."""
-    plans = {n.node: n for n in nodes}
-    total = sum(n.time_s for n in nodes)
+    graph, plans = draft.graph, {n.node: n for n in nodes}
+    total = sum(n.time_s * rounds(graph, graph.node(n.node)) for n in nodes)
     for edge in draft.weight_edges:
-        shape, dtype = draft.shapes[edge.model], draft.graph.model(edge.model).dtype
+        shape, dtype = draft.shapes[edge.model], graph.model(edge.model).dtype
         meshes = plans[edge.trainer].mesh, plans[edge.reader].mesh
-        total += lower_weights(shape, dtype, *meshes, draft.cluster).time_s
-    for consumer, value in draft.graph.edges():
-        producer = draft.graph.node(value.source.node)
+        total += lower_weights(shape, dtype, *meshes, draft.cluster).time_s / max(1, edge.every)
+    for consumer, value in graph.edges():
+        producer = graph.node(value.source.node)
         source = output_layout(producer, plans[producer.name].mesh, value.type)
-        target = input_layout(plans[consumer.name].mesh, value.type)
+        target = input_layout(consumer, plans[consumer.name].mesh, value.type)
         if source != target:
-            total += lower_rows((value.type,), source, target, draft.cluster).time_s
+            time_s = lower_rows((value.type,), source, target, draft.cluster).time_s
+            total += time_s * rounds(graph, consumer)
     return total

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from hflow.diagnostics import Diagnostic, HflowError
+from hflow.runtime.worker.failure import Failure
 
 Report = dict[str, Any]
 
@@ -48,18 +50,17 @@ def root_cause(reports: Sequence[Report]) -> WorkerFailure:
     A node's own error counts before a dead process, and that before broken transfers: a rank whose
     peer vanished only reports the closed connection.
     """
-    failed = [(rank, r) for rank, r in enumerate(reports) if "error" in r]
-    rank, report = min(failed, key=lambda item: (_echo(item[1]["error"]), item[1]["time"]))
-    error = report["error"]
-    where = f"node `{error['node']}` failed" if error["node"] else "failed"
-    message = f"{where} on worker {rank}: {error['message']}"
-    return WorkerFailure(Diagnostic(error["code"], message, help=error["help"]), error["trace"])
+    failed: list[tuple[int, Failure]] = [(i, r["error"]) for i, r in enumerate(reports) if "error" in r]
+    rank, failure = min(failed, key=lambda item: (_echo(item[1]), item[1].time))
+    where = f"node `{failure.node}` failed" if failure.node else "failed"
+    message = f"{where} on worker {rank}: {failure.diagnostic.message}"
+    return WorkerFailure(replace(failure.diagnostic, message=message), failure.trace)
 
 
-def _echo(error: Report) -> int:
-    if error["code"] == "aborted":
+def _echo(failure: Failure) -> int:
+    if failure.aborted:
         return 3
-    if error["code"] == "HF402":
+    if failure.diagnostic.code == "HF402":
         return 1
     connection = ("Connection closed by peer", "Connection reset", "Broken pipe", "Timed out waiting")
-    return 2 if any(text in error["message"] for text in connection) else 0
+    return 2 if any(text in failure.diagnostic.message for text in connection) else 0

@@ -23,6 +23,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.runtime.controller.local_ray import LocalRay
 from hflow.runtime.controller.pool import Report, root_cause
+from hflow.runtime.worker.failure import Failure
 from hflow.runtime.worker.worker import Worker
 
 OBJECT_STORE_BYTES = 100 * 2**20  # programs and reports only
@@ -97,6 +98,7 @@ class RayPool:
         if size > len(self._actors):
             message = f"the plan needs {size} workers; there are {len(self._actors)}"
             raise HflowError(Diagnostic("HF404", message))
+        self._gather([a.leave.remote() for a in self._actors])
         self._size = size
         self._generation += 1
         host, port = self._store_address
@@ -143,8 +145,8 @@ class RayPool:
         return [reports[rank] for rank in range(len(calls))]
 
     def _abort(self) -> None:
-        for actor in self._actors[: self._size]:
-            actor.abort.remote()
+        told = [actor.abort.remote() for actor in self._actors[: self._size]]
+        ray.wait(told, num_returns=len(told), timeout=GRACE_S)  # so that none comes after the next start
 
 
 def _result(call: ray.ObjectRef) -> Report:
@@ -158,8 +160,7 @@ def _result(call: ray.ObjectRef) -> Report:
 
 
 def _dead(message: str) -> Report:
-    error = {"code": "HF402", "node": "", "message": message, "help": "", "trace": ""}
-    return {"error": error, "time": time.time()}
+    return {"error": Failure(Diagnostic("HF402", message))}
 
 
 def _check_reachable(address: str) -> None:

@@ -23,8 +23,9 @@ class Call:
     """One execution of a node in one step.
 
     `first_row` is the global index of the first row that this device holds of the node's *inputs*
-    (for a `data` node: of its outputs) and `num_rows` how many it holds; with the run's `seed` and
-    `step` they make sampling and data order independent of the plan.
+    (for a `data` node: of its batch) and `num_rows` how many it holds; with the run's `seed` and
+    `step` they make sampling and data order independent of the plan. In a repeat region `step` counts its
+    rounds, over the whole run. `stream` tells the generate nodes of a graph apart.
     """
 
     node: Node
@@ -34,6 +35,7 @@ class Call:
     seed: int
     step: int
     evaluation: bool = False
+    stream: int = 0
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from hflow.compiler.layout import Mesh
 from hflow.compiler.shape import ModelShape
 from hflow.runtime.engines.megatron.attention import FusedAttention
 from hflow.runtime.engines.megatron.groups import Groups
+from hflow.runtime.engines.megatron.head import replace_output_layer
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
@@ -29,8 +30,9 @@ class RMSNorm(torch.nn.RMSNorm):
 def build_model(shape: ModelShape, mesh: Mesh, dtype: Literal["f32", "bf16"], groups: Groups) -> GPTModel:
     """This rank's layers of the model, with undefined weights, on the current CUDA device if there is one.
 
-    The model takes tokens ``[rows, seq]`` and returns logits ``[rows, seq, vocab / tp]`` on the last
-    pipeline stage, hidden states ``[seq, rows, hidden]`` on the others.
+    The model takes tokens ``[rows, seq]`` and returns, on the last pipeline stage, logits
+    ``[rows, seq, vocab / tp]`` or, with a scalar head, values ``[rows, seq, 1]``; on the others, hidden
+    states ``[seq, rows, hidden]``.
     """
     # hflow uses no dropout: random-number states need no bookkeeping, and this tracker does none.
     initialize_rng_tracker(inference_rng_tracker=True)
@@ -47,6 +49,8 @@ def build_model(shape: ModelShape, mesh: Mesh, dtype: Literal["f32", "bf16"], gr
         rotary_base=shape.rope_theta,  # type: ignore[arg-type]  (only ever used as a float)
         pg_collection=groups.megatron,
     )
+    if shape.head == "scalar" and groups.last_stage:
+        replace_output_layer(model)
     # Megatron makes the large parameters on the current CUDA device, and leaves the norms on the CPU.
     return model.to("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import hashlib
+import logging
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
 from hflow.compiler.layout import Mesh
 from hflow.compiler.shape import ModelShape
 from hflow.graph.graph import Model
-from hflow.runtime.engines.base import Call, NodeError, Result
+from hflow.runtime.engines.base import Call, Result
 from hflow.runtime.engines.megatron.build import build_model
-from hflow.runtime.engines.megatron.generate import Responses, Sampling, generate, left_padded
 from hflow.runtime.engines.megatron.groups import NewGroup, make_groups
 from hflow.runtime.engines.megatron.load import load_safetensors
 from hflow.runtime.engines.megatron.optimizer import Adam, AdamOptions
-from hflow.runtime.engines.megatron.score import score
+from hflow.runtime.engines.megatron.rollout import Rollout
+from hflow.runtime.engines.megatron.score import judge, score
 from hflow.runtime.engines.megatron.sequences import Sequences
 from hflow.runtime.engines.megatron.train import Training
 from hflow.runtime.engines.megatron.weights import MegatronWeights
-from hflow.runtime.rows import Rows, from_padded, from_strings, length_mask
+from hflow.runtime.rows import Rows
 from hflow.runtime.tokenizer import Tokenizer
+
+_LOG = logging.getLogger(__name__)
 
 
 class MegatronModel:
@@ -60,7 +61,9 @@ class MegatronModel:
         self.groups = groups
         self.model = build_model(shape, mesh, model.dtype, groups)
         self.weights = MegatronWeights(self.model, shape, mesh, rank)
-        load_safetensors(self.weights, model.path)
+        fresh = load_safetensors(self.weights, model)
+        if fresh and groups.reports and groups.dp.rank() == 0:
+            _LOG.warning("%s: `%s` has no %s: it begins with zeros", model.name, model.path, ", ".join(fresh))
         self.adam = None if train_options is None else Adam(self.model, groups, AdamOptions.of(train_options))
         self.weights.changed = False
 
@@ -74,60 +77,26 @@ class MegatronModel:
         return actions[call.node.op](call, inputs)
 
     def _generate(self, call: Call, inputs: Mapping[str, Rows]) -> Result:
-        prompts, options = inputs["prompt"], call.node.options
-        sampling = Sampling(
-            n=options["n"],
-            max_new_tokens=options["max_new_tokens"],
-            temperature=options["temperature"],
-            seed=call.seed,
-            step=call.step,
-            eos_id=self.tokenizer.eos_id,
-        )
-        self._check_prompts(call, prompts, sampling)
-        responses = generate(
-            self.model, prompts, call.first_row, sampling, call.plan.micro_batch, self.device
-        )
-        return self._generated(call, prompts, sampling.n, responses)
-
-    def _check_prompts(self, call: Call, prompts: Rows, sampling: Sampling) -> None:
-        assert prompts.lengths is not None
-        if self.mesh.pp > 1:
-            raise NodeError(call.node.name, "generation is not split into pipeline stages; use pp 1")
-        if not len(prompts):
-            return
-        if int(prompts.lengths.min()) == 0:
-            raise NodeError(call.node.name, "a prompt is empty")
-        longest = int(prompts.lengths.max()) + sampling.max_new_tokens
-        if longest > self.shape.max_positions:
-            limit = self.shape.max_positions
-            problem = f"prompt and response need {longest} positions, the model has {limit}"
-            raise NodeError(call.node.name, problem)
-
-    def _generated(self, call: Call, prompts: Rows, n: int, responses: Responses) -> Result:
-        lengths, answers = responses.lengths.cpu(), responses.tokens.cpu()
-        tokens = _joined(prompts, n, answers, lengths)
-        outputs = {
-            "tokens": tokens,
-            "logprobs": from_padded(responses.log_probs.cpu(), lengths),
-            "mask": Rows(torch.ones(int(lengths.sum()), dtype=torch.bool), lengths),
-        }
-        if call.node.output("text"):
-            texts = [row[:length] for row, length in zip(answers.tolist(), lengths.tolist())]
-            outputs["text"] = from_strings(self.tokenizer.decode(texts))
-        if self.groups.tp.rank() > 0:
-            return Result(outputs)
-        metrics = {"response_length": (float(lengths.sum()), float(len(lengths)))}
-        return Result(outputs, metrics, digest(tokens, call.first_row * n))
+        longest = self.shape.max_positions
+        rollout = Rollout(call, self.model, self.groups, longest, self.tokenizer, self.device)
+        return rollout.run(inputs)
 
     def _score(self, call: Call, inputs: Mapping[str, Rows]) -> Result:
+        """Metrics: the mean score, value or entropy."""
         sequences = Sequences.of(inputs["tokens"], inputs["mask"], self.device)
-        temperature = call.node.options["temperature"]
-        scored = score(self.model, self.groups, sequences, call.plan.micro_batch, temperature)
-        if scored is None:
+        lengths, limit = inputs["mask"].lengths, call.plan.micro_batch
+        if self.shape.head == "scalar":
+            judged = judge(self.model, self.groups, sequences, limit)
+            names = ("values", "score")
+        else:
+            judged = score(self.model, self.groups, sequences, limit, call.node.options["temperature"])
+            names = ("logprobs", "entropy")
+        if judged is None:
             return Result()
-        log_probs, entropy = scored
-        lengths = inputs["mask"].lengths
-        return Result({"logprobs": Rows(log_probs.cpu(), lengths), "entropy": Rows(entropy.cpu(), lengths)})
+        per_token = {"values", "logprobs", "entropy"}
+        outputs = {n: Rows(v.cpu(), lengths if n in per_token else None) for n, v in zip(names, judged)}
+        told = outputs.keys() - {"logprobs"} if self.groups.reports else ()
+        return Result(outputs, {name: _sum(outputs[name].values) for name in told})
 
     def _train(self, call: Call, inputs: Mapping[str, Rows]) -> Result:
         assert self.adam is not None, f"{call.node.name}: this model was built without an optimizer"
@@ -137,27 +106,5 @@ class MegatronModel:
         return Result(metrics=Training.of(call, inputs, self.adam, self.groups, self.device).run())
 
 
-def _joined(prompts: Rows, n: int, answers: torch.Tensor, lengths: torch.Tensor) -> Rows:
-    """Each prompt followed by its responses, as int32 ragged rows."""
-    assert prompts.lengths is not None
-    if not len(prompts):
-        return Rows(torch.zeros(0, dtype=torch.int32), lengths)
-    tokens, present = (t.repeat_interleave(n, 0) for t in left_padded(prompts, torch.device("cpu")))
-    both = torch.cat([tokens, answers], 1)
-    kept = torch.cat([present, length_mask(lengths, answers.shape[1])], 1)
-    return Rows(both[kept].to(torch.int32), prompts.lengths.repeat_interleave(n) + lengths)
-
-
-def digest(tokens: Rows, first_row: int) -> int:
-    """Sum modulo 2^64 over rows of the 64-bit BLAKE2b of (int64 global row number, int32 tokens).
-
-    A sum, so that parts on different devices add up to the same number however the rows are split.
-    """
-    assert tokens.lengths is not None
-    ends = np.concatenate([[0], tokens.lengths.cumsum(0).numpy()])
-    data = tokens.values.numpy().astype("<i4").tobytes()
-    total = 0
-    for row, (start, end) in enumerate(zip(ends[:-1].tolist(), ends[1:].tolist())):
-        text = (first_row + row).to_bytes(8, "little") + data[4 * start : 4 * end]
-        total += int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
-    return total % 2**64
+def _sum(values: torch.Tensor) -> tuple[float, float]:
+    return float(values.sum()), float(len(values))

@@ -15,13 +15,13 @@ from hflow.runtime.sampling import sample, uniform
 
 @dataclass(frozen=True)
 class Sampling:
-    """`n` responses per prompt of at most `max_new_tokens`; `seed` and `step` choose the random numbers."""
+    """Responses of at most `max_new_tokens`; `seed`, `step` and `stream` choose the random numbers."""
 
-    n: int
     max_new_tokens: int
     temperature: float
     seed: int
     step: int
+    stream: int
     eos_id: int
 
 
@@ -39,25 +39,25 @@ class Responses:
 
 @torch.no_grad()
 def generate(
-    model: GPTModel, prompts: Rows, first_prompt: int, sampling: Sampling, limit: int, device: torch.device
+    model: GPTModel, prompts: Rows, ids: Tensor, sampling: Sampling, limit: int, device: torch.device
 ) -> Responses:
-    """Sample `n` responses for each prompt; a response ends with (and includes) its end-of-sequence token.
+    """Sample responses to each prompt; a response ends with (and includes) its end-of-sequence token.
 
-    Row r of the result belongs to prompt r // n; its random numbers to the global row
-    ``first_prompt * n + r``. At most `limit` rows are in memory at once. Collective over the
-    tensor-parallel group, whose ranks all draw the same tokens.
+    `ids`, int64 ``[prompts * n]``, are the global numbers of the rows to be made, to which their random
+    numbers belong; row r continues prompt r // n. At most `limit` rows are in memory at once. Collective
+    over the tensor-parallel group, whose ranks all draw the same tokens.
     """
     model.eval()
-    total = len(prompts) * sampling.n
+    total = len(ids)
+    n = total // len(prompts) if total else 1
     # Whole prompts where they fit, so that no prompt is read twice.
-    size = limit // sampling.n * sampling.n or limit
+    size = limit // n * n or limit
     parts = []
     for start in range(0, total, size):
         rows = torch.arange(start, min(start + size, total), device=device)
-        first, last = start // sampling.n, int(rows[-1]) // sampling.n + 1
+        first, last = start // n, int(rows[-1]) // n + 1
         inputs = left_padded(prompts.slice(first, last), device)
-        ids = rows + first_prompt * sampling.n
-        parts.append(_generate_batch(model, *inputs, rows // sampling.n - first, ids, sampling))
+        parts.append(_generate_batch(model, *inputs, rows // n - first, ids.to(device)[rows], sampling))
     if not parts:
         parts = [_empty(0, sampling.max_new_tokens, device)]
     return Responses(
@@ -99,7 +99,7 @@ def _generate_batch(
     seen = present[prompt_of] if padded else None
     active = torch.arange(len(prompt_of), device=prompts.device)
     for step in range(steps):
-        u = uniform(sampling.seed, sampling.step, ids[active], step)
+        u = uniform(sampling.seed, sampling.step, ids[active], step, sampling.stream)
         tokens, log_probs = sample(logits, u, sampling.temperature)
         out.tokens[active, step] = tokens
         out.log_probs[active, step] = log_probs

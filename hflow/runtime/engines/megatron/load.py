@@ -4,70 +4,97 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 
 from hflow.compiler.layout import Box
+from hflow.compiler.weights import SCALAR_HEAD
 from hflow.diagnostics import Diagnostic, HflowError
+from hflow.graph.graph import Model
 from hflow.runtime.engines.megatron.weights import MegatronWeights
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+LM_HEAD = "lm_head.weight"
 
 
-def load_safetensors(weights: MegatronWeights, folder: Path | str) -> None:
-    """Set all weights from ``model.safetensors``, or the files named by its index, in `folder`.
+def load_safetensors(weights: MegatronWeights, model: Model) -> tuple[str, ...]:
+    """Set all weights from ``model.safetensors``, or the files named by its index, in ``model.path``.
+
+    The scalar head of a model that is not frozen begins with zeros where the folder has none.
+
+    Returns:
+        The parameters of this rank that were not read but set to zero.
 
     Raises:
-        HflowError: HF406 when files or tensors are missing, unreadable or of another shape.
+        HflowError: HF406 when files or tensors are missing, unreadable, of another shape, or of a model
+            with another head.
     """
-    folder = Path(folder)
+    folder = Path(model.path)
+    present = _files(folder)
+    if model.head == "lm" and SCALAR_HEAD in present and LM_HEAD not in present:
+        raise _unusable(folder, "the model has a scalar head and predicts no tokens", "write `head: scalar`")
+    fresh = {SCALAR_HEAD} - present.keys() if model.head == "scalar" and not model.frozen else set[str]()
     wanted: dict[str, list[str]] = {}
-    for name, file in _files(folder, weights.names()):
-        wanted.setdefault(file, []).append(name)
+    for name in weights.names():
+        if name in fresh:
+            weights.write(name, weights.box(name), torch.zeros(()))
+        elif name in present:
+            wanted.setdefault(present[name], []).append(name)
+        else:
+            raise _missing(folder, name)
     for file, names in wanted.items():
-        try:
-            with safe_open(folder / file, framework="pt") as tensors:  # type: ignore[no-untyped-call]
-                _read(weights, tensors, names, folder / file)
-        except (OSError, SafetensorError) as error:
-            raise _unusable(folder / file, str(error)) from error
+        with _opened(folder / file) as tensors:
+            _read(weights, tensors, names, folder / file)
+    return tuple(name for name in weights.names() if name in fresh)
 
 
-def _files(folder: Path, names: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """The file that holds each of `names`."""
+def _files(folder: Path) -> dict[str, str]:
+    """The file that holds each tensor of the folder."""
     if (folder / SINGLE).is_file():
-        yield from ((name, SINGLE) for name in names)
-        return
+        with _opened(folder / SINGLE) as tensors:
+            return dict.fromkeys(tensors.keys(), SINGLE)
     try:
-        index = json.loads((folder / INDEX).read_text())["weight_map"]
+        return json.loads((folder / INDEX).read_text())["weight_map"]
     except FileNotFoundError:
         raise _unusable(folder, f"there is neither {SINGLE} nor {INDEX}") from None
     except (OSError, ValueError, KeyError) as error:
         raise _unusable(folder / INDEX, f"no index of tensors ({error})") from error
-    for name in names:
-        if name not in index:
-            raise _unusable(folder / INDEX, f"there is no tensor `{name}`")
-        yield name, index[name]
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    try:
+        with safe_open(file, framework="pt") as tensors:  # type: ignore[no-untyped-call]
+            yield tensors
+    except (OSError, SafetensorError) as error:
+        raise _unusable(file, str(error)) from error
 
 
 def _read(weights: MegatronWeights, tensors: Any, names: list[str], file: Path) -> None:
     present = set(tensors.keys())
     for name in names:
-        if name not in present:
-            raise _unusable(file, f"there is no tensor `{name}`")
+        if name not in present:  # an index may promise what a file does not hold
+            raise _missing(file, name)
         part = tensors.get_slice(name)
-        box = weights.box(name)
-        shape = tuple(part.get_shape())
-        if len(shape) != len(box) or any(stop > size for (_, stop), size in zip(box, shape)):
-            raise _unusable(file, f"tensor `{name}` has shape {shape}, config.json asks for another")
-        weights.write(name, box, _cut(part, box))
+        shape, asked = tuple(part.get_shape()), weights.full_shape(name)
+        if shape != asked:
+            raise _unusable(file, f"tensor `{name}` has shape {shape}, asked for is {asked}")
+        weights.write(name, weights.box(name), _cut(part, weights.box(name)))
 
 
 def _cut(part: Any, box: Box) -> Any:
     return part[tuple(slice(start, stop) for start, stop in box)]
 
 
-def _unusable(path: Path, problem: str) -> HflowError:
-    return HflowError(Diagnostic("HF406", f"`{path}`: {problem}"))
+def _missing(path: Path, name: str) -> HflowError:
+    help_ = "a frozen model with a scalar head has been trained before" if name == SCALAR_HEAD else ""
+    return _unusable(path, f"there is no tensor `{name}`", help_)
+
+
+def _unusable(path: Path, problem: str, help_: str = "") -> HflowError:
+    return HflowError(Diagnostic("HF406", f"`{path}`: {problem}", help=help_))

@@ -22,7 +22,10 @@ from hflow.runtime.engines.megatron.groups import Groups
 
 @dataclass(frozen=True)
 class AdamOptions:
-    """Options of a train node that concern the update (AdamW, arXiv:1711.05101).
+    """Options of a train node that concern its updates (AdamW, arXiv:1711.05101).
+
+    Several train nodes may share one optimizer: its moments decay by the `betas` of the one it was made
+    for, the rest is each node's own.
 
     `clip_grad`: greatest norm of the gradient, 0 for no limit; `warmup_steps`: updates during which the
     learning rate rises linearly to `lr`. Norm weights and biases do not decay.
@@ -48,7 +51,7 @@ class AdamOptions:
         )
 
     def lr_at(self, update: int) -> float:
-        """The learning rate of update number `update`, counted from 0 over the whole run."""
+        """The learning rate of the node's update number `update`, counted from 0 over the whole run."""
         return self.lr * min(1.0, (update + 1) / max(1, self.warmup_steps))
 
 
@@ -56,7 +59,6 @@ class Adam:
     """The optimizer of one model on one rank. Weights must be loaded before it is made."""
 
     def __init__(self, model: GPTModel, groups: Groups, options: AdamOptions):
-        self.options = options
         buffers = DistributedDataParallelConfig(grad_reduce_in_fp32=True)
         self.model = DistributedDataParallel(model.config, buffers, model, pg_collection=groups.megatron)
         model.config.finalize_model_grads_func = _sum_gradients
@@ -76,18 +78,18 @@ class Adam:
         self.model.zero_grad_buffer()
         self.inner.zero_grad()
 
-    def prepare(self) -> float:
+    def prepare(self, clip_grad: float) -> float:
         """Take the reduced gradients and clip them; their norm before clipping, the same on all ranks."""
         self.inner.prepare_grads()
-        if self.options.clip_grad > 0:
-            return float(self.inner.clip_grad_norm(self.options.clip_grad))
+        if clip_grad > 0:
+            return float(self.inner.clip_grad_norm(clip_grad))
         return float(self.inner.get_grad_norm())
 
-    def update(self, lr: float) -> None:
+    def update(self, lr: float, weight_decay: float) -> None:
         """Change the weights by the gradients that `prepare` took."""
         for group in self.inner.param_groups:
             group["lr"] = lr
-            group["weight_decay"] = self.options.weight_decay * group["wd_mult"]
+            group["weight_decay"] = weight_decay * group["wd_mult"]
         self.inner.step_with_ready_grads()
 
     def reload_weights(self) -> None:

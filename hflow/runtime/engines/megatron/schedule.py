@@ -15,8 +15,8 @@ from torch import Tensor
 from hflow.runtime.engines.megatron.groups import Groups
 from hflow.runtime.engines.megatron.sequences import MicroBatch
 
-# What the last stage does with a micro-batch's response logits ``[tokens, vocab / tp]``: the loss to
-# differentiate (a scalar), and a value to keep.
+# What the last stage does with what the head gives a micro-batch's response tokens, ``[tokens, vocab / tp]``
+# or ``[tokens, 1]``: the loss to differentiate (a scalar), and a value to keep.
 Finish = Callable[[Tensor, MicroBatch], tuple[Tensor, Any]]
 
 

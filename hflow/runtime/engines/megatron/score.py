@@ -1,6 +1,8 @@
-"""Log-probabilities and entropy of given responses: a forward pass."""
+"""What a model says about given responses: a forward pass."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -11,7 +13,6 @@ from hflow.runtime.engines.megatron.schedule import run_schedule
 from hflow.runtime.engines.megatron.sequences import MicroBatch, Sequences, micro_batches
 
 
-@torch.no_grad()
 def score(
     model: torch.nn.Module, groups: Groups, sequences: Sequences, micro_batch: int, temperature: float
 ) -> tuple[Tensor, Tensor] | None:
@@ -21,16 +22,48 @@ def score(
         float32 ``[response tokens]`` each, row by row, on the ranks of the last pipeline stage; None on
         the others.
     """
+
+    def read(logits: Tensor, targets: Tensor) -> Tensor:
+        return torch.stack(log_probs(logits, targets, groups.tp, temperature))
+
+    found = _at_responses(model, groups, sequences, micro_batch, read)
+    return None if found is None else (found[0], found[1])
+
+
+def judge(
+    model: torch.nn.Module, groups: Groups, sequences: Sequences, micro_batch: int
+) -> tuple[Tensor, Tensor] | None:
+    """What a model with a scalar head gives before every response token, and after the whole row.
+
+    Returns:
+        float32 values ``[response tokens]``, row by row, at the positions that predict the tokens, and
+        scores ``[rows]``, at each row's last token; on the ranks of the last pipeline stage, else None.
+    """
+    found = _at_responses(model, groups, sequences.extended(), micro_batch, lambda numbers, _: numbers.T)
+    if found is None:
+        return None
+    numbers = found[0]
+    ends = (sequences.response_lengths + 1).cumsum(0) - 1
+    inside = torch.ones_like(numbers, dtype=torch.bool)
+    inside[ends] = False
+    return numbers[inside], numbers[ends]
+
+
+@torch.no_grad()
+def _at_responses(
+    model: torch.nn.Module,
+    groups: Groups,
+    sequences: Sequences,
+    micro_batch: int,
+    read: Callable[[Tensor, Tensor], Tensor],
+) -> Tensor | None:
+    """``[kinds, response tokens]``: what `read` makes of the head's outputs and the tokens they predict."""
     everyone = torch.arange(len(sequences), device=sequences.tokens.device)
     batches = micro_batches(sequences, everyone, micro_batch, same_shape=groups.pp.size() > 1)
 
-    def finish(logits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        values = log_probs(logits, batch.sequences.targets, groups.tp, temperature)
-        return logits.new_zeros(()), torch.stack(values)
+    def finish(outputs: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        return outputs.new_zeros(()), read(outputs, batch.sequences.targets)
 
     model.eval()
     parts = run_schedule(model, groups, batches, finish, forward_only=True)
-    if not groups.last_stage:
-        return None
-    scored, entropy = torch.cat(parts, 1)
-    return scored, entropy
+    return torch.cat(parts, 1) if groups.last_stage else None

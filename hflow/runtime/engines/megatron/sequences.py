@@ -54,6 +54,15 @@ class Sequences:
         tokens = torch.nn.functional.pad(part.tokens, (0, short)) if short > 0 else part.tokens[:, :total]
         return Sequences(tokens, part.prompt_lengths, part.response_lengths)
 
+    def extended(self) -> Sequences:
+        """Each row with one more, arbitrary token: it would be predicted at what was the row's last token.
+
+        So what a model gives at the response's places becomes what it gives before every response token,
+        followed by what it gives after the whole row.
+        """
+        tokens = torch.nn.functional.pad(self.tokens, (0, 1))
+        return Sequences(tokens, self.prompt_lengths, self.response_lengths + 1)
+
     def with_empty_rows(self, count: int) -> Sequences:
         """`count` rows more, of zeros and without response."""
         pad = lambda t: torch.cat([t, t.new_zeros(count, *t.shape[1:])])  # noqa: E731
@@ -91,19 +100,23 @@ class MicroBatch:
     sequences: Sequences
 
 
-def micro_batches(sequences: Sequences, rows: Tensor, limit: int, same_shape: bool) -> tuple[MicroBatch, ...]:
+def micro_batches(
+    sequences: Sequences, rows: Tensor, limit: int, same_shape: bool, unit: int = 1
+) -> tuple[MicroBatch, ...]:
     """Cut `rows` of `sequences` into the fewest micro-batches of at most `limit` rows; at least one.
 
-    They are as even as possible. Pipeline stages exchange tensors of one shape, so with `same_shape`
-    all have equally many rows and inputs, by padding.
+    They are as even as possible, and hold whole groups of `unit` rows. Pipeline stages exchange tensors of
+    one shape, so with `same_shape` all have equally many rows and inputs, by padding.
     """
-    count = max(1, -(-len(rows) // limit))
-    size = max(1, -(-len(rows) // count))
+    assert limit >= unit and len(rows) % unit == 0, (limit, len(rows), unit)
+    groups = len(rows) // unit
+    count = max(1, -(-groups // (limit // unit)))
+    size = max(1, -(-groups // count)) * unit
     width = sequences.take(rows).width() if same_shape else None
     found = []
     for i in range(count):
         part = rows[i * size : (i + 1) * size]
         taken = sequences.take(part, width)
-        missing = size - len(part) if same_shape else int(len(part) == 0)
+        missing = size - len(part) if same_shape else unit * (len(part) == 0)
         found.append(MicroBatch(part, taken.with_empty_rows(missing) if missing else taken))
     return tuple(found)

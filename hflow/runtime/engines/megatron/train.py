@@ -1,8 +1,9 @@
 """Training: minibatches of global rows, exact gradients for every layout and micro-batching.
 
-The loss function returns one loss per response token; `hflow.ops.aggregate` weights it by counts over
-the whole minibatch, on all ranks. Summed over tokens, micro-batches and data-parallel ranks, the
-weighted losses therefore are the loss of the minibatch, whoever computes which part.
+The loss function returns one loss per response token, per row or per group of rows. Each is weighted by
+counts over the whole minibatch, on all ranks (tokens as `hflow.ops.aggregate` says). Summed over
+micro-batches and data-parallel ranks, the weighted losses therefore are the loss of the minibatch,
+whoever computes which part.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from hflow.ops.aggregate import token_weights
 from hflow.runtime.engines.base import Call, NodeError
 from hflow.runtime.engines.megatron.groups import Groups
 from hflow.runtime.engines.megatron.logprobs import log_probs
-from hflow.runtime.engines.megatron.loss import Loss
-from hflow.runtime.engines.megatron.optimizer import Adam
+from hflow.runtime.engines.megatron.loss import Level, Loss
+from hflow.runtime.engines.megatron.optimizer import Adam, AdamOptions
 from hflow.runtime.engines.megatron.schedule import run_schedule
 from hflow.runtime.engines.megatron.sequences import MicroBatch, Sequences, micro_batches
 from hflow.runtime.rows import Rows
@@ -39,11 +40,10 @@ class Minibatch:
 
 @dataclass(frozen=True)
 class Sums:
-    """Of one micro-batch: its share of the minibatch's loss, its tokens, and its sum of every output."""
+    """Of one micro-batch: its share of the minibatch's loss; of every output the sum, and of how many."""
 
     loss: Tensor
-    tokens: Tensor
-    outputs: Mapping[str, Tensor]
+    outputs: Mapping[str, tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ class Training:
 
     call: Call
     loss: Loss
+    options: AdamOptions
     adam: Adam
     groups: Groups
     sequences: Sequences
@@ -69,18 +70,22 @@ class Training:
         """Bring the rows to `device`.
 
         Raises:
-            NodeError: an input of the loss is ragged in another way than the response.
+            NodeError: an input of the loss is ragged in another way than the response, or no group of rows
+                fits in a micro-batch.
         """
-        loss, mask = Loss.of(call.node), inputs["mask"]
+        loss, mask, limit = Loss.of(call.node), inputs["mask"], call.plan.micro_batch
         assert mask.lengths is not None
+        if limit < loss.unit:
+            problem = f"a micro-batch of {limit} rows is too small for a group of {loss.unit}"
+            raise NodeError(call.node.name, problem)
         read: dict[str, Tensor] = {}
-        for name in inputs.keys() & set(loss.inputs):
+        for name in filter(loss.reads, inputs):
             rows = inputs[name]
             if rows.lengths is not None and not torch.equal(rows.lengths, mask.lengths):
                 raise NodeError(call.node.name, f"`{name}` has not one value per response token")
             read[name] = (rows.values if rows.lengths is None else rows.padded()).to(device)
-        sequences = Sequences.of(inputs["tokens"], mask, device)
-        return Training(call, loss, adam, groups, sequences, read, mask.padded().to(device))
+        sequences, options = Sequences.of(inputs["tokens"], mask, device), AdamOptions.of(call.node.options)
+        return Training(call, loss, options, adam, groups, sequences, read, mask.padded().to(device))
 
     def run(self) -> Metrics:
         """Make all updates. Collective over the mesh.
@@ -106,9 +111,11 @@ class Training:
         return metrics
 
     def _minibatches(self, count: int) -> list[Minibatch]:
-        """Minibatch k has the rows whose global number is k modulo `count`, whatever the layout."""
-        numbers = torch.arange(len(self.sequences), device=self.mask.device) + self.call.first_row
-        parts = [(numbers % count == k).nonzero().squeeze(1) for k in range(count)]
+        """Minibatch k has the groups whose global number is k modulo `count`, whatever the layout."""
+        unit = self.loss.unit
+        assert self.call.first_row % unit == len(self.sequences) % unit == 0, "a group is on several ranks"
+        rows = torch.arange(len(self.sequences), device=self.mask.device) + self.call.first_row
+        parts = [(rows // unit % count == k).nonzero().squeeze(1) for k in range(count)]
         trained = self.mask.sum(1)
         local = [[float(trained[rows].sum()), float(len(rows))] for rows in parts]
         counts = torch.tensor(local, dtype=torch.float64, device=self.mask.device)
@@ -116,50 +123,70 @@ class Training:
         return [Minibatch(rows, tokens, n) for rows, (tokens, n) in zip(parts, counts.tolist())]
 
     def _update(self, minibatch: Minibatch, number: int) -> Metrics:
-        """Update `number` of the whole run."""
+        """Update `number` of this node in the whole run."""
         same_shape = self.groups.pp.size() > 1
-        batches = micro_batches(self.sequences, minibatch.rows, self.call.plan.micro_batch, same_shape)
+        limit, unit = self.call.plan.micro_batch, self.loss.unit
+        batches = micro_batches(self.sequences, minibatch.rows, limit, same_shape, unit)
         self.adam.zero_grad()
         sums = run_schedule(
-            self.adam.model, self.groups, batches, lambda logits, part: self._loss(logits, part, minibatch)
+            self.adam.model, self.groups, batches, lambda heads, part: self._loss(heads, part, minibatch)
         )
-        grad_norm, loss = self.adam.prepare(), self._global_loss(sums)
+        grad_norm, loss = self.adam.prepare(self.options.clip_grad), self._global_loss(sums)
         if not (isfinite(loss) and isfinite(grad_norm)):
             problem = f"update {number}: loss {loss}, gradient norm {grad_norm}"
             raise NodeError(self.call.node.name, problem, "HF405")
-        lr = self.adam.options.lr_at(number)
-        self.adam.update(lr)
+        lr = self.options.lr_at(number)
+        self.adam.update(lr, self.options.weight_decay)
         if not self.groups.reports:
             return {}
-        metrics = _token_means(sums)
+        metrics = _means(sums)
         if self.groups.dp.rank() == 0:
             metrics |= {"loss": (loss, 1.0), "grad_norm": (grad_norm, 1.0), "lr": (lr, 1.0)}
         return metrics
 
-    def _loss(self, logits: Tensor, part: MicroBatch, minibatch: Minibatch) -> tuple[Tensor, Sums]:
-        """A micro-batch's share of the minibatch's loss, to be differentiated, and what metrics need."""
+    def _loss(self, heads: Tensor, part: MicroBatch, minibatch: Minibatch) -> tuple[Tensor, Sums]:
+        """A micro-batch's share of the minibatch's loss, to be differentiated, and what metrics need.
+
+        Args:
+            heads: what the model's head gives, ``[tokens, vocab / tp]`` or ``[tokens, 1]``.
+        """
         response = part.sequences.response_mask
-        flat = log_probs(
-            logits,
-            part.sequences.targets,
-            self.groups.tp,
-            self.loss.temperature,
-            "entropy" in self.loss.inputs,
-        )
+        rows, width = response.shape
         trained = {
             name: values.new_zeros(response.shape).masked_scatter(response, values)
-            for name, values in zip(("logprobs", "entropy"), flat)
-            if name in self.loss.inputs
+            for name, values in self._computed(heads, part.sequences.targets).items()
         }
-        width = response.shape[1]
         given = {name: _rows_of(values, part, width) for name, values in self.inputs.items()}
-        mask = _rows_of(self.mask, part, width)
-        outputs = self.loss(given | trained, mask.shape)
-        weights = token_weights(mask, self.loss.aggregate, minibatch.global_tokens, minibatch.global_rows)
-        # Selected, not only multiplied: what a loss makes of padding may be infinite.
-        total = (outputs["loss"].where(mask, 0.0) * weights).sum()
-        sums = {name: values.detach().float().where(mask, 0.0).sum() for name, values in outputs.items()}
-        return total, Sums(total.detach().clone(), mask.sum(), sums)
+        outputs = self.loss(given | trained, rows, width)
+        counted = self._counted(part, _rows_of(self.mask, part, width))
+        sums: dict[str, tuple[Tensor, Tensor]] = {}
+        for port in self.loss.outputs:
+            counts = counted[self.loss.level(port)]
+            sums[port.name] = _sum(outputs[port.name].detach().float(), counts), counts.sum()
+        level = self.loss.level(self.loss.outputs[0])
+        weights = self._weights(level, counted[level], minibatch)
+        total = _sum(outputs["loss"], counted[level], weights)
+        return total, Sums(total.detach().clone(), sums)
+
+    def _computed(self, heads: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """What the loss wants of the model itself, ``[tokens]`` each."""
+        wanted = self.loss.computed
+        if wanted == ("values",):
+            return {"values": heads.squeeze(1)}
+        found = log_probs(heads, targets, self.groups.tp, self.loss.temperature, "entropy" in wanted)
+        return {name: values for name, values in zip(("logprobs", "entropy"), found) if name in wanted}
+
+    def _counted(self, part: MicroBatch, mask: Tensor) -> dict[Level, Tensor]:
+        """Which tokens, rows and groups of a micro-batch count: not the padding."""
+        present = torch.arange(len(mask), device=mask.device) < len(part.rows)
+        return {"token": mask, "row": present, "group": present[:: self.loss.unit]}
+
+    def _weights(self, level: Level, counted: Tensor, minibatch: Minibatch) -> Tensor:
+        """Under these weights the losses of all parts of the minibatch sum to its loss."""
+        if level == "token":
+            return token_weights(counted, self.loss.aggregate, minibatch.global_tokens, minibatch.global_rows)
+        total = minibatch.global_rows / (self.loss.unit if level == "group" else 1)
+        return counted.float() / max(total, 1.0)
 
     def _global_loss(self, sums: list[Sums]) -> float:
         """The minibatch's loss on every rank of the mesh, so that all of them see when it is not finite."""
@@ -179,8 +206,15 @@ def _rows_of(values: Tensor, part: MicroBatch, width: int) -> Tensor:
     return chosen[:, :width] if chosen.dim() > 1 else chosen
 
 
-def _token_means(sums: list[Sums]) -> Metrics:
-    """Sums of the loss's other outputs over this replica's tokens, with the number of tokens."""
-    tokens = float(sum(int(part.tokens) for part in sums))
-    names = [name for name in sums[0].outputs if name != "loss"]
-    return {name: (float(torch.stack([part.outputs[name] for part in sums]).sum()), tokens) for name in names}
+def _sum(values: Tensor, counted: Tensor, weights: Tensor | float = 1.0) -> Tensor:
+    """Selected, not only multiplied: what a loss makes of padding may be infinite."""
+    return (values.where(counted, 0.0) * weights).sum()
+
+
+def _means(sums: list[Sums]) -> Metrics:
+    """Sums of the loss's other outputs over this replica, with how many numbers they are sums of."""
+    metrics: Metrics = {}
+    for name in (name for name in sums[0].outputs if name != "loss"):
+        totals, counts = zip(*(part.outputs[name] for part in sums))
+        metrics[name] = (float(torch.stack(totals).sum()), float(torch.stack(counts).sum()))
+    return metrics

@@ -51,6 +51,7 @@ class MegatronWeights:
 
     def __init__(self, model: GPTModel, shape: ModelShape, mesh: Mesh, rank: int):
         self.places = _places(model, shape, mesh, rank)
+        self.shapes = {parameter.name: parameter.shape for parameter in parameters(shape)}
         self.changed = False
 
     def names(self) -> tuple[str, ...]:
@@ -60,6 +61,10 @@ class MegatronWeights:
     def box(self, name: str) -> Box:
         """The part of the parameter that this rank holds."""
         return self.places[name].box
+
+    def full_shape(self, name: str) -> tuple[int, ...]:
+        """The shape of the whole HF parameter."""
+        return self.shapes[name]
 
     def read(self, name: str, box: Box) -> Tensor:
         """The values in `box` (global indices, inside this rank's part); a view where rows are contiguous."""
@@ -133,6 +138,7 @@ def _group_rows(part: int) -> Locate:
 OUTSIDE: dict[str, str] = {
     "model.norm": "decoder.final_layernorm",
     "lm_head": "output_layer",
+    "score": "output_layer",
 }
 INSIDE: dict[str, tuple[str, Locate]] = {
     "input_layernorm": ("input_layernorm", _whole),

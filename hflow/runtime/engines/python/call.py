@@ -1,23 +1,25 @@
 """`call` nodes: a typed Python function on the local rows.
 
 The function sees plain tensors and lists. A signature decides their form: a dense value is a tensor
-``[rows]``, a ragged one a right-padded tensor ``[rows, longest]``, strings are lists; a dim written
-as a product, ``prompts*group``, arrives as two dims, so that a function over groups is a function
-over the last axis. What it returns has the form that its signature gives the outputs.
+``[rows]``, a ragged one a right-padded tensor ``[rows, longest]``, a scalar one without dims, strings are
+lists; a dim written as a product, ``prompts*group``, arrives as two dims, so that a function over groups
+is a function over the last axis. What it returns has the form that its signature gives the outputs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hflow.graph.graph import Node
+from hflow.graph.graph import Node, Output
 from hflow.graph.signature import parse_signature
-from hflow.graph.types import ValueType
+from hflow.graph.types import Dim, ValueType
+from hflow.runtime.engines.arguments import group_sizes
 from hflow.runtime.engines.base import Call, NodeError, Result
 from hflow.runtime.functions import load_function
 from hflow.runtime.rows import TORCH_DTYPES, Rows, from_padded, from_strings
@@ -34,7 +36,7 @@ class Bound:
 def run_call(call: Call, inputs: Mapping[str, Rows]) -> Result:
     """Run the node's function on the local rows of its inputs.
 
-    Metrics: the mean of every ``f32[rows]`` output, under the port's name.
+    Metrics: the mean of every ``f32[rows]`` output and every ``f32[]``, under the port's name.
 
     Raises:
         HflowError: HF205 when the function cannot be imported.
@@ -80,36 +82,35 @@ def _deliver(node: Node, port: str, pattern: ValueType, rows: Rows, bound: Bound
     """One input in the form the function expects; notes what its dims are bound to."""
     source = node.input(port)
     assert source is not None
-    shape = _split_rows(source.type, pattern, len(rows))
+    if pattern.scalar:
+        return rows.values.reshape(())
+    shape = _split_rows(source.type, pattern.dims[0], len(rows))
     bound.sizes.update(zip(_row_names(pattern), shape))
     if pattern.dtype == "str":
         return _nest(rows.strings(), shape)
     if rows.lengths is None:
         inner = rows.values.shape[1:]
-        bound.sizes.update(zip(map(str, pattern.dims[1:]), inner))
+        bound.sizes.update(zip(map(_dim_name, pattern.dims[1:]), inner))
         return rows.values.reshape(*shape, *inner)
     padded = rows.padded()
-    bound.sizes[str(pattern.dims[-1])] = padded.shape[1]
-    bound.lengths[str(pattern.dims[-1])] = rows.lengths
+    bound.sizes[_dim_name(pattern.dims[-1])] = padded.shape[1]
+    bound.lengths[_dim_name(pattern.dims[-1])] = rows.lengths
     return padded.reshape(*shape, padded.shape[1])
 
 
-def _split_rows(actual: ValueType, pattern: ValueType, num_rows: int) -> tuple[int, ...]:
-    """`num_rows` as one size per factor of the pattern's dim 0, by the last factors of the actual one."""
-    count = len(pattern.dims[0].factors)
-    if count == 1:
-        return (num_rows,)
-    inner = [factor.size for factor in actual.dims[0].factors[1 - count :]]
-    sizes = [size for size in inner if size is not None]
-    assert len(sizes) == count - 1, f"{actual} has no sizes"
-    rest = num_rows
-    for size in sizes:
-        rest //= size
-    return (rest, *sizes)
+def _split_rows(actual: ValueType, rows: Dim, num_rows: int) -> tuple[int, ...]:
+    """`num_rows` as one size per factor of the pattern's dim `rows`."""
+    inner = group_sizes(actual, rows)
+    return (num_rows // prod(inner), *inner)
 
 
 def _row_names(pattern: ValueType) -> list[str]:
-    return [factor.name for factor in pattern.dims[0].factors]
+    return [] if pattern.scalar else [factor.name for factor in pattern.dims[0].factors]
+
+
+def _dim_name(dim: Dim) -> str:
+    """The name under which a dim is bound: ``resp~`` for ``resp~?`` too."""
+    return str(dim).removesuffix("?")
 
 
 def _nest(flat: list[Any], shape: Sequence[int]) -> list[Any]:
@@ -121,7 +122,7 @@ def _nest(flat: list[Any], shape: Sequence[int]) -> list[Any]:
 
 def _collect(node: Node, port: str, pattern: ValueType, value: Any, bound: Bound) -> Rows:
     """One returned value as rows of its declared type."""
-    names = [*_row_names(pattern), *map(str, pattern.dims[1:])]
+    names = [*_row_names(pattern), *map(_dim_name, pattern.dims[1:])]
     shape = tuple(bound.sizes[name] for name in names)
     if pattern.dtype == "str":
         return from_strings(_flatten(node, port, value, shape))
@@ -129,6 +130,8 @@ def _collect(node: Node, port: str, pattern: ValueType, value: Any, bound: Bound
     if tuple(tensor.shape) != shape:
         expected = ", ".join(f"{name}={size}" for name, size in zip(names, shape))
         raise NodeError(node.name, f"`{port}` has shape {list(tensor.shape)}, declared is [{expected}]")
+    if pattern.scalar:
+        return Rows(tensor.reshape(1))
     if not pattern.ragged:
         return Rows(tensor.reshape(-1, *shape[len(pattern.dims[0].factors) :]))
     return from_padded(tensor.reshape(-1, shape[-1]), bound.lengths[names[-1]])
@@ -165,9 +168,10 @@ def _check_finite(call: Call, port: str, rows: Rows) -> None:
         return
     place = bad[0].tolist()
     local = place[0] if rows.lengths is None else _row_of(rows.lengths, place[0])
-    row = _first_row(call, port) + local
-    value = rows.values[tuple(place)].item()
-    raise NodeError(call.node.name, f"`{port}` of row {row} is {value}", "HF405")
+    output, value = call.node.output(port), rows.values[tuple(place)].item()
+    assert output is not None
+    where = f"`{port}`" if output.type.scalar else f"`{port}` of row {_first_row(call, output) + local}"
+    raise NodeError(call.node.name, f"{where} is {value}", "HF405")
 
 
 def _row_of(lengths: Tensor, element: int) -> int:
@@ -175,18 +179,17 @@ def _row_of(lengths: Tensor, element: int) -> int:
     return int(torch.searchsorted(lengths.cumsum(0), element, right=True))
 
 
-def _first_row(call: Call, port: str) -> int:
-    """Global number of this device's first row of `port`; groups of rows are whole on a device."""
-    output = call.node.output(port)
-    assert output is not None
-    return call.first_row * output.type.rows // call.node.inputs[0].type.rows
+def _first_row(call: Call, output: Output) -> int:
+    """Global number of this device's first row of `output`; groups of rows are whole on a device."""
+    read = next((i.type.rows for i in call.node.inputs if not i.type.scalar), 1)
+    return call.first_row * output.type.rows // read
 
 
 def _means(node: Node, outputs: Mapping[str, Rows]) -> dict[str, tuple[float, float]]:
     scalars = {
         output.port: outputs[output.port].values
         for output in node.outputs
-        if output.type.dtype == "f32" and len(output.type.dims) == 1
+        if output.type.dtype == "f32" and len(output.type.dims) < 2
     }
     return {port: (values.sum().item(), float(len(values))) for port, values in scalars.items()}
 

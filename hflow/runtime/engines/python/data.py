@@ -26,11 +26,11 @@ _JINJA = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=T
 
 @dataclass(frozen=True)
 class Example:
-    """One row, ready to be drawn. `response` ends with the end-of-sequence token."""
+    """One row, ready to be drawn. Each of the `responses` ends with the end-of-sequence token."""
 
     key: str
     prompt: tuple[int, ...]
-    response: tuple[int, ...]
+    responses: tuple[tuple[int, ...], ...]
     fields: Mapping[str, str]
 
 
@@ -60,52 +60,58 @@ class DataSource:
 def open_source(node: Node, tokenizers: Mapping[str, Tokenizer]) -> DataSource:
     """Read, render and tokenise all rows of a `data` node, once.
 
-    Rows with the same prompt count once. A row whose prompt or response has more tokens than
-    `max_prompt_tokens` or `max_response_tokens` is left out and counted, never cut short.
+    Rows with the same prompt and responses count once. A row whose prompt has more tokens than
+    `max_prompt_tokens`, or one of whose responses more than `max_response_tokens`, is left out and counted,
+    never cut short.
 
     Raises:
         HflowError: HF403 naming the row, when a field is missing or a text cannot be tokenised.
     """
     options = node.options
     rows = read_rows(options["dataset"], options["size"], options["options"])
-    prompts = _render_all(options["dataset"], "prompt", options.get("prompt"), rows)
-    responses = _render_all(options["dataset"], "response", options.get("response"), rows)
-    tokenizer = tokenizers[options["tokenizer"]] if prompts is not None else None
-    examples = _examples(node, rows, prompts, responses, tokenizer)
+    tokenizer = tokenizers[options["tokenizer"]] if options.get("prompt") is not None else None
+    examples = _examples(node, rows, tokenizer)
     fitting = [e for e in examples if _fits(e, options)]
     dropped = len(examples) - len(fitting)
     if dropped:
         _LOG.warning("%s: left out %d of %d rows, which are too long", node.name, dropped, len(examples))
     if not fitting:
         raise refused(f"all {len(rows)} rows of `{options['dataset']}` are too long", _limits(options))
-    return DataSource(hold_out(options["dataset"], fitting, lambda e: e.key, options["holdout"], dropped))
+    same = lambda e: (e.key, e.responses)  # noqa: E731  (one prompt may have several responses to learn from)
+    held = options["holdout"]
+    return DataSource(hold_out(options["dataset"], fitting, lambda e: e.key, same, held, dropped))
 
 
-def _examples(
-    node: Node,
-    rows: Sequence[Row],
-    prompts: Sequence[str] | None,
-    responses: Sequence[str] | None,
-    tokenizer: Tokenizer | None,
-) -> list[Example]:
-    name = node.options["dataset"]
-    keys = prompts or [json.dumps(row, sort_keys=True, default=str) for row in rows]
-    fields = [o.port for o in node.outputs if o.type.dtype == "str"]
-    prompt_ids = _encode(name, "prompt", tokenizer, prompts, len(rows))
-    response_ids = _encode(name, "response", tokenizer, responses, len(rows))
-    end = (tokenizer.eos_id,) if tokenizer and responses else ()
+def _examples(node: Node, rows: Sequence[Row], tokenizer: Tokenizer | None) -> list[Example]:
+    """`tokenizer`: None for a node without columns of tokens."""
+    name, fields = node.options["dataset"], [o.port for o in node.outputs if o.type.dtype == "str"]
+    keys = [json.dumps(row, sort_keys=True, default=str) for row in rows]
+    prompts: list[list[int]] = [[] for _ in rows]
+    responses: list[list[list[int]]] = []
+    if tokenizer:
+        keys = _render_all(name, "prompt", node.options["prompt"], rows)
+        prompts = _encode(name, "prompt", tokenizer, keys)
+        texts = {what: _render_all(name, what, t, rows) for what, t in _responses(node.options).items()}
+        responses = [_encode(name, what, tokenizer, rendered) for what, rendered in texts.items()]
     examples: list[Example] = []
-    for number, (key, row, prompt, response) in enumerate(zip(keys, rows, prompt_ids, response_ids)):
+    for number, (key, row, prompt) in enumerate(zip(keys, rows, prompts)):
         if tokenizer and not prompt:
             raise refused(f"row {number} of `{name}` has an empty prompt")
         strings = {field: _field(name, number, row, field) for field in fields}
-        examples.append(Example(key, tuple(prompt), (*response, *end), strings))
+        ended = tuple((*column[number], tokenizer.eos_id) for column in responses) if tokenizer else ()
+        examples.append(Example(key, tuple(prompt), ended, strings))
     return examples
 
 
-def _render_all(name: str, what: str, template: str | None, rows: Sequence[Row]) -> list[str] | None:
-    if template is None:
-        return None
+def _responses(options: Mapping[str, Any]) -> dict[str, str]:
+    """The templates of a row's responses, by what to call them."""
+    response = options.get("response")
+    if isinstance(response, list | tuple):
+        return {f"response {number}": template for number, template in enumerate(response)}
+    return {} if response is None else {"response": response}
+
+
+def _render_all(name: str, what: str, template: str, rows: Sequence[Row]) -> list[str]:
     render = _compile(name, what, template, rows[0])
     return [_render(name, what, number, render, row) for number, row in enumerate(rows)]
 
@@ -131,11 +137,7 @@ def _render(name: str, what: str, number: int, render: Callable[[Row], str], row
         raise refused(f"row {number} of `{name}`, {what} template: {type(error).__name__}: {error}") from None
 
 
-def _encode(
-    name: str, what: str, tokenizer: Tokenizer | None, texts: Sequence[str] | None, num_rows: int
-) -> list[list[int]]:
-    if tokenizer is None or texts is None:
-        return [[] for _ in range(num_rows)]
+def _encode(name: str, what: str, tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     try:
         return tokenizer.encode(texts)
     except UnknownTextError as error:
@@ -143,17 +145,24 @@ def _encode(
 
 
 def _field(name: str, number: int, row: Row, field: str) -> str:
+    """The text of a field: numbers as Python writes them, lists and mappings as JSON with sorted keys."""
     if field not in row:
         raise refused(f"row {number} of `{name}` has no field `{field}`", did_you_mean(field, row, "fields"))
-    value = row[field]
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise refused(f"row {number} of `{name}`: field `{field}` is no text but {type(value).__name__}")
-    return str(value)
+    value, problem = row[field], ""
+    if isinstance(value, dict | list):
+        try:
+            return json.dumps(value, sort_keys=True, ensure_ascii=False)
+        except (TypeError, ValueError) as error:
+            problem = f", which JSON cannot write: {error}"
+    elif isinstance(value, str | int | float) and not isinstance(value, bool):
+        return str(value)
+    kind = type(value).__name__
+    raise refused(f"row {number} of `{name}`: field `{field}` is no text but {kind}{problem}")
 
 
 def _fits(example: Example, options: Mapping[str, Any]) -> bool:
     prompt_fits = len(example.prompt) <= options["max_prompt_tokens"]
-    return prompt_fits and len(example.response) <= options["max_response_tokens"]
+    return prompt_fits and all(len(r) <= options["max_response_tokens"] for r in example.responses)
 
 
 def _limits(options: Mapping[str, Any]) -> str:
@@ -162,14 +171,15 @@ def _limits(options: Mapping[str, Any]) -> str:
 
 
 def _column(output: Output, rows: Sequence[Example]) -> Rows:
-    """The values of one output port; which ones they are is told by its type."""
+    """The values of one output port; which ones they are is told by its type. Each response has a row."""
     if output.type.dtype == "str":
         return from_strings([row.fields[output.port] for row in rows])
     match str(output.type.dims[-1]):
         case "prompt~":
             return from_lists([row.prompt for row in rows])
         case "seq~":
-            return from_lists([(*row.prompt, *row.response) for row in rows])
+            return from_lists([(*row.prompt, *response) for row in rows for response in row.responses])
         case "resp~":
-            return from_lists([[1] * len(row.response) for row in rows], torch.bool)
+            masks = [[1] * len(response) for row in rows for response in row.responses]
+            return from_lists(masks, torch.bool)
     raise AssertionError(f"a data node has no port of type {output.type}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hflow.diagnostics import HflowError
+from hflow.graph.graph import Node
 from hflow.runtime.engines.base import Call, NodeError, Result
 from hflow.runtime.engines.python.call import run_call
 from hflow.runtime.engines.python.data import DataSource, open_source
@@ -15,8 +16,8 @@ from hflow.runtime.tokenizer import Tokenizer
 class PythonEngine:
     """Executes `data` and `call` nodes of one worker.
 
-    `tokenizers` maps each model's name to its tokenizer. A data source is opened at its first use and
-    kept; training and evaluation share it, so that they share the split.
+    `tokenizers` maps each model's name to its tokenizer. A data source is opened once and kept; training and
+    evaluation share it, so that they share the split.
     """
 
     def __init__(self, tokenizers: Mapping[str, Tokenizer]):
@@ -31,15 +32,19 @@ class PythonEngine:
                 when it fails.
         """
         try:
-            return run_call(call, inputs) if call.node.op == "call" else self._source(call).draw(call)
+            return run_call(call, inputs) if call.node.op == "call" else self.open(call.node).draw(call)
         except HflowError as error:
             first = error.diagnostics[0]
             place = f"{first.span.file}:{first.span.line}: " if first.span else ""
             help_ = f" ({first.help})" if first.help else ""
             raise NodeError(call.node.name, f"{place}{first.message}{help_}", first.code) from error
 
-    def _source(self, call: Call) -> DataSource:
-        name = call.node.name
-        if name not in self._sources:
-            self._sources[name] = open_source(call.node, self._tokenizers)
-        return self._sources[name]
+    def open(self, node: Node) -> DataSource:
+        """The rows of a `data` node, read at the first call.
+
+        Raises:
+            HflowError: HF403 when they cannot be read.
+        """
+        if node.name not in self._sources:
+            self._sources[node.name] = open_source(node, self._tokenizers)
+        return self._sources[node.name]

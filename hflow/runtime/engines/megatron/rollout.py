@@ -1,0 +1,162 @@
+"""Generate nodes: the first turn of a conversation, or one more.
+
+A later turn takes over what earlier ones made. Each row gets its observation (what a tool or an
+environment answered), which no model sampled and none learns from: mask False, log-prob 0. Then the
+model goes on. A row without an observation is finished and stays as it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from megatron.core.models.gpt import GPTModel
+
+from hflow.runtime.engines.base import Call, NodeError, Result
+from hflow.runtime.engines.megatron.generate import Sampling, generate
+from hflow.runtime.engines.megatron.groups import Groups
+from hflow.runtime.rows import Rows, from_lists, from_padded, from_strings, joined
+from hflow.runtime.tokenizer import Tokenizer, UnknownTextError
+
+Metrics = dict[str, tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What was sampled, as ragged rows: tokens int32 and their log-probs."""
+
+    tokens: Rows
+    log_probs: Rows
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One execution of a generate node on this rank's rows."""
+
+    call: Call
+    model: GPTModel
+    groups: Groups
+    max_positions: int
+    tokenizer: Tokenizer
+    device: torch.device
+
+    def run(self, inputs: Mapping[str, Rows]) -> Result:
+        """Answer `prompt`, or go on with `tokens`, `mask` and `logprobs` after `observation`.
+
+        Collective over the tensor-parallel group.
+
+        Raises:
+            NodeError: a prompt is empty, an observation cannot be tokenised, or a row becomes longer than
+                the model's positions.
+        """
+        if self.groups.pp.size() > 1:
+            raise self._refused("generation is not split into pipeline stages; use pp 1")
+        return self._first(inputs["prompt"]) if "prompt" in inputs else self._further(inputs)
+
+    def _first(self, prompts: Rows) -> Result:
+        assert prompts.lengths is not None
+        n = self.call.node.options["n"]
+        if len(prompts) and int(prompts.lengths.min()) == 0:
+            raise self._refused("a prompt is empty")
+        rows = torch.arange(len(prompts) * n)
+        answers = self._sample(prompts, rows + self.call.first_row * n)
+        tokens = joined(prompts.take(rows // n), answers.tokens)
+        mask = _filled(answers.tokens, True)
+        return self._result(tokens, answers.log_probs, mask, {}, n)
+
+    def _further(self, inputs: Mapping[str, Rows]) -> Result:
+        texts = inputs["observation"].strings()
+        going = torch.tensor([i for i, text in enumerate(texts) if text], dtype=torch.int64)
+        observed, cut = self._observed(texts)
+        before = joined(inputs["tokens"], observed)
+        answers = self._sample(before.take(going), going + self.call.first_row)
+        answers = Answers(*(_spread(a, going, len(texts)) for a in (answers.tokens, answers.log_probs)))
+        tokens = joined(before, answers.tokens)
+        mask = joined(inputs["mask"], _filled(observed, False), _filled(answers.tokens, True))
+        log_probs = joined(inputs["logprobs"], _filled(observed, 0.0), answers.log_probs)
+        # A count over all rows: the weights of the data-parallel ranks add up to 1.
+        metrics = {"cut_observations": (float(cut), float(self.groups.dp.rank() == 0))}
+        return self._result(tokens, log_probs, mask, metrics, 1)
+
+    def _observed(self, texts: list[str]) -> tuple[Rows, int]:
+        """The observations' tokens, none for a finished row, and how many were cut short."""
+        limit = self.call.node.options["max_observation_tokens"]
+        try:
+            encoded = self.tokenizer.encode(texts)
+        except UnknownTextError as error:
+            row = self.call.first_row + error.index
+            raise self._refused(f"observation of row {row}: {error}") from None
+        return from_lists([row[:limit] for row in encoded]), sum(len(row) > limit for row in encoded)
+
+    def _sample(self, prompts: Rows, ids: torch.Tensor) -> Answers:
+        """Answers of the rows with global numbers `ids`, ``len(ids) / len(prompts)`` to each prompt."""
+        options = self.call.node.options
+        sampling = Sampling(
+            max_new_tokens=options["max_new_tokens"],
+            temperature=options["temperature"],
+            seed=self.call.seed,
+            step=self.call.step,
+            stream=self.call.stream,
+            eos_id=self.tokenizer.eos_id,
+        )
+        self._check_length(prompts, sampling.max_new_tokens)
+        found = generate(self.model, prompts, ids, sampling, self.call.plan.micro_batch, self.device)
+        lengths = found.lengths.cpu()
+        tokens = from_padded(found.tokens.cpu().to(torch.int32), lengths)
+        return Answers(tokens, from_padded(found.log_probs.cpu(), lengths))
+
+    def _check_length(self, prompts: Rows, new: int) -> None:
+        assert prompts.lengths is not None
+        needed = int(prompts.lengths.max()) + new if len(prompts) else 0
+        if needed > self.max_positions:
+            problem = f"prompt and response need {needed} positions, the model has {self.max_positions}"
+            raise self._refused(problem)
+
+    def _result(self, tokens: Rows, log_probs: Rows, mask: Rows, metrics: Metrics, n: int) -> Result:
+        assert mask.lengths is not None
+        outputs = {"tokens": tokens, "logprobs": log_probs, "mask": mask}
+        if self.call.node.output("text"):
+            outputs["text"] = from_strings(self.tokenizer.decode(_tails(tokens, mask.lengths)))
+        if self.groups.tp.rank() > 0:
+            return Result(outputs)
+        length = {"response_length": (float(mask.lengths.sum()), float(len(mask)))}
+        return Result(outputs, length | metrics, digest(tokens, self.call.first_row * n))
+
+    def _refused(self, problem: str) -> NodeError:
+        return NodeError(self.call.node.name, problem)
+
+
+def _filled(rows: Rows, value: bool | float) -> Rows:
+    """The same value for every element of ragged rows."""
+    return Rows(torch.full((len(rows.values),), value), rows.lengths)
+
+
+def _spread(rows: Rows, places: torch.Tensor, total: int) -> Rows:
+    """`total` ragged rows: the given ones at ascending `places`, empty ones elsewhere."""
+    assert rows.lengths is not None
+    return Rows(rows.values, torch.zeros(total, dtype=torch.int64).index_copy_(0, places, rows.lengths))
+
+
+def _tails(tokens: Rows, lengths: torch.Tensor) -> list[list[int]]:
+    """The last so many tokens of every row."""
+    assert tokens.lengths is not None
+    rows = [part.tolist() for part in tokens.values.split(tokens.lengths.tolist())]
+    return [row[len(row) - length :] for row, length in zip(rows, lengths.tolist())]
+
+
+def digest(tokens: Rows, first_row: int) -> int:
+    """Sum modulo 2^64 over rows of the 64-bit BLAKE2b of (int64 global row number, int32 tokens).
+
+    A sum, so that parts on different devices add up to the same number however the rows are split.
+    """
+    assert tokens.lengths is not None
+    ends = np.concatenate([[0], tokens.lengths.cumsum(0).numpy()])
+    data = tokens.values.numpy().astype("<i4").tobytes()
+    total = 0
+    for row, (start, end) in enumerate(zip(ends[:-1].tolist(), ends[1:].tolist())):
+        text = (first_row + row).to_bytes(8, "little") + data[4 * start : 4 * end]
+        total += int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+    return total % 2**64

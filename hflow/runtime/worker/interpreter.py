@@ -1,0 +1,187 @@
+"""Walk through a program: what one worker does in a step, and what it remembers between steps."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.distributed as dist
+
+from hflow.compiler.instances import Instance, instance_of
+from hflow.compiler.layout import Mesh
+from hflow.compiler.plan import Instruction, NodePlan, Plan, Program
+from hflow.compiler.ports import input_layout, is_replicated, output_layout, row_unit
+from hflow.compiler.workload import token_makers
+from hflow.graph.graph import Node
+from hflow.runtime.engines.base import Call, Result
+from hflow.runtime.rows import TORCH_DTYPES, Rows
+from hflow.runtime.worker.carried import Carried
+from hflow.runtime.worker.collector import Collector
+from hflow.runtime.worker.models import Engines
+from hflow.runtime.worker.transfer import Peers, move_rows, move_weights
+from hflow.runtime.worker.world import World
+
+
+@dataclass
+class _Step:
+    """What one walk through a program collects."""
+
+    program: Program
+    number: int
+    evaluation: bool
+    store: dict[str, Rows] = field(default_factory=dict[str, Rows])
+    collectors: dict[str, Collector] = field(default_factory=dict[str, Collector])
+    metrics: dict[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
+    digests: dict[str, int] = field(default_factory=dict[str, int])
+    events: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    tokens: int = 0
+
+    def report(self) -> dict[str, Any]:
+        names = ("metrics", "digests", "events", "tokens")
+        return {name: getattr(self, name) for name in names}
+
+    def measure(self, node: str, result: Result) -> None:
+        """Add a result's metrics and digest; a node of a region has one per round."""
+        for name, (total, weight) in result.metrics.items():
+            before = self.metrics.get(f"{node}.{name}", (0.0, 0.0))
+            self.metrics[f"{node}.{name}"] = before[0] + total, before[1] + weight
+        if result.digest is not None:
+            self.digests[node] = (self.digests.get(node, 0) + result.digest) % 2**64
+
+
+class Interpreter:
+    """Executes the programs of one plan. `now` names the node that runs, or what moves for it."""
+
+    def __init__(self, plan: Plan, world: World, engines: Engines):
+        """Collective over the world: every rank makes all process groups."""
+        self.plan, self.world, self.engines = plan, world, engines
+        self.now = ""
+        self._peers = _peers(plan, world.group)
+        self._streams = {n.name: i for i, n in enumerate(n for n in plan.graph.nodes if n.op == "generate")}
+        self._carried = Carried()
+        self._rounds = Counter[str]()  # that each region has run so far, over all steps
+
+    def run(self, number: int, evaluation: bool) -> dict[str, Any]:
+        """One step's program, or the evaluation's after `number` steps: metrics, digests, events, tokens."""
+        program = self.plan.evaluation if evaluation else self.plan.step
+        assert program
+        step = _Step(program, number, evaluation)
+        self._walk(program.instructions, step)
+        self.now = ""
+        return step.report()
+
+    def _walk(self, instructions: Sequence[Instruction], step: _Step) -> None:
+        for instruction in instructions:
+            if self.world.rank in instruction.devices:
+                self._execute(instruction, step)
+
+    def _execute(self, instruction: Instruction, step: _Step) -> None:
+        match instruction.op:
+            case "free":
+                for handle in instruction.inputs:
+                    step.store.pop(handle, None)
+            case "recall":
+                for port, handle in instruction.outputs.items():
+                    name = f"{instruction.target}.{port}"
+                    step.store[handle] = self._carried.recall(name, instruction.lag, instruction.init)
+            case "carry":
+                for port, handle in instruction.inputs.items():
+                    self._carried.keep(f"{instruction.target}.{port}", step.store[handle], instruction.lag)
+            case "loop":
+                self._loop(instruction, step)
+            case "call" | "transfer" | "weights":
+                self._timed(instruction, step)
+
+    def _timed(self, instruction: Instruction, step: _Step) -> None:
+        if instruction.every and (step.number == 0 or step.number % instruction.every):
+            return
+        self.now, started, received = instruction.target, time.time(), 0
+        if instruction.op == "call":
+            self._call(step.program.graph.node(instruction.target), instruction, step)
+        elif instruction.op == "transfer":
+            received = self._transfer(instruction, step)
+        else:
+            received = self._weights(instruction, step)
+        edges = step.program.edges
+        name = instruction.target if instruction.edge is None else edges[instruction.edge].name
+        event = {"kind": instruction.op, "name": name, "device": self.world.rank, "bytes": received}
+        step.events.append({**event, "step": step.number, "start_s": started, "end_s": time.time()})
+
+    def _loop(self, loop: Instruction, step: _Step) -> None:
+        """Rounds until the region has its rows; then they are put into the store."""
+        graph = step.program.graph
+        collector = Collector(graph.node(loop.target), graph.region(loop.target))
+        step.collectors[loop.target] = collector
+        while not collector.done:
+            self._walk(loop.body, step)
+            self._rounds[loop.target] += 1
+        for port, rows in collector.collected().items():
+            step.store[loop.outputs[port]] = rows
+        if self.world.rank == loop.devices[0]:
+            share = float(collector.kept), float(collector.drawn)
+            metrics = {"rounds": (float(collector.rounds), 1.0), "kept": share}
+            step.measure(loop.target, Result(metrics=metrics))
+
+    def _call(self, node: Node, instruction: Instruction, step: _Step) -> None:
+        inputs = {port: step.store[handle] for port, handle in instruction.inputs.items()}
+        if node.op == "repeat":
+            step.collectors[node.name].add(inputs)
+            return
+        plan, rank = self.plan.node(node.name), self.world.rank
+        result = self.engines.of(node, plan).run(self._describe(node, plan, step), inputs)
+        for output in node.outputs:
+            if rank in output_layout(node, plan.mesh, output.type).boxes((output.type.rows,)):
+                step.store[instruction.outputs[output.port]] = result.outputs[output.port]
+        at = plan.mesh.coordinates(rank)
+        speaks = at["tp"] == 0 and at["pp"] == 0 and (at["dp"] == 0 or not is_replicated(node))
+        if speaks or plan.engine != "python":
+            step.measure(node.name, result)
+        if speaks and node in token_makers(step.program.graph):
+            step.tokens += len((result.outputs if node.op == "generate" else inputs)["tokens"].values)
+
+    def _describe(self, node: Node, plan: NodePlan, step: _Step) -> Call:
+        types = [v.type for v in (*node.inputs, *node.outputs)]
+        type_ = next((t for t in types if not t.scalar), types[0])
+        start, stop = input_layout(node, plan.mesh, type_).boxes((type_.rows,))[self.world.rank][0]
+        unit = row_unit(type_) if node.op == "data" else 1
+        in_region = node.region in step.collectors
+        number = self._rounds[node.region] if in_region else step.number
+        stream = self._streams.get(node.name, 0)
+        share = start // unit, (stop - start) // unit
+        return Call(node, plan, *share, self.plan.graph.seed, number, step.evaluation, stream)
+
+    def _transfer(self, instruction: Instruction, step: _Step) -> int:
+        assert instruction.edge is not None
+        edge = step.program.edges[instruction.edge]
+        held = {port: step.store[h] for port, h in instruction.inputs.items() if h in step.store}
+        peers = self._peers[_ranks(edge.source_mesh, edge.target_mesh)]
+        moved, received = move_rows(edge, list(instruction.inputs), held, self.world, peers)
+        step.store.update({instruction.outputs[port]: rows for port, rows in moved.items()})
+        return received
+
+    def _weights(self, instruction: Instruction, step: _Step) -> int:
+        assert instruction.edge is not None
+        edge = step.program.edges[instruction.edge]
+        trainer = self.plan.node(edge.source).model
+        assert trainer
+        reader = instance_of(step.program.graph.node(edge.target), edge.target_mesh)
+        source = self.engines.weights(Instance(trainer, edge.source_mesh))
+        target = self.engines.weights(reader)
+        dtype = TORCH_DTYPES[self.plan.graph.model(trainer).dtype]
+        peers = self._peers[_ranks(edge.source_mesh, edge.target_mesh)]
+        return move_weights(edge, self.plan.shapes[trainer], source, target, dtype, self.world, peers)
+
+
+def _ranks(*meshes: Mesh) -> tuple[int, ...]:
+    return tuple(sorted({d for mesh in meshes for d in mesh.devices}))
+
+
+def _peers(plan: Plan, group: Callable[[tuple[int, ...]], dist.ProcessGroup]) -> dict[tuple[int, ...], Peers]:
+    """The process group of every mesh and of every edge of both programs, made in plan order."""
+    programs = [p for p in (plan.step, plan.evaluation) if p]
+    keys = [_ranks(n.mesh) for n in plan.nodes]
+    keys += [_ranks(e.source_mesh, e.target_mesh) for p in programs for e in p.edges]
+    return {key: Peers(key, group(key)) for key in dict.fromkeys(keys)}

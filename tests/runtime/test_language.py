@@ -1,0 +1,188 @@
+"""Carried values, regions, older weights, refreshed models and ordered trainings, under every plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import hflow
+from hflow.compiler.plan import NodePlan, Plan
+from hflow.diagnostics import HflowError
+from hflow.graph.graph import Graph
+from hflow.runtime.controller.pool import Pool
+from hflow.runtime.engines.base import Call
+from hflow.runtime.engines.python.data import open_source
+from hflow.runtime.execute import Run, execute
+from hflow.runtime.tokenizer import load_tokenizer
+from tests.runtime.graphs.functions import checksum
+
+GRAPHS = Path(__file__).parent / "graphs"
+LAYOUTS = {"one worker": "tp1@0", "dp2": "dp2@0-1", "tp2": "tp2@0-1", "apart": ""}
+APART = {"actor_train": "dp2@0-1", "again": "dp2@0-1", "first": "dp2@0-1", "rollout": "tp2@2-3"}
+ELSEWHERE = "dp2@2-3"
+
+Start = Callable[..., Run]
+
+
+def load(name: str, model: Path | str, **params: object) -> Graph:
+    return hflow.load(
+        GRAPHS / f"{name}.yaml", [f"params.{k}={v}" for k, v in {"model": model, **params}.items()]
+    )
+
+
+def compiled(graph: Graph, layout: str) -> Plan:
+    """All nodes in one layout on the same devices, or trainings apart from what reads models."""
+    names = [n.name for n in graph.nodes if n.model]
+    pins = [f"{name}={LAYOUTS[layout] or APART.get(name, ELSEWHERE)}" for name in names]
+    return hflow.compile(graph, "clusters/local4.yaml", pins)
+
+
+@pytest.fixture
+def start(workers: Pool, tiny_model: Path, tmp_path: Path) -> Start:
+    """Runs a graph of this folder; `model` is the tiny one unless a param says otherwise."""
+    numbers = iter(range(100))
+
+    def run(name: str, layout: str = "one worker", export: bool = False, **params: object) -> Run:
+        plan = compiled(load(name, **{"model": tiny_model, **params}), layout)  # type: ignore[arg-type]
+        return execute(plan, tmp_path / f"{name}{next(numbers)}", pool=workers, export=export)
+
+    return run
+
+
+def column(run: Run, name: str) -> list[float]:
+    return [m[name] for m in run.metrics]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_carried_value_is_that_of_a_python_loop(start: Start, layout: str) -> None:
+    """Evaluation between the steps reads the last total and leaves it alone."""
+    run = start("carried", layout, every=1)
+    means = column(run, "sum.mean")
+    assert len(set(means)) > 1
+    totals = [5.0]
+    for mean in means:
+        totals.append(totals[-1] + mean)
+    assert column(run, "sum.total") == pytest.approx(totals[1:])
+    assert column(run, "scaled.scaled") == pytest.approx(totals[:-1])
+    assert column(run, "sum.twice") == pytest.approx([-1.0, -1.0, *totals[1:3]])
+    assert run.evaluations == pytest.approx(dict(enumerate(totals)))
+
+
+def by_hand(graph: Graph, draws: list[int], rows: int, fill: bool) -> tuple[list[str], list[bool]]:
+    """The questions that a step's region collects from the batches `draws`, and whether each was kept."""
+    node = graph.node("texts")
+    source = open_source(node, {"actor": load_tokenizer(graph.model("actor").path)})
+    plan = NodePlan("texts", "data", None, "python", None, 6, 0.0, 0.0, 0)  # type: ignore[arg-type]
+    found: list[tuple[str, str]] = []
+    for draw in draws:
+        outputs = source.draw(Call(node, plan, 0, 6, graph.seed, draw)).outputs
+        found += zip(outputs["question"].strings(), outputs["answer"].strings())
+    even = [int(answer) % 2 == 0 for _, answer in found]
+    kept = [question for (question, _), is_even in zip(found, even) if is_even]
+    others = [question for (question, _), is_even in zip(found, even) if fill and not is_even]
+    return [*kept, *others][:rows], even
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_region_collects_what_filtering_by_hand_gives(start: Start, tiny_model: Path, layout: str) -> None:
+    run = start("region", layout)
+    graph = load("region", tiny_model)
+    done = 0
+    for metrics in run.metrics:
+        rounds = int(metrics["sampling.rounds"])
+        questions, kept = by_hand(graph, list(range(done, done + rounds)), 8, fill=False)
+        assert metrics["questions.checksum"] == checksum(questions) and len(questions) == 8
+        assert metrics["questions.whole"] == 8 and metrics["answers.whole"] == 16
+        assert metrics["sampling.kept"] == pytest.approx(sum(kept) / len(kept))
+        assert sum(kept[:-6]) < 8, "one round more than needed"
+        done += rounds
+    assert done > 3, "no step needed a second round"
+
+
+def test_regions_are_the_same_under_every_plan(start: Start) -> None:
+    one, *others = (start("region", layout) for layout in LAYOUTS)
+    for other in others:
+        for name in ("digest.rollout", "answers.checksum", "questions.checksum", "sampling.rounds"):
+            assert column(other, name) == column(one, name), name
+        ours, theirs = (column(r, "loss.actor_train") for r in (other, one))
+        assert ours == pytest.approx(theirs, rel=1e-5)
+    assert len(set(column(one, "answers.checksum"))) == 3
+
+
+def test_a_region_without_enough_rows_fails_or_fills(start: Start, tiny_model: Path) -> None:
+    with pytest.raises(HflowError, match="HF408") as caught:
+        start("region", times=2, rows=12)
+    found = caught.value.diagnostics[0]
+    kept = sum(by_hand(load("region", tiny_model), [0, 1], 12, fill=False)[1])
+    assert f"after 2 rounds {kept} of 12 rows were kept" in found.message
+    assert found.span and found.span.file.endswith("region.yaml") and found.span.line == 9
+    with pytest.raises(HflowError, match="HF408"):
+        start("region", "apart", times=2, rows=12)  # its training waits for rows that never come
+    run = start("region", times=2, rows=10, short="fill", steps=2)
+    for step, checksum_ in enumerate(column(run, "questions.checksum")):
+        questions, kept = by_hand(load("region", tiny_model), [2 * step, 2 * step + 1], 10, fill=True)
+        assert checksum_ == checksum(questions) and sum(kept) < 10
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rollouts_with_older_weights(start: Start, layout: str) -> None:
+    """Steps 0 and 1 sample as an untrained run does, step 2 as one that starts from the weights after the
+    first update: step k takes those before the update of step k - 1. Evaluation takes the newest."""
+    lagged = start("lagged", layout)
+    first = start("lagged", steps=1, export=True)
+    weights = first.folder / "export/actor"
+    initial = start("lagged", lag=0, lr=0.0, steps=2)
+    updated = start("lagged", lag=0, lr=0.0, model=weights)
+    on_policy = start("lagged", lag=0)
+    sampled = column(lagged, "digest.rollout")
+    assert sampled == [*column(initial, "digest.rollout"), column(updated, "digest.rollout")[2]]
+    assert sampled[1:] != column(on_policy, "digest.rollout")[1:]
+    assert first.evaluations[1] == updated.evaluations[0]
+    assert lagged.evaluations[3] != lagged.evaluations[0]
+
+
+def test_older_weights_under_every_plan(start: Start) -> None:
+    one, *others = (start("lagged", layout) for layout in LAYOUTS)
+    for other in others:
+        assert column(other, "digest.rollout") == column(one, "digest.rollout")
+        assert column(other, "loss.actor_train") == pytest.approx(column(one, "loss.actor_train"), rel=1e-5)
+        assert other.evaluations == pytest.approx(one.evaluations)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_refreshed_model_equals_its_source(start: Start, layout: str) -> None:
+    """Before steps 2 and 4 only; differences between layouts are those of summing in another order."""
+    differences = column(start("refreshed", layout, steps=5), "difference.largest")
+    assert [d < 1e-5 for d in differences] == [True, False, True, False, True]
+    assert all(d > 1e-3 for d in differences[1::2])
+
+
+@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout != "apart"])
+def test_two_trainings_are_two_epochs(start: Start, tmp_path: Path, layout: str) -> None:
+    """Two nodes on the same rows, with one optimizer, make the updates of one node that walks them twice."""
+    text = (GRAPHS / "trained_twice.yaml").read_text()
+    again = text[text.index("  again:") : text.index("  first:")]
+    (tmp_path / "functions.py").write_text((GRAPHS / "functions.py").read_text())
+    (tmp_path / "once.yaml").write_text(text.replace(again, ""))
+    twice = start("trained_twice", layout, export=True)
+    once = start(tmp_path / "once", layout, export=True, epochs=2)
+    ours, theirs = (load_file(r.folder / "export/actor/model.safetensors") for r in (twice, once))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert column(twice, "loss.again")[0] < column(twice, "loss.first")[0]
+
+
+def test_pairs_under_every_plan(start: Start) -> None:
+    one = start("pairs", minibatch=12)
+    for layout in ("dp2", "tp2", "apart"):
+        other = start("pairs", layout, minibatch=12)
+        assert column(other, "loss.actor_train") == pytest.approx(column(one, "loss.actor_train"), rel=1e-5)
+    assert column(one, "loss.actor_train")[0] == pytest.approx(torch.tensor(2.0).log().item())
+
+
+def test_metrics_of_whole_batches_are_reported_once(start: Start) -> None:
+    """A sum over workers would be twice the number of rows under dp2."""
+    assert column(start("region", "dp2", steps=1), "answers.whole") == [16.0]
