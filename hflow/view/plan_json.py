@@ -7,6 +7,8 @@ from typing import Any
 
 from hflow.compiler.layout import Mesh
 from hflow.compiler.plan import DeviceMemory, EdgePlan, NodePlan, Plan
+from hflow.compiler.workload import rounds
+from hflow.graph.graph import Graph, Input, Node, Region
 
 
 def plan_json(plan: Plan, search_s: float) -> dict[str, Any]:
@@ -18,15 +20,35 @@ def plan_json(plan: Plan, search_s: float) -> dict[str, Any]:
         "step_time_s": plan.step_time_s,
         "tokens_per_s": plan.tokens_per_step / plan.step_time_s if plan.step_time_s else 0.0,
         "search": {"seconds": search_s, "gap": plan.search.gap, "explored": plan.search.explored},
-        "nodes": [_node(n) for n in plan.nodes],
-        "edges": [_edge(e) for e in plan.step.edges],
+        "regions": [_region(plan.graph, region) for region in plan.graph.regions[1:]],
+        "carried": [_carried(node, value) for node, value in plan.graph.edges() if value.lag],
+        "nodes": [_node(n, plan.graph.node(n.node).region) for n in plan.nodes],
+        "edges": [_edge(plan.graph, e) for e in plan.step.edges],
         "memory": [_memory(m) for m in plan.memory],
     }
 
 
-def _node(node: NodePlan) -> dict[str, Any]:
+def _region(graph: Graph, region: Region) -> dict[str, Any]:
+    """`rounds` are those that the times of its nodes are predicted for."""
+    node = graph.node(region.name)
+    return {
+        "name": region.name,
+        "until": str(region.until),
+        "rows": region.rows,
+        "rounds": rounds(graph, node),
+        "most_rounds": region.times,
+        "short": node.options["short"],
+    }
+
+
+def _carried(reader: Node, value: Input) -> dict[str, Any]:
+    return {"source": str(value.source), "target": reader.name, "lag": value.lag, "init": value.init}
+
+
+def _node(node: NodePlan, region: str) -> dict[str, Any]:
     return {
         "name": node.node,
+        "region": region,
         "kind": node.kind,
         "model": node.model,
         "engine": node.engine,
@@ -43,12 +65,17 @@ def _layout(mesh: Mesh) -> Mapping[str, int]:
     return {"pp": mesh.pp, "tp": mesh.tp, "dp": mesh.dp}
 
 
-def _edge(edge: EdgePlan) -> dict[str, Any]:
+def _edge(graph: Graph, edge: EdgePlan) -> dict[str, Any]:
+    """`lag`: how many updates old weights are; `every`: in steps, where a frozen model takes over weights."""
+    use = graph.node(edge.target).model if edge.kind == "weights" else None
+    refresh = graph.model(use.model).refresh if use else None
     return {
         "name": edge.name,
         "source": edge.source,
         "target": edge.target,
         "kind": edge.kind,
+        "lag": use.lag if use else 0,
+        "every": refresh.every if refresh else 0,
         "collective": edge.collective,
         "size_bytes": edge.size_bytes,
         "bytes_per_device": edge.bytes_per_device,

@@ -12,13 +12,16 @@ from collections.abc import Mapping, Sequence
 import networkx as nx
 
 from hflow.compiler.plan import DeviceMemory, EdgePlan, NodePlan, Plan
-from hflow.view import units
+from hflow.compiler.workload import rounds
+from hflow.graph.graph import Graph, Node, Region
+from hflow.view import units, words
 from hflow.view.table import Column, table
-from hflow.view.timeline import Bar, Track, idle_fraction, planned_bars, tracks
+from hflow.view.timeline import Bar, Track, idle_fraction, planned_bars, planned_calls, tracks
 
 LABEL = 9  # width of the words at the left margin
+IN_ROUNDS = "↻ "  # before nodes that run in rounds within a step
 OFF = 0.25  # predicted and measured times further apart than this are flagged
-_ASCII = str.maketrans({"▕": "|", "▏": "|", "·": ".", "…": "~"})
+_ASCII = str.maketrans({"▕": "|", "▏": "|", "·": ".", "…": "~", "↻": "*", "≤": "<="})
 
 STAGE_COLUMNS: tuple[Column, ...] = (
     ("stage", "left"),
@@ -58,7 +61,7 @@ def plan_text(plan: Plan, width: int = 100, path: str = "", ascii_only: bool = F
     parts = [
         _header(plan, width),
         table(STAGE_COLUMNS, _stages(plan), width),
-        table(EDGE_COLUMNS, _edges(plan.step.edges), width),
+        table(EDGE_COLUMNS, _edges(plan.graph, plan.step.edges), width),
         _timeline(plan, width),
         _footer(plan, path, width),
     ]
@@ -111,24 +114,32 @@ def _header(plan: Plan, width: int) -> str:
     gap = "not all" if plan.search.gap is None else f"gap {plan.search.gap:.0%}"
     search = f"{units.plural(plan.search.explored, 'plan')} compared ({gap})"
     memory = units.size(cluster.device.memory_bytes)
-    return "\n".join(
-        (
-            _line(graph.name, ", ".join(counts), width),
-            _line("cluster", f"{cluster.name}: {machines}   {memory} each   {links}", width),
-            _line("plan", f"{plan.hash}   {step}   {tokens}   {search}", width),
-        )
-    )
+    lines = [
+        (graph.name, ", ".join(counts)),
+        ("cluster", f"{cluster.name}: {machines}   {memory} each   {links}"),
+        ("plan", f"{plan.hash}   {step}   {tokens}   {search}"),
+        *(("rounds", f"{IN_ROUNDS}{region.name}: {_rounds(graph, region)}") for region in graph.regions[1:]),
+        *(("carried", value) for value in words.all_carried(graph)),
+    ]
+    return "\n".join(_line(label, text, width) for label, text in lines)
+
+
+def _rounds(graph: Graph, region: Region) -> str:
+    least = units.plural(rounds(graph, graph.node(region.name)), "round")
+    return f"{words.rule(region)}; times are those of {least}"
 
 
 def _stages(plan: Plan) -> list[tuple[str, ...]]:
     """Nodes by the number of steps of the graph before them; those of one number could overlap."""
     depth = {n: i for i, nodes in enumerate(nx.topological_generations(plan.graph.dag()), 1) for n in nodes}
+    inner = {region.name for region in plan.graph.regions[1:]}
     rows: list[tuple[str, ...]] = []
     shown = 0
     for node in sorted(plan.nodes, key=lambda n: (depth[n.node], n.start_s)):
         number = " " if depth[node.node] == shown else str(depth[node.node])
         shown = depth[node.node]
-        rows.append((f"{number} {node.node}", *_stage(node)))
+        mark = IN_ROUNDS if plan.graph.node(node.node).region in inner else ""
+        rows.append((f"{number} {mark}{node.node}", *_stage(node)))
     return rows
 
 
@@ -150,10 +161,10 @@ def layout_text(node: NodePlan) -> str:
     return " ".join(f"{axis}{size}" for axis, size in node.mesh.axes if size > 1) or "-"
 
 
-def _edges(edges: Sequence[EdgePlan]) -> list[tuple[str, ...]]:
+def _edges(graph: Graph, edges: Sequence[EdgePlan]) -> list[tuple[str, ...]]:
     """Weight edges, then the data edges that move rows; one line for those that stay in place."""
     shown = sorted((e for e in edges if not _stays(e)), key=lambda e: e.kind == "data")
-    rows = [_edge(e) for e in shown]
+    rows = [_edge(graph, e) for e in shown]
     if in_place := [e for e in edges if _stays(e)]:
         name = f"+ {units.plural(len(in_place), 'data edge')}"
         rows.append((name, "", units.size(sum(e.size_bytes for e in in_place)), "", "", "alias", "-"))
@@ -164,17 +175,23 @@ def _stays(edge: EdgePlan) -> bool:
     return edge.kind == "data" and edge.collective == "alias"
 
 
-def _edge(edge: EdgePlan) -> tuple[str, ...]:
+def _edge(graph: Graph, edge: EdgePlan) -> tuple[str, ...]:
     weights = edge.kind == "weights"
     return (
         edge.name if weights else f"{edge.source} -> {edge.target}",
-        "weights" if weights else " ".join(edge.ports),
+        _weights(graph.node(edge.target), graph) if weights else " ".join(edge.ports),
         units.size(edge.size_bytes),
         str(edge.source_layout or edge.source_mesh),
         str(edge.target_layout or edge.target_mesh),
         edge.collective,
         units.seconds(edge.time_s),
     )
+
+
+def _weights(reader: Node, graph: Graph) -> str:
+    assert reader.model
+    age = words.age(graph.model(reader.model.model), reader.model.lag)
+    return f"weights, {age}" if age else "weights"
 
 
 def _timeline(plan: Plan, width: int) -> str:
@@ -230,20 +247,22 @@ def critical_path(plan: Plan) -> tuple[str, ...]:
     one that occupied a device of its mesh.
     """
     dag = plan.graph.dag()
+    ends = {n.node: planned_calls(plan, n)[-1][1] for n in plan.nodes}
     path: list[NodePlan] = []
-    node = max(plan.nodes, key=lambda n: n.start_s + n.time_s, default=None)
+    node = max(plan.nodes, key=lambda n: ends[n.node], default=None)
     while node:
         path.append(node)
-        before = [n for n in plan.nodes if n not in path and _precedes(n, node, dag)]
-        node = max(before, key=lambda n: n.start_s + n.time_s, default=None)
+        before = [n for n in plan.nodes if n not in path and _precedes(n, ends[n.node], node, dag)]
+        node = max(before, key=lambda n: ends[n.node], default=None)
     return tuple(n.node for n in reversed(path))
 
 
-def _precedes(first: NodePlan, second: NodePlan, dag: nx.DiGraph[str]) -> bool:
+def _precedes(first: NodePlan, end_s: float, second: NodePlan, dag: nx.DiGraph[str]) -> bool:
+    """`end_s`: when `first` has ended for the last time in the step."""
     if dag.has_edge(first.node, second.node):
         return True
     shares = not set(first.mesh.devices).isdisjoint(second.mesh.devices)
-    return shares and first.start_s + first.time_s <= second.start_s + 1e-9
+    return shares and end_s <= second.start_s + 1e-9
 
 
 def _line(label: str, text: str, width: int) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hflow.compiler.plan import Plan
+from hflow.compiler.plan import NodePlan, Plan
+from hflow.compiler.workload import rounds
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,41 @@ class Track:
 
 
 def planned_bars(plan: Plan) -> tuple[Bar, ...]:
-    """One bar per node and device, in seconds from the start of the step."""
+    """One bar per call of a node and device, in seconds from the start of the step."""
     return tuple(
-        Bar(device, node.node, "call", node.start_s, node.start_s + node.time_s)
+        Bar(device, node.node, "call", start, end)
         for node in plan.nodes
+        for start, end in planned_calls(plan, node)
         for device in sorted(node.mesh.devices)
     )
+
+
+def planned_calls(plan: Plan, node: NodePlan) -> list[tuple[float, float]]:
+    """Start and end of each of a node's calls in a step: one, or one per round of its region.
+
+    A round begins on a device as soon as the one before has ended there, so rounds follow each other at the
+    pace of the device that needs longest for one.
+    """
+    graph = plan.graph
+    declared = graph.node(node.node)
+    num_calls = rounds(graph, declared)
+    region = declared.name if declared.op == "repeat" else declared.region
+    pace = _round_s(plan, region, num_calls) if num_calls > 1 else 0.0
+    starts = [node.start_s + pace * i for i in range(num_calls)]
+    return [(start, start + node.time_s / num_calls) for start in starts]
+
+
+def _round_s(plan: Plan, region: str, num_rounds: int) -> float:
+    """Seconds from the first start to the last end of a round, on the device where that is longest."""
+    members = [*(n.name for n in plan.graph.inside(region)), region]
+    first: dict[int, float] = {}
+    last: dict[int, float] = {}
+    for node in map(plan.node, members):
+        for device in node.mesh.devices:
+            end = node.start_s + node.time_s / num_rounds
+            first[device] = min(first.get(device, node.start_s), node.start_s)
+            last[device] = max(last.get(device, end), end)
+    return max(last[device] - first[device] for device in first)
 
 
 def measured_bars(events: Iterable[Mapping[str, Any]], step: int) -> tuple[Bar, ...]:

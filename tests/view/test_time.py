@@ -1,0 +1,91 @@
+"""Tables and time lines of plans with rounds, and with weights and values of earlier steps."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from itertools import pairwise
+
+from hflow.view.gantt import plan_gantt
+from hflow.view.plan_json import plan_json
+from hflow.view.svg import plan_svg
+from hflow.view.terminal import critical_path, plan_text
+from hflow.view.timeline import idle_fraction, planned_bars
+from hflow.view.trace import chrome_trace
+from tests.view.examples import PLAN
+from tests.view.examples_in_time import LATE_PLAN, NUM_ROUNDS, ROUNDS_GRAPH, ROUNDS_PLAN, ROWS
+
+IN_ROUNDS = {"prompts", "rollout", "reward"}
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_every_round_has_its_bars_and_none_overlap() -> None:
+    bars = planned_bars(ROUNDS_PLAN)
+    for device in ROUNDS_PLAN.devices:
+        own = sorted((b for b in bars if b.device == device), key=lambda b: b.start_s)
+        assert all(first.end_s <= second.start_s for first, second in pairwise(own))
+        assert [b.name for b in own if b.name == "rollout"] == ["rollout"] * NUM_ROUNDS
+    rollouts = [(b.start_s, b.end_s) for b in bars if b.name == "rollout" and b.device == 0]
+    assert rollouts == [(1.0, 5.0), (9.0, 13.0), (17.0, 21.0)], "a round takes 8 s, 4 of them the rollout"
+
+
+def test_bars_take_the_time_of_their_nodes() -> None:
+    bars = planned_bars(ROUNDS_PLAN)
+    for node in ROUNDS_PLAN.nodes:
+        taken = sum(b.end_s - b.start_s for b in bars if b.name == node.node)
+        assert taken == node.time_s * len(node.mesh.devices)
+    busy = sum(n.time_s * len(n.mesh.devices) for n in ROUNDS_PLAN.nodes)
+    assert idle_fraction(bars) == 1 - busy / (8 * 37.0)
+
+
+def test_the_critical_path_goes_through_the_rounds() -> None:
+    assert critical_path(ROUNDS_PLAN) == (
+        "prompts", "rollout", "reward", "sampling", "ref_logprobs", "actor_train",
+    )  # fmt: skip
+
+
+def test_the_table_marks_rounds_and_says_their_rule() -> None:
+    lines = plan_text(ROUNDS_PLAN).splitlines()
+    rule = f"rounds   ↻ sampling: until {ROWS} rows kept, ≤ 16 rounds; times are those of {NUM_ROUNDS} rounds"
+    assert rule in lines
+    marked = {line.split("↻")[1].split()[0] for line in lines if "↻" in line} - {"sampling:"}
+    assert marked == IN_ROUNDS
+    assert plan_text(ROUNDS_PLAN, ascii_only=True).isascii()
+    assert "↻" not in plan_text(PLAN) and "rounds" not in plan_text(PLAN)
+
+
+def test_the_table_tells_the_age_of_weights_and_what_is_carried() -> None:
+    text = plan_text(LATE_PLAN, width=140)
+    by_name = {line.split("  ")[0]: line for line in text.splitlines()}
+    assert "weights, 1 update old" in by_name["actor => rollout"]
+    assert "weights, every 50 steps" in by_name["actor => ref_logprobs"]
+    assert "carried  advantages.weight -> advantages, lag 1, init 0.5" in text.splitlines()
+    assert "carried" not in plan_text(PLAN)
+
+
+def test_json_says_the_same() -> None:
+    late, rounds = plan_json(LATE_PLAN, 0.0), plan_json(ROUNDS_PLAN, 0.0)
+    json.dumps([late, rounds])
+    ages = {e["name"]: (e["lag"], e["every"]) for e in late["edges"] if e["kind"] == "weights"}
+    assert ages == {"actor => rollout": (1, 0), "actor => ref_logprobs": (0, 50)}
+    assert late["carried"] == [{"source": "advantages.weight", "target": "advantages", "lag": 1, "init": 0.5}]
+    (region,) = rounds["regions"]
+    assert region == {
+        "name": "sampling", "until": "reward.keep", "rows": ROWS, "rounds": NUM_ROUNDS, "most_rounds": 16,
+        "short": "fill",
+    }  # fmt: skip
+    assert {n["name"] for n in rounds["nodes"] if n["region"] == "sampling"} == IN_ROUNDS
+
+
+def test_pictures_show_every_round() -> None:
+    titles = [t.text or "" for t in ET.fromstring(plan_gantt(ROUNDS_PLAN)).iter(f"{SVG}title")]
+    tracks = 2  # devices 0-3 and 4-7 do different things
+    assert sum(t.startswith("rollout (call)") for t in titles) == NUM_ROUNDS * tracks
+    texts = {t.text for t in ET.fromstring(plan_svg(ROUNDS_PLAN)).iter(f"{SVG}text")}
+    assert {n.name for n in ROUNDS_GRAPH.nodes} <= texts and "12.0 s" in texts
+
+
+def test_the_trace_keeps_rounds_apart() -> None:
+    events = [e for e in json.loads(chrome_trace(ROUNDS_PLAN))["traceEvents"] if e["ph"] == "X"]
+    starts = sorted(e["ts"] / 1e6 for e in events if e["name"] == "rollout" and e["tid"] == 0)
+    assert starts == [1.0, 9.0, 17.0]
