@@ -14,22 +14,32 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hflow.compiler.cluster import Cluster
     from hflow.compiler.plan import Plan
+    from hflow.graph.builder import GraphBuilder
     from hflow.graph.graph import Graph
     from hflow.runtime.execute import Run
 
 __version__ = "0.1.0"
-__all__ = ["compile", "execute", "load"]
+__all__ = ["GraphBuilder", "compile", "execute", "load"]
 
 
-def load(path: str | Path, overrides: Iterable[str] = ()) -> Graph:
-    """The typed graph in a YAML file; `overrides` are texts like ``params.steps=3``.
+def __getattr__(name: str) -> Any:
+    if name != "GraphBuilder":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from hflow.graph.builder import GraphBuilder
+
+    return GraphBuilder
+
+
+def load(path: str | Path, overrides: Iterable[str] = (), files: Iterable[str | Path] = ()) -> Graph:
+    """The typed graph in a YAML file; `files` are partial graph files that are merged over it, `overrides`
+    texts like ``params.steps=3``. In Python, `GraphBuilder` makes the same.
 
     Raises:
         HflowError: with everything that is wrong with the file.
     """
     from hflow.graph.load import load as load_graph
 
-    return load_graph(Path(path), tuple(overrides))
+    return load_graph(Path(path), tuple(overrides), tuple(files))
 
 
 def compile(graph: Graph, cluster: Cluster | str | Path, pins: Iterable[str] = ()) -> Plan:

@@ -30,6 +30,10 @@ GraphFile = Annotated[
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a value: params.steps=3.")
 ]
+Files = Annotated[
+    list[Path] | None,
+    typer.Option("-f", "--file", metavar="FILE", help="Merge a partial graph file over the graph."),
+]
 ClusterFile = Annotated[
     str | None,
     typer.Option("--cluster", help="Cluster file, or the name of one in clusters/; default: local."),
@@ -43,34 +47,112 @@ Pins = Annotated[
 DEFAULT_CLUSTER = "local"
 
 
+class Head(StrEnum):
+    lm = "lm"
+    scalar = "scalar"
+
+
 class Workers(StrEnum):
     ray = "ray"
     inline = "inline"
 
 
 @app.command()
-def check(graph: GraphFile, set_: Overrides = None) -> None:
+def check(graph: GraphFile, file: Files = None, set_: Overrides = None) -> None:
     """Tell everything that is wrong with a graph file. Starts no process and needs no model."""
-    from hflow.graph.load import check as check_file
-    from hflow.view.units import plural
-
-    checked, warnings = check_file(graph, tuple(set_ or ()))
-    _print_diagnostics(warnings)
-    edges = sum(1 for _ in checked.edges())
-    counts = (
-        plural(len(checked.nodes), "node"),
-        plural(edges, "data edge"),
-        plural(len(checked.models), "model"),
-    )
-    print(f"ok  {checked.name}: {', '.join(counts)}")
+    checked = _load(graph, file, set_)
+    print(f"ok  {checked.name}: {_counts(checked)}")
 
 
 @app.command()
-def show(graph: GraphFile, set_: Overrides = None) -> None:
-    """Print a graph with every type inferred, as text."""
-    from hflow.graph.printer import ir
+def show(
+    graph: GraphFile,
+    file: Files = None,
+    set_: Overrides = None,
+    resolved: Annotated[
+        bool,
+        typer.Option(
+            "--resolved/--ir",
+            help="The graph file after extends, -f, --set and expressions, each value with its origin; or the"
+            " graph with every type inferred.",
+        ),
+    ] = False,
+    svg: Annotated[Path | None, typer.Option("--svg", help="Draw the graph into this file instead.")] = None,
+) -> None:
+    """Print what a graph file comes to, as text, or draw it."""
+    from hflow.graph import load, printer, source
+    from hflow.graph import resolved as resolving
 
-    print(ir(_load(graph, set_)))
+    if resolved:  # before it is checked: it helps to find out what is wrong
+        print(resolving.resolved(load.assembled(source.read(graph), set_ or (), file or ())), end="")
+    checked = _load(graph, file, set_)
+    if svg:
+        _draw(checked, svg)
+    elif not resolved:
+        print(printer.ir(checked), end="")
+
+
+def _draw(graph: Any, path: Path) -> None:
+    from hflow.view.svg import graph_svg
+
+    try:
+        path.write_text(graph_svg(graph) + "\n")
+    except OSError as error:
+        raise HflowError(Diagnostic("HF001", f"cannot write `{path}`: {error.strerror}")) from None
+    print(f"drew {path}")
+
+
+@app.command()
+def fmt(
+    files: Annotated[list[Path], typer.Argument(help="Graph files.", show_default=False)],
+    check: Annotated[
+        bool, typer.Option("--check", help="Change nothing; exit code 1 if a file is not formatted.")
+    ] = False,
+) -> None:
+    """Write graph files in their canonical form. Comments stay; the meaning never changes."""
+    from hflow.graph.formatter import format_file
+
+    problems: list[Diagnostic] = []
+    changed = 0
+    for path in files:
+        try:
+            is_changed = format_file(path, write=not check)
+        except HflowError as error:
+            problems.extend(error.diagnostics)
+            continue
+        if is_changed:
+            changed += 1
+            print(f"{'not formatted' if check else 'formatted'}  {path}")
+    if problems:
+        raise HflowError(problems)
+    if check and changed:
+        sys.exit(1)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of graph files, for editors."""
+    from hflow.graph.json_schema import json_schema_text
+
+    print(json_schema_text(), end="")
+
+
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument(help="Name of the graph; the file is NAME.yaml, here.")],
+    origin: Annotated[
+        str, typer.Option("--from", metavar="ALGORITHM", help="A graph file, or the name of an algorithm.")
+    ] = "grpo",
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+) -> None:
+    """Start a graph file of your own from an algorithm that works."""
+    from hflow.graph.new_file import find_algorithm, new_file
+
+    source = find_algorithm(origin)
+    path = new_file(name, source, force)
+    print(f"wrote  {path}, from {source}")
+    graph = _load(path)
+    print(f"ok     {graph.name}: {_counts(graph)}\nnext   hflow check {path}\n       hflow compile {path}")
 
 
 @app.command("compile")
@@ -78,6 +160,7 @@ def compile_command(
     graph: GraphFile,
     cluster: ClusterFile = None,
     pin: Pins = None,
+    file: Files = None,
     set_: Overrides = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the plan to this file.")
@@ -91,7 +174,7 @@ def compile_command(
     from hflow.view.terminal import plan_text
 
     started = time.perf_counter()
-    plan = _compile(graph, cluster, pin, set_)
+    plan = _compile(graph, cluster, pin, file, set_)
     seconds = time.perf_counter() - started
     if output:
         plan.save(output)
@@ -108,6 +191,7 @@ def exec_command(
     graph: Annotated[Path, typer.Argument(help="A graph file, or a plan.json that is executed as it is.")],
     cluster: ClusterFile = None,
     pin: Pins = None,
+    file: Files = None,
     set_: Overrides = None,
     run_dir: Annotated[Path | None, typer.Option(help="Folder to fill; default runs/NAME-TIME.")] = None,
     address: Annotated[
@@ -117,9 +201,9 @@ def exec_command(
 ) -> None:
     """Run a graph (or a plan) to its end, and leave a run folder with metrics, report and trained models."""
     if graph.suffix == ".json":
-        plan = _read_plan(graph, cluster, pin, set_)
+        plan = _read_plan(graph, cluster, pin, file, set_)
     else:
-        plan = _compile(graph, cluster, pin, set_)
+        plan = _compile(graph, cluster, pin, file, set_)
     from hflow.runtime.execute import execute
 
     run = execute(plan, run_dir=run_dir, address=address, workers=workers.value)
@@ -138,6 +222,7 @@ def new_model_command(
     alphabet: Annotated[str | None, typer.Option(help="Characters; default: printable ASCII.")] = None,
     max_positions: Annotated[int, typer.Option(min=1)] = 512,
     tied: Annotated[bool, typer.Option(help="Share embedding and output weights.")] = False,
+    head: Annotated[Head, typer.Option(help="scalar: a critic, reward or cost model.")] = Head.lm,
     seed: Annotated[int, typer.Option()] = 0,
     force: Annotated[bool, typer.Option(help="Overwrite the folder.")] = False,
 ) -> None:
@@ -146,34 +231,48 @@ def new_model_command(
 
     size = new_model(
         folder, family=family, layers=layers, hidden=hidden, heads=heads, kv_heads=kv_heads, ffn=ffn,
-        alphabet=alphabet or ALPHABET, max_positions=max_positions, tied=tied, seed=seed, force=force,
+        alphabet=alphabet or ALPHABET, max_positions=max_positions, tied=tied, head=head.value, seed=seed,
+        force=force,
     )  # fmt: skip
     print(f"wrote {folder}: {family}, {size:,} parameters")
 
 
-def _load(path: Path, overrides: Sequence[str] | None) -> Any:
+def _load(path: Path, files: Sequence[Path] | None = None, overrides: Sequence[str] | None = None) -> Any:
     from hflow.graph.load import check as check_file
 
-    graph, warnings = check_file(path, tuple(overrides or ()))
+    graph, warnings = check_file(path, tuple(overrides or ()), tuple(files or ()))
     _print_diagnostics(warnings)
     return graph
 
 
+def _counts(graph: Any) -> str:
+    from hflow.view.units import plural
+
+    edges = sum(1 for _ in graph.edges())
+    return ", ".join(
+        (plural(len(graph.nodes), "node"), plural(edges, "data edge"), plural(len(graph.models), "model"))
+    )
+
+
 def _compile(
-    path: Path, cluster: str | None, pins: Sequence[str] | None, overrides: Sequence[str] | None
+    path: Path,
+    cluster: str | None,
+    pins: Sequence[str] | None,
+    files: Sequence[Path] | None,
+    overrides: Sequence[str] | None,
 ) -> Any:
     from hflow.compiler.cluster_file import load_cluster
     from hflow.compiler.compile import compile_graph
 
-    graph = _load(path, overrides)
+    graph = _load(path, files, overrides)
     return compile_graph(graph, load_cluster(cluster or DEFAULT_CLUSTER), pins or ())
 
 
-def _read_plan(path: Path, *given: str | Sequence[str] | None) -> Any:
+def _read_plan(path: Path, *given: str | Sequence[Any] | None) -> Any:
     from hflow.compiler.plan import load_plan
 
     if any(given):
-        message = "--cluster, --pin and --set are for graphs; a plan is executed as it is"
+        message = "--cluster, --pin, -f and --set are for graphs; a plan is executed as it is"
         raise HflowError(Diagnostic("HF306", message, help="compile the graph with them"))
     return load_plan(path)
 

@@ -11,17 +11,21 @@ import pytest
 import typer
 
 from hflow.cli import app
+from hflow.compiler.plan import VERSION
 from hflow.graph.load import load
 
 HFLOW = [sys.executable, "-m", "hflow.cli"]
 FLAGS = {
-    "check": ["graph", "--set"],
-    "show": ["graph", "--set"],
-    "compile": ["graph", "--cluster", "--pin", "--set", "-o", "--output", "--json"],
-    "exec": ["graph", "--cluster", "--pin", "--set", "--run-dir", "--address", "--workers"],
+    "check": ["graph", "-f", "--file", "--set"],
+    "show": ["graph", "-f", "--file", "--set", "--resolved", "--ir", "--svg"],
+    "fmt": ["files", "--check"],
+    "schema": [],
+    "new": ["name", "--from", "--force"],
+    "compile": ["graph", "--cluster", "--pin", "-f", "--file", "--set", "-o", "--output", "--json"],
+    "exec": ["graph", "--cluster", "--pin", "-f", "--file", "--set", "--run-dir", "--address", "--workers"],
     "new-model": [
         "folder", "--family", "--layers", "--hidden", "--heads", "--kv-heads", "--ffn", "--alphabet",
-        "--max-positions", "--tied", "--no-tied", "--seed", "--force", "--no-force",
+        "--max-positions", "--tied", "--no-tied", "--head", "--seed", "--force", "--no-force",
     ],
 }  # fmt: skip
 
@@ -64,7 +68,7 @@ def test_compile_json_has_the_promised_keys(model: str, tmp_path: Path) -> None:
     for edge in plan["edges"]:
         assert edge["bytes_per_device"] == edge["lower_bound_bytes_per_device"]
     assert all(m["peak_bytes"] <= m["capacity_bytes"] for m in plan["memory"])
-    assert json.loads((tmp_path / "plan.json").read_text())["version"] == 1
+    assert json.loads((tmp_path / "plan.json").read_text())["version"] == VERSION
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "sft"])
@@ -108,17 +112,25 @@ def test_a_plan_takes_no_other_choices(model: str, tmp_path: Path) -> None:
     assert (
         hflow("compile", "algorithms/sft.yaml", "--set", f"params.model={model}", "-o", plan).returncode == 0
     )
-    for option in (("--cluster", "local4"), ("--pin", "actor_train=tp2"), ("--set", "params.steps=1")):
+    for option in (
+        ("--cluster", "local4"),
+        ("--pin", "actor_train=tp2"),
+        ("--set", "params.steps=1"),
+        ("-f", "x"),
+    ):
         done = hflow("exec", plan, *option)
         assert done.returncode == 1 and "error[HF306]" in done.stderr
 
 
-def test_lag_is_refused_by_the_compiler(model: str) -> None:
-    done = hflow(
+def test_old_samples_are_compiled_where_the_train_node_allows_them(model: str) -> None:
+    command = [
         "compile", "algorithms/grpo.yaml", "--set", f"params.model={model}",
         "--set", "nodes.rollout.model={use: actor, lag: 1}",
-    )  # fmt: skip
-    assert done.returncode == 1 and "error[HF307]" in done.stderr
+    ]  # fmt: skip
+    done = hflow(*command)
+    assert done.returncode == 1 and "error[HF223]" in done.stderr
+    done = hflow(*command, "--set", "nodes.actor_train.with.max_lag=1")
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_saved_graph_is_the_one_that_ran(tmp_path: Path) -> None:
@@ -130,3 +142,48 @@ def test_the_saved_graph_is_the_one_that_ran(tmp_path: Path) -> None:
     assert (again.params, again.seed, again.steps) == (graph.params, 5, 3)
     assert [n.options for n in again.nodes] == [n.options for n in graph.nodes]
     assert load("algorithms/grpo.yaml").text == Path("algorithms/grpo.yaml").read_text()
+
+
+def test_a_partial_file_is_merged_before_set(tmp_path: Path) -> None:
+    over = tmp_path / "over.yaml"
+    over.write_text("params: {steps: 3, group: 4}\n")
+    done = hflow("show", "algorithms/grpo.yaml", "-f", str(over), "--set", "params.steps=5", "--resolved")
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert f"group: 4 # {over}:1" in lines and "steps: 5 # --set params.steps=5" in lines
+    assert any(line.startswith("times: 5 # algorithms/grpo.yaml:") for line in lines)
+    assert (
+        hflow("show", "algorithms/grpo.yaml").stdout == hflow("show", "--ir", "algorithms/grpo.yaml").stdout
+    )
+
+
+def test_what_is_resolved_is_shown_even_when_it_is_wrong() -> None:
+    done = hflow("show", "algorithms/grpo.yaml", "--set", "params.group=0", "--resolved")
+    assert done.returncode == 1 and "n: 0" in done.stdout and "error[HF212]" in done.stderr
+
+
+def test_fmt(tmp_path: Path) -> None:
+    good, bad, broken = (tmp_path / f"{name}.yaml" for name in ("good", "bad", "broken"))
+    good.write_text("hflow: 1\nname: x\n")
+    bad.write_text("name: x # c\nhflow: 1\n")
+    broken.write_text("a: {")
+    done = hflow("fmt", "--check", str(good), str(bad))
+    assert (done.returncode, done.stdout) == (1, f"not formatted  {bad}\n")
+    done = hflow("fmt", str(broken), str(bad))
+    assert done.returncode == 1 and "error[HF002]" in done.stderr and broken.read_text() == "a: {"
+    assert bad.read_text() == "hflow: 1\nname: x # c\n"
+    done = hflow("fmt", "--check", str(good), str(bad))
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_new(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hflow.cli", "new", "mine", "--from", "sft"]
+    env = {"PYTHONPATH": str(Path.cwd())}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0 and "ok     mine: 2 nodes" in done.stdout, done.stderr
+    assert load(tmp_path / "mine.yaml").name == "mine"
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 1 and "error[HF001]" in done.stderr
+
+
+def test_schema_is_the_one_in_the_docs() -> None:
+    assert hflow("schema").stdout == Path("docs/schema/graph.v1.json").read_text()
