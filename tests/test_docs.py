@@ -1,4 +1,4 @@
-"""The documentation says what the code does: links, commands, codes, tables, and the README's example."""
+"""The documentation says what the code does: links, commands, codes, and tables."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import typer
@@ -17,17 +17,18 @@ from hflow.compiler.cluster_file import load_cluster
 from hflow.diagnostics import CODES, HflowError
 from hflow.graph.functions import read_function
 from hflow.graph.kinds import data, generate, score, train
-from hflow.graph.load import check
 from hflow.graph.options import REQUIRED, Option
-from hflow.graph.schema import keys_at
+from hflow.graph.schema import OPS, keys_at
+from hflow.graph.signature import Tag
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(page for folder in (".", "algorithms", "docs") for page in (ROOT / folder).glob("*.md"))
 GRAPH_FILES = (ROOT / "docs/graph-files.md").read_text()
+NODES = (ROOT / "docs/nodes.md").read_text()
+REGIONS = (ROOT / "docs/regions-and-time.md").read_text()
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-NAMED_FILE = re.compile(r"^`([\w/]+\.\w+)`:\n\n```\w+\n(.*?)^```", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 
@@ -72,7 +73,7 @@ def test_commands_and_their_options_exist(page: Path) -> None:
 
 def test_commands_are_found() -> None:
     assert {words[1] for page in PAGES for words in commands(page)} == {
-        "check", "show", "compile", "exec", "new-model",
+        "check", "show", "fmt", "schema", "new", "compile", "exec", "new-model",
     }  # fmt: skip
 
 
@@ -109,33 +110,53 @@ def documented(option: Option) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "options"),
+    ("heading", "options"),
     [
-        ("data", data.OPTIONS),
-        ("generate", generate.OPTIONS),
-        ("score", score.OPTIONS),
-        ("train", train.OPTIONS),
+        ("## `data`", data.OPTIONS),
+        ("## `generate`", generate.OPTIONS),
+        ("## Later turns", generate.CONTINUE_OPTIONS),
+        ("## `score`", score.OPTIONS),
+        ("## `train`", train.OPTIONS),
     ],
 )
-def test_option_tables_are_the_options(kind: str, options: tuple[Option, ...]) -> None:
-    rows = table(section(GRAPH_FILES, f"### `{kind}`"), "option")
+def test_option_tables_are_the_options(heading: str, options: tuple[Option, ...]) -> None:
+    rows = table(section(NODES, heading), "option")
     assert [row[:3] for row in rows] == [documented(option) for option in options]
 
 
 @pytest.mark.parametrize(
-    ("heading", "path", "op"),
+    ("page", "heading", "path", "op"),
     [
-        ("### Keys of the file", (), None),
-        ("### Keys of a model", ("models", "actor"), None),
-        ("### Keys of loop", ("loop",), None),
-        ("### Keys of model", ("nodes", "rollout", "model"), "generate"),
-        ("### `train`", ("nodes", "actor_train", "repeat"), "train"),
-        ("## Evaluation", ("eval",), None),
+        (GRAPH_FILES, "### Keys of the file", (), None),
+        (GRAPH_FILES, "### Keys of a model", ("models", "actor"), None),
+        (GRAPH_FILES, "### Keys of loop", ("loop",), None),
+        (NODES, "## Keys of an input", ("nodes", "rollout", "in", "prompt"), "generate"),
+        (NODES, "## Keys of model", ("nodes", "rollout", "model"), "generate"),
+        (NODES, "## `train`", ("nodes", "actor_train", "repeat"), "train"),
+        (NODES, "## `repeat`", ("nodes", "sampling"), "repeat"),
+        (NODES, "## Keys of until", ("nodes", "sampling", "until"), "repeat"),
+        (GRAPH_FILES, "## Evaluation", ("eval",), None),
+        (REGIONS, "## Refresh", ("models", "ref", "refresh"), None),
     ],
 )
-def test_key_tables_are_the_schema(heading: str, path: tuple[str, ...], op: str | None) -> None:
-    rows = table(section(GRAPH_FILES, heading), "key")
+def test_key_tables_are_the_schema(page: str, heading: str, path: tuple[str, ...], op: str | None) -> None:
+    rows = table(section(page, heading), "key")
     assert {row[0] for row in rows} == set(keys_at(path, op) or ())
+
+
+@pytest.mark.parametrize(("heading", "kind"), [(f"## `{op}`", op) for op in OPS])
+def test_every_kind_of_node_tells_its_keys(heading: str, kind: str) -> None:
+    text = section(NODES, heading)
+    if kind == "repeat":  # which has a table of them
+        return
+    told = re.search(r"Keys: (.*?)\.\n", text, re.DOTALL)
+    assert told
+    assert set(re.findall(r"`(\w+)`", told[1])) == set(keys_at(("nodes", "node"), kind) or ())
+
+
+def test_the_tags_are_the_tags() -> None:
+    rows = table(section((ROOT / "docs/types.md").read_text(), "## Signatures"), "tag of an input")
+    assert {row[0] for row in rows} == {f"<{tag}>" for tag in get_args(Tag)}
 
 
 def test_code_table_is_the_list_of_codes() -> None:
@@ -176,22 +197,6 @@ def _nested(values: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def test_the_readmes_example_is_a_correct_graph(tmp_path: Path) -> None:
-    files = NAMED_FILE.findall((ROOT / "README.md").read_text())
-    assert len(files) == 3
-    for name, text in files:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    graph, warnings = check(tmp_path / "my_task/graph.yaml")
-    assert (graph.name, warnings) == ("my_task", ())
-    assert len((tmp_path / "my_task/sums.jsonl").read_text().splitlines()) >= graph.node("prompts").rows
-
-
-def test_the_readmes_excerpt_is_in_the_file() -> None:
-    excerpt = next(b for language, b in FENCE.findall((ROOT / "README.md").read_text()) if language == "yaml")
-    assert excerpt in (ROOT / "algorithms/grpo.yaml").read_text()
-
-
 def ops() -> list[str]:
     """Every function that the shipped op modules define with a signature."""
     found: list[str] = []
@@ -208,6 +213,5 @@ def test_ops_are_documented_with_signature_and_options(reference: str) -> None:
     signature = text.strip().partition("\n\n")[0]
     assert " ".join(signature.split()) == str(function.signature)
     rows = table(text, "option") if function.options else []
-    assert [(name, default) for name, default, _ in rows] == [
-        (option.name, json.dumps(option.default)) for option in function.options
-    ]
+    expected = [documented(option) for option in function.options]
+    assert [row[:2] for row in rows] == [[name, default] for name, _, default in expected]

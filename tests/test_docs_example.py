@@ -1,27 +1,33 @@
-"""The plan that README and docs/plans.md explain is the one that hflow makes now. To accept a change:
+"""What README, docs/plans.md and docs/cost-of-an-algorithm.md show is what hflow has now. To accept changes:
 
 python -m tests.test_docs_example
 
-rewrites the README's output; the figures in docs/plans.md are to be mended by hand.
+rewrites the README's plan and the table of lines; the figures in docs/plans.md are to be mended by hand.
 """
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 import hflow
 from hflow.compiler.plan import EdgePlan, Plan
+from hflow.graph.functions import find_module
 from hflow.runtime.new_model import new_model
 from hflow.view.terminal import plan_text
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
-SHOWN = re.compile(r"(?<=```text\n)grpo .*?(?=\nwrote)", re.DOTALL)
+COST = ROOT / "docs/cost-of-an-algorithm.md"
+LINES = re.compile(r"(?<=<!-- lines -->\n).*?(?=<!-- end of lines -->)", re.DOTALL)
+NEW_EDGES = ("remax", "safe_rlhf", "dapo")
+SHOWN = re.compile(r"(?<=```text\n)(?:(?!```).)*?(?=\nwrote)", re.DOTALL)
 PINS = ("actor_train=tp2,dp2@0-3", "rollout=dp4@0-3")
 REGROUPED = ("actor_train=tp4@0-3", "rollout=tp2,dp2@0-3")
 
@@ -62,7 +68,43 @@ def test_the_figures_of_the_worked_example_are_the_plans(
     assert [f for f in figures if f"{f:,}" not in text] == []
 
 
+def num_lines(text: str) -> int:
+    """Lines that are neither blank nor comment."""
+    lines = (line.strip() for line in text.splitlines())
+    return sum(1 for line in lines if line and not line.startswith("#"))
+
+
+def function_lines(reference: str) -> int:
+    """Lines of a function and its signature, without the docstring."""
+    module, _, name = reference.rpartition(".")
+    text = find_module(module).read_text()
+    (function,) = (n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef) and n.name == name)
+    first, last, told = function.decorator_list[0].lineno, function.end_lineno, function.body[0]
+    assert ast.get_docstring(function)
+    lines = text.splitlines()
+    return num_lines("\n".join([*lines[first - 1 : told.lineno - 1], *lines[told.end_lineno : last]]))
+
+
+def cost_table() -> str:
+    """Lines of the algorithms with new edges, and of the functions that no other algorithm uses."""
+    files = sorted((ROOT / "algorithms").glob("*.yaml"))
+    functions = {f.stem: {n.function.reference for n in hflow.load(f).nodes if n.function} for f in files}
+    users = Counter(reference for used in functions.values() for reference in used)
+    rows = ["| algorithm | graph file | functions that only it uses |", "|---|---|---|"]
+    for name in NEW_EDGES:
+        own = sorted(reference for reference in functions[name] if users[reference] == 1)
+        told = ", ".join(f"`{ref.rpartition('.')[2]}` {function_lines(ref)}" for ref in own)
+        lines = num_lines((ROOT / f"algorithms/{name}.yaml").read_text())
+        rows.append(f"| {name} | {lines} lines | {told} lines |")
+    return "\n" + "\n".join(rows) + "\n\n"
+
+
+def test_the_lines_of_algorithms_are_counted() -> None:
+    assert LINES.findall(COST.read_text()) == [cost_table()]
+
+
 if __name__ == "__main__":
+    COST.write_text(LINES.sub(lambda _: cost_table(), COST.read_text()))
     with tempfile.TemporaryDirectory() as work:
         new_model(Path(work) / "models/tiny")
         os.chdir(work)
