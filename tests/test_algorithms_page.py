@@ -28,6 +28,7 @@ FILES = {
     "GRPO": "grpo",
     "Dr. GRPO": "dr_grpo",
     "RLOO": "rloo",
+    "ReMax": "remax",
     "REINFORCE++": "reinforce_pp",
     "CISPO": "cispo",
     "GSPO": "gspo",

@@ -54,3 +54,19 @@ def leave_one_out(score: Tensor) -> Tensor:
     if size == 1:
         return torch.zeros_like(score)
     return (score - score.mean(1, keepdim=True)) * (size / (size - 1))
+
+
+@op("score: f32[prompts*group], greedy_score: f32[prompts] -> advantages: f32[prompts*group]")
+def greedy_baseline(score: Tensor, greedy_score: Tensor) -> Tensor:
+    """The score less that of the greedy response to the same prompt (ReMax, arXiv:2310.10505).
+
+        advantage = score - greedy_score
+
+    Args:
+        score: ``[prompts, group]``.
+        greedy_score: ``[prompts]``, of the response that takes the likeliest token every time.
+
+    Returns:
+        ``[prompts, group]``.
+    """
+    return score - greedy_score[:, None]

@@ -48,6 +48,11 @@ def test_leave_one_out_of_a_group_of_one_is_nothing() -> None:
     assert leave_one_out(tensor([[3.0], [7.0]])).tolist() == [[0.0], [0.0]]
 
 
+def test_greedy_baseline() -> None:
+    found = greedy_baseline(tensor([[1.0, 0.5], [0.0, -2.0], [4.0, 4.0]]), tensor([1.0, -1.0, 0.0]))
+    assert found.tolist() == [[0.0, -0.5], [1.0, -1.0], [4.0, 4.0]]
+
+
 def test_moving_baseline_uses_the_old_one_and_returns_the_new_one() -> None:
     baseline = tensor(2.0)
     advantages, baseline = moving_baseline(tensor([1.0, 3.0, 8.0]), baseline, momentum=0.75)
