@@ -38,6 +38,7 @@ FILES = {
     "Online DPO": "online_dpo",
     "On-policy distillation": "on_policy_distillation",
     "PPO": "ppo",
+    "Safe RLHF": "safe_rlhf",
 }  # in the order of the page: what builds on what
 by_name = pytest.mark.parametrize("name", FILES.values())
 

@@ -37,6 +37,16 @@ def test_op_leaves_the_function_as_it_is() -> None:
     }
 
 
+def test_whole_batch_is_asked_for_by_what_looks_across_rows() -> None:
+    across = {name.removeprefix("hflow.ops.") for name, f in OPS.items() if f.__hflow_whole_batch__}
+    assert across == {
+        "baselines.moving_baseline",
+        "constraints.lagrange_multiplier",
+        "whitening.whiten",
+        "whitening.whiten_scores",
+    }
+
+
 @pytest.mark.parametrize("name", sorted(OPS))
 def test_every_op_has_a_docstring_that_says_what_it_returns(name: str) -> None:
     doc = inspect.getdoc(OPS[name])

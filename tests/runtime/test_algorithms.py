@@ -30,6 +30,7 @@ SMALL = {
     "sft": [],
     "dpo": [],
     "ppo": SINGLE,
+    "safe_rlhf": SINGLE,
     "remax": [*SINGLE, f"nodes.reward.fn={DENSE}", f"nodes.greedy_reward.fn={DENSE}"],
     "reinforce_pp": [*SINGLE, f"nodes.reward.fn={DENSE}"],
     "on_policy_distillation": SINGLE,
