@@ -32,6 +32,7 @@ FILES = {
     "REINFORCE++": "reinforce_pp",
     "CISPO": "cispo",
     "GSPO": "gspo",
+    "DAPO": "dapo",
     "Iterative GRPO": "iterative_grpo",
     "Asynchronous GRPO": "async_grpo",
     "GRPO with a tool": "tool_grpo",

@@ -138,6 +138,19 @@ def reasoning_gym(
     return torch.tensor(scores, dtype=torch.float32)
 
 
+@op("score: f32[rows], other: f32[rows] -> score: f32[rows]")
+def add(score: Tensor, other: Tensor, *, weight: float = 1.0) -> Tensor:
+    """The sum of two scores: ``score + weight * other``.
+
+    Args:
+        score, other: ``[rows]``.
+
+    Returns:
+        ``[rows]``.
+    """
+    return score + weight * other
+
+
 def _between(text: str, open_: str, close: str) -> str | None:
     """What the last `open_` and the next `close` enclose, None when they do not stand there."""
     _, opened, rest = text.rpartition(open_)

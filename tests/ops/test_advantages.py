@@ -60,3 +60,9 @@ def test_moving_baseline_uses_the_old_one_and_returns_the_new_one() -> None:
     assert baseline.shape == () and baseline.item() == 0.75 * 2 + 0.25 * 4
     advantages, baseline = moving_baseline(tensor([0.5]), baseline, momentum=0.75)
     assert advantages.tolist() == [0.5 - 2.5] and baseline.item() == 0.75 * 2.5 + 0.25 * 0.5
+
+
+def test_mixed_groups() -> None:
+    keep = mixed_groups(tensor([[0.5, 0.5, 0.4], [1.0, 1.0, 1.0], [0.0, 0.0, 0.0], [-1.0, 0.5, 2.0]]))
+    assert keep.dtype == torch.bool and keep.tolist() == [True, False, False, True]
+    assert mixed_groups(tensor([[1.0], [0.0]])).tolist() == [False, False]

@@ -52,10 +52,29 @@ def test_format_match_is_of_the_whole_text() -> None:
         format_match(text, pattern="(")
 
 
+def test_overlong_penalty_is_equation_13() -> None:
+    """DAPO's own numbers, divided by 1024: 16 tokens free, then linear to -1 at 20."""
+    found = overlong_penalty(lengths(0, 15, 16, 17, 19, 20), max_tokens=20, buffer_tokens=4)
+    assert found.dtype == torch.float32
+    assert found.tolist() == [0.0, 0.0, 0.0, -0.25, -0.75, -1.0]
+    assert overlong_penalty(lengths(20), max_tokens=10, buffer_tokens=4).tolist() == [-1.0]
+
+
+@pytest.mark.parametrize("buffer_tokens", [0, -1, 21])
+def test_overlong_penalty_refuses_an_impossible_buffer(buffer_tokens: int) -> None:
+    with pytest.raises(ValueError, match="buffer_tokens"):
+        overlong_penalty(lengths(1), max_tokens=20, buffer_tokens=buffer_tokens)
+
+
 def test_length_penalty() -> None:
     found = length_penalty(lengths(0, 3, 5, 11), per_token=0.5, free_tokens=3)
     assert found.dtype == torch.float32
     assert found.tolist() == [0.0, 0.0, -1.0, -4.0]
+
+
+def test_add() -> None:
+    found = add(torch.tensor([1.0, 0.0]), torch.tensor([-0.5, 2.0]), weight=0.5)
+    assert found.tolist() == [0.75, 1.0]
 
 
 def test_reasoning_gym_gives_the_score_of_the_dataset() -> None:

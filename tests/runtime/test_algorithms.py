@@ -35,6 +35,7 @@ SMALL = {
     "reinforce_pp": [*SINGLE, f"nodes.reward.fn={DENSE}"],
     "on_policy_distillation": SINGLE,
     "online_dpo": ["params.minibatch=8", f"nodes.reward.fn={DENSE}"],
+    "dapo": [*GROUPED, "params.draw=6", f"nodes.sampling.nodes.reward.fn={DENSE}"],
     "iterative_grpo": [*GROUPED, "params.refresh=1", f"nodes.reward.fn={DENSE}"],
     "tool_grpo": [*GROUPED, "params.max_new_tokens=6", f"nodes.reward.fn={DENSE}"],
 }
