@@ -146,9 +146,10 @@ def new(
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
     """Start a graph file of your own from an algorithm that works."""
-    from hflow.graph.new_file import find_algorithm, new_file
+    from hflow.graph.new_file import new_file
+    from hflow.shipped import find
 
-    source = find_algorithm(origin)
+    source = find(origin, "algorithms", "algorithm")
     path = new_file(name, source, force)
     print(f"wrote  {path}, from {source}")
     graph = _load(path)

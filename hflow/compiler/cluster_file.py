@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from hflow.compiler.cluster import Cluster, DeviceKind, Link
 from hflow.diagnostics import Diagnostic, HflowError, did_you_mean, ordered
 from hflow.graph.source import Document, KeyPath, read
+from hflow.shipped import find
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(gt=0, le=1_000_000)]
@@ -50,12 +51,12 @@ class _ClusterFile(_Base):
 
 
 def load_cluster(name: str | Path) -> Cluster:
-    """The cluster that a file describes: a path, or the name of a file in a ``clusters`` folder (`find`).
+    """The cluster that a file describes: a path, or the name of a file in a ``clusters`` folder.
 
     Raises:
         HflowError: HF001-HF005 (text), HF301 for every missing, unknown or impossible value.
     """
-    document = read(find(name))
+    document = read(find(name, "clusters", "cluster file"))
     try:
         file = _ClusterFile.model_validate(document.plain(), strict=False)
     except ValidationError as error:
@@ -78,22 +79,6 @@ def load_cluster(name: str | Path) -> Cluster:
         intra_host=Link(links.intra_host.bandwidth, links.intra_host.latency),
         inter_host=Link(links.inter_host.bandwidth, links.inter_host.latency),
     )
-
-
-def find(name: str | Path) -> Path:
-    """A path as given; a bare name is looked up in ``clusters/`` here, then among those that hflow ships."""
-    path = Path(name)
-    if path.is_file() or path.parent != Path() or path.suffix:
-        return path
-    here = Path(__file__).resolve()
-    shipped = (here.parents[1] / "clusters", here.parents[2] / "clusters")  # installed; in the repository
-    places = [folder / f"{name}.yaml" for folder in (Path("clusters"), *shipped)]
-    found = next((place for place in places if place.is_file()), None)
-    if found is None:
-        known = {file.stem for place in places for file in place.parent.glob("*.yaml")}
-        help_ = did_you_mean(str(name), known, "clusters")
-        raise HflowError(Diagnostic("HF001", f"no cluster file `{name}`", help=help_))
-    return found
 
 
 _KEYS: dict[KeyPath, type[BaseModel]] = {

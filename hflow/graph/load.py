@@ -96,15 +96,16 @@ def check_document(
 ) -> tuple[Graph, tuple[Diagnostic, ...]]:
     """The graph that a document describes, and its warnings. Raises as `load`."""
     merged = assembled(document, overrides, files)
-    text = dump(merged, origins) if (origins := _origins(document, overrides, files)) else document.text
-    document, in_expressions, failed = substitute(merged)
-    spec, in_shape = validate(document, failed)
-    problems = Problems(document)
+    evaluated, in_expressions, failed = substitute(merged)
+    spec, in_shape = validate(evaluated, failed)
+    problems = Problems(evaluated)
     problems.found.extend((*in_expressions, *in_shape))
-    graph = _graph(spec, document, problems) if spec else None
+    graph = _graph(spec, evaluated, problems) if spec else None
     if any(p.severity == "error" for p in problems.found):
         raise HflowError(ordered(p for p in problems.found if p.severity == "error"))
     assert graph
+    origins = _origins(document, overrides, files)
+    text = dump(merged, origins) if origins else document.text
     return replace(graph, text=text), ordered(problems.found)
 
 

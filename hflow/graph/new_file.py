@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hflow.diagnostics import Diagnostic, HflowError, Span, did_you_mean
+from hflow.diagnostics import Diagnostic, HflowError, Span
 from hflow.graph.inheritance import function_paths, moved_function
 from hflow.graph.schema import NAME_PATTERN
 from hflow.graph.source import Document, read
@@ -39,27 +39,6 @@ def new_file(name: str, source: Path, force: bool = False) -> Path:
     except OSError as error:
         raise HflowError(Diagnostic("HF001", f"cannot write `{target}`: {error.strerror}")) from None
     return target
-
-
-def find_algorithm(name: str) -> Path:
-    """A path as given; a bare name is looked up in ``algorithms/`` here, then among those that hflow ships.
-
-    Raises:
-        HflowError: HF001, with the names that there are.
-    """
-    path = Path(name)
-    if path.is_file() or path.parent != Path() or path.suffix:
-        return path
-    here = Path(__file__).resolve()
-    shipped = (here.parents[1] / "algorithms", here.parents[2] / "algorithms")  # installed; in the repository
-    places = [folder / f"{name}.yaml" for folder in (Path("algorithms"), *shipped)]
-    found = next((place for place in places if place.is_file()), None)
-    if found is None:
-        known = sorted({file.stem for place in places for file in place.parent.glob("*.yaml")})
-        near = did_you_mean(name, known)
-        help_ = f"{near} algorithms: {', '.join(known)}" if near.endswith("?") else near
-        raise HflowError(Diagnostic("HF001", f"no algorithm `{name}`", help=help_))
-    return found
 
 
 def _span(document: Document, key: str) -> Span:

@@ -6,7 +6,8 @@ import pytest
 
 from hflow.diagnostics import HflowError
 from hflow.graph.load import load
-from hflow.graph.new_file import find_algorithm, new_file
+from hflow.graph.new_file import new_file
+from hflow.shipped import find
 
 ALGORITHMS = sorted(Path("algorithms").resolve().glob("*.yaml"))
 
@@ -37,29 +38,29 @@ def test_only_names_change() -> None:
 def test_nothing_is_overwritten_unless_asked() -> None:
     Path("mine.yaml").write_text("precious")
     with pytest.raises(HflowError) as caught:
-        new_file("mine", find_algorithm("grpo"))
+        new_file("mine", find("grpo", "algorithms", "algorithm"))
     (problem,) = caught.value.diagnostics
     assert (problem.code, problem.help) == ("HF001", "--force overwrites it")
     assert Path("mine.yaml").read_text() == "precious"
-    assert load(new_file("mine", find_algorithm("grpo"), force=True)).name == "mine"
+    assert load(new_file("mine", find("grpo", "algorithms", "algorithm"), force=True)).name == "mine"
 
 
 @pytest.mark.parametrize("name", ["Mine", "../mine", "1", "", "a b"])
 def test_bad_names(name: str) -> None:
     with pytest.raises(HflowError) as caught:
-        new_file(name, find_algorithm("grpo"))
+        new_file(name, find("grpo", "algorithms", "algorithm"))
     assert caught.value.diagnostics[0].code == "HF106"
     assert not list(Path().iterdir())
 
 
 def test_algorithms_are_found_by_name() -> None:
-    assert load(find_algorithm("sft")).name == "sft"
+    assert load(find("sft", "algorithms", "algorithm")).name == "sft"
     Path("algorithms").mkdir()
     Path("algorithms/sft.yaml").touch()  # one's own come first
-    assert find_algorithm("sft") == Path("algorithms/sft.yaml")
-    assert find_algorithm("some/file.yaml") == Path("some/file.yaml")
+    assert find("sft", "algorithms", "algorithm") == Path("algorithms/sft.yaml")
+    assert find("some/file.yaml", "algorithms", "algorithm") == Path("some/file.yaml")
     with pytest.raises(HflowError) as caught:
-        find_algorithm("gropo")
+        find("gropo", "algorithms", "algorithm")
     (problem,) = caught.value.diagnostics
     assert problem.code == "HF001" and problem.help.startswith("did you mean `grpo`? algorithms: ")
     assert all(path.stem in problem.help for path in ALGORITHMS)
