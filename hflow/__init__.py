@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hflow.diagnostics import HflowError
+
 if TYPE_CHECKING:
     from hflow.compiler.cluster import Cluster
     from hflow.compiler.plan import Plan
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from hflow.runtime.execute import Run
 
 __version__ = "0.1.0"
-__all__ = ["GraphBuilder", "compile", "execute", "load"]
+__all__ = ["GraphBuilder", "HflowError", "compile", "execute", "load"]
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from hflow.diagnostics import Diagnostic, HflowError, Terminated, render
+from hflow.diagnostics import Diagnostic, HflowError, Terminated, render, source_of
 
 app = typer.Typer(
     name="hflow",
@@ -83,6 +83,7 @@ def show(
     from hflow.graph import load, printer, source
     from hflow.graph import resolved as resolving
 
+    _refuse_plan(graph)
     if resolved:  # before it is checked: it helps to find out what is wrong
         print(resolving.resolved(load.assembled(source.read(graph), set_ or (), file or ())), end="")
     checked = _load(graph, file, set_)
@@ -241,9 +242,21 @@ def new_model_command(
 def _load(path: Path, files: Sequence[Path] | None = None, overrides: Sequence[str] | None = None) -> Any:
     from hflow.graph.load import check as check_file
 
+    _refuse_plan(path)
     graph, warnings = check_file(path, tuple(overrides or ()), tuple(files or ()))
     _print_diagnostics(warnings)
     return graph
+
+
+def _refuse_plan(path: Path) -> None:
+    """HF306: a plan stands where a graph is asked for."""
+    if path.suffix != ".json":
+        return
+    from hflow.compiler.plan import is_plan
+
+    if is_plan(path):
+        help_ = f"`hflow exec {path}` runs it"
+        raise HflowError(Diagnostic("HF306", f"`{path}` is a plan, not a graph", help=help_))
 
 
 def _counts(graph: Any) -> str:
@@ -284,17 +297,7 @@ def _width() -> int:
 
 def _print_diagnostics(diagnostics: Iterable[Diagnostic]) -> None:
     for diagnostic in diagnostics:
-        print(render(diagnostic, _sources(diagnostic)), end="\n\n", file=sys.stderr)
-
-
-def _sources(diagnostic: Diagnostic) -> dict[str, str]:
-    """The text that the diagnostic points into; a command-line value stands for itself."""
-    if not diagnostic.span:
-        return {}
-    try:
-        return {diagnostic.span.file: Path(diagnostic.span.file).read_text(errors="replace")}
-    except OSError:
-        return {diagnostic.span.file: diagnostic.span.file.removeprefix("--set ")}
+        print(render(diagnostic, source_of(diagnostic)), end="\n\n", file=sys.stderr)
 
 
 def main() -> NoReturn:

@@ -7,8 +7,10 @@ command line prints. The table `CODES` is the whole list of what hflow can refus
 from __future__ import annotations
 
 import difflib
+import linecache
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 CODES: dict[str, str] = {
@@ -63,6 +65,7 @@ CODES: dict[str, str] = {
     "HF305": "plan does not fit in memory",
     "HF306": "plan file cannot be used",
     "HF307": "the graph asks for what the compiler cannot schedule yet",
+    "HF308": "models that read the same tokens have different vocabularies",
     # 4xx: running
     "HF401": "a node failed",
     "HF402": "a worker died",
@@ -76,6 +79,7 @@ CODES: dict[str, str] = {
 
 
 EXCERPT = 120  # columns of a source line that are shown
+SET = "--set "  # begins the "file" of a place in an override; the rest is its text
 
 
 @dataclass(frozen=True)
@@ -101,12 +105,18 @@ class Diagnostic:
 
 
 class HflowError(Exception):
-    """One or more things the user can mend. Carries at least one diagnostic of severity `error`."""
+    """One or more things the user can mend. Carries at least one diagnostic of severity `error`.
+
+    Its text is what the command line prints: every diagnostic with its place, excerpt and help.
+    """
 
     def __init__(self, diagnostics: Diagnostic | Iterable[Diagnostic]):
         found = (diagnostics,) if isinstance(diagnostics, Diagnostic) else tuple(diagnostics)
-        super().__init__("; ".join(f"{d.code}: {d.message}" for d in found))
+        super().__init__(found)
         self.diagnostics = found
+
+    def __str__(self) -> str:
+        return "\n\n".join(render(d, source_of(d)) for d in self.diagnostics)
 
 
 class Terminated(BaseException):
@@ -146,6 +156,24 @@ def render(diagnostic: Diagnostic, sources: dict[str, str] | None = None) -> str
     if diagnostic.help:
         out.append(f"{' ' * gutter} = help: {diagnostic.help}")
     return "\n".join(out)
+
+
+def source_of(diagnostic: Diagnostic) -> dict[str, str]:
+    """The text that the diagnostic points into, as `render` takes it; empty when it cannot be read.
+
+    An override stands for itself, and cells of notebooks are where Python keeps them for tracebacks.
+    """
+    if not diagnostic.span:
+        return {}
+    file = diagnostic.span.file
+    if file.startswith(SET):
+        return {file: file.removeprefix(SET)}
+    try:
+        return {file: Path(file).read_text(errors="replace")}
+    except OSError:
+        return {file: "".join(linecache.getlines(file))}
+    except ValueError:  # no name of a file
+        return {}
 
 
 def _excerpt(line: str, column: int) -> tuple[str, int]:

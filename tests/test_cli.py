@@ -122,6 +122,19 @@ def test_a_plan_takes_no_other_choices(model: str, tmp_path: Path) -> None:
         assert done.returncode == 1 and "error[HF306]" in done.stderr
 
 
+def test_a_plan_is_no_graph(model: str, tmp_path: Path) -> None:
+    plan = str(tmp_path / "plan.json")
+    made = hflow("compile", "algorithms/sft.yaml", "--set", f"params.model={model}", "-o", plan)
+    assert made.returncode == 0
+    for command in (("check", plan), ("show", plan), ("show", "--resolved", plan), ("compile", plan)):
+        done = hflow(*command)
+        assert done.returncode == 1 and done.stderr.splitlines() == [
+            f"error[HF306]: `{plan}` is a plan, not a graph",
+            f" = help: `hflow exec {plan}` runs it",
+            "",
+        ]
+
+
 def test_old_samples_are_compiled_where_the_train_node_allows_them(model: str) -> None:
     command = [
         "compile", "algorithms/grpo.yaml", "--set", f"params.model={model}",

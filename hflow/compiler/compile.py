@@ -15,6 +15,7 @@ from hflow.compiler.passes.weight_edges import weight_edges
 from hflow.compiler.pins import parse_pins
 from hflow.compiler.plan import VERSION, Plan
 from hflow.compiler.shape import ModelShape, read_shape
+from hflow.compiler.vocabulary import foreign_tokens
 from hflow.compiler.workload import rounds, token_makers, workload
 from hflow.diagnostics import HflowError
 from hflow.graph.evaluation import evaluation_graph
@@ -31,8 +32,10 @@ def compile_graph(graph: Graph, cluster: Cluster, pins: Iterable[str] = ()) -> P
         pins: texts like ``actor_train=tp2,dp2@0-3``.
 
     Raises:
-        HflowError: HF226, HF302-HF305, HF307.
+        HflowError: HF226, HF302-HF305, HF307, HF308.
     """
+    if foreign := tuple(foreign_tokens(graph)):
+        raise HflowError(foreign)
     draft = Draft(graph, evaluation_graph(graph), cluster, _shapes(graph), parse_pins(pins, graph, cluster))
     for step in PASSES:
         draft = step(draft)
@@ -48,7 +51,7 @@ def _shapes(graph: Graph) -> dict[str, ModelShape]:
     errors: list[HflowError] = []
     for model in graph.models:
         try:
-            shapes[model.name] = read_shape(model.path, model.span).with_head(model.head)
+            shapes[model.name] = read_shape(model.path, model.span, model.head)
         except HflowError as error:
             errors.append(error)
     if errors:

@@ -245,6 +245,15 @@ def load_plan(path: Path) -> Plan:
     return plan
 
 
+def is_plan(path: Path) -> bool:
+    """Whether a file holds a plan, of whatever version."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and {"version", "cluster", "step"} <= found.keys()
+
+
 def _inconsistencies(plan: Plan) -> Iterator[str]:
     """What a plan edited by hand may get wrong: names, edges and handles that do not exist."""
     planned = {n.node for n in plan.nodes}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hflow.diagnostics import Diagnostic, HflowError, Span
+from hflow.graph.graph import Head
 
 FAMILIES = ("llama", "qwen2")
 
@@ -32,9 +33,9 @@ class ModelShape:
     norm_eps: float
     tied: bool
     qkv_bias: bool
-    head: Literal["lm", "scalar"] = "lm"
+    head: Head = "lm"
 
-    def with_head(self, head: Literal["lm", "scalar"]) -> ModelShape:
+    def with_head(self, head: Head) -> ModelShape:
         """The same decoder under another head; the embedding is nothing that a scalar head could share."""
         return replace(self, head=head, tied=self.tied and head == "lm")
 
@@ -50,8 +51,8 @@ class ModelShape:
         return sum(p.size for p in parameters(self))
 
 
-def read_shape(path: str, span: Span | None = None) -> ModelShape:
-    """The shape of the HF model in folder `path`.
+def read_shape(path: str, span: Span | None = None, head: Head = "lm") -> ModelShape:
+    """The shape of the HF model in folder `path`, with `head`.
 
     Raises:
         HflowError: HF303 when there is no ``config.json``, it is not of a known family, or it asks
@@ -61,7 +62,8 @@ def read_shape(path: str, span: Span | None = None) -> ModelShape:
     try:
         config: dict[str, Any] = json.loads(file.read_text())
     except FileNotFoundError:
-        help_ = "`path` is a local folder with an HF model; `hflow new-model FOLDER` makes a tiny one"
+        command = f"hflow new-model {path}" + " --head scalar" * (head == "scalar")
+        help_ = f"`path` is a local folder with an HF model; `{command}` makes a tiny one"
         raise HflowError(Diagnostic("HF303", f"no file `{file}`", span, help_)) from None
     except (OSError, ValueError) as error:
         raise HflowError(Diagnostic("HF303", f"`{file}` cannot be read: {error}", span)) from None
@@ -79,7 +81,7 @@ def read_shape(path: str, span: Span | None = None) -> ModelShape:
     for name, value in vars(shape).items():
         if isinstance(value, int) and not isinstance(value, bool) and value < 1:
             raise HflowError(Diagnostic("HF303", f"`{file}`: {name} is {value}", span))
-    return shape
+    return shape.with_head(head)
 
 
 def _unsupported(config: dict[str, Any]) -> str:

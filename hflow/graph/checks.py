@@ -8,12 +8,12 @@ import networkx as nx
 
 from hflow.diagnostics import did_you_mean
 from hflow.graph.draft import Draft
-from hflow.graph.graph import Graph, Input, Node, Ref
+from hflow.graph.graph import Graph, Node, Ref
 from hflow.graph.kinds.train import SHARED
 from hflow.graph.problems import Problems
-from hflow.graph.regions import maker
 from hflow.graph.schema import EvalSpec, GraphSpec
 from hflow.graph.source import KeyPath
+from hflow.graph.types import group_size
 from hflow.graph.wiring import step_dag
 
 
@@ -60,6 +60,21 @@ def check_optimizers(nodes: Mapping[str, Node], drafts: Mapping[str, Draft], pro
             )
             path = (*drafts[node.name].path, "with", option)
             problems.add("HF212", message, path, help="a model has one optimizer: write the same in both")
+
+
+def check_groups(nodes: Mapping[str, Node], drafts: Mapping[str, Draft], problems: Problems) -> None:
+    """HF219 a function that compares the samples of a prompt gets too few."""
+    for node in (n for n in nodes.values() if n.function and n.function.min_group > 1):
+        assert node.function
+        ports = {p.name: p for p in drafts[node.name].inputs or () if p.type.dims}
+        grouped = [i for i in node.inputs if i.port in ports and len(ports[i.port].type.dims[0].factors) > 1]
+        for value in grouped[:1]:
+            size = group_size(value.type.dims[0], ports[value.port].type.dims[0])
+            if size < node.function.min_group:
+                least = node.function.min_group
+                message = f"`{node.name}` compares {least} samples of a prompt or more, and gets {size}"
+                help_ = "let the generate node draw more: `n`"
+                problems.add("HF219", message, drafts[node.name].input_path(value.port), help=help_)
 
 
 def check_refresh(drafts: Mapping[str, Draft], spec: GraphSpec, problems: Problems) -> None:
@@ -112,9 +127,11 @@ def check_evaluation(
     if regions := sorted(name for name in ancestors(nodes, ref.node) if nodes[name].op == "repeat"):
         message = f"`{ref}` depends on the region `{regions[0]}`, and evaluation runs no rounds"
         inner = node.input(ref.port) if node and node.op == "repeat" else None
-        help_ = f"measure {f'`{inner.source}`' if inner else 'a value'}, made inside the region"
+        what = f"`{inner.source}`, which" if inner else "a value that"
+        help_ = f"measure {what} is made inside the region"
         problems.add("HF220", message, path, help=help_)
     _check_held_out(spec, ref, nodes, problems)
+    _check_kept_apart(spec, ref, nodes, drafts, problems)
 
 
 def _check_held_out(spec: EvalSpec, ref: Ref, nodes: Mapping[str, Node], problems: Problems) -> None:
@@ -126,6 +143,20 @@ def _check_held_out(spec: EvalSpec, ref: Ref, nodes: Mapping[str, Node], problem
             problems.add("HF220", message, ("eval", "rows"), help=help_)
 
 
+def _check_kept_apart(
+    spec: EvalSpec, ref: Ref, nodes: Mapping[str, Node], drafts: Mapping[str, Draft], problems: Problems
+) -> None:
+    """HF220: another data node draws from the dataset that evaluation holds rows out of."""
+    measured = ancestors(nodes, ref.node)
+    evaluated = {nodes[n].options.get("dataset"): n for n in measured if nodes[n].op == "data"}
+    for node in (n for n in nodes.values() if n.op == "data" and n.name not in measured):
+        name = evaluated.get(node.options.get("dataset"))
+        if name is not None and node.options["holdout"] < spec.rows:
+            message = f"`{node.name}` draws the rows that `{name}` holds out: they are of one dataset"
+            help_ = f"set `holdout: {spec.rows}` in `{node.name}`"
+            problems.add("HF220", message, drafts[node.name].path, key=True, help=help_)
+
+
 def ancestors(nodes: Mapping[str, Node], name: str) -> set[str]:
     """`name` and the nodes that it depends on within one step."""
     dag: nx.DiGraph[str] = nx.DiGraph()
@@ -134,67 +165,6 @@ def ancestors(nodes: Mapping[str, Node], name: str) -> set[str]:
         (i.source.node, n.name) for n in nodes.values() for i in n.inputs if i.source.node in nodes
     )
     return {name, *nx.ancestors(dag, name)}  # pyright: ignore[reportUnknownMemberType]
-
-
-def check_temperatures(nodes: Mapping[str, Node], drafts: Mapping[str, Draft], problems: Problems) -> None:
-    """HF212 the log-probs that a node compares with its own, or goes on from, are of another temperature."""
-    for node in (n for n in nodes.values() if n.op in ("train", "generate")):
-        for value in node.inputs:
-            source = _behind(value.source, nodes)
-            if source is None or not _meets_own(node, value):
-                continue
-            here, there = (n.options.get("temperature") for n in (node, source))
-            if here is None or there is None:  # a bad value, which has been reported
-                continue
-            here, made_at = here or 1.0, there or 1.0  # greedy rollouts report log-probs at 1
-            if here == made_at:
-                continue
-            message = f"`{node.name}` has log-probs at temperature {here}, `{source.name}` at {made_at}"
-            help_ = f"set `temperature: {made_at}` in `{node.name}`: only then can they be compared"
-            problems.add("HF212", message, (*drafts[node.name].path, "with", "temperature"), help=help_)
-
-
-def _meets_own(node: Node, value: Input) -> bool:
-    """Whether a value is log-probs that stand in a ratio, or in one row, with the node's own. A teacher may
-    be asked at another temperature."""
-    made_by = value.type.provenance
-    own = made_by is not None and node.model is not None and made_by.model == node.model.model
-    return made_by is not None and (made_by.role == "behaviour" or (own and made_by.role == "scored"))
-
-
-def _behind(ref: Ref, nodes: Mapping[str, Node]) -> Node | None:
-    """The node that made a value, in the region where it was made."""
-    node = nodes.get(ref.node)
-    if node is None or node.op != "repeat":
-        return node
-    value = node.input(ref.port)
-    return nodes.get(value.source.node) if value else None
-
-
-def check_staleness(nodes: Mapping[str, Node], drafts: Mapping[str, Draft], problems: Problems) -> None:
-    """HF223 a train node reads texts or values of the model it trains that are older than its `max_lag`."""
-    for node in (n for n in nodes.values() if n.op == "train" and "max_lag" in n.options):
-        allowed, reported = node.options["max_lag"], set[str]()
-        for value in node.inputs:
-            age = _age(node, value, nodes)
-            if age <= allowed or value.source.node in reported:
-                continue
-            reported.add(value.source.node)
-            updates = "update" if age == 1 else "updates"
-            model = node.model.model if node.model else ""
-            message = f"`{value.source}` is of `{model}` {age} {updates} ago; `{node.name}` allows {allowed}"
-            help_ = f"set `max_lag: {age}` in `{node.name}`, and let its loss correct for the age"
-            problems.add("HF223", message, drafts[node.name].input_path(value.port), help=help_)
-
-
-def _age(node: Node, value: Input, nodes: Mapping[str, Node]) -> int:
-    """How many updates old the weights are that made a value; 0 unless `node` trains the model."""
-    assert node.model
-    origin = value.type.dims[-1].factors[0].origin if value.port == "tokens" else None
-    text_of = nodes.get(maker(origin)) if origin else None
-    sampled = text_of.output("logprobs") if text_of else None
-    made_by = sampled.type.provenance if sampled else value.type.provenance
-    return made_by.lag if made_by and made_by.model == node.model.model else 0
 
 
 def check_unused(graph: Graph, drafts: Mapping[str, Draft], problems: Problems) -> None:

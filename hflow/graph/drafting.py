@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ class _Drafter:
         self.document = document
         self.found = found
         self.models = document.keys(("models",))
+        self.nodes = node_names(document)
 
     def draft(self, name: str, node: schema.NodeSpec) -> list[Draft]:
         if not isinstance(node, schema.RepeatNodeSpec):
@@ -212,7 +213,8 @@ class _Drafter:
         for port, spec in node.in_.items():
             self._check_carried(bare, port, spec)
         spans = {port: self.document.span(self._source_path(bare, port)) for port in sources}
-        checked = self._options(bare.path, options, written) if options is not None else {}
+        ports = [p.name for p in bare.inputs or ()]
+        checked = self._options(bare.path, options, written, ports) if options is not None else {}
         return replace(bare, sources=sources, carried=carried, input_spans=spans, options=checked)
 
     def _source_path(self, bare: Draft, port: str) -> KeyPath:
@@ -259,10 +261,26 @@ class _Drafter:
         return types
 
     def _options(
-        self, path: KeyPath, options: tuple[Option, ...], written: Mapping[str, Any]
+        self,
+        path: KeyPath,
+        options: tuple[Option, ...],
+        written: Mapping[str, Any],
+        ports: Sequence[str] = (),
     ) -> dict[str, Any]:
-        self._report(path, problems(options, written))
+        self._report(path, (self._told_apart(p, written, ports) for p in problems(options, written)))
         return defaults(options, written)
+
+    def _told_apart(
+        self, problem: OptionProblem, written: Mapping[str, Any], ports: Sequence[str]
+    ) -> OptionProblem:
+        """Better help for an unknown option that is an input, or is given the name of a value."""
+        value = str(written.get(problem.option or ""))
+        names_a_value = "." in value and value.partition(".")[0] in self.nodes
+        if problem.code != "HF211" or not (problem.option in ports or names_a_value):
+            return problem
+        what = f"`{problem.option}` is an input" if problem.option in ports else f"`{value}` names a value"
+        help_ = f"{what}: write it under `in`; in Python, give an output of a node, not a text"
+        return replace(problem, help=help_)
 
     def _report(self, path: KeyPath, problems_: Iterable[OptionProblem]) -> None:
         for p in problems_:
@@ -279,6 +297,8 @@ def _with_function(bare: Draft, source: FunctionSource | None) -> Draft:
         {o.name: None if o.default is REQUIRED else o.default for o in source.options},
         tuple(p.name for p in source.signature.inputs if p.tag == "trained"),
         source.whole_batch,
+        source.min_group,
+        source.needs,
     )
     return replace(
         bare,

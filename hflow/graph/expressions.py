@@ -98,17 +98,18 @@ def _check(tree: nodes.Node, params: Mapping[str, Scalar]) -> None:
 def substitute(document: Document) -> tuple[Document, tuple[Diagnostic, ...], tuple[KeyPath, ...]]:
     """Evaluate every expression of a graph file over its plain `params`.
 
-    Returns the document with values in place of expressions; one HF104 for each that failed, and a warning,
-    HF227, for each param that no expression reads; and the paths of those that failed.
+    Returns the document with values in place of expressions, which knows the params that each was computed
+    from; one HF104 for each that failed, and a warning, HF227, for each param that no expression reads; and
+    the paths of those that failed.
     """
     params = {k: document.get(("params", k)) for k in document.keys(("params",))}
     scalars = {k: cast(Scalar, i.value) for k, i in params.items() if i and _is_plain_param(i.value)}
     run = _Substitution(scalars)
-    root = run.item(document.root, ())
+    evaluated = replace(document, root=run.item(document.root, ()), computed_from=run.read)
     if run.problems:  # a misspelt name leaves the right one unread
-        return replace(document, root=root), tuple(run.problems), tuple(run.failed)
-    unread = tuple(_unread(document, name) for name in params if name not in run.read)
-    return replace(document, root=root), unread, ()
+        return evaluated, tuple(run.problems), tuple(run.failed)
+    read = {name for names in run.read.values() for name in names}
+    return evaluated, tuple(_unread(document, name) for name in params if name not in read), ()
 
 
 def _unread(document: Document, name: str) -> Diagnostic:
@@ -126,7 +127,7 @@ class _Substitution:
         self.params = params
         self.problems: list[Diagnostic] = []
         self.failed: list[KeyPath] = []
-        self.read: set[str] = set()
+        self.read: dict[KeyPath, tuple[str, ...]] = {}
 
     def item(self, item: Item, path: KeyPath) -> Item:
         if isinstance(item.value, Mapping):
@@ -150,5 +151,5 @@ class _Substitution:
         if not match:
             raise ExpressionError("an expression must be the whole value", "write it as one `${ ... }`")
         text = match[1].strip()
-        self.read |= set(_NAME.findall(text)) & self.params.keys()
+        self.read[path] = tuple(n for n in dict.fromkeys(_NAME.findall(text)) if n in self.params)
         return evaluate(text, self.params)

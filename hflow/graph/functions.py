@@ -11,8 +11,8 @@ import ast
 import os
 import pkgutil
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,8 @@ class FunctionSource:
     signature: Signature
     options: tuple[Option, ...]
     whole_batch: bool = False
+    min_group: int = 1
+    needs: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def read_function(reference: str, folder: Path) -> FunctionSource:
@@ -56,14 +58,13 @@ def read_function(reference: str, folder: Path) -> FunctionSource:
         help_ = "write `package.module.function` or `./file.py:function`"
         raise _error("HF205", f"`{reference}` does not name a function", help_)
     function, decorator = _find(file, name)
-    signature = _signature(decorator.text, f"{file}:{function.lineno}")
+    signature = _signature(_text(decorator, name), f"{file}:{function.lineno}")
     _check_parameters(function, signature, name)
-    if decorator.whole_batch is None:
-        raise _error("HF206", f"`whole_batch` of `{name}` is neither `True` nor `False`")
-    if any(p.type.scalar for p in signature.outputs) and not decorator.whole_batch:
+    said = _keywords(decorator, name)
+    if any(p.type.scalar for p in signature.outputs) and not said["whole_batch"]:
         help_ = 'write `@op("...", whole_batch=True)`: only then does it see all rows'
         raise _error("HF206", f"`{name}` makes a scalar of a part of the batch", help_)
-    return FunctionSource(reference, signature, tuple(_options(function)), decorator.whole_batch)
+    return FunctionSource(reference, signature, tuple(_options(function)), **said)
 
 
 def find_module(dotted: str) -> Path:
@@ -89,15 +90,7 @@ def find_module(dotted: str) -> Path:
     return Path(origin)
 
 
-@dataclass(frozen=True)
-class _Decorator:
-    """What `@op(...)` says; `whole_batch` is None where it is no literal."""
-
-    text: str
-    whole_batch: bool | None
-
-
-def _find(file: Path, name: str) -> tuple[AnyFunction, _Decorator]:
+def _find(file: Path, name: str) -> tuple[AnyFunction, ast.Call]:
     """The function's definition and its `@op`."""
     try:
         tree = ast.parse(file.read_bytes(), filename=str(file))
@@ -116,20 +109,49 @@ def _find(file: Path, name: str) -> tuple[AnyFunction, _Decorator]:
     return functions[name], typed[name]
 
 
-def _decorator(function: AnyFunction) -> _Decorator | None:
+def _decorator(function: AnyFunction) -> ast.Call | None:
+    """The call of `op` with a signature above a function."""
     for decorator in function.decorator_list:
         if not isinstance(decorator, ast.Call) or len(decorator.args) != 1:
             continue
-        called, argument = decorator.func, decorator.args[0]
+        called = decorator.func
         named = getattr(called, "id", None) or getattr(called, "attr", None)
-        if named == "op" and isinstance(argument, ast.Constant) and isinstance(argument.value, str):
-            return _Decorator(argument.value, _whole_batch(decorator))
+        if named == "op":
+            return decorator
     return None
 
 
-def _whole_batch(decorator: ast.Call) -> bool | None:
-    value = next((k.value for k in decorator.keywords if k.arg == "whole_batch"), ast.Constant(False))
-    return value.value if isinstance(value, ast.Constant) and isinstance(value.value, bool) else None
+_KEYWORDS: dict[str, tuple[Any, str]] = {
+    "whole_batch": (False, "`True` or `False`"),
+    "min_group": (1, "an integer"),
+    "needs": ({}, "a mapping of options to inputs"),
+}
+
+
+def _keywords(decorator: ast.Call, name: str) -> dict[str, Any]:
+    """What `@op` says beside the signature, defaults filled in."""
+    said = {keyword: default for keyword, (default, _) in _KEYWORDS.items()}
+    for keyword in decorator.keywords:
+        if keyword.arg not in _KEYWORDS:
+            help_ = did_you_mean(str(keyword.arg), _KEYWORDS, "keywords")
+            raise _error("HF206", f"`@op` of `{name}` has no keyword `{keyword.arg}`", help_)
+        default, kind = _KEYWORDS[keyword.arg]
+        try:
+            said[keyword.arg] = ast.literal_eval(keyword.value)
+        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+            said[keyword.arg] = None
+        if type(said[keyword.arg]) is not type(default):
+            raise _error("HF206", f"`{keyword.arg}` of `{name}` is not {kind}, written out")
+    return said
+
+
+def _text(decorator: ast.Call, name: str) -> str:
+    """The signature as `@op` says it."""
+    argument = decorator.args[0]
+    if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+        return argument.value
+    help_ = 'write the text itself, `@op("...")`: hflow reads the source and does not run it'
+    raise _error("HF206", f"the signature of `{name}` must be a string literal", help_)
 
 
 def _signature(text: str, place: str) -> Signature:

@@ -94,7 +94,9 @@ class Function:
     `reference` is ``package.module.function`` or ``./file.py:function``. `options` maps each
     keyword-only parameter to its default. `trained` lists the inputs that a train node computes
     itself with the model it trains (log-probs, entropy, values); the rest come over edges. A
-    `whole_batch` function sees all rows at once, on every device of its node.
+    `whole_batch` function sees all rows at once, on every device of its node; `min_group` is the least
+    number of samples per prompt with which it says anything; an option of `needs` asks, where it is not
+    0, for the optional input that it maps to.
     """
 
     reference: str
@@ -102,6 +104,8 @@ class Function:
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     trained: tuple[str, ...] = ()
     whole_batch: bool = False
+    min_group: int = 1
+    needs: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True)

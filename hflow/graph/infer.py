@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import prod
 
 from hflow.diagnostics import did_you_mean
 from hflow.graph import kinds, regions
 from hflow.graph.draft import Carry, Draft
 from hflow.graph.graph import Input, Node, Output, Ref, Repeat
 from hflow.graph.problems import Problems
-from hflow.graph.types import Dim, ValueType
+from hflow.graph.types import Dim, ValueType, group_size
 from hflow.graph.unify import Value, unify
 from hflow.graph.wiring import DERIVED
 
@@ -124,7 +123,7 @@ class _Inference:
     def _repeat(self, draft: Draft, node: Node) -> Repeat:
         """`repeat` with its minibatch filled in: all rows, unless the file says otherwise."""
         assert draft.repeat
-        size, group = draft.repeat.minibatch or node.rows, _group(draft, node)
+        size, group = draft.repeat.minibatch or node.rows, self._loss_group(draft, node)
         path = (*draft.path, "repeat", "minibatch")
         if node.rows % size:
             message = f"minibatch {size} does not divide the {node.rows} rows of `{draft.name}`"
@@ -135,6 +134,12 @@ class _Inference:
             )
             self.problems.add("HF219", message, path)
         return Repeat(draft.repeat.epochs, size)
+
+    def _loss_group(self, draft: Draft, node: Node) -> int:
+        """Rows that the loss takes together."""
+        assert draft.signature
+        rows, pattern = node.inputs[0].type.dims[0], draft.signature.inputs[0].type.dims[0]
+        return group_size(rows, pattern)
 
     def _derived(self, draft: Draft, sources: Mapping[str, Ref]) -> Ref | None:
         """Where the mask of a node comes from that does not name it: from the maker of its texts."""
@@ -180,14 +185,6 @@ class _Inference:
             elif not _agrees(declared, types[port]):
                 message = f"`{port}` is declared `{declared}`, but is `{types[port]}`"
                 self.problems.add("HF213", message, path)
-
-
-def _group(draft: Draft, node: Node) -> int:
-    """Rows that the loss of a train node takes together."""
-    assert draft.signature
-    inner = len(draft.signature.inputs[0].type.dims[0].factors) - 1
-    sizes = [f.size or 1 for f in node.inputs[0].type.dims[0].factors]
-    return prod(sizes[len(sizes) - inner :])
 
 
 def _agrees(declared: ValueType, actual: ValueType) -> bool:

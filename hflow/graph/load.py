@@ -10,11 +10,10 @@ from hflow.diagnostics import Diagnostic, HflowError, ordered
 from hflow.graph import overrides as overriding
 from hflow.graph.checks import (
     check_evaluation,
+    check_groups,
     check_lags,
     check_optimizers,
     check_refresh,
-    check_staleness,
-    check_temperatures,
     check_trained,
     check_unused,
 )
@@ -23,6 +22,7 @@ from hflow.graph.expressions import substitute
 from hflow.graph.graph import Evaluation, Graph, Model, Ref, Refresh, Region
 from hflow.graph.infer import infer
 from hflow.graph.inheritance import inherit, lineage, overlay
+from hflow.graph.log_probs import check_sampler, check_staleness, check_temperatures
 from hflow.graph.problems import Problems
 from hflow.graph.regions import check_borders
 from hflow.graph.schema import GraphSpec, RepeatNodeSpec
@@ -130,6 +130,8 @@ def _graph(spec: GraphSpec, document: Document, problems: Problems) -> Graph | N
     check_refresh(drafts, spec, problems)
     check_temperatures(nodes, drafts, problems)
     check_staleness(nodes, drafts, problems)
+    check_sampler(nodes, drafts, problems)
+    check_groups(nodes, drafts, problems)
     if spec.eval:
         check_evaluation(spec.eval, drafts, nodes, declared, problems)
     if any(p.severity == "error" for p in problems.found):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -116,13 +117,29 @@ def problems(options: Sequence[Option], written: Mapping[str, Any]) -> Iterator[
             huge = isinstance(value, int) and abs(value) >= INT64
             expected = f"less than {INT64}" if huge else known[name].expectation
             message = f"`{name}` must be {expected}, got {brief(value)}"
-            yield OptionProblem("HF212", message, name)
+            yield OptionProblem("HF212", message, name, spelling_help(known[name].kind, value))
     unknown = [name for name in written if name not in known]
     for option in options:
         misspelt = difflib.get_close_matches(option.name, unknown, n=1)  # reported already
         if option.default is REQUIRED and option.name not in written and not misspelt:
             message = f"missing option `{option.name}`"
             yield OptionProblem("HF101", message, None, f"`{option.name}` is {option.expectation}")
+
+
+_NUMBER = re.compile(r"[-+]?\d[\d.]*([eE][-+]?\d+)?")
+_TRUTHS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
+
+
+def spelling_help(kind: str, value: Any) -> str:
+    """Help on a value that was meant to be of `kind` and is something else in YAML 1.2."""
+    text = value if isinstance(value, str) else ""
+    if kind == "bool" and (truth := _TRUTHS.get(text.lower())):
+        return f"write `{truth}`: in YAML 1.2, `{text}` is a text"
+    if kind == "int" and isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        return f"write `{int(value)}`: with a point or an exponent it is no integer"
+    if kind in ("int", "float") and _NUMBER.fullmatch(text):
+        return "a number stands without quotes"
+    return ""
 
 
 def brief(value: Any) -> str:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hflow.diagnostics import Diagnostic, HflowError, Span, did_you_mean
+from hflow.diagnostics import SET, Diagnostic, HflowError, Span, did_you_mean
 from hflow.graph.schema import NAMED_SECTIONS, keys_at, node_path
 from hflow.graph.source import Document, KeyPath, parse
-
-SET = "--set "
 
 
 def file_of(text: str) -> str:

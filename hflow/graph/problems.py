@@ -25,6 +25,11 @@ class Problems:
         help: str = "",
         severity: Literal["error", "warning"] = "error",
     ) -> None:
-        """Report `message` at the value at `path`, or at its key."""
+        """Report `message` at the value at `path`, or at its key.
+
+        Of a value that was computed from params, the help also tells where these are set.
+        """
         span = self.document.span(path, key) if self.document else None
+        if self.document and not key:
+            help = "; ".join(filter(None, [help, self.document.where_set(path)]))
         self.found.append(Diagnostic(code, message, span, help, severity))

@@ -63,12 +63,12 @@ def output_types(
 ) -> dict[str, ValueType] | None:
     """The types of what a region hands out; None, after reporting HF224, where they cannot be."""
     keep = types[draft.sources[KEEP]]
-    if keep.dtype != "bool" or len(keep.dims) != 1 or len(keep.dims[0].factors) != 1:
+    if keep.dtype != "bool" or len(keep.dims) != 1 or len(keep.dims[0].significant) != 1:
         message = f"`keep` says for every prompt whether it is kept, `bool[batch]`, but is `{keep}`"
         help_ = "a function says so, like `hflow.ops.filters.mixed_groups`"
         problems.add("HF224", message, draft.input_path(KEEP), help=help_)
         return None
-    (kept,) = keep.dims[0].factors
+    (kept,) = keep.dims[0].significant
     rows, times = draft.options["rows"], draft.options["times"]
     if keep.rows * times < rows:
         most = f"{times} round{'s' * (times > 1)} of {keep.rows} rows are at most {keep.rows * times}"

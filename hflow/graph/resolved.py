@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from hflow.diagnostics import Span
+from hflow.diagnostics import SET, Span
 from hflow.graph.expressions import substitute
-from hflow.graph.overrides import SET
 from hflow.graph.source import Document, Item
 from hflow.graph.yaml_text import flow, key, scalar
 

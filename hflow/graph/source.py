@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from io import StringIO
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +17,7 @@ from typing import Any, cast
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from hflow.diagnostics import Diagnostic, HflowError, Span
+from hflow.diagnostics import SET, Diagnostic, HflowError, Span
 
 MAX_BYTES = 2**20
 MAX_DEPTH = 32
@@ -63,11 +63,15 @@ class Item:
 
 @dataclass(frozen=True)
 class Document:
-    """One file: its text and the tree that it holds."""
+    """One file: its text and the tree that it holds.
+
+    `computed_from`: the params that the expression at a path read, where expressions have been evaluated.
+    """
 
     file: str
     text: str
     root: Item
+    computed_from: Mapping[KeyPath, tuple[str, ...]] = field(default_factory=dict[KeyPath, tuple[str, ...]])
 
     def get(self, path: KeyPath) -> Item | None:
         item: Item | None = self.root
@@ -94,6 +98,15 @@ class Document:
         if item.key_span and (key or isinstance(item.value, (Mapping, tuple))):
             return item.key_span
         return item.span
+
+    def where_set(self, path: KeyPath) -> str:
+        """Where the params stand that the value at `path` was computed from; empty if it was written out."""
+        found: list[str] = []
+        for name in self.computed_from.get(path, ()):
+            span = self.span(("params", name))
+            place = f"by `{span.file}`" if span.file.startswith(SET) else f"at {span.file}:{span.line}"
+            found.append(f"`{name}` is set {place}")
+        return ", ".join(found)
 
     def plain(self) -> Any:
         return self.root.plain()
@@ -145,7 +158,13 @@ def _syntax_error(error: Any, file: str) -> Diagnostic:
     mark = error.problem_mark or error.context_mark
     span = Span(file, mark.line + 1, mark.column + 1, mark.column + 2) if mark else None
     problem = " ".join(filter(None, [error.context, error.problem]))
-    return Diagnostic("HF002", f"not valid YAML: {problem}", span)
+    return Diagnostic("HF002", f"not valid YAML: {problem}", span, _SYNTAX_HELP.get(error.problem, ""))
+
+
+_SYNTAX_HELP = {
+    "mapping values are not allowed here": "look at the line above: it may lack a colon",
+    "could not find expected ':'": "a key is followed by a colon and a space",
+}
 
 
 def dump(document: Document, remark: str = "") -> str:
@@ -213,7 +232,9 @@ class _Builder:
         entries: dict[str, Item] = {}
         while _kind(event := next(events)) != "MappingEnd":
             key = self.item(event, events, depth + 1)
-            value = self.item(next(events), events, depth + 1)
+            value = self.item(following := next(events), events, depth + 1)
+            if value.value is None and following.end_mark.index == following.start_mark.index:
+                value = replace(value, span=key.span)  # nothing is written: the parser's mark is further on
             if _kind(event) != "Scalar":
                 self._refuse("keys that are no scalars", event)
                 continue

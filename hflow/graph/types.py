@@ -8,7 +8,8 @@ are equally long:
 - the ragged dims are `prompt~`, `resp~` and `seq~` (= prompt followed by response); each is made by
   the node that made the text, so log-probs of one rollout never align with tokens of another.
 
-Factors of size 1 are dropped when dims are compared: one sample per prompt pairs with its prompt.
+One sample per prompt is a row of its prompt: such a factor may be missing where rows are compared, but two
+nodes that each draw one sample make different rows.
 
 A type without dims, ``f32[]``, is a scalar: one number for the whole batch, the same on all devices.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from math import prod
 from typing import Literal, get_args
 
 DType = Literal["i32", "i64", "f32", "bf16", "bool", "str"]
@@ -46,22 +48,32 @@ class Dim:
 
     @property
     def size(self) -> int | None:
-        total = 1
-        for factor in self.factors:
-            if factor.size is None:
-                return None
-            total *= factor.size
-        return total
+        sizes = [f.size for f in self.factors if f.size is not None]
+        return prod(sizes) if len(sizes) == len(self.factors) else None
 
     @property
     def significant(self) -> tuple[Factor, ...]:
-        """The factors that tell rows apart (size 1 does not)."""
-        return tuple(f for f in self.factors if f.size != 1)
+        """The factors that tell rows apart: one sample per prompt does not."""
+        return self.factors[:1] + tuple(f for f in self.factors[1:] if f.size != 1)
 
     def __str__(self) -> str:
         names = self.significant if not self.ragged else self.factors
         text = "*".join(f.name for f in names) or (self.factors[0].name if self.factors else "1")
         return text + "~" * self.ragged + "?" * self.optional
+
+
+def same_rows(a: tuple[Factor, ...], b: tuple[Factor, ...]) -> bool:
+    """Whether two products stand for the same rows: one sample per prompt may go with the prompt itself, but
+    not with one sample that another node drew."""
+    alone, other = (frozenset(f for f in factors[1:] if f.size == 1) for factors in (a, b))
+    return Dim(a).significant == Dim(b).significant and (alone <= other or other <= alone)
+
+
+def group_size(rows: Dim, pattern: Dim) -> int:
+    """Rows of one group where `rows` are matched with a product such as ``prompts*k``."""
+    inner = len(pattern.factors) - 1
+    sizes = [f.size or 1 for f in rows.factors]
+    return prod(sizes[len(sizes) - inner :])
 
 
 @dataclass(frozen=True)

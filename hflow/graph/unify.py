@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hflow.graph.signature import Port
-from hflow.graph.types import Dim, Factor, Provenance, Role, ValueType
+from hflow.graph.types import Dim, Factor, Provenance, Role, ValueType, same_rows
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,10 @@ class _Unifier:
     def __init__(self, trained: str | None):
         self.trained = trained
         self.rows: dict[str, tuple[Factor, ...]] = {}
+        self.grouped: set[str] = set()
         self.texts: dict[str, Dim] = {}
         self.mismatches: list[Mismatch] = []
-        self.first: dict[str, tuple[str, str]] = {}  # who bound a name or text: port and source
+        self.first: dict[str, tuple[Port, Value]] = {}  # who bound a name or text
 
     def enter(self, port: Port, value: Value) -> None:
         mismatch = (
@@ -89,13 +90,20 @@ class _Unifier:
             self.mismatches.append(mismatch)
             return
         for name, factors in split_rows(port.type, value.type).items():
-            if len(factors) > len(self.rows.get(name, ())):
-                self.rows[name] = factors
-            self.first.setdefault(name, (port.name, value.source))
+            self._bind(name, factors, grouped=len(port.type.dims[0].factors) > 1)
+            self.first.setdefault(name, (port, value))
         for dim in value.type.dims:
             if dim.ragged:
                 self.texts.setdefault(dim.factors[0].name, dim)
-                self.first.setdefault(_family(dim), (port.name, value.source))
+                self.first.setdefault(_family(dim), (port, value))
+
+    def _bind(self, name: str, factors: tuple[Factor, ...], grouped: bool) -> None:
+        """Of equal rows, those of a group's prompt are the prompt; else the ones that name their sample."""
+        longer = len(factors) > len(self.rows.get(name, ())) and name not in self.grouped
+        if grouped or longer:
+            self.rows[name] = factors
+        if grouped:
+            self.grouped.add(name)
 
     def _grouping_mismatch(self, port: Port, value: Value) -> Mismatch | None:
         for pattern, actual in zip(port.type.dims, value.type.dims):
@@ -108,15 +116,10 @@ class _Unifier:
     def _rows_mismatch(self, port: Port, value: Value) -> Mismatch | None:
         for name, factors in split_rows(port.type, value.type).items():
             bound = self.rows.get(name)
-            if bound is None or Dim(bound).significant == Dim(factors).significant:
+            if bound is None or same_rows(bound, factors):
                 continue
-            here, there = _rows(Dim(factors)), _rows(Dim(bound))
-            first, source = self.first[name]
-            message = (
-                f"`{port.name}` and `{first}` must have the same `{name}`, "
-                f"but `{value.source}` has {here} and `{source}` has {there}"
-            )
-            return Mismatch(port.name, "HF209", message)
+            message, help_ = _other_rows(name, (port, value, factors), (*self.first[name], bound))
+            return Mismatch(port.name, "HF209", message, help_)
         return None
 
     def _text_mismatch(self, port: Port, value: Value) -> Mismatch | None:
@@ -124,14 +127,43 @@ class _Unifier:
             origins = {d.factors[0].origin for d in self.texts.values() if _family(d) == _family(dim)}
             if not dim.ragged or not origins or dim.factors[0].origin in origins:
                 continue
-            first, source = self.first[_family(dim)]
+            first, other = self.first[_family(dim)]
             message = (
-                f"`{port.name}` and `{first}` must be of the same texts, "
+                f"`{port.name}` and `{first.name}` must be of the same texts, "
                 f"but `{value.source}` is of `{dim.factors[0].origin}` "
-                f"and `{source}` of `{min(map(str, origins))}`"
+                f"and `{other.source}` of `{min(map(str, origins))}`"
             )
             return Mismatch(port.name, "HF209", message, "take both from the same node")
         return None
+
+
+_Entered = tuple[Port, Value, tuple[Factor, ...]]  # with what a dim name stands for there
+
+
+def _other_rows(name: str, second: _Entered, first: _Entered) -> tuple[str, str]:
+    """Message and help: two values have not the same `name`."""
+    (port, value, _), (other, other_value, _) = second, first
+    have = (
+        f"`{value.source}` has {_rows(value.type.dims[0])} "
+        f"and `{other_value.source}` has {_rows(other_value.type.dims[0])}"
+    )
+    if len(port.type.dims[0].factors) == len(other.type.dims[0].factors):
+        help_ = f"a signature tells values of prompts and of samples apart: `{name}` and `{name}*k`"
+        message = f"`{port.name}` and `{other.name}` must have the same `{name}`, but {have}"
+        return message, help_ if _is_part(second[2], first[2]) else ""
+    narrow, wide = sorted((second, first), key=lambda entered: len(entered[0].type.dims[0].factors))
+    takes = (
+        f"`{narrow[0].name}` takes one value per prompt (`{narrow[0].type.dims[0]}`) "
+        f"and `{wide[0].name}` one per sample (`{wide[0].type.dims[0]}`)"
+    )
+    help_ = f"with this `{wide[0].name}`, `{narrow[0].name}` must have {_rows(Dim(wide[2]))}"
+    return f"{takes}, but {have}", help_
+
+
+def _is_part(one: tuple[Factor, ...], other: tuple[Factor, ...]) -> bool:
+    """Whether one value has rows of prompts, and the other of their samples."""
+    short, long = sorted((one, other), key=len)
+    return len(short) < len(long) and same_rows(short, long[: len(short)])
 
 
 def split_rows(pattern: ValueType, actual: ValueType) -> dict[str, tuple[Factor, ...]]:

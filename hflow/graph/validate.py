@@ -7,6 +7,7 @@ run reports all errors of a file.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from hflow.diagnostics import Diagnostic, did_you_mean
-from hflow.graph.options import brief
+from hflow.graph.options import brief, spelling_help
 from hflow.graph.schema import NAME_PATTERN, OPS, GraphSpec, keys_at, node_path
 from hflow.graph.source import Document, KeyPath
 
@@ -31,6 +32,7 @@ _KINDS = {
     "model_attributes_type": "a mapping",
     "plain_scalar": "a finite number, a string, true or false",
 }
+_GLUED = re.compile(r"(\w+):(\S+)")
 _BOUNDS = {"greater_than": ("gt", ">"), "greater_than_equal": ("ge", ">="), "less_than": ("lt", "<")}
 
 
@@ -138,7 +140,20 @@ def _diagnostic(document: Document, error: ErrorDetails, path: KeyPath) -> Diagn
         case _:
             expected = "a reference `node.port`" if _is_source(path) else _expectation(error)
             message = f"`{key}` must be {expected}, got {brief(error['input'])}"
-            return Diagnostic("HF103", message, document.span(path))
+            help_ = _hint(kind, key, error["input"])
+            help_ = "; ".join(filter(None, [help_, document.where_set(path)]))
+            return Diagnostic("HF103", message, document.span(path), help_)
+
+
+def _hint(kind: str, key: str, value: Any) -> str:
+    """Help on values that YAML reads otherwise than they look."""
+    kind = kind.removesuffix("_type")
+    if value is None and ":" in key:  # `{lr:1e-4}`
+        name, _, written = key.partition(":")
+        return f"put a space after the colon: `{name}: {written}`"
+    if kind in ("dict", "model") and isinstance(value, str) and (glued := _GLUED.fullmatch(value)):
+        return f"put a space after the colon: `{glued[1]}: {glued[2]}`"
+    return spelling_help(kind, value)
 
 
 def _is_source(path: KeyPath) -> bool:

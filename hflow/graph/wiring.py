@@ -75,6 +75,13 @@ def _check_ports(draft: Draft, problems: Problems) -> None:
         if port.name not in draft.sources and not port.optional and port.name != DERIVED:
             message = f"`{draft.name}` lacks its input `{port}`"
             problems.add("HF207", message, draft.path, key=True)
+    needs: Mapping[str, str] = draft.function.needs if draft.function else {}
+    for option, port in needs.items():
+        if draft.options.get(option) and port not in draft.sources:
+            message = f"`{option}: {draft.options[option]}` of `{draft.name}` needs its input `{port}`"
+            problems.add(
+                "HF207", message, (*draft.path, "with", option), help=f"wire `{port}`, or drop `{option}`"
+            )
 
 
 def step_dag(drafts: Mapping[str, Draft]) -> nx.DiGraph[str]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from hflow.ops.op import op
 
 
-@op("score: f32[prompts*group] -> advantages: f32[prompts*group]")
+@op("score: f32[prompts*group] -> advantages: f32[prompts*group]", min_group=2)
 def group_normalise(
     score: Tensor, *, std: Literal["sample", "population", "none"] = "sample", eps: float = 1e-6
 ) -> Tensor:
@@ -38,7 +38,7 @@ def group_normalise(
     return centred / (score.std(1, keepdim=True, correction=int(std == "sample")) + eps)
 
 
-@op("score: f32[prompts*group] -> advantages: f32[prompts*group]")
+@op("score: f32[prompts*group] -> advantages: f32[prompts*group]", min_group=2)
 def leave_one_out(score: Tensor) -> Tensor:
     """The score less the mean score of the other responses to the same prompt (RLOO, arXiv:2402.14740).
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from hflow.ops.op import op
 
 
-@op("score: f32[prompts*group] -> keep: bool[prompts]")
+@op("score: f32[prompts*group] -> keep: bool[prompts]", min_group=2)
 def mixed_groups(score: Tensor) -> Tensor:
     """Prompts whose responses do not all score the same (dynamic sampling of DAPO, arXiv:2503.14476).
 

@@ -18,7 +18,8 @@ from hflow.ops.op import op
     "logprobs: f32[rows, resp~]<trained>, old_logprobs: f32[rows, resp~]<old>, "
     "advantages: f32[rows, resp~?], mask: bool[rows, resp~], ref_logprobs?: f32[rows, resp~]<scored>, "
     "rollout_logprobs?: f32[rows, resp~]<behaviour>, entropy?: f32[rows, resp~]<trained> "
-    "-> loss: f32[rows, resp~], kl: f32[rows, resp~], clip_fraction: f32[rows, resp~]"
+    "-> loss: f32[rows, resp~], kl: f32[rows, resp~], clip_fraction: f32[rows, resp~]",
+    needs={"kl_coef": "ref_logprobs"},
 )
 def ppo_clip(
     logprobs: Tensor,
@@ -102,7 +103,8 @@ def cispo(
         logprobs, old_logprobs: ``[rows, T]``, right-padded.
         advantages: ``[rows]``, one per response, or ``[rows, T]``.
         mask: bool ``[rows, T]``, tokens to learn from.
-        clip: 1 means no lower bound, as in the paper.
+        clip, clip_high: choices, not the paper's: it only says that the lower bound is not in effect, as
+            with 1 here, and that it tunes the upper one.
 
     Returns:
         Loss and whether the weight was clipped (1 or 0), each ``[rows, T]``, 0 outside the mask.
@@ -114,11 +116,14 @@ def cispo(
 
 
 @op(
-    "logprobs: f32[rows, resp~]<trained>, advantages: f32[rows, resp~?], mask: bool[rows, resp~], "
-    "ref_logprobs?: f32[rows, resp~]<scored> -> loss: f32[rows, resp~], kl: f32[rows, resp~]"
+    "logprobs: f32[rows, resp~]<trained>, old_logprobs: f32[rows, resp~]<old>, "
+    "advantages: f32[rows, resp~?], mask: bool[rows, resp~], ref_logprobs?: f32[rows, resp~]<scored> "
+    "-> loss: f32[rows, resp~], kl: f32[rows, resp~]",
+    needs={"kl_coef": "ref_logprobs"},
 )
 def reinforce(
     logprobs: Tensor,
+    old_logprobs: Tensor,
     advantages: Tensor,
     mask: Tensor,
     ref_logprobs: Tensor | None = None,
@@ -126,29 +131,33 @@ def reinforce(
     kl_coef: float = 0.0,
     kl: Literal["k1", "k2", "k3"] = "k3",
 ) -> tuple[Tensor, Tensor]:
-    """The plain policy gradient (Williams 1992; for RLHF, arXiv:2402.14740).
+    """The policy gradient (REINFORCE, Williams 1992; for RLHF, arXiv:2402.14740), with importance weights.
 
-        loss = -A logprobs + kl_coef * kl
+        r = exp(logprobs - old_logprobs)
+        loss = -A r + kl_coef * kl
 
-    Its gradient is that of the expected return only for one update per batch: nothing corrects for
-    tokens that older weights sampled.
+    At the first update of a batch r is 1, and the gradient that of -A logprobs. In further minibatches and
+    epochs r weights each token for having been sampled by older weights, alone: not for the tokens before
+    it, as in `ppo_clip`, which also bounds r.
 
     Args:
-        logprobs, ref_logprobs: ``[rows, T]``, right-padded.
+        logprobs, old_logprobs, ref_logprobs: ``[rows, T]``, right-padded.
         advantages: ``[rows]``, one per response, or ``[rows, T]``.
         mask: bool ``[rows, T]``, tokens to learn from.
-        kl: the estimate, see `hflow.ops.kl`.
+        kl: the estimate, see `hflow.ops.kl`; without a reference it is measured, not penalised,
+            against `old_logprobs`.
 
     Returns:
-        Loss and kl (0 without a reference), each ``[rows, T]``, 0 outside the mask.
+        Loss and kl, each ``[rows, T]``, 0 outside the mask.
 
     Raises:
         ValueError: `kl_coef` without `ref_logprobs`, or another `kl`.
     """
     if kl_coef and ref_logprobs is None:
         raise ValueError("kl_coef > 0 needs ref_logprobs: connect the log-probs of a reference model")
-    distance = estimate(logprobs, logprobs if ref_logprobs is None else ref_logprobs, mask, kl)
-    loss = -_per_token(advantages, mask) * logprobs.masked_fill(~mask, 0)
+    ratio = (logprobs - old_logprobs).masked_fill(~mask, 0).exp()
+    loss = -(_per_token(advantages, mask) * ratio).masked_fill(~mask, 0)
+    distance = estimate(logprobs, old_logprobs if ref_logprobs is None else ref_logprobs, mask, kl)
     return (loss + kl_coef * distance if kl_coef else loss), distance
 
 

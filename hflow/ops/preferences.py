@@ -12,7 +12,8 @@ from hflow.ops.op import op
 @op(
     "logprobs: f32[pairs*k, resp~]<trained>, ref_logprobs: f32[pairs*k, resp~]<scored>, "
     "mask: bool[pairs*k, resp~], score?: f32[pairs*k] "
-    "-> loss: f32[pairs], margin: f32[pairs], accuracy: f32[pairs]"
+    "-> loss: f32[pairs], margin: f32[pairs], accuracy: f32[pairs]",
+    min_group=2,
 )
 def dpo(
     logprobs: Tensor,
@@ -38,8 +39,9 @@ def dpo(
         score: ``[pairs, k]``.
 
     Returns:
-        Loss, margin, and whether the margin is positive (1 or 0), each ``[pairs]``. Where all scores are
-        equal nothing is preferred: all three are 0.
+        Loss, margin and accuracy, each ``[pairs]``. Accuracy is 1 where the margin is positive, 0 where it
+        is negative and 0.5, that of a guess, where it is 0. Where all scores are equal nothing is
+        preferred: loss and margin are 0, so accuracy is 0.5.
 
     Raises:
         ValueError: fewer than two responses to a prompt.
@@ -53,4 +55,4 @@ def dpo(
     margin = (rewards.gather(1, chosen) - rewards.gather(1, rejected))[:, 0]
     loss = -(1 - label_smoothing) * logsigmoid(margin) - label_smoothing * logsigmoid(-margin)
     loss = loss.masked_fill((chosen == rejected)[:, 0], 0)  # the first is both: all scores are equal
-    return loss, margin, (margin > 0).to(loss.dtype)
+    return loss, margin, (1 + margin.sign()) / 2

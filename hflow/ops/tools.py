@@ -21,7 +21,11 @@ _ERRORS = (ValueError, SyntaxError, ArithmeticError, RecursionError, MemoryError
 
 @op("text: str[rows] -> observation: str[rows]")
 def calculator(text: Sequence[str], *, open: str = "<calc>", close: str = "</calc>") -> list[str]:
-    """Answers the call that a text opened last, ``<calc>expression</calc>``: `` = result`` and a line end.
+    """Answers the call that a text ends with, ``<calc>expression</calc>``: `` = result`` and a line end.
+
+    A call must end its turn, trailing white space aside. An observation is put at the end of the text: were
+    a call answered after which the model wrote on, the result would follow that and not the call, and a
+    model could go on with a result that it made up.
 
     Expressions are numbers, parentheses and ``+ - * / // % **``. Whole results of up to 11 digits are
     exact, others have six significant digits, so an observation has at most 16 characters. The result is
@@ -32,8 +36,8 @@ def calculator(text: Sequence[str], *, open: str = "<calc>", close: str = "</cal
         open, close: what stands around an expression.
 
     Returns:
-        One observation per text, empty when none is due: there is no call, it is not closed, or its
-        result already stands behind it.
+        One observation per text, empty when none is due: there is no call, it is not closed, or something,
+        like its result, already stands behind it.
 
     Raises:
         ValueError: `open` or `close` is empty.
@@ -46,10 +50,9 @@ def calculator(text: Sequence[str], *, open: str = "<calc>", close: str = "</cal
 def _observe(text: str, open_: str, close: str) -> str:
     _, opened, call = text.rpartition(open_)
     expression, closed, after = call.partition(close)
-    if not opened or not closed:
+    if not opened or not closed or after.strip():
         return ""
-    observation = f" = {_result(expression)}\n"
-    return "" if observation in after else observation
+    return f" = {_result(expression)}\n"
 
 
 def _result(expression: str) -> str:

@@ -1,7 +1,8 @@
 """Rows from files or procedural generators, and the order in which a run draws them.
 
 Nothing here depends on how many workers read: held-out rows are chosen by the content of their
-prompts, and the batch of a step is a function of (seed, step) alone.
+prompts, and the batch of a step is a function of (seed, step, stream) alone. Each data node of a graph
+has a stream of its own: without, two nodes over equally many rows would draw them in the same order.
 """
 
 from __future__ import annotations
@@ -36,21 +37,26 @@ class Dataset(Generic[T]):
     duplicates: int = 0
     too_long: int = 0
 
-    def batch(self, seed: int, step: int, size: int, shuffle: bool = True) -> tuple[T, ...]:
+    def batch(self, seed: int, step: int, size: int, shuffle: bool = True, stream: int = 0) -> tuple[T, ...]:
         """The `size` rows of `step`: passes over all rows without replacement, each newly shuffled.
 
         A pass ends with its last whole batch, so that the rows of a batch are distinct.
+        Without `shuffle` they come in file order, whatever seed and stream.
 
         Raises:
             HflowError: HF403 when there are fewer than `size` rows.
         """
+        self.require(size)
+        per_epoch = len(self.train) // size
+        epoch, at = divmod(step, per_epoch)
+        order = permutation(len(self.train), seed, epoch, stream) if shuffle else range(len(self.train))
+        return tuple(self.train[int(i)] for i in order[at * size : (at + 1) * size])
+
+    def require(self, size: int) -> None:
+        """Raises HflowError HF403 when there are fewer than `size` rows to train on."""
         if size > len(self.train):
             have = f"{len(self.train)} rows to train on ({self._origin()})"
             raise refused(f"`{self.name}` has {have}, a batch needs {size}")
-        per_epoch = len(self.train) // size
-        epoch, at = divmod(step, per_epoch)
-        order = permutation(len(self.train), seed, epoch) if shuffle else range(len(self.train))
-        return tuple(self.train[int(i)] for i in order[at * size : (at + 1) * size])
 
     def evaluation(self, size: int) -> tuple[T, ...]:
         """The first `size` held-out rows.
@@ -112,12 +118,14 @@ def _firsts(rows: Sequence[T], key: Callable[[T], Hashable]) -> list[T]:
 
 
 @lru_cache(maxsize=4)
-def permutation(size: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """A permutation of 0..size-1, fixed by (seed, epoch) for every version of every library.
+def permutation(size: int, seed: int, epoch: int, stream: int = 0) -> NDArray[np.int64]:
+    """A permutation of 0..size-1, fixed by (seed, epoch, stream) for every version of every library.
 
-    Sorts the numbers by a counter-based hash (SplitMix64, Steele et al. 2014) of their index.
+    Sorts the numbers by a counter-based hash (SplitMix64, Steele et al. 2014) of their index. Stream 0 is not
+    hashed in.
     """
-    start = int.from_bytes(hashlib.sha256(f"{seed}/{epoch}".encode()).digest()[:8], "little")
+    key = f"{seed}/{epoch}" + f"/{stream}" * (stream > 0)
+    start = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little")
     with np.errstate(over="ignore"):  # arithmetic modulo 2^64 is the point
         z = np.uint64(start) + np.arange(1, size + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

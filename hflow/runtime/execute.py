@@ -12,7 +12,7 @@ from typing import Any, Literal
 from rich.console import Console
 
 from hflow.compiler.plan import Plan
-from hflow.diagnostics import Diagnostic, HflowError, Terminated, render
+from hflow.diagnostics import Diagnostic, HflowError, Terminated
 from hflow.runtime.controller.inline_pool import InlinePool
 from hflow.runtime.controller.local_ray import LocalRay
 from hflow.runtime.controller.metrics import merge
@@ -21,7 +21,6 @@ from hflow.runtime.controller.progress import RunProgress
 from hflow.runtime.controller.run_folder import RunFolder
 from hflow.runtime.controller.signals import EndingSignals
 from hflow.view import units
-from hflow.view.report import measured_times
 from hflow.view.terminal import measured_text
 
 
@@ -125,7 +124,7 @@ def _run(plan: Plan, pool: Pool, folder: RunFolder, run: Run, export: bool, cons
         for model in dict.fromkeys(n.model.model for n in plan.graph.nodes if n.op == "train" and n.model):
             pool.call("export", model, str((folder.path / "export" / model).absolute()))
             folder.event("exported", model=model)
-    _say(console, measured_text(plan, measured_times(folder.metrics)))
+    _say(console, measured_text(plan, folder.metrics))
 
 
 def _step(plan: Plan, pool: Pool, folder: RunFolder, run: Run, progress: RunProgress, step: int) -> None:
@@ -176,7 +175,7 @@ def _record_failure(folder: RunFolder, run: Run, error: BaseException) -> None:
     texts = ["".join(traceback.format_exception(error))]
     if isinstance(error, HflowError):
         run.diagnostics = error.diagnostics
-        texts = [render(d) for d in error.diagnostics]
+        texts = [str(error)]
     if isinstance(error, WorkerFailure):
         texts.append(error.trace)
     (folder.path / "error.txt").write_text("\n\n".join(texts).strip() + "\n")

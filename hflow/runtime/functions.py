@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
+import traceback
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -37,6 +39,24 @@ def load_function(reference: str) -> Callable[..., Any]:
     return function
 
 
+def describe_failure(function: Callable[..., Any], error: Exception) -> str:
+    """What a function raised, and the innermost line of its file that led there:
+    ``rewards.py:6: ZeroDivisionError: division by zero``."""
+    what = f"{type(error).__name__}: {error}"
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:  # a callable object
+        return what
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == code.co_filename]
+    return f"{_shown(code.co_filename)}:{lines[-1]}: {what}" if lines else what
+
+
+def _shown(file: str) -> str:
+    """A path under the working folder is shown relative to it."""
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
+
+
 @cache
 def _file_module(path: Path) -> ModuleType:
     name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
@@ -44,5 +64,7 @@ def _file_module(path: Path) -> ModuleType:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look their module up
+    if str(path.parent) not in sys.path:  # it may import files beside it, like a script
+        sys.path.append(str(path.parent))
     spec.loader.exec_module(module)
     return module

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 from markupsafe import Markup
@@ -16,12 +15,12 @@ from hflow.graph.graph import Graph
 from hflow.view import units
 from hflow.view.chart import line_chart
 from hflow.view.gantt import plan_gantt, run_gantt
+from hflow.view.measured import Compared, Metrics, compare
 from hflow.view.rendering import render
 from hflow.view.svg import plan_svg
-from hflow.view.terminal import is_off, plan_text, ratio
+from hflow.view.terminal import plan_text
 from hflow.view.timeline import last_step
 
-Metrics = Mapping[str, Any]
 FIRST = ("loss", "reward_mean", "tokens_per_s")  # charts in this order, then all others by name
 NOT_CHARTED = ("step", "time_s", "digest.")
 
@@ -59,7 +58,7 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedBars:
     """A node's predicted and measured seconds, as text; `width` of 100 is the longest bar."""
 
     name: str
@@ -85,19 +84,11 @@ def report_html(report: Report) -> str:
         charts=_charts(graph, report.metrics),
         graph=Markup(plan_svg(plan)),
         plan=plan_text(plan),
-        compared=_compared(plan, measured_times(report.metrics)),
+        compared=_compared(compare(plan, report.metrics)),
         planned=Markup(plan_gantt(plan)),
         measured=Markup(run_gantt(plan, report.events, step)) if step is not None else None,
         step=step,
     )
-
-
-def measured_times(metrics: Sequence[Metrics]) -> dict[str, float]:
-    """Median seconds of each node over the steps; the first step warms up and counts only if alone."""
-    prefix = "time_s."
-    lines = metrics[1:] or metrics
-    names = sorted({name for line in lines for name in line if name.startswith(prefix)})
-    return {n.removeprefix(prefix): median(line[n] for line in lines if n in line) for n in names}
 
 
 def _figures(report: Report) -> list[Figure]:
@@ -142,20 +133,18 @@ def _chart(name: str, metrics: Sequence[Metrics]) -> Chart:
     return Chart(name, shown, Markup(line_chart(f"{name} by step", steps, values)))
 
 
-def _compared(plan: Plan, measured: Mapping[str, float]) -> list[Compared]:
-    rows = [(n.node, n.time_s, measured[n.node]) for n in plan.nodes if n.node in measured]
-    longest = max((max(p, m) for _, p, m in rows), default=0.0) or 1.0
-    return [_row(name, predicted, actual, longest) for name, predicted, actual in rows]
+def _compared(nodes: Sequence[Compared]) -> list[ComparedBars]:
+    longest = max((max(n.predicted_s, n.measured_s) for n in nodes), default=0.0) or 1.0
+    return [_bars(node, longest) for node in nodes]
 
 
-def _row(name: str, predicted_s: float, measured_s: float, longest_s: float) -> Compared:
-    value = ratio(predicted_s, measured_s)
-    return Compared(
-        name,
-        units.seconds(predicted_s),
-        units.seconds(measured_s),
-        "-" if value is None else f"{value:.2f}",
-        is_off(predicted_s, measured_s),
-        round(100 * predicted_s / longest_s, 2),
-        round(100 * measured_s / longest_s, 2),
+def _bars(node: Compared, longest_s: float) -> ComparedBars:
+    return ComparedBars(
+        node.name,
+        units.seconds(node.predicted_s),
+        units.seconds(node.measured_s),
+        "-" if node.ratio is None else f"{node.ratio:.2f}",
+        node.is_off,
+        round(100 * node.predicted_s / longest_s, 2),
+        round(100 * node.measured_s / longest_s, 2),
     )

@@ -7,7 +7,7 @@ Names may be shortened where the width is small; numbers never are.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import networkx as nx
 
@@ -15,12 +15,12 @@ from hflow.compiler.plan import DeviceMemory, EdgePlan, NodePlan, Plan
 from hflow.compiler.workload import rounds
 from hflow.graph.graph import Graph, Node, Region
 from hflow.view import units, words
+from hflow.view.measured import Compared, Metrics, compare, total
 from hflow.view.table import Column, table
 from hflow.view.timeline import Bar, Track, idle_fraction, planned_bars, planned_calls, tracks
 
 LABEL = 9  # width of the words at the left margin
 IN_ROUNDS = "↻ "  # before nodes that run in rounds within a step
-OFF = 0.25  # predicted and measured times further apart than this are flagged
 _ASCII = str.maketrans({"▕": "|", "▏": "|", "·": ".", "…": "~", "↻": "*", "≤": "<="})
 
 STAGE_COLUMNS: tuple[Column, ...] = (
@@ -69,32 +69,23 @@ def plan_text(plan: Plan, width: int = 100, path: str = "", ascii_only: bool = F
     return text.translate(_ASCII) if ascii_only else text
 
 
-def measured_text(plan: Plan, measured: Mapping[str, float], width: int = 100) -> str:
+def measured_text(plan: Plan, metrics: Sequence[Metrics], width: int = 100) -> str:
     """Predicted beside measured seconds of every node that was measured, and of their sum.
 
-    A line is flagged when the measured time differs from the predicted one by more than 25 %.
+    A line is flagged when the measured time differs from the predicted one by more than 25 %, and by more
+    than 5 % of the step.
+
+    Args:
+        metrics: the lines of ``metrics.jsonl``, one per step.
     """
-    rows = [(n.node, n.time_s, measured[n.node]) for n in plan.nodes if n.node in measured]
-    rows.append(("sum", sum(p for _, p, _ in rows), sum(m for _, _, m in rows)))
-    return table(MEASURED_COLUMNS, [_compared(*row) for row in rows], width)
+    nodes = compare(plan, metrics)
+    return table(MEASURED_COLUMNS, [_compared(row) for row in (*nodes, total(nodes))], width)
 
 
-def ratio(predicted_s: float, measured_s: float) -> float | None:
-    """Measured over predicted, or None when nothing was predicted."""
-    return measured_s / predicted_s if predicted_s else None
-
-
-def is_off(predicted_s: float, measured_s: float) -> bool:
-    """Whether a prediction missed by more than 25 %."""
-    value = ratio(predicted_s, measured_s)
-    return value is None or abs(value - 1) > OFF
-
-
-def _compared(name: str, predicted_s: float, measured_s: float) -> tuple[str, ...]:
-    value = ratio(predicted_s, measured_s)
-    shown = "-" if value is None else f"{value:.2f}"
-    flag = "!" if is_off(predicted_s, measured_s) else ""
-    return (name, units.seconds(predicted_s), units.seconds(measured_s), shown, flag)
+def _compared(row: Compared) -> tuple[str, ...]:
+    shown = "-" if row.ratio is None else f"{row.ratio:.2f}"
+    flag = "!" if row.is_off else ""
+    return (row.name, units.seconds(row.predicted_s), units.seconds(row.measured_s), shown, flag)
 
 
 def _header(plan: Plan, width: int) -> str:

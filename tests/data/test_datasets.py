@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from itertools import combinations
 from pathlib import Path
 
 import pyarrow
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from hflow.diagnostics import HflowError
 from hflow.runtime.datasets import Dataset, hold_out, permutation, read_rows
 
+RECORDED = [5, 6, 1, 2, 3, 4, 9, 8, 0, 10, 7, 11]
 ROWS = [{"question": f"{a} + 1", "answer": str(a + 1), "level": {"digits": 1}} for a in range(9)]
 
 
@@ -48,9 +50,9 @@ def test_training_rows_keep_the_order_of_the_file() -> None:
 
 
 @settings(max_examples=100, derandomize=True)
-@given(st.integers(1, 200), st.integers(0, 2**40), st.integers(0, 50))
-def test_permutation_is_one(size: int, seed: int, epoch: int) -> None:
-    assert sorted(permutation(size, seed, epoch)) == list(range(size))
+@given(st.integers(1, 200), st.integers(0, 2**40), st.integers(0, 50), st.integers(0, 9))
+def test_permutation_is_one(size: int, seed: int, epoch: int, stream: int) -> None:
+    assert sorted(permutation(size, seed, epoch, stream)) == list(range(size))
 
 
 def test_permutations_are_fair() -> None:
@@ -72,11 +74,31 @@ def splitmix64(state: int) -> int:
 MASK = (1 << 64) - 1
 
 
-def test_permutation_is_that_of_the_published_generator() -> None:
+@pytest.mark.parametrize(("stream", "hashed"), [(0, b"5/2"), (3, b"5/2/3")])
+def test_permutation_is_that_of_the_published_generator(stream: int, hashed: bytes) -> None:
     assert splitmix64(0x9E3779B97F4A7C15) == 0xE220A8397B1DCDAF, "the first output for seed 0"
-    start = int.from_bytes(hashlib.sha256(b"5/2").digest()[:8], "little")
+    start = int.from_bytes(hashlib.sha256(hashed).digest()[:8], "little")
     keys = [splitmix64(start + i * 0x9E3779B97F4A7C15) for i in range(1, 101)]
-    assert permutation(100, seed=5, epoch=2).tolist() == sorted(range(100), key=keys.__getitem__)
+    expected = sorted(range(100), key=keys.__getitem__)
+    assert permutation(100, seed=5, epoch=2, stream=stream).tolist() == expected
+
+
+def test_stream_zero_draws_what_runs_without_streams_drew() -> None:
+    """Written down before there were streams."""
+    assert permutation(12, 0, 0).tolist() == RECORDED
+    assert split([f"{i:02}" for i in range(12)], 0).batch(0, 0, 3) == tuple(f"{i:02}" for i in RECORDED[:3])
+
+
+def test_streams_do_not_know_of_each_other() -> None:
+    """How many of 500 rows lie at the same place in two orders is Poisson(1): over 9 with p = 1.1e-7."""
+    orders = [permutation(500, 7, epoch, stream) for epoch in (0, 1) for stream in range(6)]
+    assert max(int((a == b).sum()) for a, b in combinations(orders, 2)) <= 9
+
+
+def test_batches_of_other_streams_are_others_and_file_order_is_that_of_the_file() -> None:
+    dataset = split([f"{i:02}" for i in range(12)], 0)
+    assert dataset.batch(3, 0, 6, stream=1) != dataset.batch(3, 0, 6)
+    assert dataset.batch(3, 1, 6, shuffle=False, stream=1) == dataset.train[6:]
 
 
 @pytest.mark.parametrize("shuffle", [True, False])

@@ -54,6 +54,9 @@ def preference(logprobs, ref_logprobs, mask, score, *, beta=0.5):
     margin = (rewards.gather(1, best) - rewards.gather(1, worst)).squeeze(1)
     return -logsigmoid(margin), margin, rewards, logprobs - ref_logprobs
 
+def broken(logprobs, mask):
+    raise ZeroDivisionError("no loss")
+
 def curious(logprobs, mask, entropy, *, entropy_coef=0.0):
     assert (entropy is None) == (entropy_coef == 0)
     bonus = 0 if entropy is None else entropy_coef * entropy
@@ -318,6 +321,7 @@ GROUPED = "logprobs: f32[pairs*k, resp~]<trained>, mask: bool[pairs*k, resp~]"
         ("flat", "f32[pairs]", 6, "returned `loss` of shape [4], declared is f32[pairs], here [2]"),
         ("per_token", "f32[pairs*k, resp~]", 6, "declared is f32[pairs*k, resp~], here [2, 3, 5]"),
         ("flat", "f32[pairs*k]", 6, "declared is f32[pairs*k], here [2, 3]"),
+        ("broken", "f32[pairs]", 6, "mine.py:{line}: ZeroDivisionError: no loss"),
         ("flat", "f32[pairs]", 2, "a micro-batch of 2 rows is too small for a group of 3"),
     ],
 )
@@ -328,7 +332,9 @@ def test_a_grouped_loss_that_breaks_its_signature_is_named(
     function = Function(f"{losses}:{name}", f"{GROUPED} -> loss: {output}")
     arguments = (folder, ("lm", GROUP), MESHES["one"], batch(), function, ADAM, ROWS, micro_batch)
     (message,) = pool.run(1, train_on_rank, *arguments)
-    assert problem in message
+    lines = LOSSES.splitlines()
+    line = next((i for i, text in enumerate(lines, 1) if "no loss" in text), 0)
+    assert problem.replace("{line}", str(line)) in message
 
 
 def two_trains_on_rank(rank: int, new_group: NewGroup, folder: str, reference_loss: str) -> Any:

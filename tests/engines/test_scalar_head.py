@@ -111,7 +111,9 @@ def test_a_new_critic_begins_with_a_head_of_zeros(pool: Pool, folders: Folders, 
 def test_a_head_that_does_not_fit_the_files_is_refused(pool: Pool, folders: Folders, tmp_path: Path) -> None:
     one = MESHES["one"]
     (message,) = pool.run(1, weights_on_rank, folders.of("llama", False), one, "scalar", True)
-    assert message.startswith("HF406") and "no tensor `score.weight`" in message
+    assert message.startswith("error[HF406]")
+    assert "there is no tensor `score.weight`, which model `actor` needs" in message
+    assert "a reward model's folder has the tensor `score.weight`; a language model's has none" in message
     scalar = folders.of("llama", False, "scalar")
     tied = tmp_path / "tied"  # without a matrix of its own, a token head would lack nothing
     shutil.copytree(scalar, tied)
@@ -119,7 +121,7 @@ def test_a_head_that_does_not_fit_the_files_is_refused(pool: Pool, folders: Fold
     (tied / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
     for folder in (scalar, str(tied)):
         (message,) = pool.run(1, weights_on_rank, folder, one, "lm", False)
-        assert message.startswith("HF406") and "scalar head" in message
+        assert message.startswith("error[HF406]") and "scalar head" in message
     two = tmp_path / "two"
     shutil.copytree(scalar, two)
     tensors = load_file(two / "model.safetensors")

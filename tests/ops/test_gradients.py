@@ -39,8 +39,10 @@ LOSSES: dict[str, Loss] = {
     "ppo_clip, k1": lambda x, y: ppo_clip(
         x, y["old"], y["per_token"], mask(), y["ref"], kl_coef=0.3, kl="k1"
     )[0],
-    "reinforce": lambda x, y: reinforce(x, y["per_token"], mask())[0],
-    "reinforce, k2": lambda x, y: reinforce(x, tensor(PER_ROW), mask(), y["ref"], kl_coef=0.3, kl="k2")[0],
+    "reinforce": lambda x, y: reinforce(x, y["old"], y["per_token"], mask())[0],
+    "reinforce, k2": lambda x, y: reinforce(
+        x, y["old"], tensor(PER_ROW), mask(), y["ref"], kl_coef=0.3, kl="k2"
+    )[0],
     "negative_log_likelihood": lambda x, y: negative_log_likelihood(x, mask(), coef=0.5),
     "value_clip": lambda x, y: value_clip(x, y["other"], y["per_token"], mask(), clip=0.5)[0],
     "gspo": lambda x, y: gspo(x, y["old"], tensor(PER_ROW), mask(), clip=0.3, clip_high=0.5)[0],

@@ -174,21 +174,45 @@ def test_cispo(advantages: Tensor, clip: float, clip_high: float) -> None:
 @by_advantages
 @pytest.mark.parametrize("kl_coef", [0.0, 0.2])
 def test_reinforce(advantages: Tensor, kl_coef: float) -> None:
-    loss, kl = reinforce(tensor(LOGPROBS), advantages, mask(), tensor(REF), kl_coef=kl_coef, kl="k2")
+    loss, kl = reinforce(*GIVEN, advantages, mask(), tensor(REF), kl_coef=kl_coef, kl="k2")
     for row, column in cells():
         k2 = (LOGPROBS[row][column] - REF[row][column]) ** 2 / 2
-        expected = -advantage_at(advantages, row, column) * LOGPROBS[row][column] + kl_coef * k2
+        expected = -advantage_at(advantages, row, column) * ratio_at(row, column) + kl_coef * k2
         counts = float(column in tokens(row))
         assert loss[row, column].item() == pytest.approx(counts * expected, abs=1e-12)
         assert kl[row, column].item() == pytest.approx(counts * k2, abs=1e-12)
 
 
-def test_reinforce_without_a_reference() -> None:
-    loss, kl = reinforce(tensor(LOGPROBS), tensor(PER_ROW), mask())
-    assert loss[1].tolist() == [0.7 * logprob for logprob in LOGPROBS[1]]
-    assert not kl.any()
+def test_reinforce_measures_kl_against_the_old_policy_without_a_reference() -> None:
+    _, kl = reinforce(*GIVEN, tensor(PER_ROW), mask())
+    d = OLD[0][1] - LOGPROBS[0][1]
+    assert kl[0, 1].item() == pytest.approx(math.exp(d) - d - 1, abs=1e-12)
     with pytest.raises(ValueError, match="ref_logprobs"):
-        reinforce(tensor(LOGPROBS), tensor(PER_ROW), mask(), kl_coef=0.1)
+        reinforce(*GIVEN, tensor(PER_ROW), mask(), kl_coef=0.1)
+
+
+@by_advantages
+def test_the_first_update_of_reinforce_is_the_plain_one(advantages: Tensor) -> None:
+    """Before the weights move, the gradient with respect to a token's log-prob is -A, exactly."""
+    leaf = tensor(LOGPROBS).requires_grad_()
+    (found,) = torch.autograd.grad(reinforce(leaf, tensor(LOGPROBS), advantages, mask())[0].sum(), leaf)
+    for row, column in cells():
+        a = advantage_at(advantages, row, column) if column in tokens(row) else 0.0
+        assert found[row, column].item() == -a
+
+
+def test_reinforce_is_right_for_tokens_that_older_weights_sampled() -> None:
+    """Exactly, over a vocabulary of three: the gradient of the expected reward under the weights of now."""
+    logits, old, rewards = (
+        tensor([0.2, -1.0, 0.5]).requires_grad_(),
+        tensor([0.7, 0.2, 0.1]),
+        tensor([1, 0, -2]),
+    )
+    logprobs = logits.log_softmax(0)
+    loss, _ = reinforce(logprobs[:, None], old.log()[:, None], rewards, torch.ones(3, 1).bool())
+    (found,) = torch.autograd.grad((old * loss[:, 0]).sum(), logits, retain_graph=True)
+    (expected,) = torch.autograd.grad(-(logprobs.exp() * rewards).sum(), logits)
+    assert found.tolist() == pytest.approx(expected.tolist(), abs=1e-12)
 
 
 @pytest.mark.parametrize("coef", [1.0, 0.5])

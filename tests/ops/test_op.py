@@ -6,10 +6,12 @@ import doctest
 import importlib
 import inspect
 import pkgutil
+from pathlib import Path
 
 import pytest
 
 import hflow.ops
+from hflow.graph.functions import read_function
 from hflow.ops import op as op_module
 from hflow.ops.op import op
 
@@ -30,11 +32,19 @@ def test_the_documented_example() -> None:
 def test_op_leaves_the_function_as_it_is() -> None:
     def function() -> None: ...
 
-    assert op("x: f32[rows] -> y: f32[]", whole_batch=True)(function) is function
+    decorate = op("x: f32[rows*k] -> y: f32[]", whole_batch=True, min_group=2, needs={"c": "z"})
+    assert decorate(function) is function
     assert vars(function) == {
-        "__hflow_signature__": "x: f32[rows] -> y: f32[]",
+        "__hflow_signature__": "x: f32[rows*k] -> y: f32[]",
         "__hflow_whole_batch__": True,
+        "__hflow_min_group__": 2,
+        "__hflow_needs__": {"c": "z"},
     }
+
+
+def test_the_keywords_of_op_default_to_no_demand() -> None:
+    function = op("x: f32[rows] -> y: f32[rows]")(lambda x: x)
+    assert (vars(function)["__hflow_whole_batch__"], vars(function)["__hflow_min_group__"]) == (False, 1)
 
 
 def test_whole_batch_is_asked_for_by_what_looks_across_rows() -> None:
@@ -45,6 +55,18 @@ def test_whole_batch_is_asked_for_by_what_looks_across_rows() -> None:
         "whitening.whiten",
         "whitening.whiten_scores",
     }
+
+
+def test_groups_are_asked_for_by_what_compares_responses() -> None:
+    """The same as `hflow check` reads from their source."""
+    least = {name.removeprefix("hflow.ops."): f.__hflow_min_group__ for name, f in OPS.items()}
+    assert {name: size for name, size in least.items() if size > 1} == {
+        "advantages.group_normalise": 2,
+        "advantages.leave_one_out": 2,
+        "filters.mixed_groups": 2,
+        "preferences.dpo": 2,
+    }
+    assert all(read_function(name, Path()).min_group == f.__hflow_min_group__ for name, f in OPS.items())
 
 
 @pytest.mark.parametrize("name", sorted(OPS))

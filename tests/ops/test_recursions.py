@@ -68,16 +68,15 @@ def test_the_gradients_of_kl_estimates_are_the_documented_ones(kind: str) -> Non
 
 
 @pytest.mark.parametrize("kl_coef", [0.0, 0.3, -0.5])
-@pytest.mark.parametrize("kind", BOOK)
-def test_token_rewards(kl_coef: float, kind: str) -> None:
+def test_token_rewards(kl_coef: float) -> None:
     given = (tensor(PER_ROW), tensor(LOGPROBS), tensor(REF), mask())
-    rewards, kl = token_rewards(*given, kl_coef=kl_coef, kl=kind)  # type: ignore[arg-type]
+    rewards, kl = token_rewards(*given, kl_coef=kl_coef)
     assert kl.shape == (4,)
     for row, score in enumerate(PER_ROW):
         expected = [0.0] * 5
         total = 0.0
         for column in tokens(row):
-            each = BOOK[kind](REF[row][column] - LOGPROBS[row][column])
+            each = LOGPROBS[row][column] - REF[row][column]
             total += each
             expected[column] = -kl_coef * each + (score if column == tokens(row)[-1] else 0.0)
         assert rewards[row].tolist() == pytest.approx(expected, abs=1e-12)
@@ -92,6 +91,20 @@ def test_sequence_rewards(kl_coef: float) -> None:
         total = sum(LOGPROBS[row][column] - REF[row][column] for column in tokens(row))
         assert kl[row].item() == pytest.approx(total, abs=1e-12)
         assert rewards[row].item() == pytest.approx(score - kl_coef * total, abs=1e-12)
+
+
+@pytest.mark.parametrize("shaped", ["token", "sequence"])
+def test_maximising_the_rewards_minimises_the_divergence(shaped: str) -> None:
+    """The expected policy gradient without a score, over responses of one token: exactly that of -c KL."""
+    logits, ones = tensor(POLICY).log().requires_grad_(), torch.ones(3, 1).bool()
+    logprobs = logits.log_softmax(0)
+    given = (torch.zeros(3), logprobs.detach()[:, None], tensor(REFERENCE).log()[:, None], ones)
+    function = {"token": token_rewards, "sequence": sequence_rewards}[shaped]
+    rewards = function(*given, kl_coef=0.3)[0].flatten()
+    (found,) = torch.autograd.grad((logprobs.exp() * rewards).sum(), logits)
+    divergence = _divergence("k2", logits.softmax(0), tensor(REFERENCE))  # KL(policy || reference)
+    (expected,) = torch.autograd.grad(-0.3 * divergence, logits)
+    assert found.tolist() == pytest.approx(expected.tolist(), abs=1e-12)
 
 
 def test_token_rewards_puts_the_score_on_the_last_token_that_counts() -> None:

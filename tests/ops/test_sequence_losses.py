@@ -71,13 +71,21 @@ def test_dpo_takes_the_best_and_the_worst_of_many() -> None:
 
 
 def test_dpo_learns_nothing_from_equal_scores() -> None:
+    """Which is no preference for the model to have right or wrong: accuracy is that of a guess."""
     logprobs = grouped(LOGPROBS).requires_grad_()
     scores = tensor([[1.0, 1.0], [0.0, 1.0]])
     outputs = dpo(logprobs, grouped(REF), mask().reshape(2, 2, 5), scores)
-    assert [output[0].item() for output in outputs] == [0.0, 0.0, 0.0]
+    assert [output[0].item() for output in outputs] == [0.0, 0.0, 0.5]
     outputs[0].sum().backward()
     assert logprobs.grad is not None
     assert not logprobs.grad[0].any() and logprobs.grad[1].any()
+
+
+def test_dpo_at_the_reference_is_a_guess() -> None:
+    """No response has gained on another: the loss is ln 2, and the model is right half of the time."""
+    loss, margin, accuracy = dpo(grouped(REF), grouped(REF), mask().reshape(2, 2, 5))
+    assert loss.tolist() == pytest.approx([math.log(2)] * 2, abs=1e-12)
+    assert (margin.tolist(), accuracy.tolist()) == ([0.0, 0.0], [0.5, 0.5])
 
 
 def test_dpo_needs_two_responses() -> None:

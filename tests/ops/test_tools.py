@@ -88,9 +88,12 @@ def test_hostile_expressions_are_quick(expression: str) -> None:
         ("<calc>1+1", ""),
         ("1+1</calc>", ""),
         ("<calc>1+1</calc>", " = 2\n"),
-        ("<calc>1+1</calc> so", " = 2\n"),
+        ("<calc>1+1</calc> \n\t", " = 2\n"),
+        ("<calc>1+1</calc> so", ""),  # the turn did not end with the call
         ("<calc>1+1</calc> = 2\n", ""),
-        ("<calc>1+1</calc> = 3\n", " = 2\n"),  # a result that the model made up
+        ("<calc>1+1</calc> = 3\n", ""),  # a result that the model made up
+        ("<calc>1+1</calc> = 3\nso <calc>2*3</calc>", " = 6\n"),
+        ("<calc>1+1</calc> = 3</calc>", ""),
         ("<calc>1+1</calc> = 2\n<calc>2*3</calc>", " = 6\n"),
         ("<calc>1+1</calc> = 2\n<calc>2*3</calc> = 6\nThe answer is 6", ""),
         ("<calc>1+1</calc> = 2\n<calc>2*3", ""),
@@ -103,8 +106,8 @@ def test_which_call_is_answered(text: str, observation: str) -> None:
 
 
 def test_other_marks_and_several_rows() -> None:
-    found = calculator(["[1+1] <calc>5</calc>", "", "[2]"], open="[", close="]")
-    assert found == [" = 2\n", "", " = 2\n"]
+    found = calculator(["<calc>5</calc> [1+1]", "", "[2]", "[2] <calc>5</calc>"], open="[", close="]")
+    assert found == [" = 2\n", "", " = 2\n", ""]
     with pytest.raises(ValueError, match="open and close"):
         calculator([""], open="")
 

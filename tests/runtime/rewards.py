@@ -9,3 +9,9 @@ def digits(text: list[list[str]], answer: list[str]) -> list[list[float]]:
 
 def _share(text: str, answer: str) -> float:
     return sum(c in answer for c in text) / max(1, len(text))
+
+
+@op("text: str[rows] -> observation: str[rows]")
+def remark(text: list[str]) -> list[str]:
+    """An answer to every text of even length; the others are finished."""
+    return ["1+1=" if len(t) % 2 == 0 else "" for t in text]

@@ -18,6 +18,7 @@ GRAPH = Path(__file__).parent / "grpo_small.yaml"
 # None of the settings of the Ray that other tests run in this process; on loopback only.
 SETTINGS = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
 SETTINGS["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+SETTINGS["RAY_AUTH_MODE"] = "disabled"  # whatever tokens lie in this user's home
 
 
 @pytest.fixture

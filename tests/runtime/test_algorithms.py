@@ -37,7 +37,12 @@ SMALL = {
     "online_dpo": ["params.minibatch=8", f"nodes.reward.fn={DENSE}"],
     "dapo": [*GROUPED, "params.draw=6", f"nodes.sampling.nodes.reward.fn={DENSE}"],
     "iterative_grpo": [*GROUPED, "params.refresh=1", f"nodes.reward.fn={DENSE}"],
-    "tool_grpo": [*GROUPED, "params.max_new_tokens=6", f"nodes.reward.fn={DENSE}"],
+    "tool_grpo": [
+        *GROUPED,
+        "params.max_new_tokens=6",
+        f"nodes.reward.fn={DENSE}",
+        *(f"nodes.tool_{turn}.fn={DENSE.replace('digits', 'remark')}" for turn in (1, 2)),
+    ],  # random models call no calculator
 }
 DEFAULT = [*GROUPED, f"nodes.reward.fn={DENSE}"]
 

@@ -17,7 +17,9 @@ from hflow.runtime.controller.pool import Pool
 from hflow.runtime.engines.base import Call
 from hflow.runtime.engines.python.data import open_source
 from hflow.runtime.execute import Run, execute
+from hflow.runtime.rows import Rows
 from hflow.runtime.tokenizer import load_tokenizer
+from hflow.runtime.worker.carried import Carried
 from tests.runtime.graphs.functions import checksum
 
 GRAPHS = Path(__file__).parent / "graphs"
@@ -72,15 +74,48 @@ def test_a_carried_value_is_that_of_a_python_loop(start: Start, layout: str) -> 
     assert run.evaluations == pytest.approx(dict(enumerate(totals)))
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_functions_may_write_into_what_they_read(start: Start, layout: str) -> None:
+    """What other nodes, later steps and evaluations read is what functions that do not write leave behind."""
+    plain = start("carried", every=1)
+    run = start("in_place", layout, every=1)
+    for name in ("sum.mean", "sum.total", "sum.twice", "scaled.scaled"):
+        assert column(run, name) == pytest.approx(column(plain, name)), name
+    assert column(run, "sum.gap") == pytest.approx(column(plain, "sum.mean"))
+    assert run.evaluations == pytest.approx(plain.evaluations)
+    assert column(start("in_place", layout), "sum.total") == column(run, "sum.total")
+
+
+def test_a_kept_value_is_nobody_elses() -> None:
+    carried, given = Carried(), Rows(torch.tensor([1.0]))
+    carried.keep("sum.total", given, lag=2)
+    given.values.zero_()
+    carried.recall("sum.total", 1, init=5.0).values.zero_()
+    assert carried.recall("sum.total", 1, init=5.0).values.tolist() == [1.0]
+
+
+def test_each_data_node_draws_in_an_order_of_its_own(start: Start, tiny_model: Path) -> None:
+    run = start("two_datasets", "dp2")
+    graph = load("two_datasets", tiny_model)
+    for node, reader, stream in (("texts", "questions", 0), ("others", "other_questions", 1)):
+        drawn = [checksum(texts_of(graph, node, step, stream)["question"]) for step in range(3)]
+        assert column(run, f"{reader}.checksum") == drawn
+    assert set(column(run, "questions.checksum")).isdisjoint(column(run, "other_questions.checksum"))
+
+
+def texts_of(graph: Graph, name: str, draw: int, stream: int = 0) -> dict[str, list[str]]:
+    """The strings of six rows of a data node, by column."""
+    node = graph.node(name)
+    source = open_source(node, {"actor": load_tokenizer(graph.model("actor").path)})
+    plan = NodePlan(name, "data", None, "python", None, 6, 0.0, 0.0, 0)  # type: ignore[arg-type]
+    outputs = source.draw(Call(node, plan, 0, 6, graph.seed, draw, stream=stream)).outputs
+    return {o.port: outputs[o.port].strings() for o in node.outputs if o.type.dtype == "str"}
+
+
 def by_hand(graph: Graph, draws: list[int], rows: int, fill: bool) -> tuple[list[str], list[bool]]:
     """The questions that a step's region collects from the batches `draws`, and whether each was kept."""
-    node = graph.node("texts")
-    source = open_source(node, {"actor": load_tokenizer(graph.model("actor").path)})
-    plan = NodePlan("texts", "data", None, "python", None, 6, 0.0, 0.0, 0)  # type: ignore[arg-type]
-    found: list[tuple[str, str]] = []
-    for draw in draws:
-        outputs = source.draw(Call(node, plan, 0, 6, graph.seed, draw)).outputs
-        found += zip(outputs["question"].strings(), outputs["answer"].strings())
+    columns = [texts_of(graph, "texts", draw) for draw in draws]
+    found = [row for texts in columns for row in zip(texts["question"], texts["answer"])]
     even = [int(answer) % 2 == 0 for _, answer in found]
     kept = [question for (question, _), is_even in zip(found, even) if is_even]
     others = [question for (question, _), is_even in zip(found, even) if fill and not is_even]

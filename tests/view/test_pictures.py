@@ -16,8 +16,9 @@ import pytest
 from hflow.diagnostics import Diagnostic
 from hflow.view.chart import line_chart
 from hflow.view.gantt import plan_gantt, run_gantt
+from hflow.view.measured import measured_times
 from hflow.view.notebook import graph_bundle, plan_bundle
-from hflow.view.report import Report, measured_times, report_html
+from hflow.view.report import Report, report_html
 from hflow.view.svg import graph_svg, plan_svg
 from hflow.view.ticks import ticks
 from hflow.view.trace import chrome_trace

@@ -5,10 +5,12 @@ from collections.abc import Callable
 import networkx as nx
 import pytest
 
+from hflow.compiler.plan import Plan
 from hflow.view import units
 from hflow.view.table import table
 from hflow.view.terminal import critical_path, measured_text, plan_text
 from tests.view.examples import EDGES, GRAPH, NODE_PLANS, PLAN
+from tests.view.examples_in_time import NUM_ROUNDS, ROUNDS_PLAN
 
 
 def without_hash(text: str) -> str:
@@ -28,15 +30,43 @@ def test_narrow_ascii_plan_text_is_as_reviewed(golden: Callable[[str, str], None
 
 
 def test_measured_text_is_as_reviewed(golden: Callable[[str, str], None]) -> None:
-    measured = {n.node: 1.1 * n.time_s + 0.4 * (n.node == "reward") for n in NODE_PLANS}
-    golden("view/measured.txt", measured_text(PLAN, measured))
+    measured = {n.node: 1.1 * n.time_s + 2.4 * (n.node == "reward") for n in NODE_PLANS}
+    golden("view/measured.txt", measured_text(PLAN, [metrics(measured)]))
 
 
 def test_only_what_is_off_is_flagged() -> None:
     times = {n.node: n.time_s for n in NODE_PLANS}
-    assert "!" not in measured_text(PLAN, {**times, "rollout": 1.24 * times["rollout"]})
-    flagged = measured_text(PLAN, {**times, "rollout": 0.7 * times["rollout"]}).splitlines()
-    assert [line.split()[0] for line in flagged if line.endswith("!")] == ["rollout"]
+    assert flagged(PLAN, metrics({**times, "rollout": 1.24 * times["rollout"]})) == []
+    assert flagged(PLAN, metrics({**times, "rollout": 0.7 * times["rollout"]})) == ["rollout"]
+
+
+def test_what_is_off_by_little_of_the_step_is_not_flagged() -> None:
+    times = {n.node: n.time_s for n in NODE_PLANS}
+    step_s = sum(times.values())
+    assert 3 * times["prompts"] < 0.05 * step_s
+    assert flagged(PLAN, metrics({**times, "prompts": 3 * times["prompts"]})) == []
+    reward_s = times["reward"] + 0.04 * step_s
+    assert reward_s > 1.25 * times["reward"]
+    assert flagged(PLAN, metrics({**times, "reward": reward_s})) == []
+    assert flagged(PLAN, metrics({**times, "reward": reward_s + 0.04 * step_s})) == ["reward"]
+
+
+def test_more_rounds_than_predicted_are_no_miss_of_the_prediction() -> None:
+    """Predicted are 3 rounds; 6 take twice as long, and as long as predicted if each took as long."""
+    inner = ("prompts", "rollout", "reward", "sampling")
+    times = {n.node: n.time_s * (2 if n.node in inner else 1) for n in ROUNDS_PLAN.nodes}
+    assert flagged(ROUNDS_PLAN, {**metrics(times), "sampling.rounds": 2.0 * NUM_ROUNDS}) == []
+    assert "rollout" in flagged(ROUNDS_PLAN, {**metrics(times), "sampling.rounds": 1.0 * NUM_ROUNDS})
+
+
+def metrics(times: dict[str, float]) -> dict[str, float]:
+    """A line of metrics.jsonl, of which these matter here."""
+    return {f"time_s.{name}": seconds for name, seconds in times.items()}
+
+
+def flagged(plan: Plan, line: dict[str, float]) -> list[str]:
+    rows = measured_text(plan, [line]).splitlines()
+    return [row.split()[0] for row in rows if row.endswith("!") and not row.startswith("sum")]
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140])

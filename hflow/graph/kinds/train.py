@@ -43,6 +43,8 @@ def inputs(loss: Signature) -> tuple[Port, ...]:
 def loss_problem(source: FunctionSource) -> str | None:
     """Why a function cannot be a loss, or None."""
     options = [o.name for o in source.options]
+    if source.signature.outputs[0].name != "loss":
+        return f"a loss returns {_LOSS_FORM}, not `{source.signature.outputs[0]}`"
     if source.whole_batch:
         return "a loss sees a part of the batch at a time, so it cannot be `whole_batch`"
     if clash := sorted({o.name for o in OPTIONS} & set(options)):
@@ -57,8 +59,6 @@ def _signature_problem(loss: Signature, options: Sequence[str]) -> str | None:
     if len(rows.factors) > 2:
         return f"a loss reads `rows` or `groups*k`, not `{rows}`"
     shapes = [per_row, per_token] + ([(Dim(rows.factors[:1]),)] if len(rows.factors) == 2 else [])
-    if loss.outputs[0].name != "loss":
-        return f"a loss returns {_LOSS_FORM}, not `{loss.outputs[0]}`"
     for port in loss.outputs:
         if port.type.dtype != "f32" or port.type.dims not in shapes:
             return f"a loss returns {_LOSS_FORM}, not `{port}`"

@@ -77,8 +77,10 @@ class RunProgress:
 
 
 def numbers(metrics: dict[str, Any]) -> str:
-    """``reward 0.42  loss -0.0012  5321 tokens/s  0.81 s`` of one step's metrics."""
+    """``reward 0.42  loss -0.0012  5321 tokens/s  0.81 s`` of one step's metrics; of several train nodes,
+    the losses are named like ``loss.critic_train``."""
     parts = [f"reward {metrics['reward_mean']:.3f}"] if "reward_mean" in metrics else []
-    parts += [f"loss {value:+.4f}" for name, value in metrics.items() if name.startswith("loss.")]
+    losses = [name for name in metrics if name.startswith("loss.")]
+    parts += [f"{name if len(losses) > 1 else 'loss'} {metrics[name]:+.4f}" for name in losses]
     parts += [f"{metrics['tokens_per_s']:,.0f} tokens/s", f"{metrics['time_s']:.2f} s"]
     return "  ".join(parts)

@@ -25,7 +25,7 @@ class Call:
     `first_row` is the global index of the first row that this device holds of the node's *inputs*
     (for a `data` node: of its batch) and `num_rows` how many it holds; with the run's `seed` and
     `step` they make sampling and data order independent of the plan. In a repeat region `step` counts its
-    rounds, over the whole run. `stream` tells the generate nodes of a graph apart.
+    rounds, over the whole run. `stream` tells the generate nodes of a graph apart, and so its data nodes.
     """
 
     node: Node

@@ -16,10 +16,17 @@ class Carried:
         self._kept: dict[str, deque[Rows]] = {}
 
     def keep(self, name: str, value: Rows, lag: int) -> None:
-        """Add a step's value; those older than `lag` steps are dropped."""
-        self._kept.setdefault(name, deque(maxlen=lag)).append(value)
+        """Add a copy of a step's value; those older than `lag` steps are dropped."""
+        self._kept.setdefault(name, deque(maxlen=lag)).append(_copy(value))
 
     def recall(self, name: str, lag: int, init: float) -> Rows:
-        """The value of `lag` steps ago, before this step has kept its own; `init` where there is none."""
+        """A copy of the value of `lag` steps ago, before this step has kept its own; else `init`.
+
+        Steps and evaluations recall the same value, so none of them gets hold of the kept one.
+        """
         kept = self._kept.get(name, ())
-        return kept[-lag] if lag <= len(kept) else Rows(torch.tensor([init], dtype=torch.float32))
+        return _copy(kept[-lag]) if lag <= len(kept) else Rows(torch.tensor([init], dtype=torch.float32))
+
+
+def _copy(scalar: Rows) -> Rows:
+    return Rows(scalar.values.clone())

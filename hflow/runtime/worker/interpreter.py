@@ -15,7 +15,7 @@ from hflow.compiler.layout import Mesh
 from hflow.compiler.plan import Instruction, NodePlan, Plan, Program
 from hflow.compiler.ports import input_layout, is_replicated, output_layout, row_unit
 from hflow.compiler.workload import token_makers
-from hflow.graph.graph import Node
+from hflow.graph.graph import Graph, Node
 from hflow.runtime.engines.base import Call, Result
 from hflow.runtime.rows import TORCH_DTYPES, Rows
 from hflow.runtime.worker.carried import Carried
@@ -60,7 +60,7 @@ class Interpreter:
         self.plan, self.world, self.engines = plan, world, engines
         self.now = ""
         self._peers = _peers(plan, world.group)
-        self._streams = {n.name: i for i, n in enumerate(n for n in plan.graph.nodes if n.op == "generate")}
+        self._streams = _streams(plan.graph)
         self._carried = Carried()
         self._rounds = Counter[str]()  # that each region has run so far, over all steps
 
@@ -173,6 +173,12 @@ class Interpreter:
         dtype = TORCH_DTYPES[self.plan.graph.model(trainer).dtype]
         peers = self._peers[_ranks(edge.source_mesh, edge.target_mesh)]
         return move_weights(edge, self.plan.shapes[trainer], source, target, dtype, self.world, peers)
+
+
+def _streams(graph: Graph) -> dict[str, int]:
+    """Every node that draws, by its number among the graph's nodes of its kind."""
+    drawing = {op: [n.name for n in graph.nodes if n.op == op] for op in ("data", "generate")}
+    return {name: number for names in drawing.values() for number, name in enumerate(names)}
 
 
 def _ranks(*meshes: Mesh) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from hflow.compiler.layout import Box
 from hflow.compiler.weights import SCALAR_HEAD
-from hflow.diagnostics import Diagnostic, HflowError
+from hflow.diagnostics import Diagnostic, HflowError, Span
 from hflow.graph.graph import Model
 from hflow.runtime.engines.megatron.weights import MegatronWeights
 
@@ -37,7 +37,8 @@ def load_safetensors(weights: MegatronWeights, model: Model) -> tuple[str, ...]:
     folder = Path(model.path)
     present = _files(folder)
     if model.head == "lm" and SCALAR_HEAD in present and LM_HEAD not in present:
-        raise _unusable(folder, "the model has a scalar head and predicts no tokens", "write `head: scalar`")
+        problem = f"model `{model.name}` has a scalar head in its folder, and predicts no tokens"
+        raise _unusable(folder, problem, "write `head: scalar`", model.span)
     fresh = {SCALAR_HEAD} - present.keys() if model.head == "scalar" and not model.frozen else set[str]()
     wanted: dict[str, list[str]] = {}
     for name in weights.names():
@@ -46,10 +47,10 @@ def load_safetensors(weights: MegatronWeights, model: Model) -> tuple[str, ...]:
         elif name in present:
             wanted.setdefault(present[name], []).append(name)
         else:
-            raise _missing(folder, name)
+            raise _missing(folder, name, model)
     for file, names in wanted.items():
         with _opened(folder / file) as tensors:
-            _read(weights, tensors, names, folder / file)
+            _read(weights, tensors, names, folder / file, model)
     return tuple(name for name in weights.names() if name in fresh)
 
 
@@ -75,11 +76,11 @@ def _opened(file: Path) -> Iterator[Any]:
         raise _unusable(file, str(error)) from error
 
 
-def _read(weights: MegatronWeights, tensors: Any, names: list[str], file: Path) -> None:
+def _read(weights: MegatronWeights, tensors: Any, names: list[str], file: Path, model: Model) -> None:
     present = set(tensors.keys())
     for name in names:
         if name not in present:  # an index may promise what a file does not hold
-            raise _missing(file, name)
+            raise _missing(file, name, model)
         part = tensors.get_slice(name)
         shape, asked = tuple(part.get_shape()), weights.full_shape(name)
         if shape != asked:
@@ -91,10 +92,11 @@ def _cut(part: Any, box: Box) -> Any:
     return part[tuple(slice(start, stop) for start, stop in box)]
 
 
-def _missing(path: Path, name: str) -> HflowError:
-    help_ = "a frozen model with a scalar head has been trained before" if name == SCALAR_HEAD else ""
-    return _unusable(path, f"there is no tensor `{name}`", help_)
+def _missing(path: Path, name: str, model: Model) -> HflowError:
+    head = f"a reward model's folder has the tensor `{SCALAR_HEAD}`; a language model's has none"
+    problem = f"there is no tensor `{name}`, which model `{model.name}` needs"
+    return _unusable(path, problem, head if name == SCALAR_HEAD else "", model.span)
 
 
-def _unusable(path: Path, problem: str, help_: str = "") -> HflowError:
-    return HflowError(Diagnostic("HF406", f"`{path}`: {problem}", help=help_))
+def _unusable(path: Path, problem: str, help_: str = "", span: Span | None = None) -> HflowError:
+    return HflowError(Diagnostic("HF406", f"`{path}`: {problem}", span, help_))

@@ -13,7 +13,7 @@ from hflow.graph.graph import Node
 from hflow.graph.signature import Port, parse_signature
 from hflow.runtime.engines.arguments import group_sizes
 from hflow.runtime.engines.base import NodeError
-from hflow.runtime.functions import load_function
+from hflow.runtime.functions import describe_failure, load_function
 
 Level = Literal["token", "row", "group"]  # what an output has one number of
 
@@ -87,11 +87,12 @@ class Loss:
         gradient would depend on how rows are cut into micro-batches.
 
         Raises:
-            NodeError: an output is missing or of another shape, or the loss cannot be differentiated.
+            NodeError: the function raises, an output is missing or of another shape, or the loss cannot be
+                differentiated.
         """
         arguments: dict[str, Any] = {port.name: None for port in self.inputs if port.tag == "trained"}
         arguments |= {name: self._grouped(values) for name, values in inputs.items()}
-        result = self.function(**arguments, **self.options)
+        result = self._called(arguments)
         values = result if isinstance(result, tuple) else (result,)
         if len(values) != len(self.outputs):
             names = ", ".join(port.name for port in self.outputs)
@@ -103,6 +104,12 @@ class Loss:
         if not outputs["loss"].requires_grad:
             raise self._broken("returned a `loss` without gradient: it is detached from what the model gives")
         return outputs
+
+    def _called(self, arguments: Mapping[str, Any]) -> Tensor | tuple[Tensor, ...]:
+        try:
+            return self.function(**arguments, **self.options)
+        except Exception as error:  # whatever a user's function raises is this node's failure
+            raise self._broken(f"failed: {describe_failure(self.function, error)}") from error
 
     def _grouped(self, values: Tensor) -> Tensor:
         """``[rows, …]`` as ``[groups, k, …]`` for a function over groups."""

@@ -4,6 +4,9 @@ The function sees plain tensors and lists. A signature decides their form: a den
 ``[rows]``, a ragged one a right-padded tensor ``[rows, longest]``, a scalar one without dims, strings are
 lists; a dim written as a product, ``prompts*group``, arrives as two dims, so that a function over groups
 is a function over the last axis. What it returns has the form that its signature gives the outputs.
+
+A function may write into what it gets and return it: its tensors are copies, and so are its outputs. Other
+nodes read the same rows, and which of them lie on the same device is the plan's choice.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from hflow.graph.signature import parse_signature
 from hflow.graph.types import Dim, ValueType
 from hflow.runtime.engines.arguments import group_sizes
 from hflow.runtime.engines.base import Call, NodeError, Result
-from hflow.runtime.functions import load_function
+from hflow.runtime.functions import describe_failure, load_function
 from hflow.runtime.rows import TORCH_DTYPES, Rows, from_padded, from_strings
 
 
@@ -75,15 +78,16 @@ def _invoke(node: Node, reference: str, arguments: Mapping[str, Any]) -> Any:
         with torch.no_grad():
             return function(**arguments, **options)
     except Exception as error:  # whatever a user's function raises is this node's failure
-        raise NodeError(node.name, f"`{reference}` raised {type(error).__name__}: {error}") from error
+        problem = f"`{reference}` failed: {describe_failure(function, error)}"
+        raise NodeError(node.name, problem) from error
 
 
 def _deliver(node: Node, port: str, pattern: ValueType, rows: Rows, bound: Bound) -> Tensor | list[Any]:
-    """One input in the form the function expects; notes what its dims are bound to."""
+    """One input in the form the function expects, its own to write into; notes what its dims are bound to."""
     source = node.input(port)
     assert source is not None
     if pattern.scalar:
-        return rows.values.reshape(())
+        return _copy(rows.values.reshape(()))
     shape = _split_rows(source.type, pattern.dims[0], len(rows))
     bound.sizes.update(zip(_row_names(pattern), shape))
     if pattern.dtype == "str":
@@ -91,8 +95,8 @@ def _deliver(node: Node, port: str, pattern: ValueType, rows: Rows, bound: Bound
     if rows.lengths is None:
         inner = rows.values.shape[1:]
         bound.sizes.update(zip(map(_dim_name, pattern.dims[1:]), inner))
-        return rows.values.reshape(*shape, *inner)
-    padded = rows.padded()
+        return _copy(rows.values.reshape(*shape, *inner))
+    padded = rows.padded()  # a new tensor
     bound.sizes[_dim_name(pattern.dims[-1])] = padded.shape[1]
     bound.lengths[_dim_name(pattern.dims[-1])] = rows.lengths
     return padded.reshape(*shape, padded.shape[1])
@@ -121,7 +125,7 @@ def _nest(flat: list[Any], shape: Sequence[int]) -> list[Any]:
 
 
 def _collect(node: Node, port: str, pattern: ValueType, value: Any, bound: Bound) -> Rows:
-    """One returned value as rows of its declared type."""
+    """One returned value as rows of its declared type, in memory of their own."""
     names = [*_row_names(pattern), *map(_dim_name, pattern.dims[1:])]
     shape = tuple(bound.sizes[name] for name in names)
     if pattern.dtype == "str":
@@ -131,10 +135,15 @@ def _collect(node: Node, port: str, pattern: ValueType, value: Any, bound: Bound
         expected = ", ".join(f"{name}={size}" for name, size in zip(names, shape))
         raise NodeError(node.name, f"`{port}` has shape {list(tensor.shape)}, declared is [{expected}]")
     if pattern.scalar:
-        return Rows(tensor.reshape(1))
+        return Rows(_copy(tensor.reshape(1)))
     if not pattern.ragged:
-        return Rows(tensor.reshape(-1, *shape[len(pattern.dims[0].factors) :]))
-    return from_padded(tensor.reshape(-1, shape[-1]), bound.lengths[names[-1]])
+        return Rows(_copy(tensor.reshape(-1, *shape[len(pattern.dims[0].factors) :])))
+    return from_padded(tensor.reshape(-1, shape[-1]), bound.lengths[names[-1]])  # a new tensor
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """Contiguous, as what a transfer brings is: whether a ``view`` works must not depend on the plan."""
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _tensor(node: Node, port: str, pattern: ValueType, value: Any) -> Tensor:

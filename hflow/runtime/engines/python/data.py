@@ -50,7 +50,8 @@ class DataSource:
         if call.evaluation:
             batch = self.dataset.evaluation(options["batch"])
         else:
-            batch = self.dataset.batch(call.seed, call.step, options["batch"], options["shuffle"])
+            size, shuffle = options["batch"], options["shuffle"]
+            batch = self.dataset.batch(call.seed, call.step, size, shuffle, call.stream)
         rows = batch[call.first_row : call.first_row + call.num_rows]
         outputs = {output.port: _column(output, rows) for output in call.node.outputs}
         dropped = self.dataset.too_long
@@ -65,7 +66,8 @@ def open_source(node: Node, tokenizers: Mapping[str, Tokenizer]) -> DataSource:
     never cut short.
 
     Raises:
-        HflowError: HF403 naming the row, when a field is missing or a text cannot be tokenised.
+        HflowError: HF403 naming the row, when a field is missing or a text cannot be tokenised, or when
+            there are fewer rows than a batch needs.
     """
     options = node.options
     rows = read_rows(options["dataset"], options["size"], options["options"])
@@ -78,8 +80,9 @@ def open_source(node: Node, tokenizers: Mapping[str, Tokenizer]) -> DataSource:
     if not fitting:
         raise refused(f"all {len(rows)} rows of `{options['dataset']}` are too long", _limits(options))
     same = lambda e: (e.key, e.responses)  # noqa: E731  (one prompt may have several responses to learn from)
-    held = options["holdout"]
-    return DataSource(hold_out(options["dataset"], fitting, lambda e: e.key, same, held, dropped))
+    dataset = hold_out(options["dataset"], fitting, lambda e: e.key, same, options["holdout"], dropped)
+    dataset.require(options["batch"])
+    return DataSource(dataset)
 
 
 def _examples(node: Node, rows: Sequence[Row], tokenizer: Tokenizer | None) -> list[Example]:

@@ -1,0 +1,80 @@
+"""What the nodes of a run took, beside what its plan predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from hflow.compiler.plan import Plan
+from hflow.compiler.workload import rounds
+
+Metrics = Mapping[str, Any]
+OFF = 0.25  # predicted and measured times further apart than this are flagged,
+WORTH = 0.05  # where they differ by more than this part of the step
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A node's seconds per step; `is_off`: the prediction missed by more than 25 %, and that matters."""
+
+    name: str
+    predicted_s: float
+    measured_s: float
+    is_off: bool
+
+    @property
+    def ratio(self) -> float | None:
+        """Measured over predicted, or None when nothing was predicted."""
+        return self.measured_s / self.predicted_s if self.predicted_s else None
+
+
+def compare(plan: Plan, metrics: Sequence[Metrics]) -> list[Compared]:
+    """Every node that was measured, in plan order.
+
+    A plan predicts the least number of rounds of a region. For as many as were run, a node's time is the
+    predicted one of a round times their number.
+
+    Args:
+        metrics: the lines of ``metrics.jsonl``, one per step.
+    """
+    measured = measured_times(metrics)
+    planned = [n for n in plan.nodes if n.node in measured]
+    times = [(n.node, n.time_s * _rounds_run(plan, n.node, metrics), measured[n.node]) for n in planned]
+    step_s = max(sum(p for _, p, _ in times), sum(m for _, _, m in times))
+    return [Compared(name, p, m, _is_off(p, m) and abs(m - p) > WORTH * step_s) for name, p, m in times]
+
+
+def total(nodes: Sequence[Compared]) -> Compared:
+    """The sum over nodes."""
+    predicted, measured = sum(n.predicted_s for n in nodes), sum(n.measured_s for n in nodes)
+    return Compared("sum", predicted, measured, _is_off(predicted, measured))
+
+
+def measured_times(metrics: Sequence[Metrics]) -> dict[str, float]:
+    """Median seconds of each node over the steps; the first step warms up and counts only if alone."""
+    prefix = "time_s."
+    names = sorted({name for line in _warm(metrics) for name in line if name.startswith(prefix)})
+    return {name.removeprefix(prefix): _median(name, metrics) for name in names}
+
+
+def _rounds_run(plan: Plan, name: str, metrics: Sequence[Metrics]) -> float:
+    """Rounds per step in which a node ran, for each that was predicted; 1 outside regions."""
+    node = plan.graph.node(name)
+    key = f"{node.name if node.op == 'repeat' else node.region}.rounds"
+    if not any(key in line for line in metrics):
+        return 1.0
+    return _median(key, metrics) / rounds(plan.graph, node)
+
+
+def _median(name: str, metrics: Sequence[Metrics]) -> float:
+    return median(line[name] for line in _warm(metrics) if name in line)
+
+
+def _warm(metrics: Sequence[Metrics]) -> Sequence[Metrics]:
+    return metrics[1:] or metrics
+
+
+def _is_off(predicted_s: float, measured_s: float) -> bool:
+    return abs(measured_s - predicted_s) > OFF * predicted_s
