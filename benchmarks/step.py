@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 import hflow
-from hflow.compiler.cost.compute import forward_flops
+from hflow.compiler.cost.flops import forward_flops
 from hflow.compiler.plan import Plan
 from hflow.compiler.workload import workload
 from hflow.runtime.new_model import new_model

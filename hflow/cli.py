@@ -239,6 +239,39 @@ def new_model_command(
     print(f"wrote {folder}: {family}, {size:,} parameters")
 
 
+@app.command("calibrate")
+def calibrate_command(
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write a cluster file, e.g. clusters/NAME.yaml.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Devices; default: all GPUs, or without any two CPU workers.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+) -> None:
+    """Measure this machine: matrix products, memory, and the link between two workers. Takes seconds."""
+    from hflow.compiler.cluster_text import cluster_text
+    from hflow.runtime.calibrate import calibrate
+
+    if output and output.exists() and not force:
+        raise HflowError(Diagnostic("HF001", f"`{output}` exists", help="name another, or pass --force"))
+    name = output.stem if output else "here"
+    cluster = calibrate(name, workers, lambda label, value: print(f"{label:<24}{value:>16}", flush=True))
+    if output is None:
+        print("next                    hflow calibrate --output clusters/NAME.yaml")
+        return
+    kind = f"{cluster.num_devices} {cluster.device.name}"
+    text = cluster_text(
+        cluster, f"Measured by `hflow calibrate` on {kind}, all at once. One host: inter_host is unused."
+    )
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(text)
+    except OSError as error:
+        raise HflowError(Diagnostic("HF001", f"cannot write `{output}`: {error.strerror}")) from None
+    print(f"wrote                   {output}\nnext                    hflow compile GRAPH --cluster {output}")
+
+
 def _load(path: Path, files: Sequence[Path] | None = None, overrides: Sequence[str] | None = None) -> Any:
     from hflow.graph.load import check as check_file
 

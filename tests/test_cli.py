@@ -23,6 +23,7 @@ FLAGS = {
     "new": ["name", "--from", "--force"],
     "compile": ["graph", "--cluster", "--pin", "-f", "--file", "--set", "-o", "--output", "--json"],
     "exec": ["graph", "--cluster", "--pin", "-f", "--file", "--set", "--run-dir", "--address", "--workers"],
+    "calibrate": ["-o", "--output", "--workers", "--force"],
     "new-model": [
         "folder", "--family", "--layers", "--hidden", "--heads", "--kv-heads", "--ffn", "--alphabet",
         "--max-positions", "--tied", "--no-tied", "--head", "--seed", "--force", "--no-force",

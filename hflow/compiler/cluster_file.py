@@ -7,13 +7,15 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hflow.compiler.cluster import Cluster, DeviceKind, Link
+from hflow.compiler.cluster import Calibration, Cluster, DeviceKind, HostGroup, Link
 from hflow.diagnostics import Diagnostic, HflowError, did_you_mean, ordered
 from hflow.graph.source import Document, KeyPath, read
 from hflow.shipped import find
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(gt=0, le=1_000_000)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0, le=1)]
 GB = 10**9
 
 
@@ -23,12 +25,21 @@ class _Base(BaseModel):
 
 class _Link(_Base):
     bandwidth: Positive
-    latency: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    latency: Seconds
 
 
 class _Links(_Base):
     intra_host: _Link
     inter_host: _Link
+    host: _Link | None = None
+    nics_per_host: Count = 1
+
+
+class _Calibration(_Base):
+    train_efficiency: Share | None = None
+    score_efficiency: Share | None = None
+    prefill_efficiency: Share | None = None
+    decode_bandwidth_efficiency: Share | None = None
 
 
 class _Device(_Base):
@@ -37,17 +48,30 @@ class _Device(_Base):
     flops: Positive
     memory_gb: Positive
     memory_bandwidth: Positive
-    efficiency: Annotated[float, Field(gt=0, le=1)] = 0.5
-    layer_overhead: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    efficiency: Share = 0.5
+    layer_overhead: Seconds = 0.0
+    kernel_latency: Seconds = 0.0
+    calibration: _Calibration = _Calibration()
+
+
+class _Group(_Base):
+    device: _Device
+    hosts: Count
+    devices_per_host: Count
 
 
 class _ClusterFile(_Base):
     hflow_cluster: Literal[1]
     name: Annotated[str, Field(min_length=1)]
-    device: _Device
-    hosts: Count
-    devices_per_host: Count
     links: _Links
+
+
+class _EqualHosts(_ClusterFile, _Group):
+    """A file that describes one kind of host."""
+
+
+class _MixedHosts(_ClusterFile):
+    groups: Annotated[list[_Group], Field(min_length=1)]
 
 
 def load_cluster(name: str | Path) -> Cluster:
@@ -57,43 +81,79 @@ def load_cluster(name: str | Path) -> Cluster:
         HflowError: HF001-HF005 (text), HF301 for every missing, unknown or impossible value.
     """
     document = read(find(name, "clusters", "cluster file"))
+    form = _MixedHosts if "groups" in document.keys(()) else _EqualHosts
     try:
-        file = _ClusterFile.model_validate(document.plain(), strict=False)
+        file = form.model_validate(document.plain(), strict=True)
     except ValidationError as error:
-        found = ordered(_diagnostic(document, e["loc"], e["type"], e["msg"]) for e in error.errors())
+        found = ordered(_diagnostic(document, form, e["loc"], e["type"], e["msg"]) for e in error.errors())
         raise HflowError(found) from None
-    device, links = file.device, file.links
+    first, *more = map(_group, file.groups if isinstance(file, _MixedHosts) else [file])
+    links = file.links
     return Cluster(
         name=file.name,
-        device=DeviceKind(
-            name=device.kind,
-            platform=device.platform or ("cpu" if device.kind == "cpu" else "cuda"),
-            flops=device.flops,
-            memory_bytes=int(device.memory_gb * GB),
-            memory_bandwidth=device.memory_bandwidth,
-            efficiency=device.efficiency,
-            layer_overhead_s=device.layer_overhead,
-        ),
-        hosts=file.hosts,
-        devices_per_host=file.devices_per_host,
-        intra_host=Link(links.intra_host.bandwidth, links.intra_host.latency),
-        inter_host=Link(links.inter_host.bandwidth, links.inter_host.latency),
+        device=first.device,
+        hosts=first.hosts,
+        devices_per_host=first.devices_per_host,
+        intra_host=_link(links.intra_host),
+        inter_host=_link(links.inter_host),
+        host_link=_link(links.host) if links.host else None,
+        nics_per_host=links.nics_per_host,
+        more=tuple(more),
     )
 
 
-_KEYS: dict[KeyPath, type[BaseModel]] = {
-    (): _ClusterFile,
-    ("device",): _Device,
-    ("links",): _Links,
-    ("links", "intra_host"): _Link,
-    ("links", "inter_host"): _Link,
+def _group(group: _Group) -> HostGroup:
+    return HostGroup(_device(group.device), group.hosts, group.devices_per_host)
+
+
+def _link(link: _Link) -> Link:
+    return Link(link.bandwidth, link.latency)
+
+
+def _device(device: _Device) -> DeviceKind:
+    return DeviceKind(
+        name=device.kind,
+        platform=device.platform or ("cpu" if device.kind == "cpu" else "cuda"),
+        flops=device.flops,
+        memory_bytes=round(device.memory_gb * GB),
+        memory_bandwidth=device.memory_bandwidth,
+        efficiency=device.efficiency,
+        layer_overhead_s=device.layer_overhead,
+        kernel_latency_s=device.kernel_latency,
+        calibration=_calibration(device),
+    )
+
+
+def _calibration(device: _Device) -> Calibration:
+    """What is given; else `efficiency` for the shares of the peak FLOP/s."""
+    given = device.calibration.model_dump(exclude_none=True)
+    shares = ("train_efficiency", "score_efficiency", "prefill_efficiency")
+    return Calibration(**{**dict.fromkeys(shares, device.efficiency), **given})
+
+
+_MODELS: dict[str, type[BaseModel]] = {
+    "device": _Device,
+    "calibration": _Calibration,
+    "links": _Links,
+    "intra_host": _Link,
+    "inter_host": _Link,
+    "host": _Link,
 }
 
 
-def _diagnostic(document: Document, path: KeyPath, kind: str, message: str) -> Diagnostic:
+def _model_at(form: type[BaseModel], path: KeyPath) -> type[BaseModel]:
+    """What describes the keys of the mapping at `path`."""
+    if not path:
+        return form
+    return _Group if isinstance(path[-1], int) else _MODELS[path[-1]]
+
+
+def _diagnostic(
+    document: Document, form: type[BaseModel], path: KeyPath, kind: str, message: str
+) -> Diagnostic:
     where = ".".join(map(str, path)) or "file"
     if kind == "extra_forbidden":
-        help_ = did_you_mean(str(path[-1]), _KEYS[path[:-1]].model_fields, "keys")
+        help_ = did_you_mean(str(path[-1]), _model_at(form, path[:-1]).model_fields, "keys")
         return Diagnostic("HF301", f"unknown key `{where}`", document.span(path, key=True), help_)
     if kind == "missing":
         return Diagnostic("HF301", f"missing key `{where}`", document.span(path))

@@ -17,7 +17,7 @@ from hflow.compiler.plan import VERSION, Plan
 from hflow.compiler.shape import ModelShape, read_shape
 from hflow.compiler.vocabulary import foreign_tokens
 from hflow.compiler.workload import rounds, token_makers, workload
-from hflow.diagnostics import HflowError
+from hflow.diagnostics import Diagnostic, HflowError
 from hflow.graph.evaluation import evaluation_graph
 from hflow.graph.graph import Graph
 
@@ -36,6 +36,7 @@ def compile_graph(graph: Graph, cluster: Cluster, pins: Iterable[str] = ()) -> P
     """
     if foreign := tuple(foreign_tokens(graph)):
         raise HflowError(foreign)
+    _refuse_mixed(cluster)
     draft = Draft(graph, evaluation_graph(graph), cluster, _shapes(graph), parse_pins(pins, graph, cluster))
     for step in PASSES:
         draft = step(draft)
@@ -44,6 +45,13 @@ def compile_graph(graph: Graph, cluster: Cluster, pins: Iterable[str] = ()) -> P
         VERSION, cluster, draft.shapes, draft.nodes, draft.step, draft.evaluation, draft.memory,
         draft.step_time_s, _tokens_per_step(graph), draft.search,
     )  # fmt: skip
+
+
+def _refuse_mixed(cluster: Cluster) -> None:
+    if cluster.more:
+        kinds = " and ".join(dict.fromkeys(group.device.name for group in cluster.groups))
+        message = f"cluster `{cluster.name}` mixes {kinds}: only clusters of one kind of host can be planned"
+        raise HflowError(Diagnostic("HF307", message))
 
 
 def _shapes(graph: Graph) -> dict[str, ModelShape]:

@@ -9,12 +9,12 @@ from functools import lru_cache
 
 from hflow.compiler.cluster import Cluster
 from hflow.compiler.cost.comm import link_between
-from hflow.compiler.cost.compute import BYTES
+from hflow.compiler.cost.device import BYTES
 from hflow.compiler.layout import Layout, Mesh, volume
 from hflow.compiler.plan import Collective, CopySet, EdgePlan
 from hflow.compiler.reshard import Boxes, lower, lower_bound, received, recognise
 from hflow.compiler.shape import ModelShape
-from hflow.compiler.weights import Parameter, parameters, weight_boxes
+from hflow.compiler.weights import Parameter, parameters, stages_of, weight_boxes
 from hflow.graph.types import ValueType
 
 ELEMENT_BYTES = {"i32": 4, "i64": 8, "f32": 4, "bf16": 2, "bool": 1, "str": 1}
@@ -141,10 +141,15 @@ def _alike(shape: ModelShape, source: Mesh, target: Mesh) -> Iterator[tuple[list
     """Parameters in groups of one shape and equal boxes (the same weight of several layers), which are
     lowered once."""
     groups: dict[tuple[object, ...], tuple[list[Parameter], Boxes, Boxes]] = {}
+    members: dict[tuple[object, ...], list[Parameter]] = {}  # by what decides the boxes: experts are many
     for parameter in parameters(shape):
-        held, needed = weight_boxes(shape, source, parameter), weight_boxes(shape, target, parameter)
-        key = (parameter.shape, tuple(held.items()), tuple(needed.items()))
-        groups.setdefault(key, ([], held, needed))[0].append(parameter)
+        stages = stages_of(shape, source.pp, parameter), stages_of(shape, target.pp, parameter)
+        place = (parameter.shape, parameter.shard, stages)
+        if place not in members:
+            held, needed = weight_boxes(shape, source, parameter), weight_boxes(shape, target, parameter)
+            key = (parameter.shape, tuple(held.items()), tuple(needed.items()))
+            members[place] = groups.setdefault(key, ([], held, needed))[0]
+        members[place].append(parameter)
     yield from groups.values()
 
 

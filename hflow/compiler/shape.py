@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from hflow.diagnostics import Diagnostic, HflowError, Span
+from hflow.diagnostics import Diagnostic, HflowError, Span, did_you_mean
 from hflow.graph.graph import Head
 
-FAMILIES = ("llama", "qwen2")
+Family = Literal["llama", "qwen2", "qwen3", "qwen3_moe"]
+FAMILIES: tuple[Family, ...] = get_args(Family)
+NAMED = "shape:"
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Every layer has `num_experts` gated MLPs of width `ffn`; each token passes through `top_k` of them."""
+
+    num_experts: int
+    top_k: int
+    ffn: int
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A dense decoder with RMSNorm, rotary positions, gated MLP and grouped-query attention.
+    """A decoder with RMSNorm, rotary positions, grouped-query attention, and a gated MLP or experts.
 
+    `ffn`: width of the MLP that a token passes through; with experts that of all its `top_k` together.
+    `qk_norm`: queries and keys are normalised, each head by itself.
     `head`: ``lm`` gives each position a logit per token of the vocabulary, ``scalar`` one number.
     """
 
-    family: Literal["llama", "qwen2"]
+    family: Family
     num_layers: int
     hidden: int
     num_heads: int
@@ -34,6 +49,8 @@ class ModelShape:
     tied: bool
     qkv_bias: bool
     head: Head = "lm"
+    qk_norm: bool = False
+    moe: Experts | None = None
 
     def with_head(self, head: Head) -> ModelShape:
         """The same decoder under another head; the embedding is nothing that a scalar head could share."""
@@ -45,19 +62,39 @@ class ModelShape:
         return self.vocab if self.head == "lm" else 1
 
     @property
+    def mlp_width(self) -> int:
+        """Width of one MLP, which tensor parallelism splits."""
+        return self.moe.ffn if self.moe else self.ffn
+
+    @cached_property
     def num_parameters(self) -> int:
         from hflow.compiler.weights import parameters
 
         return sum(p.size for p in parameters(self))
 
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that one token meets: of the experts only `top_k` in each layer."""
+        if self.moe is None:
+            return self.num_parameters
+        idle = self.moe.num_experts - self.moe.top_k
+        return self.num_parameters - self.num_layers * idle * 3 * self.hidden * self.moe.ffn
+
+    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
+        """Keys and values of one position in all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes
+
 
 def read_shape(path: str, span: Span | None = None, head: Head = "lm") -> ModelShape:
-    """The shape of the HF model in folder `path`, with `head`.
+    """The shape of the HF model in folder `path`, or, for ``shape:NAME``, of the well-known model NAME; with
+    `head`.
 
     Raises:
-        HflowError: HF303 when there is no ``config.json``, it is not of a known family, or it asks
-            for something that hflow does not build (e.g. scaled rotary positions).
+        HflowError: HF303 when the name is unknown, there is no ``config.json``, it is not of a known family,
+            or it asks for something that hflow does not know (e.g. scaled rotary positions).
     """
+    if path.startswith(NAMED):
+        return named_shape(path.removeprefix(NAMED), span).with_head(head)
     file = Path(path) / "config.json"
     try:
         config: dict[str, Any] = json.loads(file.read_text())
@@ -78,10 +115,28 @@ def read_shape(path: str, span: Span | None = None, head: Head = "lm") -> ModelS
         raise HflowError(
             Diagnostic("HF303", f"`{file}` has a value of the wrong kind: {error}", span)
         ) from None
-    for name, value in vars(shape).items():
-        if isinstance(value, int) and not isinstance(value, bool) and value < 1:
+    for name, value in _numbers(shape):
+        if value < 1:
             raise HflowError(Diagnostic("HF303", f"`{file}`: {name} is {value}", span))
     return shape.with_head(head)
+
+
+def named_shape(name: str, span: Span | None = None) -> ModelShape:
+    """The shape of a well-known model. Raises HflowError HF303 when there is none of this name."""
+    from hflow.compiler.named_shapes import NAMED_SHAPES
+
+    shape = NAMED_SHAPES.get(name)
+    if shape is None:
+        help_ = did_you_mean(name, NAMED_SHAPES, "shapes")
+        raise HflowError(Diagnostic("HF303", f"no shape is called `{name}`", span, help_))
+    return shape
+
+
+def _numbers(shape: ModelShape) -> Iterator[tuple[str, int]]:
+    """The sizes, which must all be positive."""
+    for part in (shape.moe, shape):
+        entries = vars(part).items() if part else ()
+        yield from ((k, v) for k, v in entries if isinstance(v, int) and not isinstance(v, bool))
 
 
 def _unsupported(config: dict[str, Any]) -> str:
@@ -92,8 +147,10 @@ def _unsupported(config: dict[str, Any]) -> str:
         return f"hidden_act `{config['hidden_act']}` is not supported (silu is)"
     if config.get("use_sliding_window"):
         return "sliding-window attention is not supported"
-    if config.get("mlp_bias") or (family == "llama" and config.get("attention_bias")):
-        return "Llama with biases is not supported"
+    if config.get("mlp_bias") or (family != "qwen2" and config.get("attention_bias")):
+        return f"{family} with biases is not supported"
+    if config.get("decoder_sparse_step", 1) != 1 or config.get("mlp_only_layers"):
+        return "experts in some layers only are not supported"
     rope: dict[str, Any] = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if rope.get("rope_type", rope.get("type", "default")) != "default":
         return f"scaled rotary positions ({rope}) are not supported"
@@ -107,20 +164,35 @@ def _whole(value: Any) -> int:
 
 
 def _shape(config: dict[str, Any]) -> ModelShape:
+    family: Family = config["model_type"]
     heads = _whole(config["num_attention_heads"])
     rope: dict[str, Any] = config.get("rope_parameters") or {}
+    experts = _experts(config) if family == "qwen3_moe" else None
     return ModelShape(
-        family=config["model_type"],
+        family=family,
         num_layers=_whole(config["num_hidden_layers"]),
         hidden=_whole(config["hidden_size"]),
         num_heads=heads,
         num_kv_heads=_whole(config.get("num_key_value_heads") or heads),
         head_dim=_whole(config.get("head_dim") or _whole(config["hidden_size"]) // heads),
-        ffn=_whole(config["intermediate_size"]),
+        ffn=experts.top_k * experts.ffn if experts else _whole(config["intermediate_size"]),
         vocab=_whole(config["vocab_size"]),
         max_positions=_whole(config["max_position_embeddings"]),
         rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
         norm_eps=config.get("rms_norm_eps", 1e-6),
         tied=config.get("tie_word_embeddings", False),
-        qkv_bias=config["model_type"] == "qwen2",
+        qkv_bias=family == "qwen2",
+        qk_norm=family in ("qwen3", "qwen3_moe"),
+        moe=experts,
     )
+
+
+def _experts(config: dict[str, Any]) -> Experts:
+    """transformers 5 calls `num_local_experts` what the published files call `num_experts`."""
+    count = config.get("num_experts") or config["num_local_experts"]
+    experts = Experts(
+        _whole(count), _whole(config["num_experts_per_tok"]), _whole(config["moe_intermediate_size"])
+    )
+    if experts.top_k > experts.num_experts:
+        raise ValueError(f"{experts.top_k} of {experts.num_experts} experts per token")
+    return experts

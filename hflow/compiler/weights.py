@@ -35,7 +35,7 @@ class Parameter:
 
 @lru_cache(maxsize=256)
 def parameters(shape: ModelShape) -> tuple[Parameter, ...]:
-    """All parameters of a Llama or Qwen2 model, in the order of the forward pass.
+    """All parameters of a model, in the order of the forward pass.
 
     A scalar head is one row, ``score.weight``, as in transformers' ``…ForSequenceClassification``.
     """
@@ -50,7 +50,7 @@ def parameters(shape: ModelShape) -> tuple[Parameter, ...]:
 
 
 def _layer(shape: ModelShape, index: int) -> tuple[Parameter, ...]:
-    h, f = shape.hidden, shape.ffn
+    h = shape.hidden
     q, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     at = f"model.layers.{index}."
     rows = {"self_attn.q_proj": q, "self_attn.k_proj": kv, "self_attn.v_proj": kv}
@@ -59,12 +59,24 @@ def _layer(shape: ModelShape, index: int) -> tuple[Parameter, ...]:
         out.append(Parameter(f"{at}{name}.weight", (size, h), 0, index))
         if shape.qkv_bias:
             out.append(Parameter(f"{at}{name}.bias", (size,), 0, index))
+    if shape.qk_norm:  # one weight for all heads
+        out.extend(Parameter(f"{at}self_attn.{n}_norm.weight", (shape.head_dim,), None, index) for n in "qk")
     out.append(Parameter(f"{at}self_attn.o_proj.weight", (h, q), 1, index))
     out.append(Parameter(f"{at}post_attention_layernorm.weight", (h,), None, index))
-    out.append(Parameter(f"{at}mlp.gate_proj.weight", (f, h), 0, index))
-    out.append(Parameter(f"{at}mlp.up_proj.weight", (f, h), 0, index))
-    out.append(Parameter(f"{at}mlp.down_proj.weight", (h, f), 1, index))
+    if shape.moe is None:
+        return (*out, *_mlp(f"{at}mlp.", h, shape.ffn, index))
+    out.append(Parameter(f"{at}mlp.gate.weight", (shape.moe.num_experts, h), None, index))
+    for expert in range(shape.moe.num_experts):
+        out.extend(_mlp(f"{at}mlp.experts.{expert}.", h, shape.moe.ffn, index))
     return tuple(out)
+
+
+def _mlp(at: str, hidden: int, ffn: int, layer: int) -> tuple[Parameter, ...]:
+    return (
+        Parameter(f"{at}gate_proj.weight", (ffn, hidden), 0, layer),
+        Parameter(f"{at}up_proj.weight", (ffn, hidden), 0, layer),
+        Parameter(f"{at}down_proj.weight", (hidden, ffn), 1, layer),
+    )
 
 
 def stage_layers(num_layers: int, pp: int, stage: int) -> range:
@@ -77,7 +89,7 @@ def weight_layouts(shape: ModelShape, mesh: Mesh, parameter: Parameter) -> tuple
     """Where `parameter` lies on `mesh`: one layout for each pipeline stage that holds it."""
     over_tp: Placement = Replicate() if parameter.shard is None else Shard(parameter.shard)
     return tuple(
-        Layout(mesh, (Only(stage), Replicate(), over_tp)) for stage in _stages(shape, mesh.pp, parameter)
+        Layout(mesh, (Only(stage), Replicate(), over_tp)) for stage in stages_of(shape, mesh.pp, parameter)
     )
 
 
@@ -87,12 +99,13 @@ def stage_elements(shape: ModelShape, pp: int, tp: int) -> int:
     stages = [0] * pp
     for parameter in parameters(shape):
         local = parameter.size // (1 if parameter.shard is None else tp)
-        for stage in _stages(shape, pp, parameter):
+        for stage in stages_of(shape, pp, parameter):
             stages[stage] += local
     return max(stages)
 
 
-def _stages(shape: ModelShape, pp: int, parameter: Parameter) -> tuple[int, ...]:
+def stages_of(shape: ModelShape, pp: int, parameter: Parameter) -> tuple[int, ...]:
+    """The pipeline stages that hold `parameter`."""
     if parameter.layer is not None:
         return (parameter.layer * pp // shape.num_layers,)
     return tuple(sorted({s for s, on in zip((0, pp - 1), parameter.ends) if on}))

@@ -15,7 +15,8 @@ class Workload:
     """`rows` sequences of `prompt` + `response` tokens (the greatest lengths that the types admit).
 
     `samples`: sequences that share one prompt; `group`: rows that a loss sees together;
-    `optimizer_steps`: updates per step of a train node, each over `rows_per_update` rows.
+    `optimizer_steps`: updates per step of a train node, each over `rows_per_update` rows;
+    `mean`: mean length of the responses where it is known, else they count with the greatest.
     """
 
     rows: int
@@ -25,10 +26,19 @@ class Workload:
     optimizer_steps: int = 0
     rows_per_update: int = 0
     group: int = 1
+    mean: float | None = None
 
     @property
     def sequence(self) -> int:
         return self.prompt + self.response
+
+    @property
+    def mean_response(self) -> float:
+        return self.response if self.mean is None else self.mean
+
+    @property
+    def mean_sequence(self) -> float:
+        return self.prompt + self.mean_response
 
 
 def workload(node: Node) -> Workload:

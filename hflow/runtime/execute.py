@@ -20,6 +20,7 @@ from hflow.runtime.controller.pool import Pool, WorkerFailure
 from hflow.runtime.controller.progress import RunProgress
 from hflow.runtime.controller.run_folder import RunFolder
 from hflow.runtime.controller.signals import EndingSignals
+from hflow.runtime.runnable import check_runnable
 from hflow.view import units
 from hflow.view.terminal import measured_text
 
@@ -55,9 +56,11 @@ def execute(
         export: write each trained model to ``export/<model>`` at the end.
 
     Raises:
-        HflowError: when the run cannot start or fails; the run folder then says ``failed``.
+        HflowError: when the run cannot start or fails; the run folder then says ``failed``. A plan that only
+            compiles is refused before there is one (HF406).
         KeyboardInterrupt, Terminated: after workers have been ended and the folder completed.
     """
+    check_runnable(plan)
     console = console or RunConsole(stderr=True)
     folder = RunFolder(run_dir, plan)
     run = Run(folder.path)

@@ -99,7 +99,8 @@ def _header(plan: Plan, width: int) -> str:
     machines = f"{units.plural(cluster.hosts, 'host')} x {cluster.devices_per_host} {cluster.device.name}"
     links = f"{units.rate(cluster.intra_host.bandwidth)} inside"
     if cluster.hosts > 1:
-        links += f", {units.rate(cluster.inter_host.bandwidth)} between"
+        nics = f"{cluster.nics_per_host} x " if cluster.nics_per_host > 1 else ""
+        links += f", {nics}{units.rate(cluster.inter_host.bandwidth)} between"
     tokens = f"{units.count(plan.tokens_per_step / plan.step_time_s)} tokens/s" if plan.step_time_s else "-"
     step = f"{units.seconds(plan.step_time_s)} per step"
     gap = "not all" if plan.search.gap is None else f"gap {plan.search.gap:.0%}"

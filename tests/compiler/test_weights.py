@@ -12,25 +12,30 @@ from hflow.compiler.layout import Mesh, volume
 from hflow.compiler.lowering import lower_weights
 from hflow.compiler.regroup import generation_mesh
 from hflow.compiler.reshard import contains, lower, lower_bound, received
-from hflow.compiler.shape import ModelShape
+from hflow.compiler.shape import Experts, Family, ModelShape
 from hflow.compiler.weights import parameters, stage_elements, weight_boxes
 
 SHAPE = ModelShape("qwen2", 4, 64, 8, 4, 8, 96, 32, 128, 1e4, 1e-6, False, True)
 TIED = ModelShape("llama", 4, 64, 8, 4, 8, 96, 32, 128, 1e4, 1e-6, True, False)
+MOE = ModelShape(
+    "qwen3_moe", 4, 64, 8, 4, 16, 48, 32, 128, 1e4, 1e-6, False, False, qk_norm=True, moe=Experts(6, 2, 24)
+)
 LINK = Link(1e9, 1e-4)
 CLUSTER = Cluster("test", DeviceKind("cpu", "cpu", 1e11, 4 * 10**9, 1e10, 0.5, 1e-4), 1, 8, LINK, LINK)
 DIVISORS = (1, 2, 4)
 
 
-@pytest.mark.parametrize("family", ["qwen2", "llama"])
+@pytest.mark.parametrize("family", ["qwen2", "llama", "qwen3"])
 @pytest.mark.parametrize("tied", [False, True])
-def test_parameters_are_transformers(family: str, tied: bool) -> None:
+def test_parameters_are_transformers(family: Family, tied: bool) -> None:
     """Names, shapes and order-independent set equal a transformers model's state dict."""
     transformers = pytest.importorskip("transformers")
-    shape = ModelShape(family, 2, 64, 8, 4, 8, 96, 32, 128, 1e4, 1e-6, tied, family == "qwen2")  # type: ignore[arg-type]
+    shape = ModelShape(
+        family, 2, 64, 8, 4, 16, 96, 32, 128, 1e4, 1e-6, tied, family == "qwen2", qk_norm=family == "qwen3"
+    )
     config = transformers.AutoConfig.for_model(
         family, hidden_size=64, num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=4,
-        intermediate_size=96, vocab_size=32, tie_word_embeddings=tied,
+        intermediate_size=96, vocab_size=32, head_dim=16, tie_word_embeddings=tied,
     )  # fmt: skip
     model = transformers.AutoModelForCausalLM.from_config(config)
     theirs = {name: tuple(p.shape) for name, p in model.named_parameters()}
@@ -38,7 +43,18 @@ def test_parameters_are_transformers(family: str, tied: bool) -> None:
     assert shape.num_parameters == sum(p.numel() for p in model.parameters())
 
 
-@pytest.mark.parametrize("shape", [SHAPE, TIED])
+def test_experts_are_listed_as_in_published_files() -> None:
+    """The names of Qwen/Qwen3-30B-A3B: a router, and three matrices for every expert, split over tp."""
+    found = {p.name: p for p in parameters(MOE) if p.name.startswith("model.layers.3.mlp.")}
+    at = "model.layers.3.mlp."
+    assert found.pop(f"{at}gate.weight").shape == (6, 64)
+    assert len(found) == 6 * 3
+    down, up = found[f"{at}experts.5.down_proj.weight"], found[f"{at}experts.5.up_proj.weight"]
+    assert (up.shape, up.shard, down.shape, down.shard) == ((24, 64), 0, (64, 24), 1)
+    assert stage_elements(MOE, 1, 1) == MOE.num_parameters
+
+
+@pytest.mark.parametrize("shape", [SHAPE, TIED, MOE])
 @pytest.mark.parametrize("pp", DIVISORS)
 @pytest.mark.parametrize("tp", DIVISORS)
 def test_a_replica_holds_every_element_once_per_stage(shape: ModelShape, pp: int, tp: int) -> None:

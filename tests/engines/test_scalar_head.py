@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
-from hflow.compiler.cost.compute import forward_flops
+from hflow.compiler.cost.flops import forward_flops
 from hflow.compiler.cost.memory import working_bytes
 from hflow.compiler.layout import Mesh
 from hflow.compiler.shape import read_shape
@@ -138,7 +138,9 @@ def test_planning_counts_a_number_per_position_and_no_vocabulary(folders: Folder
     for tp, vocabulary in ((1, 32), (2, 16)):
         mesh = Mesh.of(tuple(range(tp)), tp=tp)
         both = [working_bytes("score", shape, "f32", work, mesh, 2) for shape in (untied, scalar)]
-        assert both[0] - both[1] == 2 * 7 * (vocabulary - 1) * 4, "float32 outputs of two rows of 7 tokens"
+        assert both[0] - both[1] == 2 * 2 * 7 * (vocabulary - 1) * 4, (
+            "outputs of two rows of 7 tokens, and a copy"
+        )
 
 
 def export_on_rank(rank: int, new_group: NewGroup, source: str, target: str) -> None:

@@ -1,97 +1,139 @@
 """Time of generate, score and train nodes on a mesh.
 
-Formulas: a forward pass costs 2N FLOP per token plus 4·q·context per layer for attention (q: query
-width); training three times that (Megatron-LM, arXiv:2104.04473); decoding is the larger of its
-FLOP time and the time to read the weights once per token (roofline); a pipeline of p stages and m
-micro-batches takes (m + p - 1) slots (1F1B).
+A forward pass costs 2N FLOP per token plus attention; training three times that, four times with full
+recomputation (Megatron-LM, arXiv:2104.04473). A pipeline of p stages and m micro-batches takes
+(m + p - 1) slots (1F1B) of its slowest stage: the last, which also has the head. For generation see
+`generation.py`.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import ceil
+from typing import Literal
 
 from hflow.compiler.cluster import Cluster
-from hflow.compiler.cost.comm import all_reduce_s, link_between, send_s
+from hflow.compiler.cost.comm import all_gather_s, all_reduce_s, axis_link, send_s
+from hflow.compiler.cost.device import (
+    BYTES,
+    attention_work,
+    device_of,
+    layer_latency_s,
+    products_s,
+    residual_s,
+    stream_s,
+)
+from hflow.compiler.cost.flops import head_parameters, matmul_parameters, read_parameters
+from hflow.compiler.cost.generation import generate_s
+from hflow.compiler.cost.strategy import PLAIN, Strategy
 from hflow.compiler.layout import Mesh
 from hflow.compiler.shape import ModelShape
 from hflow.compiler.workload import Workload
 from hflow.graph.graph import OpKind
 
-BYTES = {"f32": 4, "bf16": 2}
+ADAM_BYTES = 32  # per parameter: reads and writes of weight, gradient and two moments in float32
 
 
 def node_time_s(
-    op: OpKind, shape: ModelShape, dtype: str, work: Workload, mesh: Mesh, micro_batch: int, cluster: Cluster
-) -> float:
-    """Seconds that one execution of the node takes on `mesh`."""
-    if op == "generate":
-        return _generate_s(shape, dtype, work, mesh, micro_batch, cluster)
-    if op == "score":
-        micro_batches = ceil(work.rows / mesh.dp / micro_batch)
-        return _passes_s(shape, dtype, work, mesh, micro_batch, micro_batches, cluster, forward_factor=1)
-    micro_batches = ceil(work.rows_per_update / mesh.dp / micro_batch)
-    passes = _passes_s(shape, dtype, work, mesh, micro_batch, micro_batches, cluster, forward_factor=3)
-    return work.optimizer_steps * (passes + _update_s(shape, mesh, cluster))
-
-
-def matmul_parameters(shape: ModelShape) -> int:
-    """Parameters that take part in matrix products: all but the embedding table."""
-    return shape.num_parameters - (0 if shape.tied else shape.vocab * shape.hidden)
-
-
-def forward_flops(shape: ModelShape, tokens: float, context: float) -> float:
-    """FLOP of a forward pass over `tokens` tokens that attend to `context` positions on average."""
-    attention = 4 * shape.num_heads * shape.head_dim * context * shape.num_layers
-    return tokens * (2 * matmul_parameters(shape) + attention)
-
-
-def _rate(cluster: Cluster) -> float:
-    return cluster.device.flops * cluster.device.efficiency
-
-
-def _passes_s(
+    op: OpKind,
     shape: ModelShape,
     dtype: str,
     work: Workload,
     mesh: Mesh,
     micro_batch: int,
-    micro_batches: int,
     cluster: Cluster,
-    forward_factor: int,
+    strategy: Strategy = PLAIN,
 ) -> float:
-    """Forward (factor 1) or forward and backward (factor 3) passes of one data-parallel replica."""
-    tokens = micro_batch * work.sequence
-    layers = shape.num_layers / mesh.pp
-    flops = forward_flops(shape, tokens, work.sequence / 2) / (mesh.pp * mesh.tp)
-    activation = tokens * shape.hidden * BYTES[dtype]
-    link = link_between(cluster, mesh.groups("tp")[0])
-    reduces = 2 * layers * (2 if forward_factor == 3 else 1)
-    slot = forward_factor * (flops / _rate(cluster) + layers * cluster.device.layer_overhead_s)
-    slot += reduces * all_reduce_s(activation, mesh.tp, link)
-    if mesh.pp > 1:
-        hop = link_between(cluster, mesh.groups("pp")[0])
-        slot += send_s(activation, hop) * (2 if forward_factor == 3 else 1)
+    """Seconds that one execution of the node takes on `mesh`, in passes of `micro_batch` rows per replica."""
+    if op == "generate":
+        return generate_s(shape, dtype, work, mesh, micro_batch, cluster)
+    if op == "train":
+        passes = train_passes_s(shape, dtype, work, mesh, micro_batch, cluster, strategy)
+        return work.optimizer_steps * (passes + update_s(shape, dtype, mesh, cluster, strategy))
+    micro_batches = ceil(work.rows / mesh.dp / micro_batch)
+    stage = _Stage(shape, dtype, work, mesh, micro_batch, cluster)
+    slot = stage.layers_s("score") + stage.head_s("score") + stage.reduces_s() + stage.hop_s()
     return (micro_batches + mesh.pp - 1) * slot
 
 
-def _update_s(shape: ModelShape, mesh: Mesh, cluster: Cluster) -> float:
-    """Gradient all-reduce over dp, then Adam: it reads and writes weight, gradient and two moments."""
-    local = shape.num_parameters / (mesh.pp * mesh.tp)
-    link = link_between(cluster, mesh.groups("dp")[0])
-    return all_reduce_s(4 * local, mesh.dp, link) + 2 * 16 * local / cluster.device.memory_bandwidth
-
-
-def _generate_s(
-    shape: ModelShape, dtype: str, work: Workload, mesh: Mesh, micro_batch: int, cluster: Cluster
+def train_passes_s(
+    shape: ModelShape,
+    dtype: str,
+    work: Workload,
+    mesh: Mesh,
+    micro_batch: int,
+    cluster: Cluster,
+    strategy: Strategy = PLAIN,
 ) -> float:
-    device = cluster.device
-    link = link_between(cluster, mesh.groups("tp")[0])
-    batches = ceil(work.rows / mesh.dp / micro_batch)
-    prompts = micro_batch / work.samples
-    prefill = forward_flops(shape, prompts * work.prompt, work.prompt / 2) / mesh.tp / _rate(cluster)
-    decode = forward_flops(shape, micro_batch, work.prompt + work.response / 2) / mesh.tp / _rate(cluster)
-    read = shape.num_parameters * BYTES[dtype] / mesh.tp / device.memory_bandwidth
-    reduces = 2 * shape.num_layers
-    reduce_s = all_reduce_s(micro_batch * shape.hidden * BYTES[dtype], mesh.tp, link)
-    token = max(decode, read) + shape.num_layers * device.layer_overhead_s + reduces * reduce_s
-    return batches * (prefill + work.response * token)
+    """Forward and backward passes over the rows of one update, without the update."""
+    micro_batches = ceil(work.rows_per_update / mesh.dp / micro_batch)
+    again = 1 if strategy.recompute == "full" else 0
+    stage = _Stage(shape, dtype, work, mesh, micro_batch, cluster)
+    slot = (3 + again) * stage.layers_s("train") + 3 * stage.head_s("train")
+    slot += (2 + again) * stage.reduces_s() + 2 * stage.hop_s()
+    if strategy.zero == 3:  # weights are gathered for either pass, gradients scattered
+        local = shape.num_parameters * BYTES[dtype] / (mesh.pp * mesh.tp)
+        slot += 3 * all_gather_s(local, mesh.dp, axis_link(cluster, mesh, "dp"))
+    return (micro_batches + mesh.pp - 1) * slot
+
+
+def update_s(
+    shape: ModelShape, dtype: str, mesh: Mesh, cluster: Cluster, strategy: Strategy = PLAIN
+) -> float:
+    """Float32 gradients are reduced over dp, then Adam updates what a device owns. ZeRO-1 scatters the
+    gradients and gathers the weights afterwards; ZeRO-3 has moved both in the passes."""
+    device, link = device_of(cluster, mesh), axis_link(cluster, mesh, "dp")
+    local = shape.num_parameters / (mesh.pp * mesh.tp)
+    owned = local / mesh.dp if strategy.zero else local
+    adam = stream_s(ADAM_BYTES * owned, device)
+    if strategy.zero == 0:
+        return adam + all_reduce_s(4 * local, mesh.dp, link)
+    if strategy.zero == 1:
+        return adam + all_gather_s((4 + BYTES[dtype]) * local, mesh.dp, link)
+    return adam
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """The last pipeline stage and one micro-batch that passes through it."""
+
+    shape: ModelShape
+    dtype: str
+    work: Workload
+    mesh: Mesh
+    micro_batch: int
+    cluster: Cluster
+
+    @property
+    def tokens(self) -> float:
+        return self.micro_batch * self.work.mean_sequence
+
+    @property
+    def activation_bytes(self) -> float:
+        return self.tokens * self.shape.hidden * BYTES[self.dtype]
+
+    def layers_s(self, kind: Literal["train", "score"]) -> float:
+        """The layers' forward pass, without communication."""
+        shape, device = self.shape, device_of(self.cluster, self.mesh)
+        parameters = read_parameters(shape, self.tokens) - head_parameters(shape)
+        flops = 2 * (matmul_parameters(shape) - head_parameters(shape)) * self.tokens
+        flops += attention_work(shape, self.tokens, self.work.mean_sequence / 2)
+        seconds = products_s(flops, parameters, kind, self.dtype, device, self.mesh.tp)
+        seconds += residual_s(shape, self.tokens, self.dtype, device)
+        return (seconds + shape.num_layers * layer_latency_s(device)) / self.mesh.pp
+
+    def head_s(self, kind: Literal["train", "score"]) -> float:
+        parameters, device = head_parameters(self.shape), device_of(self.cluster, self.mesh)
+        return products_s(2 * parameters * self.tokens, parameters, kind, self.dtype, device, self.mesh.tp)
+
+    def reduces_s(self) -> float:
+        """The two all-reduces over tp of each layer, in one direction."""
+        link = axis_link(self.cluster, self.mesh, "tp")
+        layers = self.shape.num_layers / self.mesh.pp
+        return 2 * layers * all_reduce_s(self.activation_bytes, self.mesh.tp, link)
+
+    def hop_s(self) -> float:
+        """The activations on their way to the next stage."""
+        if self.mesh.pp == 1:
+            return 0.0
+        return send_s(self.activation_bytes, axis_link(self.cluster, self.mesh, "pp"))

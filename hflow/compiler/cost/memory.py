@@ -1,59 +1,126 @@
-"""Bytes on one device: weights, training state, activations, KV cache.
+"""Bytes on one device: weights, training state, activations, KV cache, logits.
 
 Training in f32 keeps 16 bytes per parameter (weight, gradient, two Adam moments), in bf16 18 (bf16
-weight; f32 gradient, master copy and moments). Activations per layer without recomputation are about
-34·s·b·h bytes in half precision plus the attention scores, 5·a·s²·b (Korthikanti et al.,
-arXiv:2205.05198); f32 doubles both.
+weight; f32 gradient, master copy and moments), of which ZeRO-1 splits the optimizer's 8 or 12 over dp.
+Activations are counted as in Korthikanti et al. (arXiv:2205.05198) for this decoder: without dropout, with
+a gated MLP, with fused attention (no matrix of scores) and without sequence parallelism.
 """
 
 from __future__ import annotations
 
-from hflow.compiler.cost.compute import BYTES
+from math import ceil
+
+from hflow.compiler.cost.device import BYTES
+from hflow.compiler.cost.strategy import PLAIN, Strategy
 from hflow.compiler.layout import Mesh
 from hflow.compiler.shape import ModelShape
 from hflow.compiler.weights import stage_elements
 from hflow.compiler.workload import Workload
 from hflow.graph.graph import OpKind
 
-TRAINING_BYTES = {"f32": 16, "bf16": 18}
+GRADIENT_BYTES = 4
+OPTIMIZER_BYTES = {"f32": 8, "bf16": 12}  # two moments, and the master copy of bf16 weights
+LOGITS_CHUNK_BYTES = 64 * 2**20  # float32 copies of logits are made in parts of this size
 
 
-def weight_bytes(shape: ModelShape, dtype: str, mesh: Mesh, trains: bool) -> int:
+def weight_bytes(shape: ModelShape, dtype: str, mesh: Mesh, trains: bool, strategy: Strategy = PLAIN) -> int:
     """Weights of a model's shard, with gradients and optimizer state if it is trained there."""
-    per_parameter = TRAINING_BYTES[dtype] if trains else BYTES[dtype]
-    return stage_elements(shape, mesh.pp, mesh.tp) * per_parameter
+    elements = stage_elements(shape, mesh.pp, mesh.tp)
+    if not trains:
+        return elements * BYTES[dtype]
+    model_bytes = elements * (BYTES[dtype] + GRADIENT_BYTES)
+    if strategy.zero == 3:
+        model_bytes = ceil(model_bytes / mesh.dp)
+    return model_bytes + optimizer_bytes(shape, dtype, mesh, strategy)
+
+
+def optimizer_bytes(shape: ModelShape, dtype: str, mesh: Mesh, strategy: Strategy = PLAIN) -> int:
+    """Adam's state on a device: what an offload between updates moves."""
+    state = stage_elements(shape, mesh.pp, mesh.tp) * OPTIMIZER_BYTES[dtype]
+    return ceil(state / mesh.dp) if strategy.zero else state
 
 
 def working_bytes(
-    op: OpKind, shape: ModelShape, dtype: str, work: Workload, mesh: Mesh, micro_batch: int
+    op: OpKind,
+    shape: ModelShape,
+    dtype: str,
+    work: Workload,
+    mesh: Mesh,
+    micro_batch: int,
+    strategy: Strategy = PLAIN,
 ) -> int:
-    """What the node needs beside the weights while it runs."""
+    """What the node needs beside the weights while it runs, at the greatest lengths."""
     if op == "generate":
-        return _kv_cache_bytes(shape, dtype, work, mesh, micro_batch) + _logits_bytes(
-            shape, micro_batch, mesh
-        )
-    activations = _layer_activation_bytes(shape, dtype, work.sequence, micro_batch, mesh)
-    logits = _logits_bytes(shape, micro_batch * work.response, mesh)
+        return _generation_bytes(shape, dtype, work, mesh, micro_batch)
+    tokens = micro_batch * work.sequence
+    outputs = micro_batch * work.response * outputs_per_position(shape, mesh)
     if op == "score":
-        return activations + logits
-    layers = shape.num_layers // mesh.pp
-    in_flight = mesh.pp  # 1F1B: the first stage holds one micro-batch per stage
-    return activations * layers * in_flight + 3 * logits
+        return forward_bytes(shape, dtype, tokens, mesh) + outputs * BYTES[dtype] + _chunk_bytes(outputs)
+    return _training_bytes(shape, dtype, work, mesh, micro_batch, strategy)
 
 
-def _layer_activation_bytes(
-    shape: ModelShape, dtype: str, sequence: int, micro_batch: int, mesh: Mesh
+def _training_bytes(
+    shape: ModelShape,
+    dtype: str,
+    work: Workload,
+    mesh: Mesh,
+    micro_batch: int,
+    strategy: Strategy,
 ) -> int:
-    tokens = micro_batch * sequence
-    half_precision = tokens * (34 * shape.hidden + 5 * shape.num_heads * sequence)
-    return int(half_precision * BYTES[dtype] / 2 / mesh.tp)
+    """The fuller of the first stage, with a micro-batch per stage in flight (1F1B), and the last one, with
+    logits and their gradient."""
+    tokens, layers = micro_batch * work.sequence, shape.num_layers // mesh.pp
+    layer = layer_activation_bytes(shape, dtype, tokens, mesh)
+    kept, live = layers * layer, 0
+    if strategy.recompute == "full":
+        kept, live = layers * tokens * shape.hidden * BYTES[dtype], layer
+    in_flight = min(mesh.pp, ceil(work.rows_per_update / mesh.dp / micro_batch))
+    outputs = micro_batch * work.response * outputs_per_position(shape, mesh)
+    last = kept + max(live, 2 * outputs * BYTES[dtype] + _chunk_bytes(outputs))
+    gathered = 2 * layer_weight_bytes(shape, dtype, mesh) if strategy.zero == 3 else 0
+    return max(in_flight * kept + live, last) + gathered
 
 
-def _kv_cache_bytes(shape: ModelShape, dtype: str, work: Workload, mesh: Mesh, micro_batch: int) -> int:
-    per_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * BYTES[dtype]
-    return micro_batch * work.sequence * per_token // mesh.tp
+def layer_activation_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mesh) -> int:
+    """What the backward pass of a layer needs. On every rank of tp: the inputs of two norms, of QKV and of
+    the MLP. Split over tp: Q, K, V, attention's output, and gate, up, activation and product of the MLP."""
+    q, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    split = 2 * q + 2 * kv + 4 * shape.ffn
+    return tokens * (4 * shape.hidden + ceil(split / mesh.tp)) * BYTES[dtype]
 
 
-def _logits_bytes(shape: ModelShape, tokens: int, mesh: Mesh) -> int:
-    share = mesh.tp if shape.head == "lm" else 1  # one number per position is on every rank
-    return tokens * shape.outputs * 4 // share
+def forward_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mesh) -> int:
+    """The most that a forward pass holds at once: residual, norm's output, and attention or MLP."""
+    q, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    widest = max(2 * q + 2 * kv, 3 * shape.ffn)
+    return tokens * (2 * shape.hidden + ceil(widest / mesh.tp)) * BYTES[dtype]
+
+
+def kv_cache_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mesh) -> int:
+    """Keys and values of `tokens` positions on one device."""
+    return ceil(tokens * shape.kv_bytes_per_token(BYTES[dtype]) / (mesh.tp * mesh.pp))
+
+
+def layer_weight_bytes(shape: ModelShape, dtype: str, mesh: Mesh) -> int:
+    """One layer's weights, which ZeRO-3 gathers; the next ones arrive meanwhile."""
+    return ceil(shape.num_parameters / shape.num_layers / mesh.tp) * BYTES[dtype]
+
+
+def _generation_bytes(shape: ModelShape, dtype: str, work: Workload, mesh: Mesh, wave: int) -> int:
+    """KV cache at the greatest lengths; the prompts' forward pass, or every row's logits, gathered over tp,
+    and their float32 copy."""
+    prompts = ceil(wave / work.samples) * work.prompt
+    logits = wave * shape.outputs * (BYTES[dtype] + 4)
+    return kv_cache_bytes(shape, dtype, wave * work.sequence, mesh) + max(
+        forward_bytes(shape, dtype, prompts, mesh), logits
+    )
+
+
+def outputs_per_position(shape: ModelShape, mesh: Mesh) -> int:
+    """Numbers per position on a device: the only one of a scalar head is on every rank of tp."""
+    return ceil(shape.outputs / (mesh.tp if shape.head == "lm" else 1))
+
+
+def _chunk_bytes(outputs: int) -> int:
+    """The float32 copy of a part of the outputs."""
+    return min(4 * outputs, LOGITS_CHUNK_BYTES)

@@ -122,8 +122,8 @@ def _model_reason(shape: ModelShape, mesh: Mesh, node: Node) -> str:
     ):
         if count % mesh.tp:
             return f"tp{mesh.tp} does not divide {count} {what}"
-    if shape.ffn % mesh.tp:
-        return f"tp{mesh.tp} does not divide the MLP width {shape.ffn}"
+    if shape.mlp_width % mesh.tp:
+        return f"tp{mesh.tp} does not divide the MLP width {shape.mlp_width}"
     if shape.num_layers % mesh.pp:
         return f"pp{mesh.pp} does not divide {shape.num_layers} layers"
     if node.op == "generate" and node.options["max_new_tokens"] >= shape.max_positions:

@@ -1,0 +1,19 @@
+"""How a train node trades time for memory, beside its mesh."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """`recompute`: ``full`` keeps each layer's input only and repeats its forward pass before the backward
+    pass. `zero` (ZeRO, arXiv:1910.02054) splits over dp: 1 the optimizer, 3 also gradients and weights.
+    """
+
+    recompute: Literal["none", "full"] = "none"
+    zero: Literal[0, 1, 3] = 0
+
+
+PLAIN = Strategy()

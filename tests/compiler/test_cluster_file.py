@@ -1,0 +1,166 @@
+"""Cluster files: the shipped ones hold data-sheet numbers, and every wrong value is told with its place."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import hflow
+from hflow.compiler.cluster import Calibration, Link
+from hflow.compiler.cluster_file import load_cluster
+from hflow.compiler.cluster_text import cluster_text
+from hflow.diagnostics import HflowError
+
+FILES = sorted(Path("clusters").glob("*.yaml"))
+GOOD = """\
+hflow_cluster: 1
+name: test
+device:
+  kind: H100
+  flops: 989e12
+  memory_gb: 80
+  memory_bandwidth: 3.35e12
+  calibration: {train_efficiency: 0.4}
+hosts: 2
+devices_per_host: 8
+links:
+  intra_host: {bandwidth: 450e9, latency: 5e-6}
+  inter_host: {bandwidth: 50e9, latency: 1e-5}
+  nics_per_host: 8
+  host: {bandwidth: 64e9, latency: 1e-5}
+"""
+MIXED = """\
+hflow_cluster: 1
+name: test
+groups:
+  - device: {kind: A100, flops: 312e12, memory_gb: 80, memory_bandwidth: 2e12}
+    hosts: 2
+    devices_per_host: 4
+  - device: {kind: H100, flops: 989e12, memory_gb: 80, memory_bandwidth: 3e12}
+    hosts: 3
+    devices_per_host: 8
+links:
+  intra_host: {bandwidth: 300e9, latency: 5e-6}
+  inter_host: {bandwidth: 25e9, latency: 1e-5}
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    file = folder / "cluster.yaml"
+    file.write_text(text)
+    return file
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
+def test_shipped_files_are_named_after_their_contents(file: Path) -> None:
+    cluster = load_cluster(file.stem)
+    assert cluster.name == file.stem
+    _, times, count = file.stem.partition("x")
+    assert not (times and count.isdigit()) or cluster.num_devices == int(count)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
+def test_text_of_a_cluster_is_read_back_as_the_same(file: Path, tmp_path: Path) -> None:
+    cluster = load_cluster(file)
+    assert load_cluster(written(tmp_path, cluster_text(cluster, "a remark"))) == cluster
+
+
+@pytest.mark.parametrize("kind", ["a100", "h100"])
+def test_clusters_of_a_kind_differ_in_hosts_only(kind: str) -> None:
+    clusters = [load_cluster(f) for f in FILES if f.stem.startswith(f"{kind}x")]
+    assert len({replace(c, name="", hosts=1) for c in clusters}) == 1 < len(clusters)
+
+
+def test_the_papers_testbed() -> None:
+    """arXiv:2409.19256, section 8.1: 16 machines of 8 A100-80GB, NVLink 600 GB/s, 200 Gb/s between them."""
+    cluster = load_cluster("a100x128")
+    assert (cluster.hosts, cluster.devices_per_host, cluster.device.memory_bytes) == (16, 8, 80 * 10**9)
+    assert 2 * cluster.intra_host.bandwidth == 600e9
+    assert 8 * cluster.inter_host.bandwidth * cluster.nics_per_host == 200e9
+
+
+def test_everything_is_read(tmp_path: Path) -> None:
+    cluster = load_cluster(written(tmp_path, GOOD))
+    assert (cluster.nics_per_host, cluster.host_link) == (8, Link(64e9, 1e-5))
+    assert cluster.device.platform == "cuda"
+    # what is not calibrated has the default efficiency, 0.5
+    assert cluster.device.calibration == Calibration(0.4, 0.5, 0.5, 0.75)
+
+
+def test_groups_follow_each_other(tmp_path: Path) -> None:
+    cluster = load_cluster(written(tmp_path, MIXED))
+    assert cluster.num_devices == len(cluster.devices) == 2 * 4 + 3 * 8
+    assert [cluster.kind(d).name for d in (0, 7, 8, 31)] == ["A100", "A100", "H100", "H100"]
+    assert [cluster.host(d) for d in (0, 3, 4, 7, 8, 15, 16, 31)] == [0, 0, 1, 1, 2, 2, 3, 4]
+
+
+def test_a_mixed_cluster_is_not_planned_yet() -> None:
+    graph = hflow.load("algorithms/sft.yaml", ["params.model=shape:qwen2.5-0.5b"])
+    with pytest.raises(HflowError, match="HF307.*mixes A100-80G and H100-80G"):
+        hflow.compile(graph, "mixed")
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "new", "message", "line"),
+    [
+        (GOOD, "devices_per_host: 8", "devices_per_host: 0", "`devices_per_host`", 10),
+        (GOOD, "hosts: 2", "hosts: -1", "`hosts`", 9),
+        (GOOD, "hosts: 2", "hosts: true", "`hosts`", 9),
+        (GOOD, "hosts: 2", "hosts: 2.5", "`hosts`", 9),
+        (GOOD, "hosts: 2", "hosts: '2'", "`hosts`", 9),
+        (
+            GOOD,
+            "inter_host: {bandwidth: 50e9",
+            "inter_host: {bandwidth: -50e9",
+            "`links.inter_host.bandwidth`",
+            13,
+        ),
+        (
+            GOOD,
+            "inter_host: {bandwidth: 50e9",
+            "inter_host: {bandwidth: .inf",
+            "`links.inter_host.bandwidth`",
+            13,
+        ),
+        (GOOD, "5e-6", "-1.0", "`links.intra_host.latency`", 12),
+        (GOOD, "nics_per_host: 8", "nics_per_host: 0", "`links.nics_per_host`", 14),
+        (GOOD, "64e9", "0", "`links.host.bandwidth`", 15),
+        (GOOD, "flops: 989e12", "flops: .nan", "`device.flops`", 5),
+        (GOOD, "flops: 989e12", "flops: fast", "`device.flops`", 5),
+        (GOOD, "flops: 989e12", "flop: 989e12", "unknown key `device.flop`", 5),
+        (GOOD, "train_eff", "trian_eff", "unknown key `device.calibration.trian_efficiency`", 8),
+        (GOOD, "0.4", "1.4", "`device.calibration.train_efficiency`", 8),
+        (GOOD, "{train_efficiency: 0.4}", "0.4", "`device.calibration`", 8),
+        (GOOD, "  host:", "  hots:", "unknown key `links.hots`", 15),
+        (GOOD, "hflow_cluster: 1", "hflow_cluster: 2", "`hflow_cluster`", 1),
+        (GOOD, "name: test", "name: ''", "`name`", 2),
+        (MIXED, "devices_per_host: 8", "devices_per_host: 0", "`groups.1.devices_per_host`", 9),
+        (MIXED, "hosts: 3", "host: 3", "unknown key `groups.1.host`", 8),
+        (MIXED, "312e12", "-312e12", "`groups.0.device.flops`", 4),
+        (MIXED, "name: test", "hosts: 2", "unknown key `hosts`", 2),
+    ],
+)
+def test_nonsense_is_refused_where_it_stands(
+    text: str, old: str, new: str, message: str, line: int, tmp_path: Path
+) -> None:
+    assert text.count(old) >= 1
+    with pytest.raises(HflowError) as caught:
+        load_cluster(written(tmp_path, text.replace(old, new, 1)))
+    found = [d for d in caught.value.diagnostics if message in d.message]
+    assert [d.code for d in found] == ["HF301"]
+    assert found[0].span and found[0].span.line == line
+
+
+def test_no_groups_are_no_cluster(tmp_path: Path) -> None:
+    with pytest.raises(HflowError, match="HF301.*`groups`"):
+        load_cluster(
+            written(tmp_path, MIXED[: MIXED.index("groups")] + "groups: []\n" + MIXED[MIXED.index("links") :])
+        )
+
+
+def test_a_wrong_key_is_told_its_neighbour(tmp_path: Path) -> None:
+    with pytest.raises(HflowError) as caught:
+        load_cluster(written(tmp_path, GOOD.replace("memory_bandwidth", "memory_bandwith")))
+    assert "did you mean `memory_bandwidth`?" in [d.help for d in caught.value.diagnostics]

@@ -1,0 +1,124 @@
+"""Memory of the models of HybridFlow's evaluation against sums made by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from hflow.compiler.cost.flops import forward_flops, matmul_parameters, read_parameters
+from hflow.compiler.cost.memory import (
+    LOGITS_CHUNK_BYTES,
+    kv_cache_bytes,
+    layer_activation_bytes,
+    optimizer_bytes,
+    weight_bytes,
+    working_bytes,
+)
+from hflow.compiler.cost.strategy import Strategy
+from hflow.compiler.layout import Mesh
+from hflow.compiler.named_shapes import NAMED_SHAPES
+from hflow.compiler.workload import Workload
+
+LLAMA_7B, LLAMA_70B = NAMED_SHAPES["llama-7b"], NAMED_SHAPES["llama-70b"]
+PARAMETERS_7B = 6_738_415_616  # Llama 2 7B, as published
+ONE = Mesh.of((0,))
+KIB, GIB = 2**10, 2**30
+
+
+def test_a_token_of_7b_costs_twice_its_matrices() -> None:
+    matrices = PARAMETERS_7B - 32_000 * 4096  # all but the embedding table; norms are counted, being few
+    assert matmul_parameters(LLAMA_7B) == matrices
+    attention = 4 * 4096 * 1024 * 32
+    assert forward_flops(LLAMA_7B, 10, 1024) == 10 * (2 * matrices + attention)
+
+
+@pytest.mark.parametrize(
+    ("model", "kib"), [("llama-7b", 512), ("llama-13b", 800), ("llama-70b", 320)], ids=str
+)
+def test_kv_cache_of_a_token(model: str, kib: int) -> None:
+    assert kv_cache_bytes(NAMED_SHAPES[model], "bf16", 1, ONE) == kib * KIB
+    assert kv_cache_bytes(NAMED_SHAPES[model], "bf16", 6, Mesh.of((0, 1, 2, 3), tp=4)) == 6 * kib * KIB / 4
+
+
+def test_training_state_of_7b() -> None:
+    assert weight_bytes(LLAMA_7B, "bf16", ONE, False) == 2 * PARAMETERS_7B
+    assert weight_bytes(LLAMA_7B, "bf16", ONE, True) == 18 * PARAMETERS_7B
+    assert weight_bytes(LLAMA_7B, "f32", ONE, True) == 16 * PARAMETERS_7B
+    eight = Mesh.of(tuple(range(8)), dp=8)
+    assert weight_bytes(LLAMA_7B, "bf16", eight, True) == 18 * PARAMETERS_7B
+    assert weight_bytes(LLAMA_7B, "bf16", eight, True, Strategy(zero=1)) == (6 + 12 / 8) * PARAMETERS_7B
+    assert weight_bytes(LLAMA_7B, "bf16", eight, True, Strategy(zero=3)) == 18 / 8 * PARAMETERS_7B
+    assert optimizer_bytes(LLAMA_7B, "bf16", eight) == 12 * PARAMETERS_7B
+
+
+@pytest.mark.parametrize(
+    ("model", "ppo", "remax"),
+    [("llama-7b", 8, 8), ("llama-13b", 16, 8), ("llama-34b", 32, 16), ("llama-70b", 64, 32)],
+)
+def test_the_papers_smallest_clusters(model: str, ppo: int, remax: int) -> None:
+    """HybridFlow's figures 9 and 10 begin where the models' state takes at most 80% of the A100s' 80 GB
+    (PPO trains two models and reads two, ReMax trains one and reads two), on 8 GPUs times a power of two."""
+    trained, read = (weight_bytes(NAMED_SHAPES[model], "bf16", ONE, trains) for trains in (True, False))
+    assert _smallest(2 * trained + 2 * read) == ppo
+    assert _smallest(trained + 2 * read) == remax
+
+
+def _smallest(state_bytes: int) -> int:
+    return next(8 * 2**i for i in range(8) if state_bytes <= 0.8 * 80e9 * 8 * 2**i)
+
+
+def test_activations_are_korthikantis_up_to_the_shape_of_the_mlp() -> None:
+    tokens = 2048
+    own = layer_activation_bytes(LLAMA_7B, "bf16", tokens, ONE)
+    assert own == 2 * tokens * (4 * 4096 + 4 * 4096 + 4 * 11_008)
+    assert own == pytest.approx(34 * tokens * 4096, rel=0.15)  # with dropout masks and GELU
+    split = layer_activation_bytes(LLAMA_7B, "bf16", tokens, Mesh.of(tuple(range(8)), tp=8))
+    assert split == pytest.approx(tokens * 4096 * (10 + 24 / 8), rel=0.15)
+
+
+def test_a_stage_keeps_one_micro_batch_per_stage_behind_it() -> None:
+    mesh = Mesh.of((0, 1, 2, 3), pp=4)
+    layers = 8 * layer_activation_bytes(LLAMA_7B, "bf16", 2048, mesh)
+    scalar = LLAMA_7B.with_head("scalar")
+    for rows, in_flight in ((1, 1), (2, 2), (4, 4), (16, 4)):
+        work = Workload(rows, 1024, 1024, optimizer_steps=1, rows_per_update=rows)
+        needed = working_bytes("train", scalar, "bf16", work, mesh, 1)
+        assert needed == pytest.approx(in_flight * layers, rel=1e-3)
+
+
+def test_recomputation_keeps_the_input_of_each_layer_and_one_layer() -> None:
+    work = Workload(1, 1024, 1024, optimizer_steps=1, rows_per_update=1)
+    scalar = LLAMA_7B.with_head("scalar")
+    needed = working_bytes("train", scalar, "bf16", work, ONE, 1, Strategy("full"))
+    layer = layer_activation_bytes(LLAMA_7B, "bf16", 2048, ONE)
+    assert needed == 32 * 2048 * 4096 * 2 + layer
+    plain = working_bytes("train", scalar, "bf16", work, ONE, 1)
+    assert plain == pytest.approx(32 * layer, rel=1e-3)
+
+
+def test_logits_of_responses_are_kept_with_their_gradient_and_a_chunk() -> None:
+    work = Workload(4, 1024, 1024, optimizer_steps=1, rows_per_update=4)
+    one = working_bytes("train", LLAMA_7B, "bf16", work, ONE, 4)
+    without = working_bytes("train", LLAMA_7B.with_head("scalar"), "bf16", work, ONE, 4)
+    logits = 4 * 1024 * 32_000 * 2
+    assert one - without == pytest.approx(2 * logits + LOGITS_CHUNK_BYTES, rel=1e-3)
+
+
+def test_generation_keeps_the_cache_of_all_rows_at_their_greatest_length() -> None:
+    work = Workload(256, 1024, 1024)
+    two = [working_bytes("generate", LLAMA_7B, "bf16", work, ONE, wave) for wave in (1, 33)]
+    assert two[1] - two[0] >= 32 * 2048 * 512 * KIB == 32 * GIB
+    assert two[1] - two[0] < 1.2 * 32 * GIB
+
+
+def test_decoding_reads_the_experts_that_some_row_chooses() -> None:
+    moe = NAMED_SHAPES["qwen3-30b-a3b"]
+    embedding = moe.vocab * moe.hidden
+    assert read_parameters(moe, 1) == pytest.approx(moe.active_parameters - embedding)
+    assert read_parameters(moe, 10_000) == pytest.approx(moe.num_parameters - embedding)
+    assert read_parameters(LLAMA_70B, 7) == matmul_parameters(LLAMA_70B)
+    experts = moe.moe
+    assert experts
+    size = 3 * moe.hidden * experts.ffn * moe.num_layers
+    shared = moe.num_parameters - embedding - experts.num_experts * size
+    both_choose_8_of_128 = 128 * (1 - (120 / 128) ** 2)  # expected size of the union
+    assert read_parameters(moe, 2) == pytest.approx(shared + both_choose_8_of_128 * size)

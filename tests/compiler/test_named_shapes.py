@@ -1,0 +1,139 @@
+"""Named shapes have the sizes that were published, and transformers builds the same models from them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hflow
+from hflow.compiler.named_shapes import NAMED_SHAPES
+from hflow.compiler.plan import Plan
+from hflow.compiler.shape import ModelShape, read_shape
+from hflow.compiler.weights import parameters
+from hflow.diagnostics import HflowError, Span
+from hflow.runtime.execute import execute
+from hflow.runtime.runnable import BUILT
+
+# Parameters of the published weights; tied embeddings count once.
+PUBLISHED = {
+    "llama-7b": 6_738_415_616,
+    "llama-13b": 13_015_864_320,
+    "llama-34b": 33_743_970_304,
+    "llama-70b": 68_976_648_192,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-1.5b": 1_543_714_304,
+    "qwen2.5-3b": 3_085_938_688,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen2.5-14b": 14_770_033_664,
+    "qwen2.5-32b": 32_763_876_352,
+    "qwen2.5-72b": 72_706_203_648,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-1.7b": 1_720_574_976,
+    "qwen3-4b": 4_022_468_096,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-14b": 14_768_307_200,
+    "qwen3-32b": 32_762_123_264,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-235b-a22b": 235_093_634_560,
+}
+
+
+def test_every_shape_has_its_published_size() -> None:
+    assert {name: shape.num_parameters for name, shape in NAMED_SHAPES.items()} == PUBLISHED
+
+
+@pytest.mark.parametrize(("name", "billions"), [("qwen3-30b-a3b", 3.3), ("qwen3-235b-a22b", 22)])
+def test_active_parameters_are_those_of_the_model_cards(name: str, billions: float) -> None:
+    assert NAMED_SHAPES[name].active_parameters / 1e9 == pytest.approx(billions, rel=0.02)
+
+
+@pytest.mark.parametrize(("name", "kib"), [("llama-7b", 512), ("llama-13b", 800), ("llama-70b", 320)])
+def test_kv_cache_in_half_precision(name: str, kib: int) -> None:
+    """E.g. 7B: k and v of 32 layers x 4,096 x 2 bytes; 70B has 8 kv heads of 128 in 80 layers."""
+    assert NAMED_SHAPES[name].kv_bytes_per_token(2) == kib * 1024
+
+
+def config_of(shape: ModelShape) -> dict[str, Any]:
+    """The keys of config.json, from which transformers builds the model."""
+    experts = shape.moe and {
+        "num_experts": shape.moe.num_experts,
+        "num_experts_per_tok": shape.moe.top_k,
+        "moe_intermediate_size": shape.moe.ffn,
+    }
+    return {
+        "hidden_size": shape.hidden,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "intermediate_size": shape.ffn,
+        "vocab_size": shape.vocab,
+        "tie_word_embeddings": shape.tied,
+        **(experts or {}),
+    }
+
+
+@pytest.mark.parametrize("name", NAMED_SHAPES)
+def test_transformers_builds_the_same_model(name: str) -> None:
+    """Weights by name and shape; of experts, which transformers fuses, their number of elements."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    shape = NAMED_SHAPES[name]
+    config = transformers.AutoConfig.for_model(shape.family, **config_of(shape))
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    theirs = {n: tuple(p.shape) for n, p in model.named_parameters() if ".experts." not in n}
+    assert {p.name: p.shape for p in parameters(shape) if ".experts." not in p.name} == theirs
+    assert shape.num_parameters == sum(p.numel() for p in model.parameters())
+
+
+def test_an_unknown_name_has_its_place_and_a_suggestion() -> None:
+    place = Span("graph.yaml", 3, 5, 9)
+    with pytest.raises(HflowError) as caught:
+        read_shape("shape:llama7b", place)
+    (diagnostic,) = caught.value.diagnostics
+    assert (diagnostic.code, diagnostic.span) == ("HF303", place)
+    assert diagnostic.help == "did you mean `llama-7b`?"
+
+
+def ppo(actor: str, critic: str, cluster: str) -> Plan:
+    overrides = [f"params.model={actor}", f"params.reward_model={critic}", f"models.critic.path={critic}"]
+    graph = hflow.load("algorithms/ppo.yaml", overrides)
+    return hflow.compile(graph, cluster)
+
+
+def test_models_without_files_are_planned_but_not_run(tmp_path: Path) -> None:
+    plan = ppo("shape:llama-7b", "shape:llama-13b", "a100x16")
+    assert plan.shapes["actor"] == NAMED_SHAPES["llama-7b"]
+    assert plan.shapes["critic"] == NAMED_SHAPES["llama-13b"].with_head("scalar")
+    with pytest.raises(HflowError) as caught:
+        execute(plan, run_dir=tmp_path / "run")
+    found = caught.value.diagnostics
+    assert [d.code for d in found] == ["HF406"] * 4  # actor, critic, ref, reward
+    assert all("compile only" in d.message and d.span for d in found)
+    assert not (tmp_path / "run").exists()
+
+
+def test_families_without_an_engine_are_not_run(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = config_of(NAMED_SHAPES["qwen3-0.6b"]) | {"num_hidden_layers": 2}
+    transformers.AutoConfig.for_model("qwen3", **config).save_pretrained(tmp_path / "model")
+    graph = hflow.load("algorithms/sft.yaml", [f"params.model={tmp_path / 'model'}"])
+    with pytest.raises(HflowError) as caught:
+        execute(hflow.compile(graph, "a100x8"), run_dir=tmp_path / "run")
+    (diagnostic,) = caught.value.diagnostics
+    assert diagnostic.code == "HF406" and "family qwen3" in diagnostic.message
+    assert diagnostic.help == f"families that run: {', '.join(BUILT)}"
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_documentation_lists_them() -> None:
+    """Of a table's row, the first name is whole, and its family goes before the others."""
+    _, _, section = Path("docs/plans.md").read_text().partition("## Model shapes\n")
+    rows = re.findall(r"^\| (`shape:.*?) \|", section, re.MULTILINE)
+    told: list[str] = []
+    for first, *others in (re.findall(r"`(?:shape:)?(.*?)`", row) for row in rows):
+        told += [first, *(f"{first.partition('-')[0]}-{other}" for other in others)]
+    assert sorted(told) == sorted(NAMED_SHAPES)

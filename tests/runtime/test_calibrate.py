@@ -1,0 +1,67 @@
+"""`hflow calibrate` measures what can be measured otherwise too, and writes a file that is a cluster."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import pytest
+from torch.multiprocessing.spawn import start_processes
+
+from hflow.compiler.cluster_file import load_cluster
+from hflow.diagnostics import HflowError
+from hflow.runtime.calibrate import join
+
+CALIBRATE = [sys.executable, "-m", "hflow.cli", "calibrate"]
+
+
+def calibrate(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*CALIBRATE, *arguments], capture_output=True, text=True, timeout=500)
+
+
+def seconds_of_product(size: int) -> float:
+    """The median of several, of numpy."""
+    a = np.random.default_rng(0).random((size, size), dtype=np.float32)
+    times: list[float] = []
+    for _ in range(7):
+        started = time.perf_counter()
+        np.matmul(a, a)
+        times.append(time.perf_counter() - started)
+    return median(times)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # ten seconds, but every process waits for the slowest on a busy machine
+def test_a_measured_cluster_is_plausible(tmp_path: Path) -> None:
+    """Against numpy within a factor of 8: another library, other threads, and a machine that others use."""
+    file = tmp_path / "mine.yaml"
+    done = calibrate("--workers", "1", "--output", str(file))
+    assert done.returncode == 0, done.stderr
+    labels = [line[:24].strip() for line in done.stdout.splitlines()]
+    assert labels[0] == "matrix product" and labels[-2:] == ["wrote", "next"]
+    cluster = load_cluster(file)
+    assert (cluster.name, cluster.num_devices) == ("mine", 1)
+    if cluster.device.platform == "cpu":
+        flops = 2 * 1024**3 / seconds_of_product(1024)
+        assert flops / 8 < cluster.device.flops < flops * 8
+        assert 1e8 < cluster.intra_host.bandwidth < 1e11 and 1e-6 < cluster.intra_host.latency_s < 1e-2
+        assert 1e-6 < cluster.device.layer_overhead_s < 1e-2
+    assert cluster.device.memory_bandwidth > 1e9
+    again = calibrate("--output", str(file))
+    assert again.returncode == 1 and "error[HF001]" in again.stderr and "--force" in again.stderr
+
+
+def _fail(rank: int) -> None:
+    raise RuntimeError("no memory left")
+
+
+def test_a_process_that_fails_is_told() -> None:
+    processes = start_processes(_fail, nprocs=1, join=False, daemon=True, start_method="spawn")
+    assert processes
+    with pytest.raises(HflowError, match="HF404.*no memory left"):
+        while not join(processes):
+            pass
