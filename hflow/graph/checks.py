@@ -150,8 +150,11 @@ def _check_kept_apart(
     measured = ancestors(nodes, ref.node)
     evaluated = {nodes[n].options.get("dataset"): n for n in measured if nodes[n].op == "data"}
     for node in (n for n in nodes.values() if n.op == "data" and n.name not in measured):
-        name = evaluated.get(node.options.get("dataset"))
-        if name is not None and node.options["holdout"] < spec.rows:
+        dataset, held_out = (node.options.get(option) for option in ("dataset", "holdout"))
+        if dataset is None or held_out is None:  # a bad value, which has been reported
+            continue
+        name = evaluated.get(dataset)
+        if name is not None and held_out < spec.rows:
             message = f"`{node.name}` draws the rows that `{name}` holds out: they are of one dataset"
             help_ = f"set `holdout: {spec.rows}` in `{node.name}`"
             problems.add("HF220", message, drafts[node.name].path, key=True, help=help_)
