@@ -10,10 +10,11 @@ from functools import lru_cache
 from hflow.compiler.cluster import Cluster
 from hflow.compiler.cost.comm import link_between
 from hflow.compiler.cost.device import BYTES
-from hflow.compiler.layout import Layout, Mesh, volume
+from hflow.compiler.layout import Layout, volume
 from hflow.compiler.plan import Collective, CopySet, EdgePlan
 from hflow.compiler.reshard import Boxes, lower, lower_bound, received, recognise
 from hflow.compiler.shape import ModelShape
+from hflow.compiler.sharding import Sharding
 from hflow.compiler.weights import Parameter, parameters, stages_of, weight_boxes
 from hflow.graph.types import ValueType
 
@@ -55,19 +56,21 @@ def weight_edge(
     name: str,
     dtype: str,
     shape: ModelShape,
-    source: tuple[str, Mesh],
-    target: tuple[str, Mesh],
+    source: tuple[str, Sharding],
+    target: tuple[str, Sharding],
     cluster: Cluster,
     shared: bool = False,
 ) -> EdgePlan:
-    """All weights of a model, from the mesh that trains it to one that reads it.
+    """All weights of a model, from the devices that train it to those that read it.
 
-    `shared`: the reader uses the trainer's own weights, on the same mesh.
+    `shared`: the reader uses the trainer's own weights.
     """
-    lowered = lower_weights(shape, dtype, source[1], target[1], cluster, shared)
+    (trainer, held), (reader, needed) = source, target
+    lowered = lower_weights(shape, dtype, held, needed, cluster, shared)
     return EdgePlan(
-        name, "weights", source[0], target[0], (), (), source[1], target[1], None, None, **vars(lowered)
-    )
+        name, "weights", trainer, reader, (), (), held.mesh, needed.mesh, None, None, **vars(lowered),
+        source_sharding=held, target_sharding=needed,
+    )  # fmt: skip
 
 
 def row_bytes(type_: ValueType) -> int:
@@ -106,9 +109,9 @@ def _lower_rows(rows: int, width: int, source: Layout, target: Layout, cluster: 
 
 @lru_cache(maxsize=4096)
 def lower_weights(
-    shape: ModelShape, dtype: str, source: Mesh, target: Mesh, cluster: Cluster, shared: bool = False
+    shape: ModelShape, dtype: str, source: Sharding, target: Sharding, cluster: Cluster, shared: bool = False
 ) -> Lowered:
-    """Between equal meshes nothing moves; where the weights are `shared`, they are held once."""
+    """Between equal shardings nothing moves; where the weights are `shared`, they are held once."""
     assert source == target or not shared
     width = BYTES[dtype]
     sets: list[CopySet] = []
@@ -137,20 +140,32 @@ def lower_weights(
     )
 
 
-def _alike(shape: ModelShape, source: Mesh, target: Mesh) -> Iterator[tuple[list[Parameter], Boxes, Boxes]]:
+def _alike(
+    shape: ModelShape, source: Sharding, target: Sharding
+) -> Iterator[tuple[list[Parameter], Boxes, Boxes]]:
     """Parameters in groups of one shape and equal boxes (the same weight of several layers), which are
     lowered once."""
     groups: dict[tuple[object, ...], tuple[list[Parameter], Boxes, Boxes]] = {}
     members: dict[tuple[object, ...], list[Parameter]] = {}  # by what decides the boxes: experts are many
     for parameter in parameters(shape):
-        stages = stages_of(shape, source.pp, parameter), stages_of(shape, target.pp, parameter)
-        place = (parameter.shape, parameter.shard, stages)
+        stages = (
+            stages_of(shape, source.mesh.pp, parameter),
+            stages_of(shape, target.mesh.pp, parameter),
+        )
+        place = (parameter.shape, parameter.shard, stages, _part(shape, source, target, parameter))
         if place not in members:
             held, needed = weight_boxes(shape, source, parameter), weight_boxes(shape, target, parameter)
             key = (parameter.shape, tuple(held.items()), tuple(needed.items()))
             members[place] = groups.setdefault(key, ([], held, needed))[0]
         members[place].append(parameter)
     yield from groups.values()
+
+
+def _part(shape: ModelShape, source: Sharding, target: Sharding, parameter: Parameter) -> tuple[int, ...]:
+    """The parts of the experts in which an expert's parameter lies at both ends."""
+    if parameter.expert is None or not shape.moe:
+        return ()
+    return tuple(parameter.expert * s.ep // shape.moe.num_experts for s in (source, target))
 
 
 def _volumes(boxes: Boxes) -> dict[int, int]:

@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from hflow.compiler.cluster import Cluster
+from hflow.compiler.cost.strategy import PLAIN, Strategy
 from hflow.compiler.layout import Box, Layout, Mesh
 from hflow.compiler.shape import ModelShape
+from hflow.compiler.sharding import Sharding
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.graph.graph import Graph
 from hflow.graph.types import ValueType
 
-VERSION = 2
+VERSION = 3
 Collective = Literal["alias", "all_gather", "broadcast", "scatter", "gather", "all_to_all", "p2p"]
 Engine = Literal["megatron", "python"]
 
@@ -32,7 +34,8 @@ class NodePlan:
 
     `micro_batch`: rows that one data-parallel rank passes through the model at once. `start_s`: seconds
     from the start of the step; `time_s`: of all its executions in a step; `memory_bytes`: the node's own
-    peak on one device.
+    peak on one device. `offload`: while the node does not run, what it alone needs is in the host's memory:
+    the optimizer's state of a train node, the weights of a frozen model.
     """
 
     node: str
@@ -44,6 +47,13 @@ class NodePlan:
     start_s: float
     time_s: float
     memory_bytes: int
+    strategy: Strategy = PLAIN
+    offload: bool = False
+
+    @property
+    def sharding(self) -> Sharding:
+        """How the weights that the node uses are split."""
+        return Sharding.of(self.mesh, self.strategy)
 
 
 @dataclass(frozen=True)
@@ -74,8 +84,8 @@ class EdgePlan:
     """A lowered edge: the layouts at both ends and the copies between them.
 
     Data edges copy rows: their boxes have one range, of rows. Weight edges copy boxes of HF
-    parameters. `bytes_per_device` is what the busiest device receives; for ragged values it is an
-    estimate from the greatest lengths.
+    parameters, between two shardings. `bytes_per_device` is what the busiest device receives; for ragged
+    values it is an estimate from the greatest lengths.
     """
 
     name: str
@@ -95,6 +105,8 @@ class EdgePlan:
     lower_bound_bytes_per_device: int
     peak_bytes: int
     time_s: float
+    source_sharding: Sharding | None = None
+    target_sharding: Sharding | None = None
 
 
 @dataclass(frozen=True)
@@ -110,12 +122,19 @@ class Instruction:
     - ``carry``: keep scalars of node `target` (`inputs`), for recalls up to `lag` steps from now;
     - ``loop``: run the rounds of region `target`, each of which is `body` and ends with the call of the
       region's own node; then put what was collected into the store (`outputs`);
+    - ``onload``: bring what node `target` keeps in the host's memory (`NodePlan.offload`) to the devices;
+    - ``offload``: the reverse;
+    - ``release``: drop the weights that node `target` reads, of which it has a copy of its own;
     - ``free``: drop handles (`inputs`).
 
-    `after`: positions, in the same list of instructions, of those that write what this one reads.
+    `after`: positions, in the same list of instructions, of those that must have ended before: they write
+    what this one reads, or read what it overwrites. `time_s`: predicted seconds (0 for what only keeps or
+    drops; of a loop, all its rounds).
     """
 
-    op: Literal["call", "transfer", "weights", "recall", "carry", "loop", "free"]
+    op: Literal[
+        "call", "transfer", "weights", "recall", "carry", "loop", "onload", "offload", "release", "free"
+    ]
     target: str
     devices: tuple[int, ...]
     inputs: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -126,6 +145,7 @@ class Instruction:
     init: float = 0.0
     every: int = 0
     body: tuple[Instruction, ...] = ()
+    time_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -139,21 +159,25 @@ class Program:
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """The predicted peak on a set of devices, by what holds it."""
+    """The predicted peak on a set of devices, by what holds it, and the node that runs then."""
 
     devices: tuple[int, ...]
     peak_bytes: int
     capacity_bytes: int
     parts: Mapping[str, int]
+    node: str = ""
 
 
 @dataclass(frozen=True)
 class Search:
-    """`explored`: combinations of candidates that were priced; `gap`: 0 when these were all there are,
-    None when slower candidates were left out."""
+    """How the plan was found. `explored`: complete plans that were priced. `bound_s`: no plan has a shorter
+    step; `gap`: by what part of the step's time the plan may be worse than the best one; None when the
+    planner proves nothing."""
 
     explored: int
     gap: float | None
+    bound_s: float = 0.0
+    planner: str = "exact"
 
 
 @dataclass(frozen=True)

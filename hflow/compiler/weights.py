@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
-from hflow.compiler.layout import Box, Layout, Mesh, Only, Placement, Replicate, Shard
+from hflow.compiler.layout import Box, Layout, Mesh, Only, Placement, Replicate, Shard, split, volume
 from hflow.compiler.shape import ModelShape
+from hflow.compiler.sharding import Sharding
 
 SCALAR_HEAD = "score.weight"
 
@@ -20,13 +21,15 @@ SCALAR_HEAD = "score.weight"
 @dataclass(frozen=True)
 class Parameter:
     """`shard` is the dim split over tp (None: whole on every tp rank); `layer` is None for the
-    parameters outside the layers, which `ends` places on the first and/or last pipeline stage."""
+    parameters outside the layers, which `ends` places on the first and/or last pipeline stage. `expert`:
+    the number of the expert that it belongs to."""
 
     name: str
     shape: tuple[int, ...]
     shard: int | None
     layer: int | None = None
     ends: tuple[bool, bool] = (False, False)
+    expert: int | None = None
 
     @property
     def size(self) -> int:
@@ -67,15 +70,15 @@ def _layer(shape: ModelShape, index: int) -> tuple[Parameter, ...]:
         return (*out, *_mlp(f"{at}mlp.", h, shape.ffn, index))
     out.append(Parameter(f"{at}mlp.gate.weight", (shape.moe.num_experts, h), None, index))
     for expert in range(shape.moe.num_experts):
-        out.extend(_mlp(f"{at}mlp.experts.{expert}.", h, shape.moe.ffn, index))
+        out.extend(_mlp(f"{at}mlp.experts.{expert}.", h, shape.moe.ffn, index, expert))
     return tuple(out)
 
 
-def _mlp(at: str, hidden: int, ffn: int, layer: int) -> tuple[Parameter, ...]:
+def _mlp(at: str, hidden: int, ffn: int, layer: int, expert: int | None = None) -> tuple[Parameter, ...]:
     return (
-        Parameter(f"{at}gate_proj.weight", (ffn, hidden), 0, layer),
-        Parameter(f"{at}up_proj.weight", (ffn, hidden), 0, layer),
-        Parameter(f"{at}down_proj.weight", (hidden, ffn), 1, layer),
+        Parameter(f"{at}gate_proj.weight", (ffn, hidden), 0, layer, expert=expert),
+        Parameter(f"{at}up_proj.weight", (ffn, hidden), 0, layer, expert=expert),
+        Parameter(f"{at}down_proj.weight", (hidden, ffn), 1, layer, expert=expert),
     )
 
 
@@ -111,9 +114,16 @@ def stages_of(shape: ModelShape, pp: int, parameter: Parameter) -> tuple[int, ..
     return tuple(sorted({s for s, on in zip((0, pp - 1), parameter.ends) if on}))
 
 
-def weight_boxes(shape: ModelShape, mesh: Mesh, parameter: Parameter) -> dict[int, Box]:
-    """The box of `parameter` that each device of `mesh` (axes pp, dp, tp) holds."""
+def weight_boxes(shape: ModelShape, sharding: Sharding, parameter: Parameter) -> dict[int, Box]:
+    """The box of `parameter` that each device holds; devices without a part are absent."""
+    mesh = sharding.mesh
     boxes: dict[int, Box] = {}
     for layout in weight_layouts(shape, mesh, parameter):
         boxes.update(layout.boxes(parameter.shape))
-    return boxes
+    if parameter.expert is not None and sharding.ep > 1:
+        assert shape.moe
+        part = parameter.expert * sharding.ep // shape.moe.num_experts
+        boxes = {d: box for d, box in boxes.items() if mesh.coordinates(d)["dp"] % sharding.ep == part}
+    if sharding.fully:
+        boxes = {d: (split(box[0], mesh.dp, mesh.coordinates(d)["dp"]), *box[1:]) for d, box in boxes.items()}
+    return {d: box for d, box in boxes.items() if volume(box)}

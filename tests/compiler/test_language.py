@@ -15,6 +15,7 @@ from hflow.compiler.instances import Instance
 from hflow.compiler.layout import Replicate
 from hflow.compiler.plan import Instruction, Plan, load_plan
 from hflow.compiler.ports import input_layout
+from hflow.compiler.sharding import Sharding
 from hflow.diagnostics import HflowError
 from hflow.graph.graph import Graph
 from tests.compiler.programs import program_text
@@ -141,10 +142,10 @@ def test_nodes_of_different_lag_have_different_weights(model: str) -> None:
 
     graph = load("lagged", model)
     mesh = compiled("lagged", model).node("rollout").mesh
-    found = instances([graph], {n.name: mesh for n in graph.nodes})
-    assert set(found) == {Instance("actor", mesh, 1), Instance("actor", mesh, 0)}
-    assert found[Instance("actor", mesh)] == graph.node("actor_train")
-    assert found[Instance("actor", mesh, 1)] is None
+    found = instances([graph], {n.name: Sharding(mesh) for n in graph.nodes})
+    assert set(found) == {Instance("actor", Sharding(mesh), 1), Instance("actor", Sharding(mesh), 0)}
+    assert found[Instance("actor", Sharding(mesh))] == graph.node("actor_train")
+    assert found[Instance("actor", Sharding(mesh), 1)] is None
 
 
 def test_two_updates_old_is_not_scheduled(model: str) -> None:

@@ -13,6 +13,7 @@ from hflow.compiler.lowering import lower_weights
 from hflow.compiler.regroup import generation_mesh
 from hflow.compiler.reshard import contains, lower, lower_bound, received
 from hflow.compiler.shape import Experts, Family, ModelShape
+from hflow.compiler.sharding import Sharding
 from hflow.compiler.weights import parameters, stage_elements, weight_boxes
 
 SHAPE = ModelShape("qwen2", 4, 64, 8, 4, 8, 96, 32, 128, 1e4, 1e-6, False, True)
@@ -62,7 +63,7 @@ def test_a_replica_holds_every_element_once_per_stage(shape: ModelShape, pp: int
     held = dict.fromkeys(mesh.devices, 0)
     for parameter in parameters(shape):
         count = np.zeros(parameter.shape, int)
-        for device, box in weight_boxes(shape, mesh, parameter).items():
+        for device, box in weight_boxes(shape, Sharding(mesh), parameter).items():
             count[tuple(slice(*span) for span in box)] += 1
             held[device] += volume(box)
         copies = 2 if parameter.ends == (True, True) and pp > 1 else 1
@@ -84,7 +85,7 @@ def test_regrouping_reaches_table_2(pp: int, tp: int, dp: int) -> None:
         assert (generate.tp, generate.dp) == (tp_g, dp * pp * tp // tp_g)
         total = received_total = 0
         for parameter in (p for p in parameters(SHAPE) if p.layer is not None and p.shard is not None):
-            held, needed = (weight_boxes(SHAPE, m, parameter) for m in (train, generate))
+            held, needed = (weight_boxes(SHAPE, Sharding(m), parameter) for m in (train, generate))
             assert all(contains(needed[d], held[d]) for d in held)
             copies = lower(held, needed)
             assert received(copies) == {d: n for d, n in lower_bound(held, needed).items() if n}
@@ -106,12 +107,13 @@ def test_natural_order_would_move_more() -> None:
     train = Mesh.of(tuple(range(8)), dp=2, tp=4)
     regrouped, natural = generation_mesh(train, 2), Mesh.of(tuple(range(8)), dp=4, tp=2)
     assert regrouped
-    ours, theirs = (lower_weights(SHAPE, "f32", train, m, CLUSTER) for m in (regrouped, natural))
+    source, targets = Sharding(train), map(Sharding, (regrouped, natural))
+    ours, theirs = (lower_weights(SHAPE, "f32", source, target, CLUSTER) for target in targets)
     assert ours.bytes_per_device == ours.lower_bound_bytes_per_device < theirs.bytes_per_device
 
 
 def test_equal_meshes_share_weights() -> None:
     mesh = Mesh.of((0, 1), dp=2)
-    lowered = lower_weights(SHAPE, "f32", mesh, mesh, CLUSTER, shared=True)
+    lowered = lower_weights(SHAPE, "f32", Sharding(mesh), Sharding(mesh), CLUSTER, shared=True)
     assert (lowered.collective, lowered.copies, lowered.bytes_per_device) == ("alias", (), 0)
     assert lowered.peak_bytes == 4 * SHAPE.num_parameters

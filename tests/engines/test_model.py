@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from hflow.compiler.layout import Box, Mesh
 from hflow.compiler.shape import read_shape
+from hflow.compiler.sharding import Sharding
 from hflow.compiler.weights import parameters, weight_boxes
 from hflow.diagnostics import HflowError
 from hflow.runtime.engines.megatron.groups import NewGroup
@@ -102,7 +103,7 @@ def test_weights_are_the_boxes_of_the_hf_tensors(
     shape = read_shape(folder)
     assert {p.name for p in parameters(shape)} == state.keys() - ({"lm_head.weight"} if tied else set())
     for parameter in parameters(shape):
-        boxes = weight_boxes(shape, mesh, parameter)
+        boxes = weight_boxes(shape, Sharding(mesh), parameter)
         assert {rank for rank, (loaded, _) in enumerate(results) if parameter.name in loaded} == boxes.keys()
         for rank, box in boxes.items():
             loaded, negated = results[rank]

@@ -12,6 +12,7 @@ from hflow.compiler.layout import Layout, Mesh, Only, Replicate, Shard
 from hflow.compiler.lowering import data_edge, weight_edge
 from hflow.compiler.plan import EdgePlan
 from hflow.compiler.shape import ModelShape
+from hflow.compiler.sharding import Sharding
 from hflow.compiler.weights import parameters, weight_boxes
 from hflow.graph.types import Dim, Factor, ValueType
 from hflow.runtime.rows import Rows, from_strings
@@ -113,7 +114,7 @@ class _Boxes:
         self.tensors: dict[str, torch.Tensor] = {}
         self.mine = {}
         for parameter in parameters(SHAPE):
-            box = weight_boxes(SHAPE, mesh, parameter).get(rank)
+            box = weight_boxes(SHAPE, Sharding(mesh), parameter).get(rank)
             if box is None:
                 continue
             self.mine[parameter.name] = box
@@ -153,7 +154,8 @@ def _move_weights(rank: int, new_group, edge: EdgePlan) -> tuple[int, int]:
 @pytest.mark.parametrize("target", MESHES)
 @pytest.mark.parametrize("source", ["pp2 tp2", "dp2 tp2", "pp4", "tp2 @0-1"])
 def test_weights_between_any_meshes(pool: Pool, source: str, target: str) -> None:
-    edge = weight_edge("w", "f32", SHAPE, ("a", MESHES[source]), ("b", MESHES[target]), CLUSTER)
+    ends = ("a", Sharding(MESHES[source])), ("b", Sharding(MESHES[target]))
+    edge = weight_edge("w", "f32", SHAPE, *ends, CLUSTER)
     results = pool.run(4, _move_weights, edge)
     assert [wrong for _, wrong in results] == [0] * 4
     assert max(received for received, _ in results) == edge.bytes_per_device

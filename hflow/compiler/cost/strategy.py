@@ -1,4 +1,4 @@
-"""How a train node trades time for memory, beside its mesh."""
+"""How a node trades time for memory, beside its mesh."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typing import Literal
 class Strategy:
     """`recompute`: ``full`` keeps each layer's input only and repeats its forward pass before the backward
     pass. `zero` (ZeRO, arXiv:1910.02054) splits over dp: 1 the optimizer, 3 also gradients and weights.
+    `ep`: so many data-parallel ranks share the experts of each layer, each holding its part of them.
     """
 
     recompute: Literal["none", "full"] = "none"
     zero: Literal[0, 1, 3] = 0
+    ep: int = 1
 
 
 PLAIN = Strategy()

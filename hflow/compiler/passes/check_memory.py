@@ -40,7 +40,7 @@ def device_memory(draft: Draft, nodes: Iterable[NodePlan]) -> tuple[DeviceMemory
     working: dict[int, tuple[int, str]] = defaultdict(lambda: (0, ""))
     plans = {n.node: n for n in nodes}
     graphs = [g for g in (draft.graph, draft.evaluation_graph) if g]
-    for instance, trainer in instances(graphs, {name: p.mesh for name, p in plans.items()}).items():
+    for instance, trainer in instances(graphs, {name: p.sharding for name, p in plans.items()}).items():
         shape, dtype = draft.shapes[instance.model], draft.graph.model(instance.model).dtype
         size = weight_bytes(shape, dtype, instance.mesh, trainer is not None)
         for device in instance.mesh.devices:

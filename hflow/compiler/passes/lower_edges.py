@@ -113,7 +113,7 @@ class _Step:
     def _move(self, edges: Iterable[WeightEdge]) -> None:
         """Each instance is renewed once; one that is the trainer's own needs no instruction."""
         for edge in edges:
-            source, target = (self.draft.node_plan(name).mesh for name in (edge.trainer, edge.reader))
+            source, target = (self.draft.node_plan(name).sharding for name in (edge.trainer, edge.reader))
             reader = instance_of(self.graph.node(edge.reader), target)
             if reader in self.renewed:
                 continue
@@ -126,7 +126,7 @@ class _Step:
             if shared:
                 continue
             self.renewed.add(reader)
-            devices = tuple(sorted({*source.devices, *target.devices}))
+            devices = tuple(sorted({*source.mesh.devices, *target.mesh.devices}))
             number = len(self.writer.edges) - 1
             self.writer.instructions.append(
                 Instruction("weights", edge.reader, devices, edge=number, every=edge.every)

@@ -133,7 +133,7 @@ def _step_s(draft: Draft, nodes: tuple[NodePlan, ...]) -> float:
     total = sum(n.time_s * rounds(graph, graph.node(n.node)) for n in nodes)
     for edge in draft.weight_edges:
         shape, dtype = draft.shapes[edge.model], graph.model(edge.model).dtype
-        meshes = plans[edge.trainer].mesh, plans[edge.reader].mesh
+        meshes = plans[edge.trainer].sharding, plans[edge.reader].sharding
         total += lower_weights(shape, dtype, *meshes, draft.cluster).time_s / max(1, edge.every)
     for consumer, value in graph.edges():
         producer = graph.node(value.source.node)

@@ -12,6 +12,7 @@ from hflow.compiler.layout import Box, Mesh
 from hflow.compiler.plan import CopySet, NodePlan, Plan
 from hflow.compiler.reshard import lower
 from hflow.compiler.shape import ModelShape
+from hflow.compiler.sharding import Sharding
 from hflow.compiler.weights import Parameter, parameters, weight_boxes
 from hflow.runtime.engines.base import Weights
 from hflow.runtime.hf import write_hf
@@ -57,7 +58,7 @@ def _gathered(
 ) -> Iterator[tuple[str, Tensor]]:
     writer = mesh.devices[0]
     for parameter in parameters(shape):
-        held = weight_boxes(shape, mesh, parameter)
+        held = weight_boxes(shape, Sharding(mesh), parameter)
         whole = tuple((0, size) for size in parameter.shape)
         copies = lower(held, {writer: whole})
         target = _Whole(parameter, dtype, world.device) if world.rank == writer else None

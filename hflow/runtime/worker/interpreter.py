@@ -166,9 +166,9 @@ class Interpreter:
         assert instruction.edge is not None
         edge = step.program.edges[instruction.edge]
         trainer = self.plan.node(edge.source).model
-        assert trainer
-        reader = instance_of(step.program.graph.node(edge.target), edge.target_mesh)
-        source = self.engines.weights(Instance(trainer, edge.source_mesh))
+        assert trainer and edge.source_sharding and edge.target_sharding
+        reader = instance_of(step.program.graph.node(edge.target), edge.target_sharding)
+        source = self.engines.weights(Instance(trainer, edge.source_sharding))
         target = self.engines.weights(reader)
         dtype = TORCH_DTYPES[self.plan.graph.model(trainer).dtype]
         peers = self._peers[_ranks(edge.source_mesh, edge.target_mesh)]

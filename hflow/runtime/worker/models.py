@@ -22,7 +22,7 @@ class Engines:
     python: PythonEngine
 
     def of(self, node: Node, plan: NodePlan) -> Engine:
-        return self.models[instance_of(node, plan.mesh)] if node.model else self.python
+        return self.models[instance_of(node, plan.sharding)] if node.model else self.python
 
     def weights(self, instance: Instance) -> Weights | None:
         """The weights of an instance on this device, or None when its mesh is elsewhere."""
@@ -35,7 +35,7 @@ def build_engines(plan: Plan, world: World) -> Engines:
     tokenizers: dict[str, Tokenizer] = {m.name: load_tokenizer(m.path) for m in plan.graph.models}
     models: dict[Instance, MegatronModel] = {}
     graphs = [p.graph for p in (plan.step, plan.evaluation) if p]
-    for instance, trainer in instances(graphs, {n.node: n.mesh for n in plan.nodes}).items():
+    for instance, trainer in instances(graphs, {n.node: n.sharding for n in plan.nodes}).items():
         model = MegatronModel(
             model=plan.graph.model(instance.model),
             shape=plan.shapes[instance.model],

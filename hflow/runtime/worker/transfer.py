@@ -192,9 +192,10 @@ def move_weights(
 
 def _keep_own(edge: EdgePlan, shape: ModelShape, source: Weights, target: Weights, rank: int) -> None:
     """What this rank holds already goes straight into the reader's weights."""
+    assert edge.source_sharding and edge.target_sharding
     for parameter in parameters(shape):
-        held = weight_boxes(shape, edge.source_mesh, parameter).get(rank)
-        needed = weight_boxes(shape, edge.target_mesh, parameter).get(rank)
+        held = weight_boxes(shape, edge.source_sharding, parameter).get(rank)
+        needed = weight_boxes(shape, edge.target_sharding, parameter).get(rank)
         own = intersect(held, needed) if held and needed else None
         if own:
             target.write(parameter.name, own, source.read(parameter.name, own))

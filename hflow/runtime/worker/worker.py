@@ -107,7 +107,7 @@ class Worker:
     def _export(self, name: str, folder: Path) -> Report:
         assert self.world and self.plan and self.interpreter
         trainer = self.plan.node(self.plan.graph.trainers(name)[0].name)
-        weights = self.interpreter.engines.weights(Instance(name, trainer.mesh))
+        weights = self.interpreter.engines.weights(Instance(name, trainer.sharding))
         export_model(self.plan, trainer, weights, folder, self.world)
         return {}
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hflow.compiler.layout import Box, Mesh
 from hflow.compiler.shape import ModelShape
+from hflow.compiler.sharding import Sharding
 from hflow.compiler.weights import Parameter, parameters, stage_layers, weight_boxes
 
 
@@ -95,7 +96,7 @@ def _places(model: GPTModel, shape: ModelShape, mesh: Mesh, rank: int) -> dict[s
     storage = {name: p.data for name, p in model.named_parameters()}
     places: dict[str, Place] = {}
     for parameter in parameters(shape):
-        box = weight_boxes(shape, mesh, parameter).get(rank)
+        box = weight_boxes(shape, Sharding(mesh), parameter).get(rank)
         if box is not None:
             fused, locate = _fused(parameter, first_layer, at["pp"] == 0)
             start, rows = locate(shape, mesh.tp)

@@ -1,0 +1,97 @@
+"""When tasks run that compete for devices: the one model of time of planner, schedule and views.
+
+A task occupies its resources (numbers, which stand for sets of devices) from its start to its end. A device
+does its tasks in one order, the same in every step; a task starts when those before it on all its resources,
+and those that it depends on, have ended. Devices do not wait for each other between steps: a step may begin
+on some before the last one has ended on others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+WARM_UP, MEASURED = 2, 3  # steps: the first fill the pipeline, the others tell how long one takes
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """`after`: tasks of the same step that must have ended; their numbers."""
+
+    time_s: float
+    resources: tuple[int, ...]
+    after: tuple[int, ...] = ()
+
+
+def arrange(tasks: Sequence[Task]) -> tuple[int, ...]:
+    """The order in which tasks are given to their devices (list scheduling): among those whose predecessors
+    are placed, always the one that can start first; of several, the first in the list."""
+    waiting = [len(t.after) for t in tasks]
+    unlocks: list[list[int]] = [[] for _ in tasks]
+    for number, task in enumerate(tasks):
+        for before in task.after:
+            unlocks[before].append(number)
+    ready = [n for n, count in enumerate(waiting) if not count]
+    known = [0.0] * len(tasks)  # the latest end of the predecessors
+    free: dict[int, float] = {}
+    order: list[int] = []
+    while ready:
+        start, number = min((_start(tasks[n], known[n], free), n) for n in ready)
+        ready.remove(number)
+        order.append(number)
+        end = start + tasks[number].time_s
+        free.update(dict.fromkeys(tasks[number].resources, end))
+        for later in unlocks[number]:
+            known[later] = max(known[later], end)
+            waiting[later] -= 1
+            if not waiting[later]:
+                ready.append(later)
+    assert len(order) == len(tasks), "tasks wait for each other"
+    return tuple(order)
+
+
+def starts(tasks: Sequence[Task], order: Sequence[int], steps: int = 1) -> list[list[float]]:
+    """When each task starts, step by step."""
+    free: dict[int, float] = {}
+    out: list[list[float]] = []
+    for _ in range(steps):
+        began = [0.0] * len(tasks)
+        for number in order:
+            task = tasks[number]
+            known = max((began[n] + tasks[n].time_s for n in task.after), default=0.0)
+            began[number] = _start(task, known, free)
+            free.update(dict.fromkeys(task.resources, began[number] + task.time_s))
+        out.append(began)
+    return out
+
+
+def makespan_s(tasks: Sequence[Task], began: Sequence[float]) -> float:
+    """When the last task of a step ends."""
+    return max((s + t.time_s for s, t in zip(began, tasks)), default=0.0)
+
+
+def period_s(tasks: Sequence[Task], order: Sequence[int]) -> float:
+    """Seconds per step of a long run: the mean of some steps after the first ones, and no less than what
+    the busiest resource has to do in one."""
+    runs = starts(tasks, order, WARM_UP + MEASURED)
+    ends = [makespan_s(tasks, began) for began in runs]
+    measured = (ends[-1] - ends[WARM_UP - 1]) / MEASURED
+    return max(measured, busiest_s(tasks))
+
+
+def busiest_s(tasks: Sequence[Task]) -> float:
+    """What the busiest resource has to do in a step."""
+    busy: dict[int, float] = {}
+    for task in tasks:
+        for resource in task.resources:
+            busy[resource] = busy.get(resource, 0.0) + task.time_s
+    return max(busy.values(), default=0.0)
+
+
+def _start(task: Task, known: float, free: dict[int, float]) -> float:
+    """`known`: when all that it waits for has ended."""
+    for resource in task.resources:
+        at = free.get(resource, 0.0)
+        if at > known:
+            known = at
+    return known
