@@ -28,8 +28,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup ## train a tiny model to add: supervised, then GRPO (three minutes on two cores)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/demo.sh
 
-test: setup lint ## lint, then every test
+test: setup lint ## lint, every test, and the notebooks
 	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --nbmake notebooks
 
 lint: setup ## ruff and pyright
 	$(BIN)/ruff check .

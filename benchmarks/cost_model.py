@@ -6,7 +6,8 @@ The rows of benchmarks/data/{training,generation}.csv are split by a fixed rule:
 may be fitted to, the others are held out. `--fit` searches the few constants on the former and prints
 what it finds beside what the cluster files say (`device.calibration`, `kernel_latency`, the latency of
 `intra_host`); without it nothing is fitted, and the constants are those of the cluster files. PPO is all
-prediction. The last line is one JSON object; with --save it also goes to benchmarks/results/.
+prediction, and so is the way of HybridFlow's actor from training to generation. The last line is one JSON
+object; with --save it also goes to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from typing import Any
 
 from hflow.compiler.cluster import Cluster
 from hflow.compiler.cluster_file import load_cluster
-from hflow.compiler.cost.comm import all_gather_s, host_transfer_s, reached
+from hflow.compiler.cost.comm import all_gather_s, reached
 from hflow.compiler.cost.compute import node_time_s
-from hflow.compiler.cost.memory import kv_cache_bytes, weight_bytes, working_bytes
+from hflow.compiler.cost.generation import wake_up_s
+from hflow.compiler.cost.memory import weight_bytes, working_bytes
 from hflow.compiler.cost.strategy import Strategy
 from hflow.compiler.layout import Mesh
 from hflow.compiler.named_shapes import NAMED_SHAPES
@@ -49,7 +51,7 @@ Clusters = dict[str, Cluster]
 
 @dataclass(frozen=True)
 class Result:
-    """One row: what was measured and what the model says, in tokens/s."""
+    """One row: what was measured and what the model says, in tokens/s (of the transition: seconds)."""
 
     label: str
     measured: float
@@ -77,9 +79,11 @@ def main() -> None:
 
 
 def shipped_clusters() -> Clusters:
-    """The measured devices. A100-40: the same chip with half the memory, at 1.555 TB/s by its data sheet."""
+    """The measured devices. A100-40: the same chip with half the memory, at 1.555 TB/s by its data sheet. The
+    A100s of llm-foundry's rows have 1,600 Gb/s between hosts, unlike HybridFlow's."""
     a100, h100 = load_cluster(CLUSTERS / "a100x8.yaml"), load_cluster(CLUSTERS / "h100x8.yaml")
-    small = replace(a100.device, memory_bytes=40 * 10**9, memory_bandwidth=1.555e12)
+    a100 = replace(a100, nics_per_host=8)
+    small = replace(a100.device, memory_bytes=40 * 10**9, reserve_bytes=4 * 10**9, memory_bandwidth=1.555e12)
     return {"A100-80": a100, "A100-40": replace(a100, device=small), "H100-80": h100}
 
 
@@ -90,13 +94,16 @@ def report(clusters: Clusters) -> dict[str, Any]:
         result(i, r, "output_tokens_per_s", generation, clusters) for i, r in enumerate(rows("generation"))
     ]
     ppo = list(ppo_results())
-    for title, results in (("training", train), ("generation", made), ("PPO of HybridFlow", ppo)):
+    moved = list(transition_results())
+    tables = {"training": train, "generation": made, "PPO of HybridFlow": ppo, "transition (s)": moved}
+    for title, results in tables.items():
         print_table(title, results)
     return {
         "benchmark": "cost_model",
         "train": split_errors(train),
         "generate": split_errors(made),
         "ppo_small": {"mape": mape(ppo)},
+        "transition": {"mape": mape(moved)},
     }
 
 
@@ -113,11 +120,12 @@ def result(
 
 
 def training(row: Row, clusters: Clusters) -> float:
-    """Tokens/s of a GPU: ZeRO-3 over all GPUs; micro-batch unknown, so the largest that fits."""
+    """Tokens/s of a GPU: FSDP over all GPUs, which keeps float32 weights and gathers bf16 copies of one
+    layer after the other; micro-batch unknown, so the largest that fits."""
     cluster, gpus, length = clusters[row["gpu"]], int(row["gpus"]), int(row["seq_len"])
     mesh, shape = Mesh.of(tuple(range(gpus)), dp=gpus), mpt(row["model_params_b"])
     strategy = Strategy("full" if row["activation_ckpt"] == "yes" else "none", zero=3)
-    free = cluster.device.memory_bytes - weight_bytes(shape, "bf16", mesh, True, strategy)
+    free = cluster.device.usable_bytes - weight_bytes(shape, "f32", mesh, True, strategy)
 
     def work(micro_batch: int) -> Workload:
         batch = 8 * gpus * micro_batch  # the update is a small part of so large a batch
@@ -151,24 +159,44 @@ def generation(row: Row, clusters: Clusters) -> float:
 
 def ppo_results() -> Iterator[Result]:
     for row in rows("ppo_small"):
-        cluster = load_cluster(CLUSTERS / f"a100x{row['gpus']}.yaml")
-        shape = NAMED_SHAPES[f"llama-{row['model'].lower()}"]
+        cluster, shape = of_row(row)
         predicted = ppo_tokens_per_s(shape, *layouts(row["model"], cluster), cluster)
-        label = f"{row['model']:>7}  {row['gpus']:>3} GPUs"
-        yield Result(label, float(row["hybridflow"]), predicted, held_out=True)
+        yield Result(row_label(row), float(row["hybridflow"]), predicted, held_out=True)
+
+
+def transition_results() -> Iterator[Result]:
+    for row in rows("transition"):
+        cluster, shape = of_row(row)
+        train, generate = layouts(row["model"], cluster)
+        predicted = _transition_s(shape, cluster, train, generate, _free(shape, train, cluster))
+        yield Result(row_label(row), float(row["hybridflow"]), predicted, held_out=True)
+
+
+def of_row(row: Row) -> tuple[Cluster, ModelShape]:
+    cluster = load_cluster(CLUSTERS / f"a100x{row['gpus']}.yaml")
+    return cluster, NAMED_SHAPES[f"llama-{row['model'].lower()}"]
+
+
+def row_label(row: Row) -> str:
+    return f"{row['model']:>7}  {row['gpus']:>3} GPUs"
 
 
 def ppo_tokens_per_s(shape: ModelShape, train: Mesh, generate: Mesh, cluster: Cluster) -> float:
     """Prompt and response tokens per second. All models are read and trained on `train`."""
-    scalar = shape.with_head("scalar")
-    held = sum(
-        weight_bytes(s, "bf16", train, trains, ZERO) for s in (shape, scalar) for trains in (True, False)
-    )
-    free = cluster.device.memory_bytes - held
-    seconds = _generate_s(shape, cluster, train, generate, free)
+    scalar, free = shape.with_head("scalar"), _free(shape, train, cluster)
+    wave = _wave(shape, generate, free)
+    seconds = _transition_s(shape, cluster, train, generate, free)
+    seconds += node_time_s("generate", shape, "bf16", READ, generate, wave, cluster)
     seconds += sum(_best_s("score", s, train, cluster, free) for s in (shape, scalar, scalar))
     seconds += sum(_best_s("train", s, train, cluster, free) for s in (shape, scalar))
     return ROWS * (PROMPT + RESPONSE) / seconds
+
+
+def _free(shape: ModelShape, train: Mesh, cluster: Cluster) -> int:
+    """What the state of two trained and two frozen models leaves of a device."""
+    models = (shape, shape.with_head("scalar"))
+    held = (weight_bytes(s, "bf16", train, trains, ZERO) for s in models for trains in (True, False))
+    return cluster.device.usable_bytes - sum(held)
 
 
 def layouts(model: str, cluster: Cluster) -> tuple[Mesh, Mesh]:
@@ -179,16 +207,19 @@ def layouts(model: str, cluster: Cluster) -> tuple[Mesh, Mesh]:
     return train, Mesh.of(cluster.devices, dp=count // generate_tp, tp=generate_tp)
 
 
-def _generate_s(shape: ModelShape, cluster: Cluster, train: Mesh, generate: Mesh, free: int) -> float:
-    """Generation in the waves that fit beside the generation weights, and the way to these."""
-    local = weight_bytes(shape, "bf16", generate, False)
-    free -= local
-    wave = max(b for b in _micro_batches(generate) if _needs("generate", shape, generate, b, ZERO) <= free)
-    reload = local + kv_cache_bytes(shape, "bf16", wave * (PROMPT + RESPONSE), generate)
-    seconds = node_time_s("generate", shape, "bf16", READ, generate, wave, cluster)
+def _wave(shape: ModelShape, generate: Mesh, free: int) -> int:
+    """The most rows whose cache fits beside the generation weights."""
+    left = free - weight_bytes(shape, "bf16", generate, False)
+    return max(b for b in _micro_batches(generate) if _needs("generate", shape, generate, b, ZERO) <= left)
+
+
+def _transition_s(shape: ModelShape, cluster: Cluster, train: Mesh, generate: Mesh, free: int) -> float:
+    """The trained weights are gathered inside hosts, into an engine that wakes up; its cache has what is left
+    of the memory."""
     gathered = train.pp * train.tp // generate.tp
-    seconds += all_gather_s(local, gathered, reached(cluster, cluster.intra_host))
-    return seconds + host_transfer_s(reload, cluster)
+    local = weight_bytes(shape, "bf16", generate, False)
+    seconds = all_gather_s(local, gathered, reached(cluster, cluster.intra_host))
+    return seconds + wake_up_s(shape, "bf16", generate, free - local, cluster)
 
 
 def _best_s(op: OpKind, shape: ModelShape, mesh: Mesh, cluster: Cluster, free: int) -> float:
@@ -212,10 +243,11 @@ def _micro_batches(mesh: Mesh) -> list[int]:
 
 
 def print_table(title: str, results: Iterable[Result]) -> None:
+    digits = 2 if title.endswith("(s)") else 0
     print(f"{title}\n{'measured':>62}{'predicted':>11}{'error':>9}")
     for r in results:
         use = "held out" if r.held_out else "fit"
-        print(f"  {r.label:<50}{r.measured:>10,.0f}{r.predicted:>11,.0f}{r.error:>9.1%}  {use}")
+        print(f"  {r.label:<50}{r.measured:>10,.{digits}f}{r.predicted:>11,.{digits}f}{r.error:>9.1%}  {use}")
     print()
 
 

@@ -44,20 +44,22 @@ def load(path: str | Path, overrides: Iterable[str] = (), files: Iterable[str | 
     return load_graph(Path(path), tuple(overrides), tuple(files))
 
 
-def compile(graph: Graph, cluster: Cluster | str | Path, pins: Iterable[str] = ()) -> Plan:
+def compile(graph: Graph, cluster: Cluster | str | Path, pins: Iterable[str] = (), **options: Any) -> Plan:
     """The plan of `graph` on a cluster: a file, or the name of one in ``clusters/``.
 
-    `pins` are texts like ``actor_train=tp2@0-1``.
+    `pins` are texts like ``actor_train=tp2@0-1``; options as in
+    `hflow.compiler.planner.options.PlannerOptions`.
 
     Raises:
         HflowError: when the cluster file is wrong, or nothing fits.
     """
     from hflow.compiler.cluster_file import load_cluster
     from hflow.compiler.compile import compile_graph
+    from hflow.compiler.planner.options import PlannerOptions
 
     if isinstance(cluster, (str, Path)):
         cluster = load_cluster(cluster)
-    return compile_graph(graph, cluster, pins)
+    return compile_graph(graph, cluster, pins, PlannerOptions(**options))
 
 
 def execute(plan: Plan, **options: Any) -> Run:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import sys
-import time
-from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
-from hflow.diagnostics import Diagnostic, HflowError, Terminated, render, source_of
+from hflow.arguments import (
+    Files,
+    GraphFile,
+    Overrides,
+    load_graph,
+    print_diagnostics,
+    refuse_plan,
+    write_text,
+)
+from hflow.diagnostics import Diagnostic, HflowError, Terminated
+from hflow.plan_commands import compile_command, exec_command, explain_command
 
 app = typer.Typer(
     name="hflow",
@@ -24,43 +30,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-GraphFile = Annotated[
-    Path, typer.Argument(help="A graph file, e.g. algorithms/grpo.yaml.", show_default=False)
-]
-Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a value: params.steps=3.")
-]
-Files = Annotated[
-    list[Path] | None,
-    typer.Option("-f", "--file", metavar="FILE", help="Merge a partial graph file over the graph."),
-]
-ClusterFile = Annotated[
-    str | None,
-    typer.Option("--cluster", help="Cluster file, or the name of one in clusters/; default: local."),
-]
-Pins = Annotated[
-    list[str] | None,
-    typer.Option("--pin", metavar="NODE=tp2,dp2@0-3", help="Fix a node's parallel sizes and devices."),
-]
-
-
-DEFAULT_CLUSTER = "local"
-
 
 class Head(StrEnum):
     lm = "lm"
     scalar = "scalar"
 
 
-class Workers(StrEnum):
-    ray = "ray"
-    inline = "inline"
-
-
 @app.command()
 def check(graph: GraphFile, file: Files = None, set_: Overrides = None) -> None:
     """Tell everything that is wrong with a graph file. Starts no process and needs no model."""
-    checked = _load(graph, file, set_)
+    checked = load_graph(graph, file, set_)
     print(f"ok  {checked.name}: {_counts(checked)}")
 
 
@@ -83,10 +62,10 @@ def show(
     from hflow.graph import load, printer, source
     from hflow.graph import resolved as resolving
 
-    _refuse_plan(graph)
+    refuse_plan(graph)
     if resolved:  # before it is checked: it helps to find out what is wrong
         print(resolving.resolved(load.assembled(source.read(graph), set_ or (), file or ())), end="")
-    checked = _load(graph, file, set_)
+    checked = load_graph(graph, file, set_)
     if svg:
         _draw(checked, svg)
     elif not resolved:
@@ -96,10 +75,7 @@ def show(
 def _draw(graph: Any, path: Path) -> None:
     from hflow.view.svg import graph_svg
 
-    try:
-        path.write_text(graph_svg(graph) + "\n")
-    except OSError as error:
-        raise HflowError(Diagnostic("HF001", f"cannot write `{path}`: {error.strerror}")) from None
+    write_text(path, graph_svg(graph) + "\n")
     print(f"drew {path}")
 
 
@@ -153,63 +129,13 @@ def new(
     source = find(origin, "algorithms", "algorithm")
     path = new_file(name, source, force)
     print(f"wrote  {path}, from {source}")
-    graph = _load(path)
+    graph = load_graph(path)
     print(f"ok     {graph.name}: {_counts(graph)}\nnext   hflow check {path}\n       hflow compile {path}")
 
 
-@app.command("compile")
-def compile_command(
-    graph: GraphFile,
-    cluster: ClusterFile = None,
-    pin: Pins = None,
-    file: Files = None,
-    set_: Overrides = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write the plan to this file.")
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the plan's table as one JSON object.")
-    ] = False,
-) -> None:
-    """Show who runs where, what moves, how long it takes and whether it fits. Needs no GPU."""
-    from hflow.view.plan_json import plan_json
-    from hflow.view.terminal import plan_text
-
-    started = time.perf_counter()
-    plan = _compile(graph, cluster, pin, file, set_)
-    seconds = time.perf_counter() - started
-    if output:
-        plan.save(output)
-    if as_json:
-        print(json.dumps(plan_json(plan, seconds)))
-        return
-    print(plan_text(plan, width=_width()))
-    if output:
-        print(f"wrote    {output}\nnext     hflow exec {output}")
-
-
-@app.command("exec")
-def exec_command(
-    graph: Annotated[Path, typer.Argument(help="A graph file, or a plan.json that is executed as it is.")],
-    cluster: ClusterFile = None,
-    pin: Pins = None,
-    file: Files = None,
-    set_: Overrides = None,
-    run_dir: Annotated[Path | None, typer.Option(help="Folder to fill; default runs/NAME-TIME.")] = None,
-    address: Annotated[
-        str | None, typer.Option(help="Join this Ray cluster instead of starting one.")
-    ] = None,
-    workers: Annotated[Workers, typer.Option(help="inline: one worker in this process.")] = Workers.ray,
-) -> None:
-    """Run a graph (or a plan) to its end, and leave a run folder with metrics, report and trained models."""
-    if graph.suffix == ".json":
-        plan = _read_plan(graph, cluster, pin, file, set_)
-    else:
-        plan = _compile(graph, cluster, pin, file, set_)
-    from hflow.runtime.execute import execute
-
-    run = execute(plan, run_dir=run_dir, address=address, workers=workers.value)
-    print(f"run folder  {run.folder}")
+app.command("compile")(compile_command)
+app.command("explain")(explain_command)
+app.command("exec")(exec_command)
 
 
 @app.command("new-model")
@@ -264,32 +190,8 @@ def calibrate_command(
     text = cluster_text(
         cluster, f"Measured by `hflow calibrate` on {kind}, all at once. One host: inter_host is unused."
     )
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(text)
-    except OSError as error:
-        raise HflowError(Diagnostic("HF001", f"cannot write `{output}`: {error.strerror}")) from None
+    write_text(output, text)
     print(f"wrote                   {output}\nnext                    hflow compile GRAPH --cluster {output}")
-
-
-def _load(path: Path, files: Sequence[Path] | None = None, overrides: Sequence[str] | None = None) -> Any:
-    from hflow.graph.load import check as check_file
-
-    _refuse_plan(path)
-    graph, warnings = check_file(path, tuple(overrides or ()), tuple(files or ()))
-    _print_diagnostics(warnings)
-    return graph
-
-
-def _refuse_plan(path: Path) -> None:
-    """HF306: a plan stands where a graph is asked for."""
-    if path.suffix != ".json":
-        return
-    from hflow.compiler.plan import is_plan
-
-    if is_plan(path):
-        help_ = f"`hflow exec {path}` runs it"
-        raise HflowError(Diagnostic("HF306", f"`{path}` is a plan, not a graph", help=help_))
 
 
 def _counts(graph: Any) -> str:
@@ -301,44 +203,12 @@ def _counts(graph: Any) -> str:
     )
 
 
-def _compile(
-    path: Path,
-    cluster: str | None,
-    pins: Sequence[str] | None,
-    files: Sequence[Path] | None,
-    overrides: Sequence[str] | None,
-) -> Any:
-    from hflow.compiler.cluster_file import load_cluster
-    from hflow.compiler.compile import compile_graph
-
-    graph = _load(path, files, overrides)
-    return compile_graph(graph, load_cluster(cluster or DEFAULT_CLUSTER), pins or ())
-
-
-def _read_plan(path: Path, *given: str | Sequence[Any] | None) -> Any:
-    from hflow.compiler.plan import load_plan
-
-    if any(given):
-        message = "--cluster, --pin, -f and --set are for graphs; a plan is executed as it is"
-        raise HflowError(Diagnostic("HF306", message, help="compile the graph with them"))
-    return load_plan(path)
-
-
-def _width() -> int:
-    return max(100, shutil.get_terminal_size((100, 24)).columns)
-
-
-def _print_diagnostics(diagnostics: Iterable[Diagnostic]) -> None:
-    for diagnostic in diagnostics:
-        print(render(diagnostic, source_of(diagnostic)), end="\n\n", file=sys.stderr)
-
-
 def main() -> NoReturn:
     """The entry point: what typer does not handle itself becomes an exit code here."""
     try:
         app()
     except HflowError as error:
-        _print_diagnostics(error.diagnostics)
+        print_diagnostics(error.diagnostics)
         sys.exit(1)
     except Terminated as ending:
         print("terminated", file=sys.stderr)

@@ -6,13 +6,16 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import typer
 
 from hflow.cli import app
-from hflow.compiler.plan import VERSION
+from hflow.compiler.compile import PASSES
+from hflow.compiler.plan import VERSION, load_plan
 from hflow.graph.load import load
+from hflow.plan_commands import AfterPass
 
 HFLOW = [sys.executable, "-m", "hflow.cli"]
 FLAGS = {
@@ -21,7 +24,11 @@ FLAGS = {
     "fmt": ["files", "--check"],
     "schema": [],
     "new": ["name", "--from", "--force"],
-    "compile": ["graph", "--cluster", "--pin", "-f", "--file", "--set", "-o", "--output", "--json"],
+    "compile": [
+        "graph", "--cluster", "--pin", "-f", "--file", "--set", "-o", "--output", "--json", "--html",
+        "--trace", "--ascii", "--placement", "--planner", "--budget", "--diff", "--explain", "--print-after",
+    ],
+    "explain": ["plan", "--analyze", "--html", "--trace", "--json", "--ascii"],
     "exec": ["graph", "--cluster", "--pin", "-f", "--file", "--set", "--run-dir", "--address", "--workers"],
     "calibrate": ["-o", "--output", "--workers", "--force"],
     "new-model": [
@@ -62,14 +69,133 @@ def test_compile_json_has_the_promised_keys(model: str, tmp_path: Path) -> None:
     plan = json.loads(done.stdout)
     assert plan.keys() >= {
         "hash", "graph", "cluster", "step_time_s", "tokens_per_s", "search", "nodes", "edges", "memory",
+        "placement", "path", "idle",
     }  # fmt: skip
-    assert plan["search"].keys() == {"seconds", "gap", "explored"}
+    assert plan["search"].keys() == {"seconds", "gap", "explored", "bound_s", "planner"}
     train = next(n for n in plan["nodes"] if n["name"] == "actor_train")
     assert train["layout"] == {"pp": 1, "tp": 2, "dp": 1} and train["devices"] == [0, 1]
+    assert train.keys() >= {
+        "micro_batch",
+        "start_s",
+        "time_s",
+        "memory_bytes",
+        "zero",
+        "recompute",
+        "ep",
+        "offload",
+    }
+    assert {m for group in plan["placement"] for m in group["models"]} == {"actor", "ref"}
+    assert plan["path"][-1] == "actor_train" and all(0 <= i["part"] <= 1 for i in plan["idle"])
     for edge in plan["edges"]:
         assert edge["bytes_per_device"] == edge["lower_bound_bytes_per_device"]
     assert all(m["peak_bytes"] <= m["capacity_bytes"] for m in plan["memory"])
     assert json.loads((tmp_path / "plan.json").read_text())["version"] == VERSION
+
+
+@pytest.fixture(scope="module")
+def plan(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plan of GRPO for the local cluster."""
+    file = tmp_path_factory.mktemp("plan") / "plan.json"
+    done = hflow("compile", "algorithms/grpo.yaml", "--set", f"params.model={model}", "-o", str(file))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-2:] == [f"wrote    {file}", f"next     hflow exec {file}"]
+    return file
+
+
+def test_options_are_those_of_the_compiler() -> None:
+    assert get_args(AfterPass) == (*(step.__name__ for step in PASSES), "all")
+
+
+def test_a_plan_is_explained_as_it_was_printed(model: str, plan: Path, tmp_path: Path) -> None:
+    printed = hflow("compile", "algorithms/grpo.yaml", "--set", f"params.model={model}").stdout
+    html, trace = tmp_path / "new/plan.html", tmp_path / "trace.json"
+    done = hflow("explain", str(plan), "--html", str(html), "--trace", str(trace))
+    assert (done.returncode, done.stdout) == (0, f"{printed}wrote    {html}  {trace}\n")
+    assert html.read_text().startswith("<!doctype html>") and json.loads(trace.read_text())["traceEvents"]
+    assert json.loads(hflow("explain", str(plan), "--json").stdout)["graph"] == "grpo"
+    assert hflow("explain", str(plan), "--ascii").stdout.isascii()
+
+
+def test_what_a_run_took_is_put_beside_the_plan(plan: Path, tmp_path: Path) -> None:
+    found = load_plan(plan)
+    times = {f"time_s.{n.node}": n.time_s * (3 if n.node == "rollout" else 1) for n in found.nodes}
+    (tmp_path / "events.jsonl").write_text(json.dumps({"event": "started", "plan": found.hash}) + "\n")
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 0, **times}) + "\n")
+    done = hflow("explain", str(plan), "--analyze", str(tmp_path))
+    (row,) = (line for line in done.stdout.splitlines() if line.startswith("rollout ") and "3.00" in line)
+    assert row.endswith("!")
+    measured = json.loads(hflow("explain", str(plan), "--analyze", str(tmp_path), "--json").stdout)[
+        "measured"
+    ]
+    assert {m["name"] for m in measured if m["off"]} == {"rollout"}
+
+
+@pytest.mark.parametrize(
+    ("executed", "code", "message"),
+    [(None, "HF407", "is no run folder"), ("0" * 12, "HF306", "is a run of plan 000000000000")],
+)
+def test_a_run_of_something_else_is_refused(
+    plan: Path, tmp_path: Path, executed: str | None, code: str, message: str
+) -> None:
+    if executed:
+        (tmp_path / "events.jsonl").write_text(json.dumps({"event": "started", "plan": executed}) + "\n")
+        (tmp_path / "metrics.jsonl").write_text("")
+    done = hflow("explain", str(plan), "--analyze", str(tmp_path))
+    assert done.returncode == 1 and f"error[{code}]" in done.stderr and message in done.stderr
+
+
+def test_a_plan_that_is_overwritten_is_compared(model: str, plan: Path, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text(plan.read_text())
+    command = [
+        "compile",
+        "algorithms/grpo.yaml",
+        "--set",
+        f"params.model={model}",
+        "--pin",
+        "actor_train=tp2",
+    ]
+    (changed,) = changes(hflow(*command, "-o", str(file)), "actor_train")
+    assert " dp2" in changed and "-> tp2" in changed
+    assert changes(hflow(*command, "-o", str(file))) == ["nothing: the same layouts on the same devices"]
+    assert changes(hflow(*command, "--diff", str(plan)), "actor_train") == [changed]
+    assert changes(hflow(*command)) == []
+    missing = hflow(*command, "--diff", str(tmp_path / "none.json"))
+    assert missing.returncode == 1 and "error[HF001]" in missing.stderr
+
+
+def changes(done: subprocess.CompletedProcess[str], start: str = "") -> list[str]:
+    assert done.returncode == 0, done.stderr
+    lines = [
+        line.removeprefix("changed").strip() for line in done.stdout.splitlines() if "changed" in line[:8]
+    ]
+    return [line for line in lines if line.startswith(start)]
+
+
+def test_passes_print_what_they_make(model: str) -> None:
+    command = ["compile", "algorithms/grpo.yaml", "--set", f"params.model={model}", "--print-after"]
+    every = hflow(*command, "all").stdout
+    heads = [line for line in every.splitlines() if line.startswith("--- after ")]
+    assert heads == [f"--- after {step.__name__}" for step in PASSES]
+    one = hflow(*command, "place").stdout
+    assert one.count("--- after ") == 1 and one.partition("\ngrpo ")[0] in every
+    assert "generate actor %prompts.tokens @a" in every and "train actor_train: actor" in every
+
+
+def test_json_stands_alone(model: str) -> None:
+    command = ["compile", "algorithms/grpo.yaml", "--set", f"params.model={model}", "--json"]
+    for option in (("--explain", "rollout"), ("--print-after", "all"), ("--diff", "plan.json")):
+        assert hflow(*command, *option).returncode == 2
+
+
+def test_a_placement_and_a_planner_can_be_asked_for(model: str) -> None:
+    command = ["compile", "algorithms/grpo.yaml", "--set", f"params.model={model}", "--json"]
+    apart = json.loads(hflow(*command, "--placement", "standalone").stdout)
+    assert sorted(len(group["models"]) for group in apart["placement"]) == [1, 1]
+    together = json.loads(hflow(*command, "--placement", "colocate").stdout)
+    assert [group["models"] for group in together["placement"]] == [["actor", "ref"]]
+    assert json.loads(hflow(*command, "--planner", "exhaustive").stdout)["search"]["planner"] == "exhaustive"
+    assert hflow(*command, "--placement", "nowhere").returncode == 2
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "sft"])

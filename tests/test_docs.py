@@ -14,12 +14,14 @@ import typer
 
 from hflow.cli import app
 from hflow.compiler.cluster_file import load_cluster
+from hflow.compiler.planner.options import PLACEMENTS, PLANNERS
 from hflow.diagnostics import CODES, HflowError
 from hflow.graph.functions import read_function
 from hflow.graph.kinds import data, generate, score, train
 from hflow.graph.options import REQUIRED, Option
 from hflow.graph.schema import OPS, keys_at
 from hflow.graph.signature import Tag
+from hflow.plan_commands import AfterPass
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(page for folder in (".", "algorithms", "docs") for page in (ROOT / folder).glob("*.md"))
@@ -73,7 +75,7 @@ def test_commands_and_their_options_exist(page: Path) -> None:
 
 def test_commands_are_found() -> None:
     assert {words[1] for page in PAGES for words in commands(page)} == {
-        "check", "show", "fmt", "schema", "new", "compile", "exec", "new-model", "calibrate",
+        "check", "show", "fmt", "schema", "new", "compile", "explain", "exec", "new-model", "calibrate",
     }  # fmt: skip
 
 
@@ -181,8 +183,8 @@ def test_every_documented_cluster_key_is_needed_or_has_its_default(tmp_path: Pat
 
 
 def _example(key: str) -> Any:
-    texts = {"name": "test", "device.kind": "cpu", "device.platform": "cpu"}
-    return texts.get(key, 1)
+    values = {"name": "test", "device.kind": "cpu", "device.platform": "cpu", "device.reserve": 0.5}
+    return values.get(key, 1)
 
 
 def _nested(values: dict[str, Any]) -> dict[str, Any]:
@@ -195,6 +197,27 @@ def _nested(values: dict[str, Any]) -> dict[str, Any]:
             inner = inner.setdefault(parent, {})
         inner[last] = value
     return out
+
+
+PLANS = (ROOT / "docs/plans.md").read_text()
+
+
+def test_every_option_of_compile_is_documented() -> None:
+    group: Any = typer.main.get_command(app)
+    params = [param for param in group.commands["compile"].params if param.param_type_name == "option"]
+    first = (cell for cell, *_ in table(section(PLANS, "## Options"), "option of `hflow compile`"))
+    told = {word for cell in first for word in re.findall(r"--?[a-z][a-z-]*", cell)}
+    assert told <= {option for param in params for option in param.opts}
+    assert [param.name for param in params if not told & set(param.opts)] == []
+
+
+def test_every_placement_planner_and_pass_is_documented() -> None:
+    text = section(PLANS, "## Placements and planners")
+    for option, values in (("`--placement`", PLACEMENTS), ("`--planner`", PLANNERS)):
+        names = [name for cell, *_ in table(text, option) for name in re.findall(r"[a-z][a-z-]+", cell)]
+        assert tuple(n for n in names if n not in ("the", "default")) == values
+    rows = {row[0]: row[1] for row in table(section(PLANS, "## Options"), "option of `hflow compile`")}
+    assert set(get_args(AfterPass)) <= set(re.findall(r"\w+", rows["--print-after PASS"]))
 
 
 def ops() -> list[str]:

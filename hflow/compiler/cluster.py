@@ -28,7 +28,8 @@ class DeviceKind:
     """`flops`: peak FLOP/s of dense matrix products, in bf16 on ``cuda`` and f32 on ``cpu``, of which
     `efficiency` is reached unless `calibration` says more; `memory_bandwidth`: peak bytes/s;
     `layer_overhead_s`: the least time of one layer's forward pass, however few its tokens;
-    `kernel_latency_s`: the least time of one kernel."""
+    `kernel_latency_s`: the least time of one kernel; `reserve_bytes`: memory that no plan may
+    fill, since an allocator leaves gaps."""
 
     name: str
     platform: Literal["cpu", "cuda"]
@@ -39,6 +40,12 @@ class DeviceKind:
     layer_overhead_s: float
     kernel_latency_s: float = 0.0
     calibration: Calibration = Calibration()
+    reserve_bytes: int = 0
+
+    @property
+    def usable_bytes(self) -> int:
+        """Memory that plans may fill."""
+        return self.memory_bytes - self.reserve_bytes
 
 
 @dataclass(frozen=True)
@@ -80,6 +87,13 @@ class Cluster:
     host_link: Link | None = None
     nics_per_host: int = 1
     more: tuple[HostGroup, ...] = ()
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.name, self.device, self.hosts, self.devices_per_host, self.more))
+
+    def __hash__(self) -> int:  # kept, since clusters are keys of caches
+        return self._hash
 
     @property
     def groups(self) -> tuple[HostGroup, ...]:

@@ -16,6 +16,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(gt=0, le=1_000_000)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1)]
+Rest = Annotated[float, Field(ge=0, lt=1)]
 GB = 10**9
 
 
@@ -48,6 +49,7 @@ class _Device(_Base):
     flops: Positive
     memory_gb: Positive
     memory_bandwidth: Positive
+    reserve: Rest = 0.0
     efficiency: Share = 0.5
     layer_overhead: Seconds = 0.0
     kernel_latency: Seconds = 0.0
@@ -121,6 +123,7 @@ def _device(device: _Device) -> DeviceKind:
         layer_overhead_s=device.layer_overhead,
         kernel_latency_s=device.kernel_latency,
         calibration=_calibration(device),
+        reserve_bytes=round(device.memory_gb * GB * device.reserve),
     )
 
 

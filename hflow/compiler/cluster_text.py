@@ -28,6 +28,7 @@ def _group(group: HostGroup) -> list[str]:
         "platform": kind.platform,
         "flops": kind.flops,
         "memory_gb": kind.memory_bytes / GB,
+        "reserve": kind.reserve_bytes / kind.memory_bytes,
         "memory_bandwidth": kind.memory_bandwidth,
         "efficiency": kind.efficiency,
         "layer_overhead": kind.layer_overhead_s,

@@ -14,6 +14,7 @@ from hflow.compiler.passes.schedule import schedule
 from hflow.compiler.passes.weight_edges import weight_edges
 from hflow.compiler.pins import parse_pins
 from hflow.compiler.plan import VERSION, Plan
+from hflow.compiler.planner.options import DEFAULTS, PlannerOptions
 from hflow.compiler.shape import ModelShape, read_shape
 from hflow.compiler.vocabulary import foreign_tokens
 from hflow.compiler.workload import rounds, token_makers, workload
@@ -25,26 +26,43 @@ Pass = Callable[[Draft], Draft]
 PASSES: tuple[Pass, ...] = (weight_edges, candidates, place, lower_edges, schedule, check_memory)
 
 
-def compile_graph(graph: Graph, cluster: Cluster, pins: Iterable[str] = ()) -> Plan:
+def compile_graph(
+    graph: Graph,
+    cluster: Cluster,
+    pins: Iterable[str] = (),
+    options: PlannerOptions = DEFAULTS,
+    after: Callable[[str, Draft], None] | None = None,
+) -> Plan:
     """Compile `graph` for `cluster`.
 
     Args:
         pins: texts like ``actor_train=tp2,dp2@0-3``.
+        after: called with the name of each pass and what it has made.
 
     Raises:
         HflowError: HF226, HF302-HF305, HF307, HF308.
     """
-    if foreign := tuple(foreign_tokens(graph)):
-        raise HflowError(foreign)
-    _refuse_mixed(cluster)
-    draft = Draft(graph, evaluation_graph(graph), cluster, _shapes(graph), parse_pins(pins, graph, cluster))
+    draft = new_draft(graph, cluster, pins, options)
     for step in PASSES:
         draft = step(draft)
+        if after:
+            after(step.__name__, draft)
     assert draft.step
     return Plan(
         VERSION, cluster, draft.shapes, draft.nodes, draft.step, draft.evaluation, draft.memory,
         draft.step_time_s, _tokens_per_step(graph), draft.search,
     )  # fmt: skip
+
+
+def new_draft(
+    graph: Graph, cluster: Cluster, pins: Iterable[str] = (), options: PlannerOptions = DEFAULTS
+) -> Draft:
+    """What the first pass is given. Raises HflowError HF302, HF303, HF307, HF308."""
+    if foreign := tuple(foreign_tokens(graph)):
+        raise HflowError(foreign)
+    _refuse_mixed(cluster)
+    found = parse_pins(pins, graph, cluster)
+    return Draft(graph, evaluation_graph(graph), cluster, _shapes(graph), found, options)
 
 
 def _refuse_mixed(cluster: Cluster) -> None:

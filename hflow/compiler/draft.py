@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from hflow.compiler.cluster import Cluster
 from hflow.compiler.pins import Pin
 from hflow.compiler.plan import DeviceMemory, NodePlan, Program, Search
+from hflow.compiler.planner.options import DEFAULTS, PlannerOptions
+from hflow.compiler.planner.unit import Options
 from hflow.compiler.shape import ModelShape
 from hflow.graph.graph import Graph
 
@@ -28,30 +30,17 @@ class WeightEdge:
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """One way to run a node: parallel sizes, micro-batch, and what that costs.
-
-    `time_s` and `working_bytes` as in `compiler.cost`.
-    """
-
-    pp: int
-    dp: int
-    tp: int
-    devices: tuple[int, ...]
-    micro_batch: int
-    time_s: float
-    working_bytes: int
-
-
-@dataclass(frozen=True)
 class Draft:
+    """`candidates`: the options of every unit of nodes, by its name."""
+
     graph: Graph
     evaluation_graph: Graph | None
     cluster: Cluster
     shapes: Mapping[str, ModelShape]
     pins: tuple[Pin, ...] = ()
+    options: PlannerOptions = DEFAULTS
     weight_edges: tuple[WeightEdge, ...] = ()
-    candidates: Mapping[str, tuple[Candidate, ...]] = field(default_factory=dict[str, tuple[Candidate, ...]])
+    candidates: Mapping[str, Options] = field(default_factory=dict[str, Options])
     nodes: tuple[NodePlan, ...] = ()
     step: Program | None = None
     evaluation: Program | None = None

@@ -40,35 +40,51 @@ class Mesh:
     def size(self, axis: str) -> int:
         return dict(self.axes).get(axis, 1)
 
-    @property
+    @cached_property
     def pp(self) -> int:
         return self.size("pp")
 
-    @property
+    @cached_property
     def dp(self) -> int:
         return self.size("dp")
 
-    @property
+    @cached_property
     def tp(self) -> int:
         return self.size("tp")
 
     @cached_property
-    def _coordinates(self) -> dict[int, dict[str, int]]:
-        names = [name for name, _ in self.axes]
-        indices = product(*(range(size) for _, size in self.axes))
-        return {device: dict(zip(names, index)) for device, index in zip(self.devices, indices)}
+    def consecutive(self) -> bool:
+        """Whether the devices are neighbours in rising order."""
+        first = self.devices[0]
+        return self.devices == tuple(range(first, first + len(self.devices)))
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.devices, self.axes))
+
+    def __hash__(self) -> int:  # kept, since meshes of thousands of devices are keys of caches
+        return self._hash
+
+    @cached_property
+    def _coordinates(self) -> dict[int, tuple[int, ...]]:
+        return dict(zip(self.devices, product(*(range(size) for _, size in self.axes))))
 
     def coordinates(self, device: int) -> dict[str, int]:
         """Index of `device` on every axis."""
-        return self._coordinates[device]
+        return {name: index for (name, _), index in zip(self.axes, self._coordinates[device])}
+
+    def replica(self, stage: int, index: int) -> tuple[int, ...]:
+        """The devices of one pipeline stage of one data-parallel replica, by their rank of tp."""
+        assert [name for name, _ in self.axes] == ["pp", "dp", "tp"]
+        first = (stage * self.dp + index) * self.tp
+        return self.devices[first : first + self.tp]
 
     def groups(self, *along: str) -> tuple[tuple[int, ...], ...]:
         """The sets of devices that differ only in the axes `along`, in mesh order."""
+        fixed = [i for i, (name, _) in enumerate(self.axes) if name not in along]
         found: dict[tuple[int, ...], list[int]] = {}
-        for device in self.devices:
-            at = self.coordinates(device)
-            key = tuple(at[name] for name, _ in self.axes if name not in along)
-            found.setdefault(key, []).append(device)
+        for device, at in self._coordinates.items():
+            found.setdefault(tuple(at[i] for i in fixed), []).append(device)
         return tuple(map(tuple, found.values()))
 
     def __str__(self) -> str:
@@ -124,27 +140,30 @@ class Layout:
 
     def boxes(self, shape: tuple[int, ...]) -> dict[int, Box]:
         """The box each device holds of a value of `shape`; devices without a piece are absent."""
-        boxes: dict[int, Box] = {}
-        for device in self.mesh.devices:
-            box = self._box(device, shape)
-            if box is not None:
-                boxes[device] = box
-        return boxes
-
-    def _box(self, device: int, shape: tuple[int, ...]) -> Box | None:
-        at = self.mesh.coordinates(device)
-        box: list[Range] = [(0, extent) for extent in shape]
-        for (axis, size), placement in zip(self.mesh.axes, self.placements):
-            if isinstance(placement, Only) and at[axis] != placement.index:
-                return None
-            if isinstance(placement, Shard):
-                box[placement.dim] = split(box[placement.dim], size, at[axis], placement.unit)
-        return tuple(box)
+        boxes: list[Box | None] = [tuple((0, extent) for extent in shape)]
+        for (_, size), placement in zip(self.mesh.axes, self.placements):
+            parts = {box: _parts(box, size, placement) for box in set(boxes)}  # many devices hold the same
+            boxes = [part for box in boxes for part in parts[box]]
+        return {device: box for device, box in zip(self.mesh.devices, boxes) if box is not None}
 
     def __str__(self) -> str:
         axes = zip(self.mesh.axes, self.placements)
         marks = [f"{axis}{size}" for (axis, size), p in axes if isinstance(p, Shard) and size > 1]
         return f"{' '.join(marks) or 'whole'} @{device_text(self.mesh.devices)}"
+
+
+def _parts(box: Box | None, size: int, placement: Placement) -> list[Box | None]:
+    """What is left of `box` at each index of an axis of `size`."""
+    if box is None or isinstance(placement, Replicate):
+        return [box] * size
+    if isinstance(placement, Only):
+        return [box if index == placement.index else None for index in range(size)]
+    return [cut(box, placement.dim, size, index, placement.unit) for index in range(size)]
+
+
+def cut(box: Box, dim: int, parts: int, index: int, unit: int = 1) -> Box:
+    """Part `index` of `parts` nearly equal parts of `box` along `dim` (see `split`)."""
+    return (*box[:dim], split(box[dim], parts, index, unit), *box[dim + 1 :])
 
 
 def split(span: Range, parts: int, index: int, unit: int = 1) -> Range:
@@ -163,7 +182,10 @@ def rows_layout(mesh: Mesh, unit: int = 1) -> Layout:
 
 
 def volume(box: Box) -> int:
-    return prod(stop - start for start, stop in box)
+    size = 1
+    for start, stop in box:
+        size *= stop - start
+    return size
 
 
 def intersect(a: Box, b: Box) -> Box | None:

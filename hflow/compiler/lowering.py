@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
 from hflow.compiler.cluster import Cluster
-from hflow.compiler.cost.comm import link_between
 from hflow.compiler.cost.device import BYTES
-from hflow.compiler.layout import Layout, volume
+from hflow.compiler.cost.redistribution import rows_s, weights_s
+from hflow.compiler.layout import Layout
 from hflow.compiler.plan import Collective, CopySet, EdgePlan
-from hflow.compiler.reshard import Boxes, lower, lower_bound, received, recognise
+from hflow.compiler.reshard import Boxes, Load, lower, lower_bound, received, recognise, volumes
 from hflow.compiler.shape import ModelShape
 from hflow.compiler.sharding import Sharding
-from hflow.compiler.weights import Parameter, parameters, stages_of, weight_boxes
+from hflow.compiler.weights import Parameter, expert_part, parameters, stages_of, weight_boxes
 from hflow.graph.types import ValueType
 
 ELEMENT_BYTES = {"i32": 4, "i64": 8, "f32": 4, "bf16": 2, "bool": 1, "str": 1}
@@ -103,7 +103,7 @@ def _lower_rows(rows: int, width: int, source: Layout, target: Layout, cluster: 
         bytes_per_device=most,
         lower_bound_bytes_per_device=max(lower_bound(held, needed).values(), default=0) * width,
         peak_bytes=_peak(held, needed, width),
-        time_s=_time_s([copy_set], {("rows",): width}, cluster),
+        time_s=rows_s(rows, width, source, target, cluster),
     )
 
 
@@ -111,20 +111,24 @@ def _lower_rows(rows: int, width: int, source: Layout, target: Layout, cluster: 
 def lower_weights(
     shape: ModelShape, dtype: str, source: Sharding, target: Sharding, cluster: Cluster, shared: bool = False
 ) -> Lowered:
-    """Between equal shardings nothing moves; where the weights are `shared`, they are held once."""
+    """Between equal shardings nothing moves; where the weights are `shared`, they are held once.
+
+    Else the reader's weights are a buffer of their own, even where a device's source box lies inside its
+    target box: the peak counts both, as the runtime holds both while it copies.
+    """
     assert source == target or not shared
     width = BYTES[dtype]
     sets: list[CopySet] = []
-    got, bound, peak = Counter[int](), Counter[int](), Counter[int]()
+    load, got, bound, peak = Load(), Counter[int](), Counter[int](), Counter[int]()
     for same, held, needed in _alike(shape, source, target):
-        copies = lower(held, needed, cluster.host)
+        copies = lower(held, needed, cluster.host, load, len(same))
         names = tuple(p.name for p in same)
         sets.append(CopySet(names, same[0].shape, recognise(copies, held, needed), copies))
         for total, part in (
             (got, received(copies)),
             (bound, lower_bound(held, needed)),
-            (peak, _volumes(held)),
-            (peak, {} if shared else _volumes(needed)),
+            (peak, volumes(held)),
+            (peak, {} if shared else volumes(needed)),
         ):
             total.update({device: count * len(same) for device, count in part.items()})
     moving = tuple(s for s in sets if s.copies)
@@ -136,7 +140,7 @@ def lower_weights(
         bytes_per_device=max(got.values(), default=0) * width,
         lower_bound_bytes_per_device=max(bound.values(), default=0) * width,
         peak_bytes=max(peak.values()) * width,
-        time_s=_time_s(moving, {s.tensors: width * len(s.tensors) for s in moving}, cluster),
+        time_s=weights_s(shape, dtype, source, target, cluster),
     )
 
 
@@ -145,50 +149,21 @@ def _alike(
 ) -> Iterator[tuple[list[Parameter], Boxes, Boxes]]:
     """Parameters in groups of one shape and equal boxes (the same weight of several layers), which are
     lowered once."""
-    groups: dict[tuple[object, ...], tuple[list[Parameter], Boxes, Boxes]] = {}
-    members: dict[tuple[object, ...], list[Parameter]] = {}  # by what decides the boxes: experts are many
+    split = max(source.mesh.tp, target.mesh.tp) > 1
+    groups: dict[tuple[object, ...], list[Parameter]] = defaultdict(list)
     for parameter in parameters(shape):
-        stages = (
-            stages_of(shape, source.mesh.pp, parameter),
-            stages_of(shape, target.mesh.pp, parameter),
+        ends = (
+            (stages_of(shape, end.mesh.pp, parameter), expert_part(shape, end.ep, parameter))
+            for end in (source, target)
         )
-        place = (parameter.shape, parameter.shard, stages, _part(shape, source, target, parameter))
-        if place not in members:
-            held, needed = weight_boxes(shape, source, parameter), weight_boxes(shape, target, parameter)
-            key = (parameter.shape, tuple(held.items()), tuple(needed.items()))
-            members[place] = groups.setdefault(key, ([], held, needed))[0]
-        members[place].append(parameter)
-    yield from groups.values()
-
-
-def _part(shape: ModelShape, source: Sharding, target: Sharding, parameter: Parameter) -> tuple[int, ...]:
-    """The parts of the experts in which an expert's parameter lies at both ends."""
-    if parameter.expert is None or not shape.moe:
-        return ()
-    return tuple(parameter.expert * s.ep // shape.moe.num_experts for s in (source, target))
-
-
-def _volumes(boxes: Boxes) -> dict[int, int]:
-    return {device: volume(box) for device, box in boxes.items()}
+        dim = parameter.shard if split else None
+        groups[parameter.shape, dim, parameter.expert is None, *ends].append(parameter)
+    for same in groups.values():
+        yield same, weight_boxes(shape, source, same[0]), weight_boxes(shape, target, same[0])
 
 
 def _peak(held: Boxes, needed: Boxes, width: int) -> int:
     """Both boxes of the fullest device; one, where they are the same."""
-    total = Counter(_volumes(held))
-    total.update({device: volume(box) for device, box in needed.items() if held.get(device) != box})
+    total = Counter(volumes(held))
+    total.update({d: n for d, n in volumes(needed).items() if held.get(d) != needed[d]})
     return max(total.values()) * width
-
-
-def _time_s(sets: Iterable[CopySet], widths: Mapping[tuple[str, ...], int], cluster: Cluster) -> float:
-    """The busiest receiver or sender: its bytes over each kind of link, and one latency per peer."""
-    busy: dict[tuple[str, int], float] = defaultdict(float)
-    peers: set[tuple[int, int]] = set()
-    for copy_set in sets:
-        for copy in copy_set.copies:
-            link = link_between(cluster, (copy.source, copy.target))
-            seconds = volume(copy.box) * widths[copy_set.tensors] / link.bandwidth
-            seconds += link.latency_s if (copy.source, copy.target) not in peers else 0.0
-            peers.add((copy.source, copy.target))
-            busy["in", copy.target] += seconds
-            busy["out", copy.source] += seconds
-    return max(busy.values(), default=0.0)

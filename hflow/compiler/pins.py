@@ -1,28 +1,41 @@
-"""``--pin NODE=tp2,dp2@0-3``: a node's parallel sizes and devices, fixed by the user."""
+"""``--pin NODE=tp2,dp2,zero1@0-3``: how and where a node runs, fixed by the user."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from hflow.compiler.cluster import Cluster
 from hflow.diagnostics import Diagnostic, HflowError, did_you_mean
-from hflow.graph.graph import Graph
+from hflow.graph.graph import Graph, Node
 
 AXES = ("pp", "dp", "tp")
 _SIZE = re.compile(r"^(pp|dp|tp)([1-9]\d*)$")
+_NUMBER = re.compile(r"^(zero|ep|micro)(\d+)$")
+_SWITCHES = {
+    "recompute": ("recompute", True),
+    "no-recompute": ("recompute", False),
+    "offload": ("offload", True),
+    "no-offload": ("offload", False),
+}
 _RANGE = re.compile(r"^(\d+)(?:-(\d+))?$")
 
 
 @dataclass(frozen=True)
 class Pin:
-    """`sizes` holds the axes that were given; `devices` is None when they were not."""
+    """`sizes` holds the axes that were given; what was not given is None."""
 
     node: str
     sizes: tuple[tuple[str, int], ...]
     devices: tuple[int, ...] | None
     text: str
+    zero: Literal[0, 1, 3] | None = None
+    ep: int | None = None
+    micro: int | None = None
+    recompute: bool | None = None
+    offload: bool | None = None
 
 
 def parse_pins(texts: Iterable[str], graph: Graph, cluster: Cluster) -> tuple[Pin, ...]:
@@ -61,17 +74,42 @@ def _parse(text: str, graph: Graph, cluster: Cluster) -> Pin:
         raise ValueError(
             f"`{node}` runs where its values lie", f"nodes that can be pinned: {', '.join(models)}"
         )
-    sizes_text, _, devices_text = rest.partition("@")
+    settings, _, devices_text = rest.partition("@")
     devices = _devices(devices_text, cluster) if "@" in rest else None
-    return Pin(node, _sizes(sizes_text), devices, text)
+    words = [word.strip() for word in settings.split(",") if word.strip()]
+    strategy = dict(map(_setting, (word for word in words if not _SIZE.match(word))))
+    _check_strategy(strategy, graph.node(node))
+    return Pin(node, _sizes(filter(_SIZE.match, words)), devices, text, **strategy)
 
 
-def _sizes(text: str) -> tuple[tuple[str, int], ...]:
+def _setting(word: str) -> tuple[str, Any]:
+    if word in _SWITCHES:
+        return _SWITCHES[word]
+    match = _NUMBER.match(word)
+    if not match:
+        known = (
+            "sizes are pp, dp or tp with a number: tp2; also zero0, zero1, ep8, micro4, recompute, offload"
+        )
+        raise ValueError(f"`{word}` is no size", known)
+    return match[1], int(match[2])
+
+
+def _check_strategy(strategy: dict[str, Any], node: Node) -> None:
+    """Refuses settings that no node, or not this one, can have."""
+    if strategy.get("zero", 0) not in (0, 1, 3):
+        raise ValueError(f"zero{strategy['zero']} is none of zero0, zero1, zero3")
+    if 0 in (strategy.get("ep"), strategy.get("micro")):
+        raise ValueError("ep and micro are at least 1")
+    own = sorted({"zero", "recompute"} & strategy.keys())
+    if own and node.op != "train":
+        raise ValueError(f"`{own[0]}` is for train nodes, and `{node.name}` is a {node.op} node")
+
+
+def _sizes(words: Iterable[str]) -> tuple[tuple[str, int], ...]:
     sizes: dict[str, int] = {}
-    for part in filter(None, text.split(",")):
-        match = _SIZE.match(part.strip())
-        if not match:
-            raise ValueError(f"`{part}` is no size", "sizes are pp, dp or tp with a number: tp2")
+    for word in words:
+        match = _SIZE.match(word)
+        assert match
         if match[1] in sizes:
             raise ValueError(f"`{match[1]}` is given twice")
         sizes[match[1]] = int(match[2])

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -19,7 +19,7 @@ from hflow.compiler.cost.strategy import PLAIN, Strategy
 from hflow.compiler.layout import Box, Layout, Mesh
 from hflow.compiler.shape import ModelShape
 from hflow.compiler.sharding import Sharding
-from hflow.diagnostics import Diagnostic, HflowError
+from hflow.diagnostics import Diagnostic, HflowError, Span
 from hflow.graph.graph import Graph
 from hflow.graph.types import ValueType
 
@@ -213,7 +213,8 @@ class Plan:
     @cached_property
     def hash(self) -> str:
         """The first 12 hex digits of SHA-256 over the plan without places in files and source text."""
-        text = json.dumps(_without_places(json.loads(to_json(self))), sort_keys=True)
+        bare = replace(self, step=_without_places(self.step), evaluation=_without_places(self.evaluation))
+        text = to_json(bare)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def save(self, path: Path) -> None:
@@ -245,6 +246,8 @@ def load_plan(path: Path) -> Plan:
     """
     from pydantic import TypeAdapter, ValidationError
 
+    from hflow.compiler.consistency import inconsistencies
+
     try:
         text = path.read_text()
         version = json.loads(text).get("version")
@@ -262,7 +265,7 @@ def load_plan(path: Path) -> Plan:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise HflowError(Diagnostic("HF306", f"`{path}`: {where}: {first['msg']}")) from None
-    problem = next(_inconsistencies(plan), None)
+    problem = next(inconsistencies(plan), None)
     if problem:
         message = f"`{path}` contradicts itself: {problem}"
         raise HflowError(Diagnostic("HF306", message, help="compile the graph again"))
@@ -278,38 +281,19 @@ def is_plan(path: Path) -> bool:
     return isinstance(found, dict) and {"version", "cluster", "step"} <= found.keys()
 
 
-def _inconsistencies(plan: Plan) -> Iterator[str]:
-    """What a plan edited by hand may get wrong: names, edges and handles that do not exist."""
-    planned = {n.node for n in plan.nodes}
-    yield from (
-        f"node `{n.node}` has a micro-batch of {n.micro_batch}" for n in plan.nodes if n.micro_batch < 1
-    )
-    for program in (p for p in (plan.step, plan.evaluation) if p):
-        yield from (f"node `{n.name}` has no plan" for n in program.graph.nodes if n.name not in planned)
-        yield from _bad_instructions(program, program.instructions, "instruction ")
+def _without_places(program: Program | None) -> Program | None:
+    return replace(program, graph=_bare(program.graph)) if program else None
 
 
-def _bad_instructions(program: Program, instructions: tuple[Instruction, ...], where: str) -> Iterator[str]:
-    """What is wrong in a list of instructions and in the bodies of its loops; `where` names the list."""
-    nodes, regions = {n.name for n in program.graph.nodes}, {r.name for r in program.graph.regions}
-    alive: set[str] = set()
-    for number, i in enumerate(instructions):
-        if i.op == "call" and i.target not in nodes:
-            yield f"{where}{number} calls `{i.target}`, which is no node"
-        if i.op == "loop" and i.target not in nodes & regions:
-            yield f"{where}{number} runs `{i.target}`, which is no region"
-        if i.edge is not None and not 0 <= i.edge < len(program.edges):
-            yield f"{where}{number} names edge {i.edge}, which does not exist"
-        missing = sorted(set(i.inputs.values()) - alive)
-        yield from (f"{where}{number} reads `{handle}`, which nothing wrote" for handle in missing)
-        yield from _bad_instructions(program, i.body, f"{where}{number}.")
-        alive |= set(i.outputs.values())
-
-
-def _without_places(value: Any) -> Any:
-    if isinstance(value, dict):
-        entries = cast(dict[str, Any], value).items()
-        return {k: _without_places(v) for k, v in entries if k not in ("span", "text")}
-    if isinstance(value, list):
-        return [_without_places(v) for v in cast(list[Any], value)]
+def _bare(value: Any) -> Any:
+    """The same without places in files and source text."""
+    if isinstance(value, Span):
+        return None
+    if is_dataclass(value) and not isinstance(value, type):
+        kept = {f.name: _bare(getattr(value, f.name)) for f in fields(value) if f.init}
+        return type(value)(**(kept | ({"text": ""} if isinstance(value, Graph) else {})))
+    if isinstance(value, tuple):
+        return tuple(map(_bare, cast(tuple[Any, ...], value)))
+    if isinstance(value, Mapping):
+        return {key: _bare(inner) for key, inner in cast(Mapping[str, Any], value).items()}
     return value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -52,6 +52,13 @@ class ModelShape:
     qk_norm: bool = False
     moe: Experts | None = None
 
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, field.name) for field in fields(self)))
+
+    def __hash__(self) -> int:  # kept, since shapes are keys of caches
+        return self._hash
+
     def with_head(self, head: Head) -> ModelShape:
         """The same decoder under another head; the embedding is nothing that a scalar head could share."""
         return replace(self, head=head, tied=self.tied and head == "lm")
@@ -68,11 +75,11 @@ class ModelShape:
 
     @cached_property
     def num_parameters(self) -> int:
-        from hflow.compiler.weights import parameters
+        from hflow.compiler.weights import stage_elements
 
-        return sum(p.size for p in parameters(self))
+        return stage_elements(self, 1, 1)
 
-    @property
+    @cached_property
     def active_parameters(self) -> int:
         """Parameters that one token meets: of the experts only `top_k` in each layer."""
         if self.moe is None:

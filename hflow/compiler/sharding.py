@@ -11,12 +11,16 @@ from hflow.compiler.layout import Mesh
 @dataclass(frozen=True)
 class Sharding:
     """Over pp and tp always; experts also over `ep` neighbouring ranks of dp (rank d holds part d mod ep of
-    them); with `fully` each shard is split once more, over dp (ZeRO-3, FSDP).
+    them: Megatron's order); with `fully` each shard is split once more, by its rows, over the ranks of dp
+    that share it (ZeRO-3, FSDP).
     """
 
     mesh: Mesh
     ep: int = 1
     fully: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.mesh.dp % self.ep == 0, self
 
     @staticmethod
     def of(mesh: Mesh, strategy: Strategy = PLAIN) -> Sharding:

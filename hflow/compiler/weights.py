@@ -1,4 +1,4 @@
-"""A model's parameters under their HF names, and where each lies for a (pp, tp) mesh.
+"""A model's parameters under their HF names, and where each lies for a sharding of the model.
 
 Everything that moves weights (train -> generate, import, export) speaks of HF parameters. Fused
 tensors of an engine (QKV, gate-up) do not exist here, so resharding needs no special case for them;
@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
+from math import ceil, prod
 
-from hflow.compiler.layout import Box, Layout, Mesh, Only, Placement, Replicate, Shard, split, volume
+from hflow.compiler.layout import Box, cut, volume
 from hflow.compiler.shape import ModelShape
 from hflow.compiler.sharding import Sharding
 
@@ -42,14 +42,19 @@ def parameters(shape: ModelShape) -> tuple[Parameter, ...]:
 
     A scalar head is one row, ``score.weight``, as in transformers' ``…ForSequenceClassification``.
     """
+    first, *last = _outside(shape)
+    return (first, *(p for i in range(shape.num_layers) for p in _layer(shape, i)), *last)
+
+
+def _outside(shape: ModelShape) -> tuple[Parameter, ...]:
+    """The parameters before and after the layers."""
     vocab = (shape.vocab, shape.hidden)
     embedding = Parameter("model.embed_tokens.weight", vocab, 0, None, (True, shape.tied))
     norm = Parameter("model.norm.weight", (shape.hidden,), None, None, (False, True))
     head = Parameter("lm_head.weight", vocab, 0, None, (False, True))
     if shape.head == "scalar":
         head = Parameter(SCALAR_HEAD, (1, shape.hidden), None, None, (False, True))
-    layers = tuple(p for i in range(shape.num_layers) for p in _layer(shape, i))
-    return (embedding, *layers, norm) if shape.tied else (embedding, *layers, norm, head)
+    return (embedding, norm) if shape.tied else (embedding, norm, head)
 
 
 def _layer(shape: ModelShape, index: int) -> tuple[Parameter, ...]:
@@ -88,25 +93,6 @@ def stage_layers(num_layers: int, pp: int, stage: int) -> range:
     return range(stage * per_stage, (stage + 1) * per_stage)
 
 
-def weight_layouts(shape: ModelShape, mesh: Mesh, parameter: Parameter) -> tuple[Layout, ...]:
-    """Where `parameter` lies on `mesh`: one layout for each pipeline stage that holds it."""
-    over_tp: Placement = Replicate() if parameter.shard is None else Shard(parameter.shard)
-    return tuple(
-        Layout(mesh, (Only(stage), Replicate(), over_tp)) for stage in stages_of(shape, mesh.pp, parameter)
-    )
-
-
-@lru_cache(maxsize=4096)
-def stage_elements(shape: ModelShape, pp: int, tp: int) -> int:
-    """Elements that a device of the fullest pipeline stage holds."""
-    stages = [0] * pp
-    for parameter in parameters(shape):
-        local = parameter.size // (1 if parameter.shard is None else tp)
-        for stage in stages_of(shape, pp, parameter):
-            stages[stage] += local
-    return max(stages)
-
-
 def stages_of(shape: ModelShape, pp: int, parameter: Parameter) -> tuple[int, ...]:
     """The pipeline stages that hold `parameter`."""
     if parameter.layer is not None:
@@ -114,16 +100,62 @@ def stages_of(shape: ModelShape, pp: int, parameter: Parameter) -> tuple[int, ..
     return tuple(sorted({s for s, on in zip((0, pp - 1), parameter.ends) if on}))
 
 
+def expert_part(shape: ModelShape, ep: int, parameter: Parameter) -> int:
+    """Which of `ep` parts holds `parameter`; what belongs to no expert lies on all of them: 0."""
+    if parameter.expert is None:
+        return 0
+    assert shape.moe
+    return parameter.expert * ep // shape.moe.num_experts
+
+
 def weight_boxes(shape: ModelShape, sharding: Sharding, parameter: Parameter) -> dict[int, Box]:
     """The box of `parameter` that each device holds; devices without a part are absent."""
-    mesh = sharding.mesh
+    mesh, ep = sharding.mesh, 1 if parameter.expert is None else sharding.ep
+    pieces = _pieces(parameter, mesh.tp, mesh.dp // ep if sharding.fully else 1)
     boxes: dict[int, Box] = {}
-    for layout in weight_layouts(shape, mesh, parameter):
-        boxes.update(layout.boxes(parameter.shape))
-    if parameter.expert is not None and sharding.ep > 1:
-        assert shape.moe
-        part = parameter.expert * sharding.ep // shape.moe.num_experts
-        boxes = {d: box for d, box in boxes.items() if mesh.coordinates(d)["dp"] % sharding.ep == part}
-    if sharding.fully:
-        boxes = {d: (split(box[0], mesh.dp, mesh.coordinates(d)["dp"]), *box[1:]) for d, box in boxes.items()}
-    return {d: box for d, box in boxes.items() if volume(box)}
+    for stage in stages_of(shape, mesh.pp, parameter):
+        for replica in range(expert_part(shape, ep, parameter), mesh.dp, ep):
+            boxes.update(zip(mesh.replica(stage, replica), pieces[replica // ep % len(pieces)]))
+    empty = {box for shards in pieces for box in shards if not volume(box)}
+    return {device: box for device, box in boxes.items() if box not in empty} if empty else boxes
+
+
+def _pieces(parameter: Parameter, tp: int, parts: int) -> list[list[Box]]:
+    """For each of `parts` (of the rows of a shard) the box of every rank of tp."""
+    whole: Box = tuple((0, size) for size in parameter.shape)
+    dim = parameter.shard
+    shards = [whole if dim is None else cut(whole, dim, tp, rank) for rank in range(tp)]
+    return [[cut(shard, 0, parts, part) for shard in shards] for part in range(parts)]
+
+
+def shard_elements(shape: ModelShape, sharding: Sharding) -> int:
+    """Elements that the fullest device holds."""
+    mesh = sharding.mesh
+    return stage_elements(shape, mesh.pp, mesh.tp, sharding.ep, mesh.dp if sharding.fully else 1)
+
+
+@lru_cache(maxsize=4096)
+def stage_elements(shape: ModelShape, pp: int, tp: int, ep: int = 1, fully_over: int = 1) -> int:
+    """Elements that the fullest device of the fullest pipeline stage holds: the last rank of each axis, which
+    gets the larger part of what `split` cannot divide evenly.
+
+    Args:
+        ep: the parts of the experts, over so many ranks of dp.
+        fully_over: the size of dp, if shards are split over it (`Sharding.fully`).
+    """
+
+    def local(parameter: Parameter) -> int:
+        sizes = list(parameter.shape)
+        if parameter.shard is not None:
+            sizes[parameter.shard] = ceil(sizes[parameter.shard] / tp)
+        holders = fully_over if parameter.expert is None else max(1, fully_over // ep)
+        return ceil(sizes[0] / holders) * prod(sizes[1:])
+
+    stages = [0] * pp
+    in_layer = sum(local(p) for p in _layer(shape, 0) if not expert_part(shape, ep, p))
+    for layer in range(shape.num_layers):
+        stages[layer * pp // shape.num_layers] += in_layer
+    for parameter in _outside(shape):
+        for stage in stages_of(shape, pp, parameter):
+            stages[stage] += local(parameter)
+    return max(stages)

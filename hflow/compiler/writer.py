@@ -1,41 +1,43 @@
-"""Writing a program: values get handles, edges are lowered, instructions are put in order."""
+"""Writing a program: values get handles, edges are lowered, instructions know what they wait for."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import lru_cache
 
+from hflow.compiler.cost.comm import host_transfer_s
+from hflow.compiler.cost.memory import optimizer_bytes, weight_bytes
 from hflow.compiler.draft import Draft
+from hflow.compiler.instances import Instance, instance_of
 from hflow.compiler.layout import Box, Layout
-from hflow.compiler.lowering import data_edge
-from hflow.compiler.plan import EdgePlan, Instruction
+from hflow.compiler.lowering import data_edge, lower_rows
+from hflow.compiler.plan import EdgePlan, Instruction, NodePlan
 from hflow.compiler.ports import input_layout, output_layout
+from hflow.compiler.script import Key, Script
 from hflow.graph.graph import Graph, Input, Node
 
-Place = tuple[str, tuple[tuple[int, Box], ...]]
+Pieces = frozenset[tuple[int, Box]]
 
 
 @dataclass
 class Writer:
-    """The program so far. `at` maps a value and the boxes in which it lies to its handle."""
+    """The program so far. `at`: the handles of each value, and the boxes in which they lie."""
 
     draft: Draft
     graph: Graph
     edges: list[EdgePlan] = field(default_factory=list[EdgePlan])
-    instructions: list[Instruction] = field(default_factory=list[Instruction])
-    at: dict[Place, str] = field(default_factory=dict[Place, str])
+    script: Script = field(default_factory=Script)
+    at: dict[str, list[tuple[str, Pieces]]] = field(default_factory=dict[str, list[tuple[str, Pieces]]])
 
     def find(self, value: str, layout: Layout, rows: int) -> str | None:
         """The handle of `value` if some handle has it on all devices of `layout`, in these very boxes."""
-        wanted = layout.boxes((rows,)).items()
-        return next(
-            (handle for (name, boxes), handle in self.at.items() if name == value and wanted <= set(boxes)),
-            None,
-        )
+        wanted = _pieces(layout, rows)
+        return next((handle for handle, pieces in self.at.get(value, ()) if wanted <= pieces), None)
 
     def put(self, value: str, layout: Layout, rows: int, handle: str) -> None:
-        self.at[value, tuple(layout.boxes((rows,)).items())] = handle
+        self.at.setdefault(value, []).append((handle, _pieces(layout, rows)))
 
     def read(self, node: Node) -> dict[str, str]:
         """Bring a node's inputs to where it reads them; their handles by port.
@@ -60,9 +62,42 @@ class Writer:
         return handles
 
     def call(self, node: Node, inputs: dict[str, str]) -> None:
-        mesh = self.draft.node_plan(node.name).mesh
+        """The call of a node; around it, what it keeps in the host's memory comes and goes.
+
+        It is onloaded no sooner than the node can run.
+        """
+        plan = self.draft.node_plan(node.name)
+        reads, writes = self._touched(node, plan)
+        if plan.offload:
+            onload = Instruction("onload", node.name, plan.mesh.devices, time_s=self._onload_s(plan))
+            self.script.add(onload, reads | set(inputs.values()), writes | {("onload", node.name)})
         outputs = self.write_outputs(node)
-        self.instructions.append(Instruction("call", node.name, mesh.devices, inputs, outputs))
+        call = Instruction("call", node.name, plan.mesh.devices, inputs, outputs, time_s=plan.time_s)
+        self.script.add(call, reads | {("onload", node.name)}, writes | {("call", node.name)})
+        if plan.offload:
+            seconds = self._onload_s(plan) if node.op == "train" else 0.0  # the host still has frozen weights
+            offload = Instruction("offload", node.name, plan.mesh.devices, time_s=seconds)
+            self.script.add(offload, {("call", node.name)})
+
+    def _touched(self, node: Node, plan: NodePlan) -> tuple[set[Key], set[Key]]:
+        """What a call reads beside its inputs, and what it overwrites: it comes after the nodes of `after`,
+        and a training after all nodes that use its model, be it in a copy of their own."""
+        reads: set[Key] = {("call", first) for first in node.after}
+        if node.model is None:
+            return reads, set()
+        model = node.model.model
+        if node.op == "train":
+            return reads, {Instance(model, plan.sharding), ("model", model)}
+        return reads | {instance_of(node, plan.sharding), ("model", model)}, set()
+
+    def _onload_s(self, plan: NodePlan) -> float:
+        """Of the optimizer's state, or of frozen weights."""
+        assert plan.model
+        dtype = self.draft.graph.model(plan.model).dtype
+        what = self.draft.shapes[plan.model], dtype, plan.mesh
+        trains = plan.kind == "train"
+        size = optimizer_bytes(*what, plan.strategy) if trains else weight_bytes(*what, False, plan.strategy)
+        return host_transfer_s(size, self.draft.cluster)
 
     def write_outputs(self, node: Node) -> dict[str, str]:
         """Handles, by port, for what a node makes."""
@@ -74,11 +109,11 @@ class Writer:
         return outputs
 
     @contextmanager
-    def body(self) -> Generator[list[Instruction]]:
-        """Instructions written inside go to the yielded list: the body of a loop."""
-        outer, self.instructions = self.instructions, []
-        yield self.instructions
-        self.instructions = outer
+    def body(self) -> Generator[Script]:
+        """Instructions written inside go to the yielded script: the body of a loop."""
+        outer, self.script = self.script, Script()
+        yield self.script
+        self.script = outer
 
     def _together(self, node: Node) -> list[list[Input]]:
         """The node's inputs in groups that move as one: same producer and age, same layouts."""
@@ -115,50 +150,33 @@ class Writer:
         if new:
             outputs = {v.source.port: value_name(v) for v in new}
             lag, init = values[0].lag, values[0].init
-            self.instructions.append(
-                Instruction("recall", producer.name, mesh.devices, outputs=outputs, lag=lag, init=init)
-            )
+            recall = Instruction("recall", producer.name, mesh.devices, outputs=outputs, lag=lag, init=init)
+            self.script.add(recall, carried(producer.name, outputs))
 
     def _transfer(self, edge: EdgePlan, ports: dict[str, str], missing: dict[str, str]) -> None:
         """`inputs` and `outputs` map the moved ports to handles at the source and at the target."""
         inputs = {ports[name]: name for name in missing}
         outputs = {ports[name]: handle for name, handle in missing.items()}
         devices = tuple(sorted({*edge.source_mesh.devices, *edge.target_mesh.devices}))
+        moved = tuple(type_ for port, type_ in zip(edge.ports, edge.types) if port in inputs)
+        assert edge.source_layout and edge.target_layout
+        lowered = lower_rows(moved, edge.source_layout, edge.target_layout, self.draft.cluster)
         number = len(self.edges) - 1
-        self.instructions.append(Instruction("transfer", edge.target, devices, inputs, outputs, number))
+        self.script.add(
+            Instruction("transfer", edge.target, devices, inputs, outputs, number, time_s=lowered.time_s)
+        )
+
+
+def carried(node: str, ports: Iterable[str]) -> set[Key]:
+    """What is remembered of a node from one step to the next."""
+    return {("carried", f"{node}.{port}") for port in ports}
+
+
+@lru_cache(maxsize=4096)
+def _pieces(layout: Layout, rows: int) -> Pieces:
+    return frozenset(layout.boxes((rows,)).items())
 
 
 def value_name(value: Input) -> str:
     """``node.port``, also the value's first handle; values of earlier steps have names of their own."""
     return f"{value.source}@-{value.lag}:{value.init:g}" if value.lag else str(value.source)
-
-
-def finished(instructions: list[Instruction]) -> tuple[Instruction, ...]:
-    """A list of instructions with frees and dependencies filled in."""
-    return _with_dependencies(_with_frees(instructions))
-
-
-def _with_frees(instructions: list[Instruction]) -> list[Instruction]:
-    """After the last use of a handle, an instruction that drops it."""
-    last: dict[str, int] = {}
-    for number, instruction in enumerate(instructions):
-        for handle in (*instruction.inputs.values(), *instruction.outputs.values()):
-            last[handle] = number
-    out: list[Instruction] = []
-    for number, instruction in enumerate(instructions):
-        out.append(instruction)
-        dead = sorted(handle for handle, at in last.items() if at == number)
-        if dead:
-            out.append(Instruction("free", instruction.target, instruction.devices, dict(zip(dead, dead))))
-    return out
-
-
-def _with_dependencies(instructions: list[Instruction]) -> tuple[Instruction, ...]:
-    """Fill in `after`: the instructions that write what this one reads."""
-    writers: dict[str, int] = {}
-    out: list[Instruction] = []
-    for number, instruction in enumerate(instructions):
-        after = {writers[h] for h in instruction.inputs.values() if h in writers}
-        out.append(replace(instruction, after=tuple(sorted(after))))
-        writers.update(dict.fromkeys(instruction.outputs.values(), number))
-    return tuple(out)

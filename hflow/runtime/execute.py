@@ -36,6 +36,11 @@ class Run:
     wall_s: float = 0.0
     diagnostics: tuple[Diagnostic, ...] = ()
 
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        from hflow.view.notebook import run_bundle
+
+        return run_bundle(self.folder.name, self.status, self.metrics, self.evaluations)
+
 
 def execute(
     plan: Plan,

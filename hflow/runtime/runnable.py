@@ -1,24 +1,28 @@
-"""Plans that can be made but not run: of models without weights, or of families without an engine."""
+"""Plans that can be made but not run: of models without weights, of families without an engine, or with nodes
+that no engine executes so."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hflow.compiler.instances import Instance, instance_of
 from hflow.compiler.plan import Plan
 from hflow.compiler.shape import NAMED, Family
 from hflow.diagnostics import Diagnostic, HflowError
+from hflow.graph.graph import Node
 
 BUILT: tuple[Family, ...] = ("llama", "qwen2")  # by engines/megatron
 
 
 def check_runnable(plan: Plan) -> None:
-    """Raises HflowError HF406 with every model that no engine can build; asks nothing of the file system."""
-    problems = tuple(_problems(plan))
+    """Raises HflowError HF406 with every model that no engine can build, and every node that none can run as
+    planned; asks nothing of the file system."""
+    problems = (*_models(plan), *_nodes(plan), *_optimizers(plan))
     if problems:
         raise HflowError(problems)
 
 
-def _problems(plan: Plan) -> Iterator[Diagnostic]:
+def _models(plan: Plan) -> Iterator[Diagnostic]:
     for model in plan.graph.models:
         family = plan.shapes[model.name].family
         if model.path.startswith(NAMED):
@@ -29,3 +33,23 @@ def _problems(plan: Plan) -> Iterator[Diagnostic]:
         elif family not in BUILT:
             message = f"model `{model.name}` is of family {family}, which no engine builds yet: compile only"
             yield Diagnostic("HF406", message, model.span, f"families that run: {', '.join(BUILT)}")
+
+
+def _nodes(plan: Plan) -> Iterator[Diagnostic]:
+    for node in plan.graph.nodes:
+        strategy = plan.node(node.name).strategy
+        names = {"ZeRO-3": strategy.zero == 3, f"ep {strategy.ep}": strategy.ep > 1}
+        for name in (name for name, planned in names.items() if planned):
+            message = f"`{node.name}` is planned with {name}, which no engine runs yet: compile only"
+            yield Diagnostic("HF406", message, node.span, "tp, pp, dp, recompute and ZeRO-1 run")
+
+
+def _optimizers(plan: Plan) -> Iterator[Diagnostic]:
+    """Train nodes that share weights share their optimizer, which is split or is not."""
+    first: dict[Instance, Node] = {}
+    for node in (n for n in plan.graph.nodes if n.op == "train"):
+        own = plan.node(node.name)
+        other = first.setdefault(instance_of(node, own.sharding), node)
+        if (own.strategy.zero == 1) != (plan.node(other.name).strategy.zero == 1):
+            message = f"`{other.name}` and `{node.name}` share an optimizer; only one is planned with ZeRO-1"
+            yield Diagnostic("HF406", message, node.span, "plan both so, or none")

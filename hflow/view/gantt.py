@@ -11,9 +11,10 @@ from hflow.view import units
 from hflow.view.palette import NO_MODEL, Colours, node_colours
 from hflow.view.rendering import render
 from hflow.view.ticks import ticks
-from hflow.view.timeline import Bar, Track, measured_bars, planned_bars, tracks
+from hflow.view.timeline import Bar, Track, end_s, measured_tracks, steady_tracks
 
-LEFT, RIGHT, ROW, CHAR = 96, 24, 29, 6.7
+RIGHT, ROW, CHAR = 24, 29, 6.7
+LEAST_LEFT, MOST_LEFT = 96, 230  # pixels for the names of devices
 TRANSFER: Colours = ("#d0d5dd", "#667085")
 
 
@@ -43,42 +44,52 @@ class Tick:
     label: str
 
 
-def plan_gantt(plan: Plan, width: int = 1100) -> str:
-    """One step as the plan predicts it."""
-    bars = planned_bars(plan)
-    return _draw(f"{plan.graph.name}, planned", bars, _end(bars), node_colours(plan.graph), width)
+def plan_gantt(plan: Plan, width: int = 1100, steps: int = 1) -> str:
+    """So many steps of a long run as the plan predicts them, with transfers as thin bars."""
+    marks = [plan.step_time_s * n for n in range(1, steps)]
+    return _draw(f"{plan.graph.name}, planned", steady_tracks(plan, steps), plan, width, marks)
 
 
 def run_gantt(plan: Plan, events: Iterable[Mapping[str, Any]], step: int, width: int = 1100) -> str:
     """One step as it was measured, with transfers as thin bars."""
-    bars = measured_bars(events, step)
-    return _draw(f"{plan.graph.name}, step {step}", bars, _end(bars), node_colours(plan.graph), width)
+    return _draw(f"{plan.graph.name}, step {step}", measured_tracks(events, step), plan, width)
 
 
-def _end(bars: Sequence[Bar]) -> float:
-    return max((b.end_s for b in bars), default=0.0) or 1.0
-
-
-def _draw(title: str, bars: Sequence[Bar], end: float, colours: Mapping[str, Colours], width: int) -> str:
-    scale = (width - LEFT - RIGHT) / end
-    rows = [_row(i, track, scale, colours) for i, track in enumerate(tracks(bars))]
+def _draw(
+    title: str, tracks: Sequence[Track], plan: Plan, width: int, boundaries_s: Sequence[float] = ()
+) -> str:
+    """`boundaries_s`: where one step ends and the next one begins."""
+    end = end_s(tracks) or 1.0
+    labels = [f"device {units.short_devices(t.devices)}" for t in tracks]
+    left = min(MOST_LEFT, max(LEAST_LEFT, 20 + round(CHAR * max(map(len, labels), default=0))))
+    scale = (width - left - RIGHT) / end
+    colours = node_colours(plan.graph)
+    rows = [
+        Row(8 + ROW * i, label, tuple(_bar(bar, left, scale, colours) for bar in track.bars))
+        for i, (label, track) in enumerate(zip(labels, tracks))
+    ]
     axis = 10 + ROW * len(rows)
-    marks = [Tick(round(LEFT + t * scale, 1), f"{t:g} s") for t in ticks(0, end, 8)]
-    values = {"title": title, "rows": rows, "ticks": marks, "left": LEFT, "right": RIGHT}
-    return render("gantt.svg", width=width, height=axis + 24, axis=axis, **values)
+    marks = [Tick(round(left + t * scale, 1), f"{t:g} s") for t in ticks(0, end, 8)]
+    return render(
+        "gantt.svg",
+        title=title,
+        width=width,
+        height=axis + 24,
+        axis=axis,
+        left=left,
+        right=RIGHT,
+        rows=rows,
+        ticks=marks,
+        boundaries=[round(left + t * scale, 1) for t in boundaries_s],
+    )
 
 
-def _row(index: int, track: Track, scale: float, colours: Mapping[str, Colours]) -> Row:
-    bars = tuple(_bar(bar, scale, colours) for bar in track.bars)
-    return Row(8 + ROW * index, f"device {units.devices(track.devices)}", bars)
-
-
-def _bar(bar: Bar, scale: float, colours: Mapping[str, Colours]) -> Drawn:
+def _bar(bar: Bar, left: float, scale: float, colours: Mapping[str, Colours]) -> Drawn:
     thin = bar.kind != "call"
-    fill, line = TRANSFER if thin else colours.get(bar.name, NO_MODEL)
-    width = max(1.0, (bar.end_s - bar.start_s) * scale)
+    fill, line = TRANSFER if thin else colours.get(bar.node, NO_MODEL)
+    width = max(1.0, bar.seconds * scale)
     fits = not thin and len(bar.name) * CHAR + 12 <= width
-    took = units.seconds(bar.end_s - bar.start_s)
+    took = units.seconds(bar.seconds)
     tooltip = f"{bar.name} ({bar.kind}): {took}, from {bar.start_s:.3f} s to {bar.end_s:.3f} s"
-    x = LEFT + bar.start_s * scale
+    x = left + bar.start_s * scale
     return Drawn(round(x, 1), round(width, 1), bar.name if fits else "", tooltip, fill, line, thin)

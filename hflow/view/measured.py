@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 from hflow.compiler.plan import Plan
 from hflow.compiler.workload import rounds
+from hflow.diagnostics import Diagnostic, HflowError
 
 Metrics = Mapping[str, Any]
 OFF = 0.25  # predicted and measured times further apart than this are flagged,
@@ -28,6 +31,26 @@ class Compared:
     def ratio(self) -> float | None:
         """Measured over predicted, or None when nothing was predicted."""
         return self.measured_s / self.predicted_s if self.predicted_s else None
+
+
+def read_metrics(run: Path, plan: Plan) -> list[Metrics]:
+    """The lines of a run folder's ``metrics.jsonl``.
+
+    Raises:
+        HflowError: HF407 when the folder is none of a run or no step has ended, HF306 when the run executed
+            another plan.
+    """
+    try:
+        events, lines = ((run / name).read_text().splitlines() for name in ("events.jsonl", "metrics.jsonl"))
+        executed = json.loads(events[0])["plan"]
+    except (OSError, ValueError, LookupError):
+        raise HflowError(Diagnostic("HF407", f"`{run}` is no run folder")) from None
+    if executed != plan.hash:
+        message = f"`{run}` is a run of plan {executed}, not of {plan.hash}"
+        raise HflowError(Diagnostic("HF306", message, help=f"its plan is `{run / 'plan.json'}`"))
+    if not lines:
+        raise HflowError(Diagnostic("HF407", f"`{run}` has no finished step to compare with"))
+    return [json.loads(line) for line in lines]
 
 
 def compare(plan: Plan, metrics: Sequence[Metrics]) -> list[Compared]:

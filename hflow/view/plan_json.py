@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import networkx as nx
+
+from hflow.compiler.critical_path import idle
 from hflow.compiler.layout import Mesh
-from hflow.compiler.plan import DeviceMemory, EdgePlan, NodePlan, Plan
+from hflow.compiler.plan import DeviceMemory, EdgePlan, NodePlan, Plan, Search
 from hflow.compiler.workload import rounds
 from hflow.graph.graph import Graph, Input, Node, Region
+from hflow.view.measured import Metrics, compare
+from hflow.view.remarks import path_names
 
 
 def plan_json(plan: Plan, search_s: float) -> dict[str, Any]:
@@ -19,13 +24,55 @@ def plan_json(plan: Plan, search_s: float) -> dict[str, Any]:
         "cluster": plan.cluster.name,
         "step_time_s": plan.step_time_s,
         "tokens_per_s": plan.tokens_per_step / plan.step_time_s if plan.step_time_s else 0.0,
-        "search": {"seconds": search_s, "gap": plan.search.gap, "explored": plan.search.explored},
+        "search": _search(plan.search, search_s),
         "regions": [_region(plan.graph, region) for region in plan.graph.regions[1:]],
         "carried": [_carried(node, value) for node, value in plan.graph.edges() if value.lag],
         "nodes": [_node(n, plan.graph.node(n.node).region) for n in plan.nodes],
         "edges": [_edge(plan.graph, e) for e in plan.step.edges],
         "memory": [_memory(m) for m in plan.memory],
+        "placement": _placement(plan),
+        "path": list(path_names(plan)),
+        "idle": [{"devices": list(devices), "part": part} for devices, part in idle(plan.step).items()],
     }
+
+
+def measured_json(plan: Plan, metrics: Sequence[Metrics]) -> list[dict[str, Any]]:
+    """Predicted and measured seconds per step of every node that was measured; `off` where they differ so
+    much that it matters."""
+    return [
+        {"name": c.name, "predicted_s": c.predicted_s, "measured_s": c.measured_s, "off": c.is_off}
+        for c in compare(plan, metrics)
+    ]
+
+
+def _search(search: Search, seconds: float) -> dict[str, Any]:
+    """`gap` is null where nothing is proven."""
+    return {
+        "seconds": seconds,
+        "gap": search.gap,
+        "explored": search.explored,
+        "bound_s": search.bound_s,
+        "planner": search.planner,
+    }
+
+
+def _placement(plan: Plan) -> list[dict[str, Any]]:
+    """Models that share devices, directly or through others, and all of these. Generation, which may borrow
+    all devices of a cluster, does not count where its model is trained or scores elsewhere."""
+    shares: nx.Graph[str | int] = nx.Graph()
+    resident = {n.model for n in plan.nodes if n.kind != "generate"}
+    for node in plan.nodes:
+        model = node.model
+        if model and (node.kind != "generate" or model not in resident):
+            shares.add_edges_from([(model, device) for device in node.mesh.devices])
+    groups: list[set[str | int]] = list(nx.connected_components(shares))
+    return [
+        {
+            "models": [m.name for m in plan.graph.models if m.name in group],
+            "devices": sorted(member for member in group if isinstance(member, int)),
+        }
+        for group in groups
+    ]
 
 
 def _region(graph: Graph, region: Region) -> dict[str, Any]:
@@ -58,6 +105,10 @@ def _node(node: NodePlan, region: str) -> dict[str, Any]:
         "start_s": node.start_s,
         "time_s": node.time_s,
         "memory_bytes": node.memory_bytes,
+        "zero": node.strategy.zero,
+        "recompute": node.strategy.recompute,
+        "ep": node.strategy.ep,
+        "offload": node.offload,
     }
 
 
@@ -91,4 +142,5 @@ def _memory(memory: DeviceMemory) -> dict[str, Any]:
         "peak_bytes": memory.peak_bytes,
         "capacity_bytes": memory.capacity_bytes,
         "parts": dict(memory.parts),
+        "node": memory.node,
     }

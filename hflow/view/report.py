@@ -14,6 +14,7 @@ from hflow.diagnostics import render as render_diagnostic
 from hflow.graph.graph import Graph
 from hflow.view import units
 from hflow.view.chart import line_chart
+from hflow.view.figure import Figure
 from hflow.view.gantt import plan_gantt, run_gantt
 from hflow.view.measured import Compared, Metrics, compare
 from hflow.view.rendering import render
@@ -39,15 +40,6 @@ class Report:
     summary: Mapping[str, Any]
     events: Sequence[Mapping[str, Any]] = ()
     diagnostics: Sequence[Diagnostic] = ()
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One number at the head of the page."""
-
-    name: str
-    value: str
-    note: str = ""
 
 
 @dataclass(frozen=True)

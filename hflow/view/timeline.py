@@ -1,24 +1,34 @@
-"""Bars on a time line per device: what a plan predicts, and what a run measured."""
+"""Bars on a time line: what a plan predicts of sets of devices, and what a run measured of each."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from hflow.compiler.plan import NodePlan, Plan
-from hflow.compiler.workload import rounds
+from hflow.compiler.plan import Plan, Program
+from hflow.compiler.spans import Span, spans
+from hflow.compiler.timeline import WARM_UP
+from hflow.view.words import deed
+
+SHOWN = frozenset({"call", "transfer", "weights", "onload", "offload"})
 
 
 @dataclass(frozen=True)
 class Bar:
-    """`name` (a node, or a transfer) occupies `device` from `start_s` to `end_s`."""
+    """`name` (a node, or what is moved) takes from `start_s` to `end_s`. `kind`: the instruction's `op`;
+    `node`: the one that runs, or for which something is moved."""
 
-    device: int
     name: str
     kind: str
     start_s: float
     end_s: float
+    node: str = ""
+    step: int = 0
+
+    @property
+    def seconds(self) -> float:
+        return self.end_s - self.start_s
 
 
 @dataclass(frozen=True)
@@ -29,75 +39,56 @@ class Track:
     bars: tuple[Bar, ...]
 
 
-def planned_bars(plan: Plan) -> tuple[Bar, ...]:
-    """One bar per call of a node and device, in seconds from the start of the step."""
-    return tuple(
-        Bar(device, node.node, "call", start, end)
-        for node in plan.nodes
-        for start, end in planned_calls(plan, node)
-        for device in sorted(node.mesh.devices)
-    )
+def steps_tracks(program: Program, steps: int = 1) -> tuple[Track, ...]:
+    """What happens in so many steps after a standstill, in seconds from the start of the first."""
+    return _planned(program, spans(program, steps))
 
 
-def planned_calls(plan: Plan, node: NodePlan) -> list[tuple[float, float]]:
-    """Start and end of each of a node's calls in a step: one, or one per round of its region.
-
-    A round begins on a device as soon as the one before has ended there, so rounds follow each other at the
-    pace of the device that needs longest for one.
-    """
-    graph = plan.graph
-    declared = graph.node(node.node)
-    num_calls = rounds(graph, declared)
-    region = declared.name if declared.op == "repeat" else declared.region
-    pace = _round_s(plan, region, num_calls) if num_calls > 1 else 0.0
-    starts = [node.start_s + pace * i for i in range(num_calls)]
-    return [(start, start + node.time_s / num_calls) for start in starts]
+def steady_tracks(plan: Plan, steps: int = 1) -> tuple[Track, ...]:
+    """What happens in so many periods of a long run, in seconds from the start of a step; bars of the steps
+    before and after are cut off where the periods begin and end."""
+    found = spans(plan.step, WARM_UP + steps + 1)
+    start = min((s.start_s for s in found if s.step == WARM_UP), default=0.0)
+    end = start + steps * plan.step_time_s
+    inside = [s for s in found if s.end_s > start and s.start_s < end]
+    cut = [replace(s, start_s=max(s.start_s, start) - start, end_s=min(s.end_s, end) - start) for s in inside]
+    return _planned(plan.step, cut)
 
 
-def _round_s(plan: Plan, region: str, num_rounds: int) -> float:
-    """Seconds from the first start to the last end of a round, on the device where that is longest."""
-    members = [*(n.name for n in plan.graph.inside(region)), region]
-    first: dict[int, float] = {}
-    last: dict[int, float] = {}
-    for node in map(plan.node, members):
-        for device in node.mesh.devices:
-            end = node.start_s + node.time_s / num_rounds
-            first[device] = min(first.get(device, node.start_s), node.start_s)
-            last[device] = max(last.get(device, end), end)
-    return max(last[device] - first[device] for device in first)
-
-
-def measured_bars(events: Iterable[Mapping[str, Any]], step: int) -> tuple[Bar, ...]:
+def measured_tracks(events: Iterable[Mapping[str, Any]], step: int) -> tuple[Track, ...]:
     """The events of one step, in seconds from its first."""
-    own = [e for e in events if e["step"] == step]
+    own = sorted((e for e in events if e["step"] == step), key=lambda e: e["start_s"])
     zero = min((e["start_s"] for e in own), default=0.0)
-    return tuple(
-        Bar(e["device"], e["name"], e["kind"], e["start_s"] - zero, e["end_s"] - zero)
-        for e in sorted(own, key=lambda e: (e["device"], e["start_s"]))
-    )
+    bars = [Bar(e["name"], e["kind"], e["start_s"] - zero, e["end_s"] - zero, e["name"], step) for e in own]
+    return _tracks(bars, [(e["device"],) for e in own])
 
 
 def last_step(events: Iterable[Mapping[str, Any]]) -> int | None:
     return max((int(e["step"]) for e in events), default=None)
 
 
-def tracks(bars: Sequence[Bar]) -> tuple[Track, ...]:
-    """Bars by device; devices with equal bars share a track."""
-    alike: dict[tuple[tuple[str, str, float, float], ...], list[int]] = {}
-    for device in sorted({b.device for b in bars}):
-        own = sorted((b for b in bars if b.device == device), key=lambda b: (b.start_s, b.end_s))
-        alike.setdefault(tuple((b.name, b.kind, b.start_s, b.end_s) for b in own), []).append(device)
-    return tuple(
-        Track(tuple(devices), tuple(Bar(devices[0], *what) for what in same))
-        for same, devices in alike.items()
-    )
+def end_s(tracks: Sequence[Track]) -> float:
+    return max((bar.end_s for track in tracks for bar in track.bars), default=0.0)
 
 
-def idle_fraction(bars: Sequence[Bar]) -> float:
-    """The part of all devices' time, up to the last bar's end, in which no node runs on them."""
-    num_devices = len({b.device for b in bars})
-    end = max((b.end_s for b in bars), default=0.0)
-    if not end:
-        return 0.0
-    busy = sum(b.end_s - b.start_s for b in bars if b.kind == "call")
-    return max(0.0, 1 - busy / (num_devices * end))
+def _planned(program: Program, found: Iterable[Span]) -> tuple[Track, ...]:
+    """What takes time, by the devices that do it."""
+    shown = [s for s in found if s.instruction.op in SHOWN and s.end_s > s.start_s]
+    shown.sort(key=lambda s: (s.start_s, s.end_s))
+    bars = [
+        Bar(deed(program, i), i.op, s.start_s, s.end_s, i.target, s.step)
+        for s, i in ((s, s.instruction) for s in shown)
+    ]
+    return _tracks(bars, [s.instruction.devices for s in shown])
+
+
+def _tracks(bars: Sequence[Bar], devices: Sequence[tuple[int, ...]]) -> tuple[Track, ...]:
+    """Bars, in order, and the devices of each: devices of the same bars share a track."""
+    numbers: dict[int, list[int]] = {}
+    for number, users in enumerate(devices):
+        for device in users:
+            numbers.setdefault(device, []).append(number)
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for device in sorted(numbers):
+        alike.setdefault(tuple(numbers[device]), []).append(device)
+    return tuple(Track(tuple(users), tuple(bars[n] for n in same)) for same, users in alike.items())

@@ -51,6 +51,14 @@ def devices(numbers: Iterable[int]) -> str:
     return device_text(tuple(sorted(numbers)))
 
 
+def short_devices(numbers: Sequence[int], most: int = 26) -> str:
+    """The same in at most `most` characters, with how many there are where that is too few for all."""
+    text, end = devices(numbers), f",… ({len(numbers)})"
+    if len(text) <= most:
+        return text
+    return text[: most - len(end)].rpartition(",")[0] + end
+
+
 def plural(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 

@@ -1,9 +1,36 @@
-"""What pictures and tables call the things that take more than one step, or more than one round of it."""
+"""What pictures and tables call things: instructions, ways to run, and what takes several steps or rounds."""
 
 from __future__ import annotations
 
+from hflow.compiler.cost.strategy import Strategy
+from hflow.compiler.plan import Instruction, NodePlan, Program
 from hflow.graph.graph import Graph, Input, Model, Region
 from hflow.view import units
+
+
+def deed(program: Program, instruction: Instruction) -> str:
+    """A node's name for its call; else what is moved: ``rollout -> values``, ``actor => rollout``, ``onload
+    critic_train``."""
+    if instruction.edge is None:
+        return instruction.target if instruction.op == "call" else f"{instruction.op} {instruction.target}"
+    edge = program.edges[instruction.edge]
+    return edge.name if edge.kind == "weights" else f"{edge.source} -> {edge.target}"
+
+
+def layout(node: NodePlan) -> str:
+    """How a node runs: ``dp2 tp2 zero1 offload``, or ``-`` where nothing is split."""
+    sizes = [f"{axis}{size}" for axis, size in node.mesh.axes if size > 1]
+    return " ".join((*sizes, *strategy(node.strategy), *("offload",) * node.offload)) or "-"
+
+
+def strategy(chosen: Strategy) -> tuple[str, ...]:
+    """What differs from the plain way: ``ep8``, ``zero1``, ``recompute``."""
+    marks = {
+        f"ep{chosen.ep}": chosen.ep > 1,
+        f"zero{chosen.zero}": chosen.zero > 0,
+        "recompute": chosen.recompute == "full",
+    }
+    return tuple(mark for mark, present in marks.items() if present)
 
 
 def rule(region: Region) -> str:

@@ -1,10 +1,21 @@
-"""Programs as text, for golden files and messages."""
+"""Programs as text, for golden files and messages; and programs of plans made by hand."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 
-from hflow.compiler.plan import Instruction, Program
+from hflow.compiler.cluster import Cluster, Link
+from hflow.compiler.cluster_file import load_cluster
+from hflow.compiler.compile import new_draft
+from hflow.compiler.draft import Draft
+from hflow.compiler.layout import Mesh
+from hflow.compiler.passes.lower_edges import lower_edges
+from hflow.compiler.passes.schedule import schedule
+from hflow.compiler.passes.weight_edges import weight_edges
+from hflow.compiler.plan import Instruction, NodePlan, Program
+from hflow.graph.graph import Graph
 
 
 def program_text(program: Program) -> str:
@@ -19,3 +30,35 @@ def _lines(instructions: Sequence[Instruction], indent: str) -> Iterator[str]:
         fields = "".join(f" {name} {value}" for name, value in more.items() if value)
         yield f"{indent}{i.op:8} {i.target:12} @{i.devices} ({values}) -> ({results}) after {i.after}{fields}"
         yield from _lines(i.body, f"{indent}  ")
+
+
+def instant(devices: int) -> Cluster:
+    """A host on which nothing takes time but nodes; each device has 4 GB, and 1 GB/s to the host's memory."""
+    cluster = load_cluster(Path("clusters/local.yaml"))
+    now = Link(1e30, 0.0)
+    return replace(
+        cluster, devices_per_host=devices, intra_host=now, inter_host=now, host_link=Link(1e9, 0.0)
+    )
+
+
+def node_plans(
+    graph: Graph,
+    meshes: Mapping[str, Mesh],
+    times: Mapping[str, float],
+    needs: Mapping[str, int] | None = None,
+    offload: Iterable[str] = (),
+) -> tuple[NodePlan, ...]:
+    """A plan by hand: seconds and working sets are 0 where they are not given."""
+    return tuple(
+        NodePlan(
+            node.name, node.op, node.model.model if node.model else None,
+            "megatron" if node.model else "python", meshes[node.name], 1, 0.0, times.get(node.name, 0.0),
+            (needs or {}).get(node.name, 0), offload=node.name in offload,
+        )
+        for node in graph.nodes
+    )  # fmt: skip
+
+
+def scheduled(graph: Graph, cluster: Cluster, nodes: tuple[NodePlan, ...]) -> Draft:
+    """The draft that the planner would have handed on with these plans, after `schedule`."""
+    return schedule(lower_edges(replace(weight_edges(new_draft(graph, cluster)), nodes=nodes)))

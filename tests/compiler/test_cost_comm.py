@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
-from hflow.compiler.cluster import Link
+from hflow.compiler.cluster import Cluster, Link
 from hflow.compiler.cluster_file import load_cluster
 from hflow.compiler.cost.comm import (
     REACHED,
     all_gather_s,
     all_reduce_s,
+    all_to_all_s,
     axis_link,
     host_transfer_s,
     link_between,
@@ -80,5 +82,63 @@ def test_offload_takes_the_host_link_and_is_out_of_reach_without_one() -> None:
     a100 = load_cluster("a100x8")
     assert a100.host_link
     link = Link(a100.host_link.bandwidth * REACHED["cuda"], a100.host_link.latency_s)
-    assert host_transfer_s(40 * GB, a100) == send_s(40 * GB, link) == pytest.approx(40 / 32 / 0.8, rel=1e-3)
+    assert host_transfer_s(40 * GB, a100) == send_s(40 * GB, link) == pytest.approx(40 / 16 / 0.8, rel=1e-3)
     assert host_transfer_s(1.0, replace(a100, host_link=None)) == float("inf")
+
+
+def test_links_of_regular_meshes_are_those_found_by_a_look_at_every_group() -> None:
+    """All layouts of up to 32 devices, that begin and end anywhere on hosts of 4, 6 and 8."""
+    for per_host in (4, 6, 8):
+        cluster = replace(load_cluster("h100x64"), devices_per_host=per_host, hosts=16, nics_per_host=2)
+        for first, count in (
+            (0, 4),
+            (2, 4),
+            (0, 8),
+            (4, 8),
+            (6, 12),
+            (0, 16),
+            (8, 16),
+            (0, 24),
+            (0, 32),
+            (24, 24),
+        ):
+            for mesh in _meshes(first, count):
+                for axis in ("pp", "dp", "tp"):
+                    assert axis_link(cluster, mesh, axis) == _by_definition(cluster, mesh, axis), (mesh, axis)
+
+
+def _meshes(first: int, count: int) -> list[Mesh]:
+    sizes = [d for d in range(1, count + 1) if count % d == 0]
+    devices = tuple(range(first, first + count))
+    return [
+        Mesh.of(devices, pp, count // pp // tp, tp) for pp in sizes for tp in sizes if count % (pp * tp) == 0
+    ]
+
+
+def _by_definition(cluster: Cluster, mesh: Mesh, axis: str) -> Link:
+    """A group that crosses hosts has its part of the NICs of the host on which most such groups meet."""
+    share, nics = REACHED["cuda"], cluster.nics_per_host
+    hosts = [[d // cluster.devices_per_host for d in group] for group in mesh.groups(axis)]
+    across = [members for members in hosts if len(set(members)) > 1]
+    bandwidth = cluster.intra_host.bandwidth
+    if across:
+        meeting = max(Counter(host for members in across for host in set(members)).values())
+        fewest = min(members.count(host) for members in across for host in members)
+        part = min(nics / meeting, fewest * max(1, nics / cluster.devices_per_host))
+        bandwidth = min(bandwidth, cluster.inter_host.bandwidth * part)
+    return Link(bandwidth * share, cluster.intra_host.latency_s)
+
+
+def test_an_all_to_all_inside_a_host_sends_all_but_the_own_part() -> None:
+    a100 = load_cluster("a100x8")
+    seconds = all_to_all_s(8 * GB, a100, Mesh.of(a100.devices, dp=4, tp=2), "dp")
+    assert seconds == pytest.approx(6 / 300 / REACHED["cuda"] + 3 * a100.intra_host.latency_s)
+    assert all_to_all_s(8 * GB, a100, Mesh.of(a100.devices, dp=8), "tp") == 0.0
+
+
+@pytest.mark.parametrize(("cluster", "nics", "rate"), [("a100x16", 1, 25.0), ("h100x16", 8, 50.0)])
+def test_an_all_to_all_between_hosts_fills_their_nics(cluster: str, nics: int, rate: float) -> None:
+    """Each of 8 devices sends half of its 16 GB to the other host."""
+    machines = load_cluster(cluster)
+    seconds = all_to_all_s(16 * GB, machines, Mesh.of(machines.devices, dp=16), "dp")
+    assert seconds == pytest.approx(8 * 8 / (nics * rate) / REACHED["cuda"], rel=1e-3)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hflow.compiler.cost.flops import forward_flops, matmul_parameters, read_parameters
+from hflow.compiler.cluster_file import load_cluster
+from hflow.compiler.cost.flops import expert_parameters, forward_flops, matmul_parameters, read_parameters
 from hflow.compiler.cost.memory import (
     LOGITS_CHUNK_BYTES,
     kv_cache_bytes,
@@ -13,7 +14,7 @@ from hflow.compiler.cost.memory import (
     weight_bytes,
     working_bytes,
 )
-from hflow.compiler.cost.strategy import Strategy
+from hflow.compiler.cost.strategy import PLAIN, Strategy
 from hflow.compiler.layout import Mesh
 from hflow.compiler.named_shapes import NAMED_SHAPES
 from hflow.compiler.workload import Workload
@@ -60,6 +61,31 @@ def test_the_papers_smallest_clusters(model: str, ppo: int, remax: int) -> None:
     trained, read = (weight_bytes(NAMED_SHAPES[model], "bf16", ONE, trains) for trains in (True, False))
     assert _smallest(2 * trained + 2 * read) == ppo
     assert _smallest(trained + 2 * read) == remax
+
+
+@pytest.mark.parametrize(
+    ("model", "trained", "gpus"),
+    [("llama-34b", 2, 16), ("llama-70b", 2, 32), ("llama-34b", 1, 8), ("llama-70b", 1, 16)],
+)
+def test_on_half_of_these_the_state_alone_exceeds_the_memory(model: str, trained: int, gpus: int) -> None:
+    """PPO (two trained models) and ReMax (one); both read two more."""
+    train, read = (weight_bytes(NAMED_SHAPES[model], "bf16", ONE, trains) for trains in (True, False))
+    usable = load_cluster("a100x8").device.usable_bytes
+    assert trained * train + 2 * read > gpus * usable
+    assert trained * train + 2 * read < 2 * gpus * usable
+
+
+def test_what_ppo_of_13b_leaves_of_8_gpus() -> None:
+    """The exception: the state of 13B fits on 8 GPUs, with room to generate with the trained weights. The
+    engine of the paper holds a second copy, over 4 GPUs (figure 14), and hardly a row beside it."""
+    eight = Mesh.of(tuple(range(8)), tp=8)
+    shape = NAMED_SHAPES["llama-13b"]
+    state = sum(2 * weight_bytes(shape, "bf16", eight, trains) for trains in (True, False))
+    free = load_cluster("a100x8").device.usable_bytes - state
+    assert 5e9 < free < 8e9
+    four = Mesh.of(tuple(range(4)), tp=4)
+    row = kv_cache_bytes(shape, "bf16", 2048, four)
+    assert (free - weight_bytes(shape, "bf16", four, False)) // row <= 1
 
 
 def _smallest(state_bytes: int) -> int:
@@ -122,3 +148,52 @@ def test_decoding_reads_the_experts_that_some_row_chooses() -> None:
     shared = moe.num_parameters - embedding - experts.num_experts * size
     both_choose_8_of_128 = 128 * (1 - (120 / 128) ** 2)  # expected size of the union
     assert read_parameters(moe, 2) == pytest.approx(shared + both_choose_8_of_128 * size)
+    two_parts = read_parameters(moe, 1, ep=2)
+    assert two_parts == pytest.approx(shared + both_choose_8_of_128 / 2 * size), "the rows of both replicas"
+
+
+MOE = NAMED_SHAPES["qwen3-30b-a3b"]
+EXPERTS = 48 * 128 * 3 * 2048 * 768  # layers, experts, matrices, hidden, width
+COMMON = MOE.num_parameters - EXPERTS
+
+
+def test_experts_are_split_over_ranks_that_share_them() -> None:
+    eight = Mesh.of(tuple(range(8)), dp=8)
+    assert expert_parameters(MOE) == EXPERTS
+    for ep in (1, 2, 8):
+        held = COMMON + EXPERTS // ep
+        assert weight_bytes(MOE, "bf16", eight, False, Strategy(ep=ep)) == 2 * held
+        assert weight_bytes(MOE, "bf16", eight, True, Strategy(ep=ep)) == 18 * held
+        split = weight_bytes(MOE, "bf16", eight, True, Strategy(ep=ep, zero=1))
+        assert split == pytest.approx(6 * held + 12 * (COMMON + EXPERTS) / 8, rel=1e-9)
+        fully = weight_bytes(MOE, "bf16", eight, True, Strategy(ep=ep, zero=3))
+        assert fully == pytest.approx(18 * (COMMON + EXPERTS) / 8, rel=1e-6)
+    over_tp = weight_bytes(MOE, "bf16", Mesh.of(tuple(range(8)), dp=4, tp=2), False, Strategy(ep=4))
+    assert over_tp == pytest.approx(2 * (COMMON / 2 + EXPERTS / 8), rel=1e-2), "norms and routers are whole"
+
+
+def test_a_layer_of_experts_keeps_the_copies_of_each_token() -> None:
+    """8 copies go to experts and come back, of 2048 numbers each."""
+    plain = 4 * 2048 + 2 * 4096 + 2 * 512 + 4 * 8 * 768
+    assert layer_activation_bytes(MOE, "bf16", 10, ONE) == 10 * 2 * (plain + 2 * 8 * 2048)
+
+
+def test_generation_without_a_cache_needs_a_forward_pass_over_all_tokens() -> None:
+    work = Workload(256, 1024, 1024)
+    needed = working_bytes("generate", LLAMA_7B, "bf16", work, ONE, 64, Strategy(kv_cache=False))
+    widest = 2 * 4096 + max(4 * 4096, 3 * 11_008)  # residual, norm, and attention or MLP
+    assert needed == 64 * 2048 * 2 * widest
+
+
+def test_zero_3_reads_two_layers_at_a_time() -> None:
+    work, eight = Workload(8, 1024, 1024), Mesh.of(tuple(range(8)), dp=8)
+    whole, split = (
+        working_bytes("score", LLAMA_7B, "bf16", work, eight, 1, s) for s in (PLAIN, Strategy(zero=3))
+    )
+    assert split - whole == pytest.approx(2 * 2 * PARAMETERS_7B / 32, rel=1e-6)
+
+
+def test_a_part_of_each_gpu_stays_free() -> None:
+    a100 = load_cluster("a100x8").device
+    assert a100.usable_bytes == 72 * 10**9
+    assert load_cluster("local").device.usable_bytes == 4 * 10**9, "no allocator stands between"

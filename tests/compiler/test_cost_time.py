@@ -12,7 +12,7 @@ from hflow.compiler.cluster import Calibration, Cluster, Link
 from hflow.compiler.cluster_file import load_cluster
 from hflow.compiler.cost.compute import node_time_s, train_passes_s, update_s
 from hflow.compiler.cost.device import device_of
-from hflow.compiler.cost.generation import decode_s, prefill_s
+from hflow.compiler.cost.generation import decode_s, prefill_s, wake_up_s
 from hflow.compiler.cost.strategy import Strategy
 from hflow.compiler.layout import Mesh
 from hflow.compiler.named_shapes import NAMED_SHAPES
@@ -131,6 +131,63 @@ def test_short_responses_free_rows_but_not_steps(plain: Cluster) -> None:
     assert trained[1] < trained[0] / 2, "fewer tokens, and shorter contexts"
 
 
+MOE = NAMED_SHAPES["qwen3-30b-a3b"]
+EXPERTS = 48 * 128 * 3 * 2048 * 768
+
+
+def test_tokens_travel_to_their_experts_and_back(plain: Cluster) -> None:
+    """In each of 48 layers, 8 copies of a token of 2048 bf16 numbers; 3 of 4 go to another device. There and
+    back, in the forward pass once and in the backward pass once."""
+    mesh, work = Mesh.of((0, 1, 2, 3), dp=4), replace(TRAIN, rows=64, rows_per_update=64)
+    alone, shared = (train_passes_s(MOE, "bf16", work, mesh, 16, plain, Strategy(ep=ep)) for ep in (1, 4))
+    way = 16 * 2048 * 8 * 2048 * 2 * 3 / 4 / (300e9 * 0.8)
+    assert shared - alone == pytest.approx(48 * 4 * way, rel=1e-6)
+
+
+def test_gradients_of_experts_are_reduced_where_they_are_the_same(plain: Cluster) -> None:
+    mesh, common = Mesh.of(tuple(range(8)), dp=8), MOE.num_parameters - EXPERTS
+    held = common + EXPERTS / 4
+    reduced = 2 * 4 * (7 / 8 * common + 1 / 2 * EXPERTS / 4) / (300e9 * 0.8)
+    assert update_s(MOE, "bf16", mesh, plain, Strategy(ep=4)) == pytest.approx(32 * held / 2.039e12 + reduced)
+
+
+def test_replicas_that_share_experts_read_fewer_weights(a100: Cluster) -> None:
+    mesh, work = Mesh.of(tuple(range(8)), dp=8), Workload(512, 0, 64)
+    alone, shared = (decode_s(MOE, "bf16", work, mesh, 64, a100, Strategy(ep=ep)) for ep in (1, 8))
+    bandwidth = 2.039e12 * a100.device.calibration.decode_bandwidth_efficiency
+    saved = 64 * 2 * EXPERTS * ((1 - (15 / 16) ** 64) - (1 - (15 / 16) ** 512) / 8) / bandwidth
+    way = 2 * 64 * 48 * (64 * 8 * 2048 * 2 * 7 / 8 / (300e9 * 0.8) + 7e-5)
+    assert alone - shared == pytest.approx(saved - way, rel=1e-6)
+
+
+def test_without_a_cache_every_token_costs_a_pass_over_all_before(plain: Cluster) -> None:
+    """A forward pass over 1 to 3 tokens before each of 2 new ones: 2 on average."""
+    work = Workload(4096, 1, 2)
+    seconds = node_time_s("generate", LLAMA, "bf16", work, ONE, 4096, plain, Strategy(kv_cache=False))
+    layers, head = MATRICES - 32_000 * 4096, 32_000 * 4096
+    attention, residual = 4 * 4096 * 1 * 32 / 0.5, 10 * 32 * 4096 * 2 / 2.039e12
+    token = (2 * layers + attention) / 312e12 + residual
+    assert seconds == pytest.approx(2 * 4096 * (2 * token + 2 * head / 312e12))
+
+
+def test_an_engine_wakes_up_as_fast_as_its_memory_comes_back(a100: Cluster) -> None:
+    """Two GPUs share 32 GB/s, of which 0.8 is reached."""
+    mesh = Mesh.of((0, 1), tp=2)
+    seconds = wake_up_s(LLAMA, "bf16", mesh, 20 * 10**9, a100)
+    assert seconds == pytest.approx((PARAMETERS + 20e9) / (16e9 * 0.8), rel=1e-3)
+
+
+def test_zero_3_gathers_weights_for_each_pass(plain: Cluster) -> None:
+    mesh, work = Mesh.of(tuple(range(8)), dp=8), Workload(64, 1024, 1024)
+    gather = 7 / 8 * 2 * PARAMETERS / (300e9 * 0.8)
+    for op, times in (("score", 1), ("train", 3)):
+        todo = replace(work, optimizer_steps=1, rows_per_update=64) if op == "train" else work
+        none, all_ = (node_time_s(op, LLAMA, "bf16", todo, mesh, 4, plain, Strategy(zero=z)) for z in (0, 3))
+        adam, ring = 32 * PARAMETERS / 2.039e12, 2 * 4 * 7 / 8 * PARAMETERS / (300e9 * 0.8)
+        update = 7 / 8 * adam + ring if op == "train" else 0.0  # of which ZeRO-3 has nothing left
+        assert all_ - none == pytest.approx(2 * times * gather - update)
+
+
 def test_a_mixed_mesh_waits_for_its_slowest_devices() -> None:
     mixed = load_cluster("mixed")
     assert device_of(mixed, Mesh.of((0, 8), dp=2)).name == "A100-80G"
@@ -142,13 +199,14 @@ def errors() -> dict[str, Any]:
     return report(shipped_clusters())
 
 
-@pytest.mark.parametrize(("table", "limit"), [("train", 12.5), ("generate", 5.0)])
+@pytest.mark.parametrize(("table", "limit"), [("train", 10.0), ("generate", 4.0)])
 def test_predictions_of_measurements_that_were_not_fitted(
     errors: dict[str, Any], table: str, limit: float
 ) -> None:
-    """Mean error in percent; today 12.0 and 3.1."""
+    """Mean error in percent; today 9.3 and 3.1."""
     assert errors[table]["heldout_mape"] <= limit
 
 
 def test_the_papers_ppo_is_predicted_from_its_layouts(errors: dict[str, Any]) -> None:
-    assert errors["ppo_small"]["mape"] <= 10
+    assert errors["ppo_small"]["mape"] <= 7, "today 6.0"
+    assert errors["transition"]["mape"] <= 25, "today 23.8"

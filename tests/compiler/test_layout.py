@@ -7,7 +7,7 @@ from torch.distributed.tensor import Replicate as TorchReplicate
 from torch.distributed.tensor import Shard as TorchShard
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 
-from hflow.compiler.layout import Layout, Mesh, Replicate, Shard, device_text, split
+from hflow.compiler.layout import Layout, Mesh, Only, Replicate, Shard, device_text, split
 
 
 @pytest.mark.parametrize("first", [Shard(0), Shard(1), Replicate()])
@@ -20,6 +20,13 @@ def test_boxes_equal_dtensor(first: Shard | Replicate, second: Shard | Replicate
     for device, at in enumerate(product(range(2), range(3))):
         shape, offset = _compute_local_shape_and_global_offset((24, 12), (2, 3), list(at), theirs)
         assert boxes[device] == tuple((o, o + s) for o, s in zip(offset, shape))
+
+
+def test_only_one_index_holds_a_value() -> None:
+    """Of 2 x 3 devices in reverse order the last of the first axis have it, split over the second."""
+    mesh = Mesh((5, 4, 3, 2, 1, 0), (("a", 2), ("b", 3)))
+    boxes = Layout(mesh, (Only(1), Shard(0, unit=2))).boxes((8, 5))
+    assert boxes == {2: ((0, 2), (0, 5)), 1: ((2, 4), (0, 5)), 0: ((4, 8), (0, 5))}
 
 
 def test_uneven_split_covers_everything_once() -> None:
@@ -39,6 +46,8 @@ def test_mesh_groups_follow_megatron_rank_order() -> None:
     assert mesh.groups("dp") == ((0, 2), (1, 3), (4, 6), (5, 7))
     assert mesh.groups("pp") == ((0, 4), (1, 5), (2, 6), (3, 7))
     assert mesh.groups("pp", "tp") == ((0, 1, 4, 5), (2, 3, 6, 7))
+    assert mesh.replica(1, 0) == (4, 5)
+    assert mesh.coordinates(6) == {"pp": 1, "dp": 1, "tp": 0}
 
 
 def test_device_text_keeps_order() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
+from hflow.compiler.cost.strategy import PLAIN, Strategy
 from hflow.compiler.layout import Mesh
 from hflow.compiler.plan import NodePlan
 from hflow.compiler.shape import read_shape
@@ -83,17 +84,18 @@ def make_engine(
     dtype: Any = "f32",
     head: Head = "lm",
     frozen: bool = False,
+    strategy: Strategy = PLAIN,
 ) -> MegatronModel:
     model = Model("actor", folder, head, frozen, dtype)
     shape, device = read_shape(folder).with_head(head), torch.device("cpu")
     tokenizer = load_tokenizer(folder)
-    return MegatronModel(model, shape, mesh, rank, new_group, tokenizer, device, train_options)
+    return MegatronModel(model, shape, mesh, rank, new_group, tokenizer, device, train_options, strategy)
 
 
 def read_weights(engine: MegatronModel) -> dict[str, Any]:
-    """(box, values) by HF name, of what this rank holds."""
-    weights = engine.weights
-    return {n: (weights.box(n), weights.read(n, weights.box(n)).numpy().copy()) for n in weights.names()}
+    """(box, float32 values) by HF name, of what this rank holds."""
+    weights, boxes = engine.weights, {name: engine.weights.box(name) for name in engine.weights.names()}
+    return {n: (box, weights.read(n, box).float().numpy().copy()) for n, box in boxes.items()}
 
 
 def read_training(engine: MegatronModel) -> dict[str, Any]:
@@ -114,11 +116,12 @@ def make_call(
     step: int = 3,
     unit: int = 1,
     stream: int = 0,
+    strategy: Strategy = PLAIN,
 ) -> Call:
     """The call of `node` for this replica's share of `rows` rows, which are in groups of `unit`."""
     mesh = engine.mesh
     start, stop = (unit * at for at in share(mesh, rank, rows // unit))
-    plan = NodePlan(node.name, node.op, "actor", "megatron", mesh, micro_batch, 0.0, 0.0, 0)
+    plan = NodePlan(node.name, node.op, "actor", "megatron", mesh, micro_batch, 0.0, 0.0, 0, strategy)
     return Call(node, plan, start, stop - start, seed=11, step=step, stream=stream)
 
 

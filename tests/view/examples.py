@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hflow.compiler.cluster import Cluster, DeviceKind, Link
+from hflow.compiler.cost.strategy import Strategy
 from hflow.compiler.layout import Mesh, rows_layout
 from hflow.compiler.plan import (
     Copy,
@@ -16,6 +19,7 @@ from hflow.compiler.plan import (
     Search,
 )
 from hflow.compiler.shape import ModelShape
+from hflow.compiler.spans import step_time_s
 from hflow.graph.graph import (
     Evaluation,
     Function,
@@ -221,12 +225,41 @@ EDGES = (
 
 SHAPE = ModelShape("qwen2", 28, 3584, 28, 4, 128, 18944, 152064, 32768, 1e6, 1e-6, False, True)
 
+
+def call(node: str, after: tuple[int, ...] = ()) -> Instruction:
+    plan = next(n for n in NODE_PLANS if n.node == node)
+    return Instruction("call", node, plan.mesh.devices, after=after, time_s=plan.time_s)
+
+
+def move(number: int, after: tuple[int, ...]) -> Instruction:
+    """A transfer of data edge `number`, or the weights over it."""
+    found = EDGES[number]
+    op = "weights" if found.kind == "weights" else "transfer"
+    outputs = {port: f"{found.source}.{port}@{found.target}" for port in found.ports}
+    inputs = {port: f"{found.source}.{port}" for port in found.ports}
+    return Instruction(op, found.target, ALL.devices, inputs, outputs, number, after, time_s=found.time_s)
+
+
+INSTRUCTIONS = (
+    call("prompts"),
+    move(8, ()),
+    call("rollout", (0, 1)),
+    call("reward", (2,)),
+    move(3, (2,)),
+    move(4, (3,)),
+    call("ref_logprobs", (4,)),
+    call("advantages", (5,)),
+    move(5, (2,)),
+    move(6, (6,)),
+    call("actor_train", (7, 8, 9)),
+)
+
 PLAN = Plan(
     version=1,
     cluster=CLUSTER,
     shapes={"actor": SHAPE, "ref": SHAPE},
     nodes=NODE_PLANS,
-    step=Program(GRAPH, EDGES, (Instruction("call", "prompts", ALL.devices),)),
+    step=Program(GRAPH, EDGES, INSTRUCTIONS),
     evaluation=None,
     memory=(
         DeviceMemory(
@@ -234,14 +267,53 @@ PLAN = Plan(
             72_100_000_000,
             80_000_000_000,
             {"actor": 22_900_000_000, "ref": 7_600_000_000, "kv_cache": 41_600_000_000},
+            "rollout",
         ),
         DeviceMemory(
-            RIGHT.devices, 49_200_000_000, 80_000_000_000, {"ref": 7_600_000_000, "kv_cache": 41_600_000_000}
+            RIGHT.devices,
+            49_200_000_000,
+            80_000_000_000,
+            {"ref": 7_600_000_000, "kv_cache": 41_600_000_000},
+            "rollout",
         ),
     ),
     step_time_s=27.52,
     tokens_per_step=524_288,
     search=Search(explored=1234, gap=0.0),
+)
+
+RELOAD_S, OFFLOAD_S = 1.5, 2.0
+
+
+def _with_swaps() -> tuple[Instruction, ...]:
+    """Two of the calls with the loading before and the storing after them."""
+    swaps_s = {"ref_logprobs": (RELOAD_S, 0.0), "actor_train": (OFFLOAD_S, OFFLOAD_S)}
+    out: list[Instruction] = []
+    at: list[int] = []  # where each instruction went
+    for i in INSTRUCTIONS:
+        first, last = swaps_s.get(i.target, (0.0, 0.0)) if i.op == "call" else (0.0, 0.0)
+        if first:
+            out.append(Instruction("onload", i.target, i.devices, time_s=first))
+        at.append(len(out))
+        out.append(replace(i, after=tuple(at[n] for n in i.after)))
+        if first:
+            out.append(Instruction("offload", i.target, i.devices, time_s=last))
+    return tuple(out)
+
+
+OFFLOAD_STEP = replace(PLAN.step, instructions=_with_swaps())
+OFFLOAD_PLAN = replace(
+    PLAN,
+    nodes=tuple(
+        replace(
+            n,
+            offload=n.node in ("ref_logprobs", "actor_train"),
+            strategy=Strategy("full", 1, 2) if n.kind == "train" else n.strategy,
+        )
+        for n in NODE_PLANS
+    ),
+    step=OFFLOAD_STEP,
+    step_time_s=step_time_s(OFFLOAD_STEP),
 )
 
 

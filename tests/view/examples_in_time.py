@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hflow.compiler.plan import NodePlan, Plan, Program
+from hflow.compiler.plan import Instruction, NodePlan, Plan, Program
 from hflow.graph.graph import Graph, Input, ModelUse, Node, Output, Ref, Refresh, Region
 from hflow.graph.types import ValueType
 from tests.view.examples import (
@@ -16,7 +16,6 @@ from tests.view.examples import (
     PLAN,
     RIGHT,
     WEIGHTS,
-    data_edge,
     node_plan,
     value,
 )
@@ -91,12 +90,27 @@ def _rounds_nodes() -> tuple[NodePlan, ...]:
 
 
 ROUNDS_GRAPH = _rounds_graph()
+BODY = tuple(
+    Instruction("call", name, mesh.devices, after=after, time_s=time_s)
+    for name, mesh, after, time_s in (
+        ("prompts", ALL, (), 1.0),
+        ("rollout", ALL, (0,), 4.0),
+        ("reward", RIGHT, (1,), 2.0),
+        ("sampling", ALL, (2,), 1.0),
+    )
+)
+LOOP = Instruction("loop", "sampling", ALL.devices, body=BODY, time_s=24.0)
+AFTER_LOOP = (
+    Instruction("call", "ref_logprobs", RIGHT.devices, after=(0,), time_s=3.0),
+    Instruction("call", "advantages", LEFT.devices, after=(0,), time_s=1.0),
+    Instruction("call", "actor_train", LEFT.devices, after=(1, 2), time_s=10.0),
+)
 ROUNDS_PLAN = Plan(
     version=PLAN.version,
     cluster=CLUSTER,
     shapes=PLAN.shapes,
     nodes=_rounds_nodes(),
-    step=Program(ROUNDS_GRAPH, (WEIGHTS, data_edge("prompts", "rollout", ("tokens",), moves=False)), ()),
+    step=Program(ROUNDS_GRAPH, (), (LOOP, *AFTER_LOOP)),
     evaluation=None,
     memory=PLAN.memory,
     step_time_s=37.0,

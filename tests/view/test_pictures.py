@@ -7,22 +7,23 @@ import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from dataclasses import replace
-from html.parser import HTMLParser
 from itertools import pairwise
 from math import nan
 
 import pytest
 
+from hflow.compiler.layout import Mesh
 from hflow.diagnostics import Diagnostic
 from hflow.view.chart import line_chart
 from hflow.view.gantt import plan_gantt, run_gantt
 from hflow.view.measured import measured_times
-from hflow.view.notebook import graph_bundle, plan_bundle
+from hflow.view.notebook import graph_bundle, plan_bundle, run_bundle
 from hflow.view.report import Report, report_html
 from hflow.view.svg import graph_svg, plan_svg
 from hflow.view.ticks import ticks
 from hflow.view.trace import chrome_trace
-from tests.view.examples import GRAPH, NODE_PLANS, PLAN, SUMMARY, measured_events, metric_lines
+from tests.view.examples import GRAPH, NODE_PLANS, OFFLOAD_PLAN, PLAN, SUMMARY, measured_events, metric_lines
+from tests.view.pages import parse
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -78,7 +79,7 @@ def test_gantt_bars_are_as_long_as_the_times() -> None:
     widths: dict[str, float] = {}
     for title, rect in bars.items():
         assert title is not None and title.text and rect is not None
-        widths[title.text.split(" ")[0]] = float(rect.attrib["width"])
+        widths[title.text.partition(" (")[0]] = float(rect.attrib["width"])
     times = {n.node: n.time_s for n in NODE_PLANS}
     assert widths["rollout"] / widths["actor_train"] == pytest.approx(
         times["rollout"] / times["actor_train"], rel=1e-3
@@ -153,10 +154,29 @@ def test_notebook_bundles_have_picture_and_text_only() -> None:
     assert GRAPH._repr_mimebundle_() == graph_bundle(GRAPH)
 
 
+def test_a_run_shows_its_reward_and_tells_its_scores() -> None:
+    lines = metric_lines()
+    bundle = run_bundle("grpo-1", "finished", lines, {0: 0.117, 40: 0.806})
+    (points,) = (e.attrib["points"] for e in ET.fromstring(bundle["image/svg+xml"]).iter(f"{SVG}polyline"))
+    assert len(points.split()) == len(lines)
+    assert titles(bundle["image/svg+xml"]) == ["reward_mean by step"]
+    assert bundle["text/plain"].splitlines() == [
+        "run grpo-1: finished, 40 steps",
+        "  held out after 0 steps: 0.117",
+        "  held out after 40 steps: 0.806",
+    ]
+    only_losses = [{"step": 0, "loss.actor_train": 1.0}]
+    assert titles(run_bundle("sft", "running", only_losses, {})["image/svg+xml"]) == [
+        "loss.actor_train by step"
+    ]
+    ET.fromstring(run_bundle("none", "failed", [], {})["image/svg+xml"])
+
+
 def test_trace_keeps_times_and_never_overlaps_on_a_thread() -> None:
     events = [e for e in json.loads(chrome_trace(PLAN, measured_events()))["traceEvents"] if e["ph"] == "X"]
     planned = [e for e in events if e["pid"] == 1 and e["args"]["step"] == 0 and e["tid"] == 0]
-    assert {e["name"]: e["dur"] / 1e6 for e in planned} == pytest.approx(
+    calls = [e for e in planned if e["cat"] == "call"]
+    assert {e["name"]: e["dur"] / 1e6 for e in calls} == pytest.approx(
         {n.node: n.time_s for n in NODE_PLANS if 0 in n.mesh.devices}
     )
     assert len([e for e in events if e["pid"] == 2]) == len(measured_events())
@@ -166,37 +186,37 @@ def test_trace_keeps_times_and_never_overlaps_on_a_thread() -> None:
             assert first["ts"] + first["dur"] <= second["ts"] + 1e-3
 
 
-def test_trace_without_a_run_is_the_plan_alone() -> None:
-    events = json.loads(chrome_trace(PLAN))["traceEvents"]
+def test_trace_without_a_run_has_three_steps_of_the_plan() -> None:
+    events = json.loads(chrome_trace(OFFLOAD_PLAN))["traceEvents"]
     assert {e["pid"] for e in events} == {1}
+    spans = [e for e in events if e["ph"] == "X"]
+    assert {e["args"]["step"] for e in spans} == {0, 1, 2}
+    starts = [e["ts"] for e in spans if e["name"] == "rollout" and e["tid"] == 0]
+    assert [b - a for a, b in pairwise(starts)] == pytest.approx(
+        [OFFLOAD_PLAN.step_time_s * 1e6] * 2, rel=1e-3
+    )
 
 
-class Page(HTMLParser):
-    """Tags, and the addresses that a browser would load."""
-
-    VOID = frozenset({"meta", "br", "link", "img", "hr"})
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.open: list[str] = []
-        self.loaded: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        if tag not in self.VOID:
-            self.open.append(tag)
-        self.loaded += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "data")]
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
+def test_trace_keeps_computing_and_moving_on_tracks_of_their_own() -> None:
+    events = json.loads(chrome_trace(OFFLOAD_PLAN))["traceEvents"]
+    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert {names[0], names[1]} == {"device 0", "device 0 transfers"} and len(names) == 2 * 8
+    found = {(e["cat"], "transfers" in names[e["tid"]]) for e in events if e["ph"] == "X"}
+    moving = {(kind, True) for kind in ("transfer", "weights", "onload", "offload")}
+    assert found == {("call", False)} | moving
 
 
-def parse(html: str) -> Page:
-    page = Page()
-    page.feed(html)
-    assert not page.open
-    return page
+def test_trace_of_many_devices_has_a_track_for_each_set() -> None:
+    """Each device of the example becomes three, so that there are 24."""
+    wide = tuple(
+        replace(i, devices=tuple(3 * d + k for d in i.devices for k in range(3)))
+        for i in PLAN.step.instructions
+    )
+    nodes = tuple(replace(n, mesh=Mesh.of(tuple(range(24)), dp=24)) for n in NODE_PLANS)
+    plan = replace(PLAN, nodes=nodes, step=replace(PLAN.step, instructions=wide))
+    events = json.loads(chrome_trace(plan))["traceEvents"]
+    names = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert names == {"device 0-11", "device 0-11 transfers", "device 12-23", "device 12-23 transfers"}
 
 
 def test_report_is_one_file_without_scripts() -> None:

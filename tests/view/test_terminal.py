@@ -1,15 +1,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import networkx as nx
 import pytest
 
-from hflow.compiler.plan import Plan
-from hflow.view import units
+from hflow.compiler.cost.strategy import Strategy
+from hflow.compiler.plan import Plan, Search
+from hflow.view import units, words
+from hflow.view.remarks import idle_fraction, path_names, remarks
+from hflow.view.stages import edge_rows
 from hflow.view.table import table
-from hflow.view.terminal import critical_path, measured_text, plan_text
-from tests.view.examples import EDGES, GRAPH, NODE_PLANS, PLAN
+from hflow.view.terminal import measured_text, plan_text, search_text
+from tests.view.examples import (
+    EDGES,
+    GRAPH,
+    NODE_PLANS,
+    OFFLOAD_PLAN,
+    OFFLOAD_S,
+    PLAN,
+    RELOAD_S,
+)
 from tests.view.examples_in_time import NUM_ROUNDS, ROUNDS_PLAN
 
 
@@ -84,13 +96,91 @@ def test_no_line_is_wider_than_asked(width: int) -> None:
     assert max(map(len, plan_text(PLAN, width).splitlines())) <= width
 
 
-def test_critical_path_is_connected_and_ends_last() -> None:
-    path = critical_path(PLAN)
+def test_the_path_is_connected_and_ends_last() -> None:
+    path = path_names(PLAN)
     assert path[-1] == max(NODE_PLANS, key=lambda n: n.start_s + n.time_s).node
     assert path[0] in [n for n, degree in GRAPH.dag().in_degree if degree == 0]
     on_devices = nx.DiGraph(GRAPH.dag())
     on_devices.add_edge("reward", "ref_logprobs")  # both run on devices 4-7
     assert nx.is_path(on_devices, list(path))
+
+
+def test_the_path_tells_moves_that_take_a_hundredth_of_the_step() -> None:
+    """The weights take 0.19 s: more than a hundredth of a step of 18.99 s, not of one of 27.5 s."""
+    assert not any("=>" in name for name in path_names(PLAN))
+    shorter = tuple(
+        replace(i, time_s=i.time_s - 8.6) if i.target == "actor_train" and i.op == "call" else i
+        for i in PLAN.step.instructions
+    )
+    plan = replace(PLAN, step=replace(PLAN.step, instructions=shorter), step_time_s=PLAN.step_time_s - 8.6)
+    assert "[actor => rollout, 0.19 s]" in path_names(plan)
+
+
+def test_idle_is_the_part_in_which_nothing_runs() -> None:
+    """Devices 0-3 wait for ref_logprobs, less the 10 ms of advantages; 4-7 while the actor is trained."""
+    idle_s = 4 * (3.2 - 0.01) + 4 * 9.7
+    assert idle_fraction(PLAN) == pytest.approx(idle_s / (8 * PLAN.step_time_s), abs=1e-3)
+    notes = [text for label, text in remarks(PLAN) if label == "note"]
+    assert notes == [
+        "device 0-3 is idle for 12% of the step, 3.2 s of it while ref_logprobs runs on 4-7",
+        "device 4-7 is idle for 35% of the step, 9.7 s of it while actor_train runs on 0-3",
+    ]
+
+
+def test_devices_without_work_are_named() -> None:
+    larger = replace(PLAN, cluster=replace(PLAN.cluster, hosts=4))
+    assert ("note", "device 8-15 has nothing to do") in remarks(larger)
+    assert not any("nothing to do" in text for _, text in remarks(PLAN))
+
+
+def test_what_waits_in_the_hosts_memory_is_told_with_its_price() -> None:
+    told = [text for label, text in remarks(OFFLOAD_PLAN) if label == "offload"]
+    assert told == [
+        f"ref_logprobs: the weights of ref wait in the host's memory, {RELOAD_S} s per step",
+        f"actor_train: the optimizer of actor waits in the host's memory, {2 * OFFLOAD_S} s per step",
+    ]
+    assert f"[offload actor_train, {OFFLOAD_S} s]" in " ".join(path_names(OFFLOAD_PLAN))
+    assert not any(label == "offload" for label, _ in remarks(PLAN))
+
+
+def test_layouts_say_how_memory_is_saved() -> None:
+    ref, actor = (OFFLOAD_PLAN.node(name) for name in ("ref_logprobs", "actor_train"))
+    assert words.layout(ref) == "dp4 offload"
+    assert words.layout(actor) == "dp2 tp2 ep2 zero1 recompute offload"
+    assert words.layout(replace(actor, strategy=Strategy(), offload=False)) == "dp2 tp2"
+
+
+@pytest.mark.parametrize(
+    ("search", "text"),
+    [
+        (Search(1, 0.0), "1 plan compared, gap 0%"),
+        (Search(9999, 0.001, 29.7), "9,999 plans compared, gap <1% (no plan under 29.7 s)"),
+        (Search(12, 0.031, 0.5), "12 plans compared, gap 3% (no plan under 0.50 s)"),
+        (Search(3, None, planner="hybridflow"), "hybridflow: 3 plans compared, not proven best"),
+    ],
+)
+def test_the_search_claims_what_it_proved(search: Search, text: str) -> None:
+    assert search_text(search) == text
+
+
+def test_moves_that_are_long_enough_have_bars_without_a_name() -> None:
+    text = plan_text(OFFLOAD_PLAN, width=140)
+    line = next(line for line in text.splitlines() if line.startswith("device 0-3"))
+    cells = len(line.removeprefix("device 0-3")) - 3
+    moves = 0.19 + 2 * OFFLOAD_S
+    assert line.count("─") == pytest.approx(moves / OFFLOAD_PLAN.step_time_s * cells, abs=2)
+
+
+def test_most_data_edges_are_only_counted() -> None:
+    """Of four that move and four that stay, the two that take longest have a line, in the graph's order."""
+    times = {e.name: 0.001 * (n + 1) for n, e in enumerate(EDGES) if e.collective != "alias"}
+    edges = [replace(e, time_s=times.get(e.name, 0.0)) for e in EDGES]
+    rows = edge_rows(GRAPH, edges, most=2)
+    assert [row[0] for row in rows] == [
+        "actor => rollout", "rollout -> actor_train", "ref_logprobs -> actor_train", "+ 6 data edges",
+    ]  # fmt: skip
+    assert rows[-1] == ("+ 6 data edges", "", "37.7 MB", "", "", "4 alias, 2 p2p", "9 ms")
+    assert len(edge_rows(GRAPH, edges)) == 1 + 4 + 1
 
 
 def test_names_shrink_before_anything_else() -> None:

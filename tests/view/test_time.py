@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from itertools import pairwise
 
+import pytest
+
+from hflow.compiler.critical_path import idle
+from hflow.compiler.plan import Instruction
+from hflow.compiler.spans import step_time_s
 from hflow.view.gantt import plan_gantt
 from hflow.view.plan_json import plan_json
+from hflow.view.remarks import idle_fraction, path_names
 from hflow.view.svg import plan_svg
-from hflow.view.terminal import critical_path, plan_text
-from hflow.view.timeline import idle_fraction, planned_bars
+from hflow.view.terminal import plan_text
+from hflow.view.timeline import steady_tracks, steps_tracks
 from hflow.view.trace import chrome_trace
 from tests.view.examples import PLAN
 from tests.view.examples_in_time import LATE_PLAN, NUM_ROUNDS, ROUNDS_GRAPH, ROUNDS_PLAN, ROWS
@@ -20,28 +27,52 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def test_every_round_has_its_bars_and_none_overlap() -> None:
-    bars = planned_bars(ROUNDS_PLAN)
-    for device in ROUNDS_PLAN.devices:
-        own = sorted((b for b in bars if b.device == device), key=lambda b: b.start_s)
-        assert all(first.end_s <= second.start_s for first, second in pairwise(own))
-        assert [b.name for b in own if b.name == "rollout"] == ["rollout"] * NUM_ROUNDS
-    rollouts = [(b.start_s, b.end_s) for b in bars if b.name == "rollout" and b.device == 0]
+    tracks = steps_tracks(ROUNDS_PLAN.step)
+    assert [t.devices for t in tracks] == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    for track in tracks:
+        assert all(first.end_s <= second.start_s for first, second in pairwise(track.bars))
+        assert [b.name for b in track.bars if b.name == "rollout"] == ["rollout"] * NUM_ROUNDS
+    rollouts = [(b.start_s, b.end_s) for b in tracks[0].bars if b.name == "rollout"]
     assert rollouts == [(1.0, 5.0), (9.0, 13.0), (17.0, 21.0)], "a round takes 8 s, 4 of them the rollout"
 
 
 def test_bars_take_the_time_of_their_nodes() -> None:
-    bars = planned_bars(ROUNDS_PLAN)
     for node in ROUNDS_PLAN.nodes:
-        taken = sum(b.end_s - b.start_s for b in bars if b.name == node.node)
+        taken = sum(
+            b.seconds * len(t.devices)
+            for t in steps_tracks(ROUNDS_PLAN.step)
+            for b in t.bars
+            if b.name == node.node
+        )
         assert taken == node.time_s * len(node.mesh.devices)
     busy = sum(n.time_s * len(n.mesh.devices) for n in ROUNDS_PLAN.nodes)
-    assert idle_fraction(bars) == 1 - busy / (8 * 37.0)
+    assert idle_fraction(ROUNDS_PLAN) == pytest.approx(1 - busy / (8 * 37.0))
 
 
 def test_the_critical_path_goes_through_the_rounds() -> None:
-    assert critical_path(ROUNDS_PLAN) == (
+    assert path_names(ROUNDS_PLAN) == (
         "prompts", "rollout", "reward", "sampling", "ref_logprobs", "actor_train",
     )  # fmt: skip
+
+
+def test_steps_that_overlap_fill_one_period() -> None:
+    """Sampling on 4-7 (8 s) one step ahead of training on 0-3 (10 s): a period is 10 s, and shows both."""
+    left, right = tuple(range(4)), tuple(range(4, 8))
+    both = left + right
+    instructions = (
+        Instruction("transfer", "actor_train", both, edge=0, time_s=1.0),
+        Instruction("call", "rollout", right, time_s=8.0, after=(0,)),
+        Instruction("call", "actor_train", left, time_s=10.0, after=(0,)),
+    )
+    program = replace(PLAN.step, instructions=instructions)
+    plan = replace(PLAN, step=program, step_time_s=step_time_s(program))
+    assert plan.step_time_s == 11.0
+    for steps in (1, 3):
+        tracks = {t.devices: t.bars for t in steady_tracks(plan, steps)}
+        assert sum(b.seconds for b in tracks[left]) == pytest.approx(11.0 * steps)
+        assert sum(b.seconds for b in tracks[right]) == pytest.approx(9.0 * steps)
+        assert all(0 <= b.start_s < b.end_s <= 11.0 * steps for bars in tracks.values() for b in bars)
+    assert [share for _, share in sorted(idle(program).items())] == pytest.approx([0.0, 2 / 11])
 
 
 def test_the_table_marks_rounds_and_says_their_rule() -> None:
@@ -87,5 +118,6 @@ def test_pictures_show_every_round() -> None:
 
 def test_the_trace_keeps_rounds_apart() -> None:
     events = [e for e in json.loads(chrome_trace(ROUNDS_PLAN))["traceEvents"] if e["ph"] == "X"]
+    events = [e for e in events if e["args"]["step"] == 0]
     starts = sorted(e["ts"] / 1e6 for e in events if e["name"] == "rollout" and e["tid"] == 0)
     assert starts == [1.0, 9.0, 17.0]

@@ -27,22 +27,59 @@ def link_between(cluster: Cluster, devices: Iterable[int]) -> Link:
     return reached(cluster, cluster.inter_host, _device_share(cluster))
 
 
-@lru_cache(maxsize=4096)
 def axis_link(cluster: Cluster, mesh: Mesh, axis: str) -> Link:
     """What each group of `axis` gets when all groups run a collective at once.
 
     A ring enters and leaves each host once, so the groups on a host share its NICs; the members of a group on
     one host drive no more NICs than are theirs.
     """
+    return _shared_link(cluster, *_crossing(cluster, mesh, axis))
+
+
+def _crossing(cluster: Cluster, mesh: Mesh, axis: str) -> tuple[int, int]:
+    """Of an axis whose groups cross hosts: the most groups that meet on a host, and the fewest members that
+    a group has there; zeros if no group crosses."""
+    found = _regular(cluster, mesh, axis)
+    return _counted(cluster, mesh, axis) if found is None else found
+
+
+def _regular(cluster: Cluster, mesh: Mesh, axis: str) -> tuple[int, int] | None:
+    """`_crossing` of a mesh that fills hosts, or parts of one, evenly; None for others.
+
+    A group's members are `stride` devices apart, so groups fill blocks of stride times size devices.
+    """
+    if cluster.more or not mesh.consecutive:
+        return None
+    per_host, stride = cluster.devices_per_host, {"tp": 1, "dp": mesh.tp, "pp": mesh.tp * mesh.dp}[axis]
+    size, first = mesh.size(axis), mesh.devices[0] % per_host
+    block = stride * size
+    if size == 1 or first + len(mesh.devices) <= per_host or (per_host % block == 0 and first % block == 0):
+        return 0, 0
+    if first or block % per_host or (per_host % stride and stride % per_host):
+        return None
+    rings = min(stride, per_host)
+    return rings, per_host // rings
+
+
+@lru_cache(maxsize=4096)
+def _counted(cluster: Cluster, mesh: Mesh, axis: str) -> tuple[int, int]:
+    """`_crossing`, by a look at each group."""
     hosts = [Counter(map(cluster.host, group)) for group in mesh.groups(axis)]
     across = [members for members in hosts if len(members) > 1]
     if not across:
-        return reached(cluster, cluster.intra_host)
+        return 0, 0
     rings = max(Counter(host for members in across for host in members).values())
-    nics = cluster.nics_per_host
-    own = min(min(members.values()) for members in across) * max(1.0, _device_share(cluster))
-    inter = reached(cluster, cluster.inter_host, min(nics / rings, own))
+    return rings, min(min(members.values()) for members in across)
+
+
+@lru_cache(maxsize=4096)
+def _shared_link(cluster: Cluster, rings: int, members: int) -> Link:
+    """The link of a group of which `members` are on a host that it shares with `rings` groups in all."""
     intra = reached(cluster, cluster.intra_host)
+    if not rings:
+        return intra
+    share = min(cluster.nics_per_host / rings, members * max(1.0, _device_share(cluster)))
+    inter = reached(cluster, cluster.inter_host, share)
     return Link(min(intra.bandwidth, inter.bandwidth), max(intra.latency_s, inter.latency_s))
 
 
@@ -67,6 +104,22 @@ def all_reduce_s(size_bytes: float, ranks: int, link: Link) -> float:
 def all_gather_s(size_bytes: float, ranks: int, link: Link) -> float:
     """Ring all-gather of a value of `size_bytes` from its `ranks` parts; a reduce-scatter takes as long."""
     return (ranks - 1) / ranks * size_bytes / link.bandwidth + (ranks - 1) * link.latency_s
+
+
+def all_to_all_s(size_bytes: float, cluster: Cluster, mesh: Mesh, axis: str) -> float:
+    """Each rank of `axis` has `size_bytes`, an equal part for every rank, itself included; all groups do it
+    at once. What stays inside a host and what leaves it travel side by side; devices share a host's NICs."""
+    ranks = mesh.size(axis)
+    if ranks == 1:
+        return 0.0
+    groups, members = _crossing(cluster, mesh, axis)
+    intra, part = reached(cluster, cluster.intra_host), size_bytes / ranks
+    if not groups:
+        return (ranks - 1) * (part / intra.bandwidth + intra.latency_s)
+    share = min(cluster.nics_per_host / (groups * members), max(1.0, _device_share(cluster)))
+    inter = reached(cluster, cluster.inter_host, share)
+    inside, outside = (members - 1) * part / intra.bandwidth, (ranks - members) * part / inter.bandwidth
+    return max(inside, outside) + (ranks - 1) * inter.latency_s
 
 
 def send_s(size_bytes: float, link: Link) -> float:

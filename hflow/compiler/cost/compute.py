@@ -9,6 +9,7 @@ recomputation (Megatron-LM, arXiv:2104.04473). A pipeline of p stages and m micr
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil
 from typing import Literal
 
@@ -23,7 +24,13 @@ from hflow.compiler.cost.device import (
     residual_s,
     stream_s,
 )
-from hflow.compiler.cost.flops import head_parameters, matmul_parameters, read_parameters
+from hflow.compiler.cost.experts import exchange_s, expert_replicas
+from hflow.compiler.cost.flops import (
+    expert_parameters,
+    head_parameters,
+    matmul_parameters,
+    read_parameters,
+)
 from hflow.compiler.cost.generation import generate_s
 from hflow.compiler.cost.strategy import PLAIN, Strategy
 from hflow.compiler.layout import Mesh
@@ -46,13 +53,14 @@ def node_time_s(
 ) -> float:
     """Seconds that one execution of the node takes on `mesh`, in passes of `micro_batch` rows per replica."""
     if op == "generate":
-        return generate_s(shape, dtype, work, mesh, micro_batch, cluster)
+        return generate_s(shape, dtype, work, mesh, micro_batch, cluster, strategy)
     if op == "train":
         passes = train_passes_s(shape, dtype, work, mesh, micro_batch, cluster, strategy)
         return work.optimizer_steps * (passes + update_s(shape, dtype, mesh, cluster, strategy))
     micro_batches = ceil(work.rows / mesh.dp / micro_batch)
-    stage = _Stage(shape, dtype, work, mesh, micro_batch, cluster)
-    slot = stage.layers_s("score") + stage.head_s("score") + stage.reduces_s() + stage.hop_s()
+    stage = _Stage(shape, dtype, work, mesh, micro_batch, cluster, strategy)
+    slot = stage.layers_s("score") + stage.head_s("score") + stage.messages_s() + stage.hop_s()
+    slot += gather_s(shape, dtype, mesh, cluster, strategy)
     return (micro_batches + mesh.pp - 1) * slot
 
 
@@ -68,29 +76,56 @@ def train_passes_s(
     """Forward and backward passes over the rows of one update, without the update."""
     micro_batches = ceil(work.rows_per_update / mesh.dp / micro_batch)
     again = 1 if strategy.recompute == "full" else 0
-    stage = _Stage(shape, dtype, work, mesh, micro_batch, cluster)
+    stage = _Stage(shape, dtype, work, mesh, micro_batch, cluster, strategy)
     slot = (3 + again) * stage.layers_s("train") + 3 * stage.head_s("train")
-    slot += (2 + again) * stage.reduces_s() + 2 * stage.hop_s()
-    if strategy.zero == 3:  # weights are gathered for either pass, gradients scattered
-        local = shape.num_parameters * BYTES[dtype] / (mesh.pp * mesh.tp)
-        slot += 3 * all_gather_s(local, mesh.dp, axis_link(cluster, mesh, "dp"))
+    slot += (2 + again) * stage.messages_s() + 2 * stage.hop_s()
+    slot += 3 * gather_s(shape, dtype, mesh, cluster, strategy)  # the third scatters gradients
     return (micro_batches + mesh.pp - 1) * slot
 
 
 def update_s(
     shape: ModelShape, dtype: str, mesh: Mesh, cluster: Cluster, strategy: Strategy = PLAIN
 ) -> float:
-    """Float32 gradients are reduced over dp, then Adam updates what a device owns. ZeRO-1 scatters the
-    gradients and gathers the weights afterwards; ZeRO-3 has moved both in the passes."""
-    device, link = device_of(cluster, mesh), axis_link(cluster, mesh, "dp")
-    local = shape.num_parameters / (mesh.pp * mesh.tp)
-    owned = local / mesh.dp if strategy.zero else local
-    adam = stream_s(ADAM_BYTES * owned, device)
-    if strategy.zero == 0:
-        return adam + all_reduce_s(4 * local, mesh.dp, link)
+    """Float32 gradients are reduced over dp (those of experts over the ranks that have the same ones), then
+    Adam updates what a device owns. ZeRO-1 scatters the gradients and gathers the weights afterwards; ZeRO-3
+    has moved both in the passes."""
+    common, experts = _local_parameters(shape, mesh, strategy)
+    owned = common + experts
+    if strategy.zero:
+        owned = shape.num_parameters / len(mesh.devices)
+    adam = stream_s(ADAM_BYTES * owned, device_of(cluster, mesh))
+    if strategy.zero == 3:
+        return adam
+    seconds = adam + _reduce_s(common, dtype, mesh, cluster, strategy)
+    if experts:
+        seconds += _reduce_s(experts, dtype, expert_replicas(mesh, strategy.ep), cluster, strategy)
+    return seconds
+
+
+def gather_s(shape: ModelShape, dtype: str, mesh: Mesh, cluster: Cluster, strategy: Strategy) -> float:
+    """All weights of a device's stage, where ZeRO-3 splits them over dp. Prefetching hides little of it: the
+    measured training throughput (benchmarks/cost_model.py) is predicted best as if it hid nothing."""
+    if strategy.zero != 3:
+        return 0.0
+    common, experts = _local_parameters(shape, mesh, strategy)
+    seconds = all_gather_s(common * BYTES[dtype], mesh.dp, axis_link(cluster, mesh, "dp"))
+    if not experts:
+        return seconds
+    replicas = expert_replicas(mesh, strategy.ep)
+    return seconds + all_gather_s(experts * BYTES[dtype], replicas.dp, axis_link(cluster, replicas, "dp"))
+
+
+def _local_parameters(shape: ModelShape, mesh: Mesh, strategy: Strategy) -> tuple[float, float]:
+    """Of a device, on average over stages: what every rank of dp has, and its experts."""
+    experts, parts = expert_parameters(shape), mesh.pp * mesh.tp
+    return (shape.num_parameters - experts) / parts, experts / parts / strategy.ep
+
+
+def _reduce_s(parameters: float, dtype: str, mesh: Mesh, cluster: Cluster, strategy: Strategy) -> float:
+    link = axis_link(cluster, mesh, "dp")
     if strategy.zero == 1:
-        return adam + all_gather_s((4 + BYTES[dtype]) * local, mesh.dp, link)
-    return adam
+        return all_gather_s((4 + BYTES[dtype]) * parameters, mesh.dp, link)
+    return all_reduce_s(4 * parameters, mesh.dp, link)
 
 
 @dataclass(frozen=True)
@@ -103,19 +138,20 @@ class _Stage:
     mesh: Mesh
     micro_batch: int
     cluster: Cluster
+    strategy: Strategy
 
-    @property
+    @cached_property
     def tokens(self) -> float:
         return self.micro_batch * self.work.mean_sequence
 
-    @property
+    @cached_property
     def activation_bytes(self) -> float:
         return self.tokens * self.shape.hidden * BYTES[self.dtype]
 
     def layers_s(self, kind: Literal["train", "score"]) -> float:
         """The layers' forward pass, without communication."""
         shape, device = self.shape, device_of(self.cluster, self.mesh)
-        parameters = read_parameters(shape, self.tokens) - head_parameters(shape)
+        parameters = read_parameters(shape, self.tokens, self.strategy.ep) - head_parameters(shape)
         flops = 2 * (matmul_parameters(shape) - head_parameters(shape)) * self.tokens
         flops += attention_work(shape, self.tokens, self.work.mean_sequence / 2)
         seconds = products_s(flops, parameters, kind, self.dtype, device, self.mesh.tp)
@@ -126,11 +162,12 @@ class _Stage:
         parameters, device = head_parameters(self.shape), device_of(self.cluster, self.mesh)
         return products_s(2 * parameters * self.tokens, parameters, kind, self.dtype, device, self.mesh.tp)
 
-    def reduces_s(self) -> float:
-        """The two all-reduces over tp of each layer, in one direction."""
+    def messages_s(self) -> float:
+        """Of each layer, in one direction: two all-reduces over tp, and the way to the experts and back."""
         link = axis_link(self.cluster, self.mesh, "tp")
-        layers = self.shape.num_layers / self.mesh.pp
-        return 2 * layers * all_reduce_s(self.activation_bytes, self.mesh.tp, link)
+        seconds = 2 * all_reduce_s(self.activation_bytes, self.mesh.tp, link)
+        seconds += exchange_s(self.shape, self.activation_bytes, self.mesh, self.cluster, self.strategy)
+        return seconds * self.shape.num_layers / self.mesh.pp
 
     def hop_s(self) -> float:
         """The activations on their way to the next stage."""

@@ -25,13 +25,21 @@ def forward_flops(shape: ModelShape, tokens: float, context: float) -> float:
     return 2 * matmul_parameters(shape) * tokens + attention_flops(shape, tokens, context)
 
 
-def read_parameters(shape: ModelShape, rows: float) -> float:
+def expert_parameters(shape: ModelShape) -> int:
+    """Those of all experts of all layers."""
+    if shape.moe is None:
+        return 0
+    return shape.num_layers * shape.moe.num_experts * 3 * shape.hidden * shape.moe.ffn
+
+
+def read_parameters(shape: ModelShape, rows: float, ep: int = 1) -> float:
     """Parameters that one decoding step of `rows` rows reads: of experts those that any row chooses, if each
-    chooses evenly and by itself."""
+    chooses evenly and by itself. A device that holds one of `ep` parts of them serves the rows of `ep`
+    replicas."""
     if shape.moe is None:
         return matmul_parameters(shape)
     experts = shape.moe
     size = 3 * shape.hidden * experts.ffn * shape.num_layers
-    missed = (1 - experts.top_k / experts.num_experts) ** rows
-    touched = experts.num_experts * (1 - missed)
+    missed = (1 - experts.top_k / experts.num_experts) ** (rows * ep)
+    touched = experts.num_experts / ep * (1 - missed)
     return matmul_parameters(shape) + (touched - experts.top_k) * size

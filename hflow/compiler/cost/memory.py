@@ -11,6 +11,7 @@ from __future__ import annotations
 from math import ceil
 
 from hflow.compiler.cost.device import BYTES
+from hflow.compiler.cost.flops import expert_parameters
 from hflow.compiler.cost.strategy import PLAIN, Strategy
 from hflow.compiler.layout import Mesh
 from hflow.compiler.shape import ModelShape
@@ -25,19 +26,23 @@ LOGITS_CHUNK_BYTES = 64 * 2**20  # float32 copies of logits are made in parts of
 
 def weight_bytes(shape: ModelShape, dtype: str, mesh: Mesh, trains: bool, strategy: Strategy = PLAIN) -> int:
     """Weights of a model's shard, with gradients and optimizer state if it is trained there."""
-    elements = stage_elements(shape, mesh.pp, mesh.tp)
+    elements = _elements(shape, mesh, strategy)
     if not trains:
         return elements * BYTES[dtype]
-    model_bytes = elements * (BYTES[dtype] + GRADIENT_BYTES)
-    if strategy.zero == 3:
-        model_bytes = ceil(model_bytes / mesh.dp)
-    return model_bytes + optimizer_bytes(shape, dtype, mesh, strategy)
+    return elements * (BYTES[dtype] + GRADIENT_BYTES) + optimizer_bytes(shape, dtype, mesh, strategy)
 
 
 def optimizer_bytes(shape: ModelShape, dtype: str, mesh: Mesh, strategy: Strategy = PLAIN) -> int:
-    """Adam's state on a device: what an offload between updates moves."""
-    state = stage_elements(shape, mesh.pp, mesh.tp) * OPTIMIZER_BYTES[dtype]
-    return ceil(state / mesh.dp) if strategy.zero else state
+    """Adam's state on a device: what an offload between updates moves. ZeRO-1 splits that of experts over the
+    ranks that have the same ones, so that each device has its part of the whole stage's."""
+    if strategy.zero == 1:
+        return ceil(stage_elements(shape, mesh.pp, mesh.tp) * OPTIMIZER_BYTES[dtype] / mesh.dp)
+    return _elements(shape, mesh, strategy) * OPTIMIZER_BYTES[dtype]
+
+
+def _elements(shape: ModelShape, mesh: Mesh, strategy: Strategy) -> int:
+    """Weights on the fullest device."""
+    return stage_elements(shape, mesh.pp, mesh.tp, strategy.ep, mesh.dp if strategy.zero == 3 else 1)
 
 
 def working_bytes(
@@ -51,11 +56,12 @@ def working_bytes(
 ) -> int:
     """What the node needs beside the weights while it runs, at the greatest lengths."""
     if op == "generate":
-        return _generation_bytes(shape, dtype, work, mesh, micro_batch)
+        return _generation_bytes(shape, dtype, work, mesh, micro_batch, strategy)
     tokens = micro_batch * work.sequence
     outputs = micro_batch * work.response * outputs_per_position(shape, mesh)
     if op == "score":
-        return forward_bytes(shape, dtype, tokens, mesh) + outputs * BYTES[dtype] + _chunk_bytes(outputs)
+        held = outputs * BYTES[dtype] + _chunk_bytes(outputs) + gathered_bytes(shape, dtype, mesh, strategy)
+        return forward_bytes(shape, dtype, tokens, mesh) + held
     return _training_bytes(shape, dtype, work, mesh, micro_batch, strategy)
 
 
@@ -77,23 +83,29 @@ def _training_bytes(
     in_flight = min(mesh.pp, ceil(work.rows_per_update / mesh.dp / micro_batch))
     outputs = micro_batch * work.response * outputs_per_position(shape, mesh)
     last = kept + max(live, 2 * outputs * BYTES[dtype] + _chunk_bytes(outputs))
-    gathered = 2 * layer_weight_bytes(shape, dtype, mesh) if strategy.zero == 3 else 0
-    return max(in_flight * kept + live, last) + gathered
+    return max(in_flight * kept + live, last) + gathered_bytes(shape, dtype, mesh, strategy)
 
 
 def layer_activation_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mesh) -> int:
     """What the backward pass of a layer needs. On every rank of tp: the inputs of two norms, of QKV and of
-    the MLP. Split over tp: Q, K, V, attention's output, and gate, up, activation and product of the MLP."""
+    the MLP, and the copies of a token that experts read and return. Split over tp: Q, K, V, attention's
+    output, and gate, up, activation and product of the MLP."""
     q, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     split = 2 * q + 2 * kv + 4 * shape.ffn
-    return tokens * (4 * shape.hidden + ceil(split / mesh.tp)) * BYTES[dtype]
+    whole = 4 * shape.hidden + 2 * routed_width(shape)
+    return tokens * (whole + ceil(split / mesh.tp)) * BYTES[dtype]
 
 
 def forward_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mesh) -> int:
     """The most that a forward pass holds at once: residual, norm's output, and attention or MLP."""
     q, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    widest = max(2 * q + 2 * kv, 3 * shape.ffn)
-    return tokens * (2 * shape.hidden + ceil(widest / mesh.tp)) * BYTES[dtype]
+    widest = max(ceil((2 * q + 2 * kv) / mesh.tp), ceil(3 * shape.ffn / mesh.tp) + 2 * routed_width(shape))
+    return tokens * (2 * shape.hidden + widest) * BYTES[dtype]
+
+
+def routed_width(shape: ModelShape) -> int:
+    """Width of a token's copies on the way to its experts."""
+    return shape.moe.top_k * shape.hidden if shape.moe else 0
 
 
 def kv_cache_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mesh) -> int:
@@ -101,16 +113,24 @@ def kv_cache_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mesh) -> in
     return ceil(tokens * shape.kv_bytes_per_token(BYTES[dtype]) / (mesh.tp * mesh.pp))
 
 
-def layer_weight_bytes(shape: ModelShape, dtype: str, mesh: Mesh) -> int:
-    """One layer's weights, which ZeRO-3 gathers; the next ones arrive meanwhile."""
-    return ceil(shape.num_parameters / shape.num_layers / mesh.tp) * BYTES[dtype]
+def gathered_bytes(shape: ModelShape, dtype: str, mesh: Mesh, strategy: Strategy) -> int:
+    """The layer whose weights ZeRO-3 has gathered, and the next one, whose weights arrive meanwhile."""
+    if strategy.zero != 3:
+        return 0
+    experts = expert_parameters(shape)
+    layer = (shape.num_parameters - experts + experts / strategy.ep) / shape.num_layers
+    return 2 * ceil(layer / mesh.tp) * BYTES[dtype]
 
 
-def _generation_bytes(shape: ModelShape, dtype: str, work: Workload, mesh: Mesh, wave: int) -> int:
+def _generation_bytes(
+    shape: ModelShape, dtype: str, work: Workload, mesh: Mesh, wave: int, strategy: Strategy
+) -> int:
     """KV cache at the greatest lengths; the prompts' forward pass, or every row's logits, gathered over tp,
-    and their float32 copy."""
-    prompts = ceil(wave / work.samples) * work.prompt
+    and their float32 copy. Without a cache the forward pass is over all tokens."""
     logits = wave * shape.outputs * (BYTES[dtype] + 4)
+    if not strategy.kv_cache:
+        return max(forward_bytes(shape, dtype, wave * work.sequence, mesh), logits)
+    prompts = ceil(wave / work.samples) * work.prompt
     return kv_cache_bytes(shape, dtype, wave * work.sequence, mesh) + max(
         forward_bytes(shape, dtype, prompts, mesh), logits
     )

@@ -11,11 +11,13 @@ class Strategy:
     """`recompute`: ``full`` keeps each layer's input only and repeats its forward pass before the backward
     pass. `zero` (ZeRO, arXiv:1910.02054) splits over dp: 1 the optimizer, 3 also gradients and weights.
     `ep`: so many data-parallel ranks share the experts of each layer, each holding its part of them.
+    `kv_cache`: whether generation keeps keys and values; without, each new token reads all before it again.
     """
 
     recompute: Literal["none", "full"] = "none"
     zero: Literal[0, 1, 3] = 0
     ep: int = 1
+    kv_cache: bool = True
 
 
 PLAIN = Strategy()

@@ -1,18 +1,17 @@
-"""Lower every edge and write the program: what each worker does, in an order all of them share."""
+"""Lower every edge and write the program: what each worker does, node after node."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import replace
-
-import networkx as nx
 
 from hflow.compiler.draft import Draft, WeightEdge
 from hflow.compiler.instances import Instance, instance_of
 from hflow.compiler.lowering import weight_edge
+from hflow.compiler.order import node_order
 from hflow.compiler.plan import Instruction, Program
-from hflow.compiler.writer import Writer, finished
-from hflow.diagnostics import Diagnostic, HflowError
+from hflow.compiler.script import Key
+from hflow.compiler.writer import Writer, carried
 from hflow.graph.graph import Graph, Node
 
 
@@ -26,40 +25,11 @@ def lower_edges(draft: Draft) -> Draft:
     )
 
 
-def node_order(graph: Graph) -> tuple[Node, ...]:
-    """Topological order in which a model is read in a step before it is trained.
-
-    Raises:
-        HflowError: HF307 when there is none.
-    """
-    dag = graph.dag()
-    for reader in (n for n in graph.nodes if n.model and n.op != "train"):
-        assert reader.model
-        whole = [reader.name] if graph.region(reader.region).until is None else [reader.name, reader.region]
-        trainers = graph.trainers(reader.model.model)
-        dag.add_edges_from((first, trainer.name) for trainer in trainers for first in whole)
-    position = {node.name: i for i, node in enumerate(graph.nodes)}
-    try:
-        order = list(nx.lexicographical_topological_sort(dag, key=position.__getitem__))
-    except nx.NetworkXUnfeasible:
-        raise HflowError(_read_after_training(graph, dag)) from None
-    return tuple(map(graph.node, order))
-
-
-def _read_after_training(graph: Graph, dag: nx.DiGraph[str]) -> Diagnostic:
-    cycle = next(names for names in nx.strongly_connected_components(dag) if len(names) > 1)
-    reader = next(n for n in graph.nodes if n.name in cycle and n.model and n.op != "train")
-    assert reader.model
-    trainer = graph.trainers(reader.model.model)[0].name
-    message = (
-        f"`{reader.name}` reads `{reader.model.model}` after `{trainer}` has trained it in the same step,"
-        " which is not scheduled"
-    )
-    return Diagnostic("HF307", message, reader.span, "a step reads all models before it trains them")
-
-
 class _Step:
-    """Writes the program of one graph; only that of the training graph has a memory across steps."""
+    """Writes the program of one graph; only that of the training graph has a memory across steps.
+
+    `copies`: the weights that readers have of their own for this step only, by the node that gets them first.
+    """
 
     def __init__(self, draft: Draft, graph: Graph):
         self.draft, self.graph = draft, graph
@@ -67,42 +37,49 @@ class _Step:
         self.evaluates = graph is draft.evaluation_graph
         self.renewed: set[Instance] = set()
         self.trained: set[str] = set()
+        self.copies: dict[Instance, str] = {}
+        self.order = node_order(graph)
 
     def program(self) -> Program:
-        order = node_order(self.graph)
-        loops = {n.name: n for n in order if n.op == "repeat"}
+        loops = {n.name: n for n in self.order if n.op == "repeat"}
         if not self.evaluates:
             self._refresh()
-        for node in (n for n in order if n.region not in loops):
+        for node in (n for n in self.order if n.region not in loops):
             if node.op == "repeat":
-                self._loop(node, [n for n in order if n.region == node.name])
+                inner = [n for n in self.order if n.region == node.name]
+                self._loop(node, inner)
+                self._release_after(inner)
                 continue
-            self._weights_before(node)
-            self.writer.call(node, self.writer.read(node))
+            inputs = self.writer.read(node)
+            self._weights_before(node, {*inputs.values(), *(("call", first) for first in node.after)})
+            self.writer.call(node, inputs)
+            self._release_after([node])
         if not self.evaluates:
             self._carry()
-        return Program(self.graph, tuple(self.writer.edges), finished(self.writer.instructions))
+        return Program(self.graph, tuple(self.writer.edges), tuple(self.writer.script.instructions))
 
     def _loop(self, region: Node, inner: list[Node]) -> None:
         """The rounds of a region. Models do not change meanwhile, so weights move before the first."""
-        for node in inner:
-            self._weights_before(node)
         with self.writer.body() as body:
             for node in (*inner, replace(region, outputs=())):
                 self.writer.call(node, self.writer.read(node))
+        for node in inner:
+            self._weights_before(node, body.reads)
         devices = tuple(sorted(self.draft.node_plan(region.name).mesh.devices))
         outputs = self.writer.write_outputs(region)
-        loop = Instruction("loop", region.name, devices, outputs=outputs, body=finished(body))
-        self.writer.instructions.append(loop)
+        loop = Instruction("loop", region.name, devices, outputs=outputs, body=tuple(body.instructions))
+        self.writer.script.add(loop, body.reads, body.writes)
 
-    def _weights_before(self, node: Node) -> None:
-        """What must move before a node runs: the newest weights to a reader; before the first training
-        of a model in a step, the present ones to the readers that are one update behind."""
+    def _weights_before(self, node: Node, needed: Set[Key]) -> None:
+        """What must move before a node runs: the newest weights to a reader, once all else is there that the
+        reader needs; before the first training of a model in a step, the present ones to the readers that
+        are one update behind."""
         if node.model is None:
             return
         edges = self.draft.weight_edges
         if node.op != "train":
-            self._move(e for e in edges if e.reader == node.name and not e.every and not node.model.lag)
+            newest = (e for e in edges if e.reader == node.name and not e.every and not node.model.lag)
+            self._move(newest, needed)
         elif node.model.model not in self.trained:
             self.trained.add(node.model.model)
             self._move(e for e in edges if e.model == node.model.model and e.lag)
@@ -110,32 +87,50 @@ class _Step:
     def _refresh(self) -> None:
         self._move(e for e in self.draft.weight_edges if e.every)
 
-    def _move(self, edges: Iterable[WeightEdge]) -> None:
-        """Each instance is renewed once; one that is the trainer's own needs no instruction."""
+    def _move(self, edges: Iterable[WeightEdge], needed: Set[Key] = frozenset()) -> None:
+        """Each instance is renewed once; one that is the trainer's own needs no instruction.
+
+        `needed`: what must be there before.
+        """
         for edge in edges:
-            source, target = (self.draft.node_plan(name).sharding for name in (edge.trainer, edge.reader))
-            reader = instance_of(self.graph.node(edge.reader), target)
+            trainer, plan = self.draft.node_plan(edge.trainer), self.draft.node_plan(edge.reader)
+            reader = instance_of(self.graph.node(edge.reader), plan.sharding)
             if reader in self.renewed:
                 continue
-            shared = reader == Instance(self._trained(edge), source)
-            ends = (edge.trainer, source), (edge.reader, target)
-            name = f"{self._trained(edge)} => {edge.reader}"
-            dtype = self.draft.graph.model(self._trained(edge)).dtype
-            shape = self.draft.shapes[edge.model]
-            self.writer.edges.append(weight_edge(name, dtype, shape, *ends, self.draft.cluster, shared))
-            if shared:
+            assert trainer.model and not (edge.every and plan.offload), edge
+            source = Instance(trainer.model, trainer.sharding)
+            self._lower(edge, trainer.model, source, reader)
+            if reader == source:
                 continue
             self.renewed.add(reader)
-            devices = tuple(sorted({*source.mesh.devices, *target.mesh.devices}))
-            number = len(self.writer.edges) - 1
-            self.writer.instructions.append(
-                Instruction("weights", edge.reader, devices, edge=number, every=edge.every)
+            if not edge.every and not reader.lag:
+                self.copies[reader] = edge.reader
+            lowered = self.writer.edges[-1]
+            devices = tuple(sorted({*source.mesh.devices, *reader.mesh.devices}))
+            number, seconds = len(self.writer.edges) - 1, lowered.time_s / max(1, edge.every)
+            weights = Instruction(
+                "weights", edge.reader, devices, edge=number, every=edge.every, time_s=seconds
             )
+            self.writer.script.add(weights, {source, *needed}, {reader})
 
-    def _trained(self, edge: WeightEdge) -> str:
-        trainer = self.draft.graph.node(edge.trainer)
-        assert trainer.model
-        return trainer.model.model
+    def _lower(self, edge: WeightEdge, trained: str, source: Instance, target: Instance) -> None:
+        ends = (edge.trainer, source.sharding), (edge.reader, target.sharding)
+        dtype, shape = self.draft.graph.model(trained).dtype, self.draft.shapes[edge.model]
+        name, shared = f"{trained} => {edge.reader}", source == target
+        self.writer.edges.append(weight_edge(name, dtype, shape, *ends, self.draft.cluster, shared))
+
+    def _release_after(self, nodes: Iterable[Node]) -> None:
+        """Drop the copies that `nodes` were the last to read."""
+        for node in nodes:
+            mine = instance_of(node, self.draft.node_plan(node.name).sharding) if node.model else None
+            if mine in self.copies and node == self._last_reader(mine):
+                release = Instruction("release", self.copies[mine], mine.mesh.devices)
+                self.writer.script.add(release, writes={mine})
+
+    def _last_reader(self, instance: Instance) -> Node:
+        readers = (n for n in self.order if n.model and n.op != "train")
+        plans = ((n, self.draft.node_plan(n.name)) for n in readers)
+        return [n for n, plan in plans if instance_of(n, plan.sharding) == instance][-1]
 
     def _carry(self) -> None:
         """At the end of the step, keep what later steps recall."""
@@ -147,5 +142,5 @@ class _Step:
         for node, ports in lags.items():
             devices = self.draft.node_plan(node).mesh.devices
             for port, lag in ports.items():
-                inputs = {port: f"{node}.{port}"}
-                self.writer.instructions.append(Instruction("carry", node, devices, inputs, lag=lag))
+                carry = Instruction("carry", node, devices, {port: f"{node}.{port}"}, lag=lag)
+                self.writer.script.add(carry, writes=carried(node, [port]))

@@ -1,62 +1,29 @@
-"""When each instruction starts: as soon as its inputs exist and all its devices are free."""
+"""Order the programs' instructions, and predict when each node runs."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from hflow.compiler.draft import Draft
-from hflow.compiler.plan import Instruction
-from hflow.compiler.workload import rounds
+from hflow.compiler.program import arranged
+from hflow.compiler.spans import steady_spans, step_time_s
 
 
 def schedule(draft: Draft) -> Draft:
-    """Fill in when nodes start (in the first round of their region) and what all their rounds take."""
+    """Fill in when nodes start in a step of a long run, and what all their executions in it take."""
     assert draft.step
-    timeline = _Timeline(draft)
-    timeline.walk(draft.step.instructions)
-    nodes = tuple(
-        replace(
-            n,
-            start_s=timeline.starts[n.node],
-            time_s=n.time_s * rounds(draft.graph, draft.graph.node(n.node)),
-        )
-        for n in draft.nodes
+    step = arranged(draft.step)
+    starts: dict[str, float] = {}
+    times: dict[str, float] = defaultdict(float)
+    for span in (s for s in steady_spans(step) if s.instruction.op == "call"):
+        node = span.instruction.target
+        starts[node] = min(span.start_s, starts.get(node, span.start_s))
+        times[node] += span.instruction.time_s
+    return replace(
+        draft,
+        nodes=tuple(replace(n, start_s=starts[n.node], time_s=times[n.node]) for n in draft.nodes),
+        step=step,
+        evaluation=arranged(draft.evaluation) if draft.evaluation else None,
+        step_time_s=step_time_s(step),
     )
-    return replace(draft, nodes=nodes, step_time_s=max(timeline.free.values(), default=0.0))
-
-
-@dataclass
-class _Timeline:
-    """`free`: when each device has done what it was given; `starts`: when each node is first called."""
-
-    draft: Draft
-    free: dict[int, float] = field(default_factory=lambda: defaultdict[int, float](float))
-    starts: dict[str, float] = field(default_factory=dict[str, float])
-
-    def walk(self, instructions: Sequence[Instruction]) -> None:
-        ends: list[float] = []
-        for instruction in instructions:
-            ready = [ends[i] for i in instruction.after] + [self.free[d] for d in instruction.devices]
-            start = max(ready, default=0.0)
-            if instruction.op == "call":
-                self.starts.setdefault(instruction.target, start)
-            end = self._end_s(instruction, start)
-            ends.append(end)
-            self.free.update(dict.fromkeys(instruction.devices, end))
-
-    def _end_s(self, instruction: Instruction, start: float) -> float:
-        assert self.draft.step
-        if instruction.op == "loop":
-            return self._loop_end_s(instruction, start)
-        if instruction.op == "call":
-            return start + self.draft.node_plan(instruction.target).time_s
-        seconds = 0.0 if instruction.edge is None else self.draft.step.edges[instruction.edge].time_s
-        return start + seconds / max(1, instruction.every)
-
-    def _loop_end_s(self, loop: Instruction, start: float) -> float:
-        self.free.update(dict.fromkeys(loop.devices, start))
-        for _ in range(rounds(self.draft.graph, self.draft.graph.node(loop.target))):
-            self.walk(loop.body)
-        return max(self.free[d] for d in loop.devices)

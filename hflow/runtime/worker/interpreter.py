@@ -17,6 +17,7 @@ from hflow.compiler.ports import input_layout, is_replicated, output_layout, row
 from hflow.compiler.workload import token_makers
 from hflow.graph.graph import Graph, Node
 from hflow.runtime.engines.base import Call, Result
+from hflow.runtime.engines.megatron.engine import MegatronModel
 from hflow.runtime.rows import TORCH_DTYPES, Rows
 from hflow.runtime.worker.carried import Carried
 from hflow.runtime.worker.collector import Collector
@@ -92,22 +93,25 @@ class Interpreter:
                     self._carried.keep(f"{instruction.target}.{port}", step.store[handle], instruction.lag)
             case "loop":
                 self._loop(instruction, step)
-            case "call" | "transfer" | "weights":
+            case "release":
+                self._model(instruction, step).weights.release()
+            case "call" | "transfer" | "weights" | "onload" | "offload":
                 self._timed(instruction, step)
 
     def _timed(self, instruction: Instruction, step: _Step) -> None:
         if instruction.every and (step.number == 0 or step.number % instruction.every):
             return
-        self.now, started, received = instruction.target, time.time(), 0
-        if instruction.op == "call":
-            self._call(step.program.graph.node(instruction.target), instruction, step)
-        elif instruction.op == "transfer":
-            received = self._transfer(instruction, step)
-        else:
-            received = self._weights(instruction, step)
-        edges = step.program.edges
-        name = instruction.target if instruction.edge is None else edges[instruction.edge].name
-        event = {"kind": instruction.op, "name": name, "device": self.world.rank, "bytes": received}
+        self.now, started = instruction.target, time.time()
+        actions = {
+            "call": self._call,
+            "transfer": self._transfer,
+            "weights": self._weights,
+            "onload": lambda i, s: self._model(i, s).onload(),
+            "offload": lambda i, s: self._model(i, s).offload(),
+        }
+        moved = actions[instruction.op](instruction, step)
+        name = _name(instruction, step.program)
+        event = {"kind": instruction.op, "name": name, "device": self.world.rank, "bytes": moved}
         step.events.append({**event, "step": step.number, "start_s": started, "end_s": time.time()})
 
     def _loop(self, loop: Instruction, step: _Step) -> None:
@@ -125,11 +129,16 @@ class Interpreter:
             metrics = {"rounds": (float(collector.rounds), 1.0), "kept": share}
             step.measure(loop.target, Result(metrics=metrics))
 
-    def _call(self, node: Node, instruction: Instruction, step: _Step) -> None:
+    def _model(self, instruction: Instruction, step: _Step) -> MegatronModel:
+        node = step.program.graph.node(instruction.target)
+        return self.engines.model(node, self.plan.node(node.name))
+
+    def _call(self, instruction: Instruction, step: _Step) -> int:
+        node = step.program.graph.node(instruction.target)
         inputs = {port: step.store[handle] for port, handle in instruction.inputs.items()}
         if node.op == "repeat":
             step.collectors[node.name].add(inputs)
-            return
+            return 0
         plan, rank = self.plan.node(node.name), self.world.rank
         result = self.engines.of(node, plan).run(self._describe(node, plan, step), inputs)
         for output in node.outputs:
@@ -141,6 +150,7 @@ class Interpreter:
             step.measure(node.name, result)
         if speaks and node in token_makers(step.program.graph):
             step.tokens += len((result.outputs if node.op == "generate" else inputs)["tokens"].values)
+        return 0
 
     def _describe(self, node: Node, plan: NodePlan, step: _Step) -> Call:
         types = [v.type for v in (*node.inputs, *node.outputs)]
@@ -170,9 +180,18 @@ class Interpreter:
         reader = instance_of(step.program.graph.node(edge.target), edge.target_sharding)
         source = self.engines.weights(Instance(trainer, edge.source_sharding))
         target = self.engines.weights(reader)
+        if target:
+            target.allocate()
         dtype = TORCH_DTYPES[self.plan.graph.model(trainer).dtype]
         peers = self._peers[_ranks(edge.source_mesh, edge.target_mesh)]
         return move_weights(edge, self.plan.shapes[trainer], source, target, dtype, self.world, peers)
+
+
+def _name(instruction: Instruction, program: Program) -> str:
+    """The node, the edge, or ``onload NODE``: what events tell apart."""
+    if instruction.edge is not None:
+        return program.edges[instruction.edge].name
+    return instruction.target if instruction.op == "call" else f"{instruction.op} {instruction.target}"
 
 
 def _streams(graph: Graph) -> dict[str, int]:

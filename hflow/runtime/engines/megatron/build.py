@@ -16,6 +16,7 @@ from hflow.compiler.shape import ModelShape
 from hflow.runtime.engines.megatron.attention import FusedAttention
 from hflow.runtime.engines.megatron.groups import Groups
 from hflow.runtime.engines.megatron.head import replace_output_layer
+from hflow.runtime.engines.megatron.recompute import RecomputingLayer
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
@@ -100,4 +101,5 @@ def _layers(count: int) -> Any:
     parts.input_layernorm = norm
     parts.pre_mlp_layernorm = norm
     parts.self_attention.submodules.core_attention = FusedAttention
+    layer.module = RecomputingLayer
     return TransformerBlockSubmodules(layer_specs=[layer] * count, layer_norm=norm)

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from hflow.compiler.cost.strategy import PLAIN, Strategy
 from hflow.compiler.layout import Mesh
 from hflow.compiler.shape import ModelShape
 from hflow.graph.graph import Model
-from hflow.runtime.engines.base import Call, Result
+from hflow.runtime.engines.base import Call, NodeError, Result
 from hflow.runtime.engines.megatron.build import build_model
 from hflow.runtime.engines.megatron.groups import NewGroup, make_groups
 from hflow.runtime.engines.megatron.load import load_safetensors
@@ -40,6 +41,7 @@ class MegatronModel:
         tokenizer: Tokenizer,
         device: torch.device,
         train_options: Mapping[str, Any] | None = None,
+        strategy: Strategy = PLAIN,
     ):
         """Build the model and load its weights from ``model.path``. Collective over the whole world.
 
@@ -48,7 +50,7 @@ class MegatronModel:
         Args:
             rank: this process's rank in the torch.distributed world = its device id in the plan.
             new_group: makes (or remembers) the process group of some ranks.
-            train_options: options of the train node, for a model that is trained here.
+            train_options, strategy: of the train node, for a model that is trained here.
 
         Raises:
             HflowError: HF406 when the weights cannot be read.
@@ -64,17 +66,31 @@ class MegatronModel:
         fresh = load_safetensors(self.weights, model)
         if fresh and groups.reports and groups.dp.rank() == 0:
             _LOG.warning("%s: `%s` has no %s: it begins with zeros", model.name, model.path, ", ".join(fresh))
-        self.adam = None if train_options is None else Adam(self.model, groups, AdamOptions.of(train_options))
+        self.adam = None
+        if train_options is not None:
+            self.adam = Adam(self.model, groups, AdamOptions.of(train_options), strategy.zero == 1)
         self.weights.changed = False
 
     def run(self, call: Call, inputs: Mapping[str, Rows]) -> Result:
         """Execute a generate, score or train node on this rank's rows. Collective over the mesh.
 
         Raises:
-            NodeError: HF405 when training diverged; HF401 for inputs that the node cannot work on.
+            NodeError: HF405 when training diverged; HF401 for inputs that the node cannot work on, or when
+                the plan has not brought back what it put away.
         """
+        if not self.weights.present:
+            raise NodeError(call.node.name, "the weights it reads were released or offloaded")
         actions = {"generate": self._generate, "score": self._score, "train": self._train}
         return actions[call.node.op](call, inputs)
+
+    def onload(self) -> int:
+        """Bring back what `offload` put away. Returns bytes copied to the device."""
+        return self.adam.onload() if self.adam else self.weights.onload()
+
+    def offload(self) -> int:
+        """Put away what waits for the next call: the state of the optimizer of a model that is trained here,
+        else the weights. Returns bytes copied to the host."""
+        return self.adam.offload() if self.adam else self.weights.offload()
 
     def _generate(self, call: Call, inputs: Mapping[str, Rows]) -> Result:
         longest = self.shape.max_positions
@@ -100,6 +116,8 @@ class MegatronModel:
 
     def _train(self, call: Call, inputs: Mapping[str, Rows]) -> Result:
         assert self.adam is not None, f"{call.node.name}: this model was built without an optimizer"
+        if not self.adam.present:
+            raise NodeError(call.node.name, "its optimizer's state was offloaded")
         if self.weights.changed:
             self.adam.reload_weights()
             self.weights.changed = False

@@ -16,8 +16,10 @@ from megatron.core.distributed import (
 )
 from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer, get_standard_config_overrides
+from torch import Tensor
 
 from hflow.runtime.engines.megatron.groups import Groups
+from hflow.runtime.engines.megatron.host import HostMemory, drop
 
 
 @dataclass(frozen=True)
@@ -56,13 +58,19 @@ class AdamOptions:
 
 
 class Adam:
-    """The optimizer of one model on one rank. Weights must be loaded before it is made."""
+    """The optimizer of one model on one rank. Weights must be loaded before it is made.
 
-    def __init__(self, model: GPTModel, groups: Groups, options: AdamOptions):
-        buffers = DistributedDataParallelConfig(grad_reduce_in_fp32=True)
+    With `split` (ZeRO-1, arXiv:1910.02054) a rank reduces, and keeps moments and float32 copies for, its part
+    of the weights, one of as many as there are data-parallel ranks; updated weights are gathered.
+
+    Moments, float32 copies and gradients can leave the device between updates (`offload`, `onload`).
+    """
+
+    def __init__(self, model: GPTModel, groups: Groups, options: AdamOptions, split: bool = False):
+        buffers = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=split)
         self.model = DistributedDataParallel(model.config, buffers, model, pg_collection=groups.megatron)
         model.config.finalize_model_grads_func = _sum_gradients
-        config = _config(options, model.config.params_dtype)
+        config = _config(options, model.config.params_dtype, split)
         with _gathering_within(groups.mesh):
             chain: Any = get_megatron_optimizer(
                 config,
@@ -73,6 +81,9 @@ class Adam:
             )
         # Megatron chains one optimizer for dense and one for expert weights; there are only dense ones.
         (self.inner,) = chain.chained_optimizers
+        self._trains_copies = config.bf16
+        self._host = HostMemory()
+        self.present = True
 
     def zero_grad(self) -> None:
         self.model.zero_grad_buffer()
@@ -96,6 +107,38 @@ class Adam:
         """Take over weights that were written into the model (the float32 copies of bf16 weights)."""
         self.inner.reload_model_params()
 
+    def state(self) -> list[Tensor]:
+        """What this rank keeps from one update to the next: moments, and float32 copies of bf16 weights."""
+        moments = [s[key] for s in self.inner.optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
+        trained = [p for group in self.inner.param_groups for p in group["params"]]
+        return moments + (trained if self._trains_copies else [])
+
+    def offload(self) -> int:
+        """Move the state to the host's memory and drop the gradients. Returns bytes copied."""
+        if not self.present:
+            return 0
+        self.inner.zero_grad()  # forget gradients that are no views of the buffers
+        for gradients in self._gradients():
+            gradients.untyped_storage().resize_(0)
+        copied = self._host.store(self.state())
+        drop(self.state())
+        self.present = False
+        return copied
+
+    def onload(self) -> int:
+        """Bring the state back, and make room for gradients. Returns bytes copied."""
+        if self.present:
+            return 0
+        for gradients in self._gradients():
+            gradients.untyped_storage().resize_(gradients.nbytes)
+        self.present = True
+        return self._host.restore(self.state())
+
+    def _gradients(self) -> list[Tensor]:
+        """Megatron's buffers, of which the gradients of the parameters are views."""
+        buffers: Any = self.model.buffers  # not torch's method of this name
+        return [buffer.grad_data for buffer in buffers]
+
 
 @contextlib.contextmanager
 def _gathering_within(group: dist.ProcessGroup) -> Iterator[None]:
@@ -117,7 +160,7 @@ def _gathering_within(group: dist.ProcessGroup) -> Iterator[None]:
         dist.all_gather_object = everywhere
 
 
-def _config(options: AdamOptions, dtype: torch.dtype) -> OptimizerConfig:
+def _config(options: AdamOptions, dtype: torch.dtype, split: bool) -> OptimizerConfig:
     return OptimizerConfig(
         optimizer="adam",
         lr=options.lr,
@@ -128,6 +171,7 @@ def _config(options: AdamOptions, dtype: torch.dtype) -> OptimizerConfig:
         clip_grad=options.clip_grad,
         bf16=dtype == torch.bfloat16,
         params_dtype=dtype,
+        use_distributed_optimizer=split,
     )
 
 

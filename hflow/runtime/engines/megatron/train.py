@@ -22,6 +22,7 @@ from hflow.runtime.engines.megatron.groups import Groups
 from hflow.runtime.engines.megatron.logprobs import log_probs
 from hflow.runtime.engines.megatron.loss import Level, Loss
 from hflow.runtime.engines.megatron.optimizer import Adam, AdamOptions
+from hflow.runtime.engines.megatron.recompute import set_recompute
 from hflow.runtime.engines.megatron.schedule import run_schedule
 from hflow.runtime.engines.megatron.sequences import MicroBatch, Sequences, micro_batches
 from hflow.runtime.rows import Rows
@@ -103,6 +104,7 @@ class Training:
         updates = repeat.epochs * len(minibatches)
         metrics: Metrics = {}
         self.adam.model.train()
+        set_recompute(self.adam.model, self.call.plan.strategy.recompute == "full")
         for i in range(updates):
             found = self._update(minibatches[i % len(minibatches)], self.call.step * updates + i)
             for name, (total, weight) in found.items():

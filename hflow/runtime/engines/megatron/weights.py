@@ -18,20 +18,26 @@ from hflow.compiler.layout import Box, Mesh
 from hflow.compiler.shape import ModelShape
 from hflow.compiler.sharding import Sharding
 from hflow.compiler.weights import Parameter, parameters, stage_layers, weight_boxes
+from hflow.runtime.engines.megatron.host import HostMemory, drop
 
 
 @dataclass(frozen=True)
 class Place:
     """Where this rank keeps an HF parameter.
 
-    `box` is the part held (global indices). Its rows are rows ``start, start + 1, …`` of `storage`, or,
+    `box` is the part held (global indices). Its rows are rows ``start, start + 1, …`` of `parameter`, or,
     where `rows` is given, those rows of it.
     """
 
-    storage: Tensor
+    parameter: torch.nn.Parameter
     box: Box
     start: int = 0
     rows: Tensor | None = None
+
+    @property
+    def storage(self) -> Tensor:
+        """What the parameter holds now: an optimizer that is split, and an onload, put it elsewhere."""
+        return self.parameter.data
 
     def local(self, box: Box) -> Box:
         """`box` in indices of the part held."""
@@ -48,12 +54,49 @@ class Place:
 
 
 class MegatronWeights:
-    """The weights of one model on one device; `hflow.runtime.engines.base.Weights`."""
+    """The weights of one model on one device; `hflow.runtime.engines.base.Weights`.
+
+    They can give their memory back (`release`, `offload`) and take it again (`allocate`, `onload`).
+    `changed`: they were written since whoever keeps a copy of them last looked.
+    """
 
     def __init__(self, model: GPTModel, shape: ModelShape, mesh: Mesh, rank: int):
         self.places = _places(model, shape, mesh, rank)
         self.shapes = {parameter.name: parameter.shape for parameter in parameters(shape)}
         self.changed = False
+        self._parameters = {p: p.shape for p in model.parameters()}
+        self._host = HostMemory()
+        self.present = True
+
+    def release(self) -> None:
+        """Drop them: they are undefined until `allocate`d and written again."""
+        drop(self._parameters)
+        self.present = False
+
+    def allocate(self) -> None:
+        """Memory for what is to be written; nothing happens where there is some already."""
+        if self.present:
+            return
+        for parameter, shape in self._parameters.items():
+            parameter.data = parameter.data.new_empty(shape)
+        self.present = True
+
+    def offload(self) -> int:
+        """Drop them from the device, not from the host, where a copy of what they were first, or were last
+        written, stays. Returns bytes copied."""
+        if not self.present:
+            return 0
+        copied = self._host.store(self._parameters) if self.changed or not self._host else 0
+        self.changed = False
+        self.release()
+        return copied
+
+    def onload(self) -> int:
+        """Bring them back from the host, unless they are there. Returns bytes copied."""
+        if self.present:
+            return 0
+        self.present = True
+        return self._host.restore(self._parameters)
 
     def names(self) -> tuple[str, ...]:
         """HF names of the parameters present on this rank, in the order of the forward pass."""
@@ -69,7 +112,7 @@ class MegatronWeights:
 
     def read(self, name: str, box: Box) -> Tensor:
         """The values in `box` (global indices, inside this rank's part); a view where rows are contiguous."""
-        place = self.places[name]
+        place = self._present(name)
         local = place.local(box)
         if place.rows is None:
             return place.view(local)
@@ -79,7 +122,7 @@ class MegatronWeights:
 
     def write(self, name: str, box: Box, values: Tensor) -> None:
         """Set the values in `box`, converting them to the model's dtype and device."""
-        place = self.places[name]
+        place = self._present(name)
         local = place.local(box)
         self.changed = True
         if place.rows is None:
@@ -89,22 +132,25 @@ class MegatronWeights:
         target = place.storage[:, columns[0][0] : columns[0][1]] if columns else place.storage
         target.index_copy_(0, place.rows[first:last], values.to(target))
 
+    def _present(self, name: str) -> Place:
+        if not self.present:
+            raise RuntimeError(f"`{name}` is not on this device: its weights were released or offloaded")
+        return self.places[name]
+
 
 def _places(model: GPTModel, shape: ModelShape, mesh: Mesh, rank: int) -> dict[str, Place]:
     at = mesh.coordinates(rank)
     first_layer = stage_layers(shape.num_layers, mesh.pp, at["pp"]).start
-    storage = {name: p.data for name, p in model.named_parameters()}
+    held = dict(model.named_parameters())
     places: dict[str, Place] = {}
     for parameter in parameters(shape):
         box = weight_boxes(shape, Sharding(mesh), parameter).get(rank)
         if box is not None:
             fused, locate = _fused(parameter, first_layer, at["pp"] == 0)
             start, rows = locate(shape, mesh.tp)
-            device = storage[fused].device
-            places[parameter.name] = Place(
-                storage[fused], box, start, None if rows is None else rows.to(device)
-            )
-    missing = storage.keys() - {_fused(p, first_layer, at["pp"] == 0)[0] for p in parameters(shape)}
+            rows = None if rows is None else rows.to(held[fused].device)
+            places[parameter.name] = Place(held[fused], box, start, rows)
+    missing = held.keys() - {_fused(p, first_layer, at["pp"] == 0)[0] for p in parameters(shape)}
     assert not missing, f"no HF parameter for {missing}"
     return places
 

@@ -1,0 +1,199 @@
+"""PPO as HybridFlow measured it (arXiv:2409.19256, section 8): predicted and published tokens per second.
+
+    python benchmarks/paper.py [--models 7B,13B] [--gpus 8,16,32] [--save]
+
+The paper's testbed and workload: A100-80GB in hosts of 8, prompts and responses of 1,024 tokens, 1,024 rows,
+one epoch of 8 updates, four Llamas of one size in bf16. Each system is a way to plan the same graph on the
+same cost model; nothing is fitted to the published figures:
+
+- hflow: what `hflow compile` finds; HybridFlow: its Algorithms 1 and 2, with an engine that wakes up;
+- DeepSpeed-Chat: all models on all GPUs, ZeRO-3, generation with tensor parallelism inside hosts;
+- OpenRLHF: each model on GPUs of its own, ZeRO-3, generation by vLLM on yet others;
+- NeMo-Aligner: actor and reference on one half, critic and reward on the other, generation in the layout of
+  training and without a KV cache.
+
+Published figures (figure 9, read from pixels) exist up to 32 GPUs; hflow is set beside HybridFlow's. The last
+line is one JSON object; with --save it also goes to benchmarks/results/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import datetime
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import hflow
+from hflow.compiler.cluster import Cluster
+from hflow.compiler.cluster_file import load_cluster
+from hflow.compiler.compile import compile_graph
+from hflow.compiler.cost.flops import forward_flops
+from hflow.compiler.cost.generation import wake_up_s
+from hflow.compiler.cost.memory import kv_cache_bytes
+from hflow.compiler.named_shapes import NAMED_SHAPES
+from hflow.compiler.plan import Plan
+from hflow.compiler.planner.options import Planner, PlannerOptions
+from hflow.diagnostics import HflowError
+from hflow.graph.graph import Graph
+
+ROOT = Path(__file__).resolve().parent.parent
+PROMPT, RESPONSE, ROWS, UPDATES = 1024, 1024, 1024, 8
+SMALLEST = {"7B": 8, "13B": 16, "34B": 32, "70B": 64}  # the paper's
+GPUS = (8, 16, 32, 64, 96, 128)
+PLANNERS: Mapping[str, Planner] = {
+    "hflow": "exact",
+    "hybridflow": "hybridflow",
+    "dschat": "deepspeed-chat",
+    "openrlhf": "openrlhf",
+    "nemo": "nemo-aligner",
+}
+NOTHING_FITS = ("HF304", "HF305")
+Figures = Mapping[tuple[str, int, str], float]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Tokens per second; `predicted` is None where nothing fits, `published` where there is no figure."""
+
+    model: str
+    gpus: int
+    system: str
+    predicted: float | None
+    published: float | None
+
+    @property
+    def error(self) -> float | None:
+        if self.predicted is None or self.published is None:
+            return None
+        return self.predicted / self.published - 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The paper's comparison, by simulation.")
+    parser.add_argument("--models", default=",".join(SMALLEST), help="which of 7B,13B,34B,70B")
+    parser.add_argument("--gpus", default=",".join(map(str, GPUS)), help="numbers of GPUs")
+    parser.add_argument("--save", action="store_true", help="also write results/paper-DATE.json")
+    options = parser.parse_args()
+    models, gpus = options.models.split(","), [int(n) for n in options.gpus.split(",")]
+    found = [p for model in models for n in gpus if n >= SMALLEST[model] for p in predictions(model, n)]
+    print_table(found)
+    line = json.dumps(report(found))
+    if options.save:
+        date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
+        (ROOT / f"benchmarks/results/paper-{date}.json").write_text(line + "\n")
+    print(line)
+
+
+def predictions(model: str, gpus: int) -> list[Prediction]:
+    """Every system's, for the four models of one size."""
+    graph, cluster, figures = ppo(model), load_cluster(ROOT / f"clusters/a100x{gpus}.yaml"), published()
+    return [
+        Prediction(
+            model,
+            gpus,
+            system,
+            tokens_per_s(graph, cluster, planner),
+            figures.get((model, gpus, "hybridflow" if system == "hflow" else system)),
+        )
+        for system, planner in PLANNERS.items()
+    ]
+
+
+def ppo(model: str) -> Graph:
+    """`algorithms/ppo.yaml` at the paper's size."""
+    shape = f"shape:llama-{model.lower()}"
+    sizes = {
+        "model": shape,
+        "reward_model": shape,
+        "batch": ROWS,
+        "minibatch": ROWS // UPDATES,
+        "max_new_tokens": RESPONSE,
+        "holdout": ROWS,
+    }
+    overrides = [f"params.{name}={value}" for name, value in sizes.items()]
+    overrides += [f"models.{name}.dtype=bf16" for name in ("actor", "critic", "ref", "reward")]
+    return hflow.load(
+        ROOT / "algorithms/ppo.yaml", [*overrides, f"nodes.prompts.with.max_prompt_tokens={PROMPT}"]
+    )
+
+
+def tokens_per_s(graph: Graph, cluster: Cluster, planner: Planner) -> float | None:
+    """Of the planner's plan; None where nothing fits."""
+    try:
+        plan = compile_graph(graph, cluster, options=PlannerOptions(planner=planner))
+    except HflowError as error:
+        if all(d.code in NOTHING_FITS for d in error.diagnostics):
+            return None
+        raise
+    sleeps = _wake_up_s(plan) if planner == "hybridflow" else 0.0
+    return plan.tokens_per_step / (plan.step_time_s + sleeps)
+
+
+def _wake_up_s(plan: Plan) -> float:
+    """HybridFlow's engine brings its weights and the cache of a wave back from the host for each rollout."""
+    rollout, shape = plan.node("rollout"), plan.shapes["actor"]
+    cache = kv_cache_bytes(shape, "bf16", rollout.micro_batch * (PROMPT + RESPONSE), rollout.mesh)
+    return wake_up_s(shape, "bf16", rollout.mesh, cache, plan.cluster)
+
+
+def published() -> Figures:
+    lines = (ROOT / "benchmarks/data/ppo_small.csv").read_text().splitlines()
+    rows = csv.DictReader(line for line in lines if not line.startswith("#"))
+    systems = [system for system in PLANNERS if system != "hflow"]
+    return {(r["model"], int(r["gpus"]), system): float(r[system]) for r in rows for system in systems}
+
+
+def print_table(found: Sequence[Prediction]) -> None:
+    """Predicted tokens/s, with the error where a figure is published; a dash where nothing fits."""
+    print(f"{'':14}" + "".join(f"{system:>18}" for system in PLANNERS))
+    width = len(PLANNERS)
+    for row in (found[i : i + width] for i in range(0, len(found), width)):
+        label = f"{row[0].model:>5} {row[0].gpus:>4} GPUs"
+        print(label + "".join(f"{_cell(p):>18}" for p in row))
+
+
+def _cell(p: Prediction) -> str:
+    if p.predicted is None:
+        return "-"
+    return f"{p.predicted:,.0f}" + (f" ({p.error:+.0%})" if p.error is not None else "")
+
+
+def report(found: Iterable[Prediction]) -> dict[str, Any]:
+    """Mean absolute errors in percent by system, and all predictions."""
+    predictions = list(found)
+    by_system = {s: [p.error for p in predictions if p.system == s] for s in PLANNERS}
+    errors = {s: [abs(e) for e in values if e is not None] for s, values in by_system.items()}
+    rows = [asdict(p) | {"error": p.error} for p in predictions]
+    return {
+        "benchmark": "paper",
+        "mape": {s: round(100 * mean(values), 2) for s, values in errors.items() if values},
+        "nemo_share_of_peak": {
+            f"{p.model}@{p.gpus}": round(uncached_share_of_peak(p), 2)
+            for p in predictions
+            if p.system == "nemo" and p.published
+        },
+        "predictions": [{k: _rounded(v) for k, v in row.items()} for row in rows],
+    }
+
+
+def uncached_share_of_peak(p: Prediction) -> float:
+    """The share of all GPUs' peak FLOP/s that generation alone takes at the published throughput, if each new
+    token reads all before it again. Above 1 it cannot be so."""
+    assert p.published
+    shape, tokens = NAMED_SHAPES[f"llama-{p.model.lower()}"], ROWS * RESPONSE * (PROMPT + RESPONSE / 2)
+    seconds = ROWS * (PROMPT + RESPONSE) / p.published
+    peak = load_cluster(ROOT / f"clusters/a100x{p.gpus}.yaml").device.flops * p.gpus
+    return forward_flops(shape, tokens, PROMPT / 2 + RESPONSE / 4) / seconds / peak
+
+
+def _rounded(value: Any) -> Any:
+    return round(value, 4) if isinstance(value, float) else value
+
+
+if __name__ == "__main__":
+    main()

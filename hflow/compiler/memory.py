@@ -1,0 +1,125 @@
+"""Memory over time: what lies on a device while each node runs there.
+
+While a node runs, a device holds what stays of every model (frozen weights; a trained model's weights,
+gradients and optimizer; older weights that a reader keeps), and what the node itself needs: its working set,
+what it has onloaded, and its own copy of weights that are trained elsewhere, which comes before its first
+reader and is dropped after its last.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from hflow.compiler.cost.memory import weight_bytes
+from hflow.compiler.draft import Draft
+from hflow.compiler.instances import Instance, instance_of
+from hflow.compiler.plan import DeviceMemory, Instruction, NodePlan, Program
+from hflow.compiler.tasks import device_classes
+
+Moment = tuple[int, str]  # a node runs: of the step (0) or of the evaluation (1), its name
+Part = tuple[str, int]  # a label, and bytes
+
+
+def device_memory(
+    draft: Draft, nodes: Iterable[NodePlan], programs: Sequence[Program] = ()
+) -> tuple[DeviceMemory, ...]:
+    """The peak of every class of devices that are in the same meshes, and the node that runs then.
+
+    Args:
+        programs: of the step and the evaluation, in their final order. They tell which copies of weights
+            wait for another reader while a node runs; without them, none does.
+    """
+    plans = {n.node: n for n in nodes}
+    users = _users(draft, plans)
+    waiting = [copy for number, p in enumerate(programs) for copy in _copies_waiting(number, p, plans)]
+    held = [_held(draft, i, own, {at for copy, at in waiting if copy == i}) for i, own in users.items()]
+    meshes = list(dict.fromkeys(i.mesh.devices for i in users))
+    found: list[DeviceMemory] = []
+    for devices, member_of in device_classes(meshes).items():
+        here = [h for h in held if meshes.index(h.instance.mesh.devices) in member_of]
+        runs = {at: plan for h in here for at, plan in users[h.instance].items()}
+        parts = {at: _parts(here, at, plan) for at, plan in sorted(runs.items())}
+        worst = max(parts, key=lambda at: sum(parts[at].values()))
+        capacity = min(draft.cluster.kind(d).usable_bytes for d in devices)
+        peak = sum(parts[worst].values())
+        found.append(DeviceMemory(devices, peak, capacity, dict(parts[worst]), worst[1]))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class _Held:
+    """What of an instance lies on its devices: `more` at some `moments`, `stays` at all others."""
+
+    instance: Instance
+    stays: Part
+    more: Part
+    moments: frozenset[Moment]
+
+    def at(self, moment: Moment) -> Part:
+        return self.more if moment in self.moments else self.stays
+
+
+def _users(draft: Draft, plans: Mapping[str, NodePlan]) -> dict[Instance, dict[Moment, NodePlan]]:
+    """The plans of the nodes that use each instance."""
+    users: dict[Instance, dict[Moment, NodePlan]] = {}
+    for number, graph in enumerate(g for g in (draft.graph, draft.evaluation_graph) if g):
+        for node in (n for n in graph.nodes if n.model):
+            plan = plans[node.name]
+            users.setdefault(instance_of(node, plan.sharding), {})[number, node.name] = plan
+    return users
+
+
+def _held(
+    draft: Draft, instance: Instance, users: Mapping[Moment, NodePlan], waiting: Iterable[Moment]
+) -> _Held:
+    """`waiting`: moments at which it is there for a reader that comes later."""
+    first = next(iter(users.values()))
+    what = draft.shapes[instance.model], draft.graph.model(instance.model).dtype, instance.mesh
+    trainings = {at: plan for at, plan in users.items() if plan.kind == "train"}
+    strategy = next(iter(trainings.values()), first).strategy
+    weights, nothing = ("weights", weight_bytes(*what, False, strategy)), ("weights", 0)
+    if trainings:
+        state = "weights, gradients, Adam", weight_bytes(*what, True, strategy)
+        offloaded = all(plan.offload for plan in trainings.values())
+        return _Held(instance, weights if offloaded else state, state, frozenset(trainings))
+    if instance.lag:
+        older = "older weights", weights[1]
+        return _Held(instance, older, older, frozenset())
+    if draft.graph.trainers(instance.model):
+        return _Held(instance, nothing, weights, frozenset({*users, *waiting}))
+    offloaded = all(plan.offload for plan in users.values())
+    return _Held(instance, nothing if offloaded else weights, weights, frozenset(users))
+
+
+def _parts(here: Sequence[_Held], moment: Moment, plan: NodePlan) -> Counter[str]:
+    """What lies on a device with the instances `here` while the node of `plan` runs, by label."""
+    parts: Counter[str] = Counter()
+    for held in here:
+        label, size = held.at(moment)
+        parts[f"{held.instance.model} {label} ({held.instance.mesh})"] += size
+    parts[f"{plan.node} working set"] += plan.memory_bytes
+    return +parts
+
+
+def _copies_waiting(
+    number: int, program: Program, plans: Mapping[str, NodePlan]
+) -> Iterator[tuple[Instance, Moment]]:
+    """Copies of weights that have come and are not yet released, with the nodes that run meanwhile."""
+    released = {i.target for i in program.instructions if i.op == "release"}
+    alive: dict[str, Instance] = {}
+    for instruction in program.instructions:
+        target = instruction.target
+        if instruction.op == "weights" and target in released:
+            alive[target] = instance_of(program.graph.node(target), plans[target].sharding)
+        elif instruction.op == "release":
+            del alive[target]
+        yield from ((copy, (number, name)) for name in _called(instruction) for copy in alive.values())
+
+
+def _called(instruction: Instruction) -> list[str]:
+    """The nodes that an instruction calls, in a loop those of its body."""
+    if instruction.op == "loop":
+        return [name for inner in instruction.body for name in _called(inner)]
+    return [instruction.target] if instruction.op == "call" else []

@@ -1,0 +1,32 @@
+"""What the user may ask of the planner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Placement = Literal["auto", "colocate", "split", "standalone"]
+Planner = Literal["exact", "exhaustive", "hybridflow", "deepspeed-chat", "openrlhf", "nemo-aligner"]
+PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
+PLANNERS: tuple[Planner, ...] = get_args(Planner)
+
+
+@dataclass(frozen=True)
+class PlannerOptions:
+    """What is searched, and how.
+
+    `placement`: ``colocate`` puts all models on the same devices, ``split`` those with an `lm` head apart
+    from those with a `scalar` one, ``standalone`` each on its own; ``auto`` tries every partition.
+
+    `planner`: ``exact`` is branch and bound; ``exhaustive`` prices all plans; ``hybridflow`` is Algorithms 1
+    and 2 of arXiv:2409.19256 as published; the others are the fixed plans of other systems.
+
+    `budget_s`: seconds after which ``exact`` returns the best plan so far, with the gap that is left.
+    """
+
+    placement: Placement = "auto"
+    planner: Planner = "exact"
+    budget_s: float = 60.0
+
+
+DEFAULTS = PlannerOptions()

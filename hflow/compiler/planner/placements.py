@@ -1,0 +1,86 @@
+"""Which models share devices, and how many devices each set of them gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from hflow.compiler.planner.options import Placement
+from hflow.graph.graph import Graph
+
+Partition = tuple[tuple[str, ...], ...]  # sets of models
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Each set of a partition on `counts` devices in a row, from `firsts` on."""
+
+    partition: Partition
+    counts: tuple[int, ...]
+
+    @property
+    def firsts(self) -> tuple[int, ...]:
+        """Larger sets come first, so that none lies across hosts without need."""
+        order = sorted(range(len(self.counts)), key=lambda i: (-self.counts[i], i))
+        firsts, first = [0] * len(order), 0
+        for i in order:
+            firsts[i] = first
+            first += self.counts[i]
+        return tuple(firsts)
+
+
+def partitions(graph: Graph, models: Sequence[str], placement: Placement) -> Iterator[Partition]:
+    """The partitions of `models` that `placement` admits; few sets first."""
+    if placement == "colocate":
+        yield (tuple(models),)
+    elif placement == "standalone":
+        yield tuple((m,) for m in models)
+    elif placement == "split":
+        yield from _split(graph, models)
+    else:
+        yield from sorted(_all(tuple(models)), key=len)
+
+
+def _split(graph: Graph, models: Sequence[str]) -> Iterator[Partition]:
+    """Models with an ``lm`` head apart from those with a scalar one; where all are alike, any two sets."""
+    language = tuple(m for m in models if graph.model(m).head == "lm")
+    others = tuple(m for m in models if m not in language)
+    if language and others:
+        yield language, others
+    else:
+        yield from (p for p in _all(tuple(models)) if len(p) == 2)
+
+
+def _all(models: tuple[str, ...]) -> Iterator[Partition]:
+    """All set partitions: the last model joins a set of the others', or is alone."""
+    if not models:
+        yield ()
+        return
+    *others, last = models
+    for partition in _all(tuple(others)):
+        for number, members in enumerate(partition):
+            yield *partition[:number], (*members, last), *partition[number + 1 :]
+        yield *partition, (last,)
+
+
+def allocations(
+    partition: Partition, sizes: Sequence[Sequence[int]], total: int, worth: Callable[[int, int], bool]
+) -> Iterator[Allocation]:
+    """All ways to give each set of `partition` one of its `sizes` (ascending), `total` devices at most.
+
+    Args:
+        worth: whether a set, by number, may have so many devices in a plan better than the best known one.
+    """
+    least = [next((n for n in options if worth(i, n)), total + 1) for i, options in enumerate(sizes)]
+
+    def extend(counts: tuple[int, ...], left: int) -> Iterator[Allocation]:
+        number = len(counts)
+        if number == len(partition):
+            yield Allocation(partition, counts)
+            return
+        rest = sum(least[number + 1 :])
+        for count in sizes[number]:
+            if count + rest <= left and worth(number, count):
+                yield from extend((*counts, count), left - count)
+
+    yield from extend((), total)

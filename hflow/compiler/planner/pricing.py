@@ -1,0 +1,146 @@
+"""The options of one unit on one mesh: what stays on a device, what a node needs there, and for how long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Literal
+
+from hflow.compiler.cluster import Cluster
+from hflow.compiler.cost.comm import host_transfer_s
+from hflow.compiler.cost.compute import node_time_s
+from hflow.compiler.cost.memory import optimizer_bytes, weight_bytes, working_bytes
+from hflow.compiler.cost.strategy import Strategy
+from hflow.compiler.layout import Mesh
+from hflow.compiler.pins import Pin
+from hflow.compiler.planner.unit import Option, Unit, Way, Ways
+from hflow.compiler.shape import ModelShape
+from hflow.compiler.workload import Workload
+from hflow.graph.graph import Model, Node
+
+RECOMPUTE: tuple[Literal["none", "full"], ...] = ("none", "full")
+
+
+@dataclass(frozen=True)
+class Pricing:
+    """Prices a unit; `works`: the workload of each of its nodes; `pins`: those of its nodes."""
+
+    unit: Unit
+    model: Model
+    shape: ModelShape
+    works: tuple[Workload, ...]
+    pins: tuple[Pin, ...]
+    cluster: Cluster
+
+    def options(self, mesh: Mesh) -> list[Option]:
+        """Those that fit into a device's memory and that no other on the same mesh beats in every respect."""
+        found: list[Option] = []
+        for strategy in self._strategies(mesh):
+            ways = tuple(self._ways(n, w, mesh, strategy) for n, w in zip(self.unit.nodes, self.works))
+            if all(w.ways for w in ways):
+                found += self._resident_or_not(mesh, strategy, ways)
+        return _undominated(found)
+
+    def _strategies(self, mesh: Mesh) -> Iterator[Strategy]:
+        """ZeRO-1 where there is anything to split; experts over parts of dp."""
+        zeros: set[Literal[0, 1, 3]] = {p.zero for p in self.pins if p.zero is not None}
+        if not zeros:
+            zeros = {0, 1} if self.unit.role == "train" and mesh.dp > 1 else {0}
+        experts = self.shape.moe.num_experts if self.shape.moe else 1
+        parts = {p.ep for p in self.pins if p.ep} or range(1, mesh.dp + 1)
+        for ep in (ep for ep in parts if mesh.dp % ep == 0 and experts % ep == 0):
+            yield from (Strategy(zero=zero, ep=ep) for zero in sorted(zeros))
+
+    def _resident_or_not(self, mesh: Mesh, strategy: Strategy, ways: tuple[Ways, ...]) -> Iterator[Option]:
+        sizes = mesh.pp, mesh.dp, mesh.tp
+        weights = weight_bytes(self.shape, self.model.dtype, mesh, False, strategy)
+        if self.unit.role in ("generate", "score"):
+            idle, copy = (weights, 0) if self.unit.lag else (0, weights)
+            yield from self._fitting(Option(*sizes, strategy, False, idle, copy, 0, 0.0, ways))
+            return
+        state, moved = weights, weights
+        if self.unit.role == "train":
+            state = weight_bytes(self.shape, self.model.dtype, mesh, True, strategy)
+            moved = optimizer_bytes(self.shape, self.model.dtype, mesh, strategy)
+        for offload in self._offloads():
+            if not offload:
+                yield from self._fitting(Option(*sizes, strategy, False, state, 0, 0, 0.0, ways))
+                continue
+            trains = self.unit.role == "train"
+            swap_s = host_transfer_s(moved, self.cluster) * (2 if trains else 1)
+            idle = weights if trains else 0
+            extra = tuple(_more(w, state - idle) for w in ways)
+            yield from self._fitting(Option(*sizes, strategy, True, idle, 0, state - idle, swap_s, extra))
+
+    def _offloads(self) -> Sequence[bool]:
+        pinned = {p.offload for p in self.pins if p.offload is not None}
+        if pinned:
+            return sorted(pinned)
+        return (False, True) if self.cluster.host_link and not self.model.refresh else (False,)
+
+    def _fitting(self, option: Option) -> Iterator[Option]:
+        """The option without the ways that cannot fit."""
+        limit = self.cluster.device.usable_bytes - option.idle_bytes
+        ways = tuple(Ways(tuple(w for w in each.ways if w.need_bytes <= limit)) for each in option.ways)
+        if all(each.ways for each in ways):
+            yield replace(option, ways=ways)
+
+    def _ways(self, node: Node, work: Workload, mesh: Mesh, strategy: Strategy) -> Ways:
+        shape, dtype = self.shape, self.model.dtype
+        capacity = self.cluster.device.usable_bytes
+        found: list[Way] = []
+        pin = next((p for p in self.pins if p.node == node.name), None)
+        for recompute in RECOMPUTE if node.op == "train" else RECOMPUTE[:1]:
+            if pin and pin.recompute is not None and pin.recompute != (recompute == "full"):
+                continue
+            chosen = replace(strategy, recompute=recompute)
+            for micro in _micro_batches(work, mesh) if not (pin and pin.micro) else (pin.micro,):
+                need = working_bytes(node.op, shape, dtype, work, mesh, micro, chosen)
+                if need <= capacity:
+                    time_s = node_time_s(node.op, shape, dtype, work, mesh, micro, self.cluster, chosen)
+                    found.append(Way(need, time_s, micro, recompute))
+        return Ways(tuple(_frontier(found)))
+
+
+def _micro_batches(work: Workload, mesh: Mesh) -> list[int]:
+    """Rows per pass of one replica: the whole share, and halves of it, in whole groups (the samples of a
+    prompt, or what a loss sees together)."""
+    share, unit = (work.rows_per_update or work.rows) // mesh.dp, max(work.samples, work.group)
+    sizes = {max(unit, ceil(share / 2**i)) for i in range(share.bit_length())}
+    return sorted({size - size % unit for size in sizes}, reverse=True)
+
+
+def _more(ways: Ways, size: int) -> Ways:
+    return Ways(tuple(replace(w, need_bytes=w.need_bytes + size) for w in ways.ways))
+
+
+def _frontier(ways: Iterable[Way]) -> Iterator[Way]:
+    """By rising need, those that are faster than all that need less."""
+    best = float("inf")
+    for way in sorted(ways, key=lambda w: (w.need_bytes, w.time_s, -w.micro_batch)):
+        if way.time_s < best:
+            best = way.time_s
+            yield way
+
+
+def _undominated(options: Sequence[Option]) -> list[Option]:
+    kept: list[Option] = []
+    for option in options:
+        if not any(_beats(other, option) for other in kept):
+            kept = [other for other in kept if not _beats(option, other)] + [option]
+    return kept
+
+
+def _beats(one: Option, other: Option) -> bool:
+    """Whether `one` is no worse in every respect; both are on one mesh."""
+    if one.idle_bytes > other.idle_bytes or one.copy_bytes > other.copy_bytes:
+        return False
+    if one.strategy.ep != other.strategy.ep or (one.strategy.zero == 3) != (other.strategy.zero == 3):
+        return False  # their weights lie elsewhere
+    swap_s = one.swap_s - other.swap_s
+    for mine, theirs in zip(one.ways, other.ways):
+        pairs = ((mine.fastest(way.need_bytes), way) for way in theirs.ways)
+        if any(fast is None or fast.time_s + swap_s > way.time_s for fast, way in pairs):
+            return False
+    return True

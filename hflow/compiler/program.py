@@ -1,0 +1,119 @@
+"""Put a program's instructions into the order in which the workers walk through them.
+
+That of `timeline.arrange`, but a node's onload, call and offload stay together; who reads a copy of weights
+that lasts for this step only runs soon, so that others can have the memory; and what only keeps or drops
+comes as soon as it can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from hflow.compiler.plan import Instruction, Program
+from hflow.compiler.spans import loop_time_s
+from hflow.compiler.tasks import TIMELESS, tasks
+from hflow.compiler.timeline import Task, arrange
+from hflow.graph.graph import Graph
+
+Block = tuple[int, ...]  # positions of instructions that run one directly after the other
+
+
+def arranged(program: Program) -> Program:
+    """The program in the order of list scheduling, bodies of loops too, with frees and the loops' times."""
+    return replace(program, instructions=_arranged(program.graph, program.instructions))
+
+
+def _arranged(graph: Graph, instructions: Sequence[Instruction]) -> tuple[Instruction, ...]:
+    timed = [_with_rounds(graph, i) if i.op == "loop" else i for i in instructions]
+    blocks = list(_blocks(timed))
+    return _with_frees(timed, _eager_first(timed, blocks, _order(timed, blocks)))
+
+
+def _with_rounds(graph: Graph, loop: Instruction) -> Instruction:
+    loop = replace(loop, body=_arranged(graph, loop.body))
+    return replace(loop, time_s=loop_time_s(graph, loop))
+
+
+def _blocks(instructions: Sequence[Instruction]) -> Iterator[Block]:
+    start = 0
+    for position, instruction in enumerate(instructions):
+        more = instructions[position + 1 : position + 2]
+        glued = instruction.op == "onload" or bool(more and more[0].op == "offload")
+        if not glued:
+            yield tuple(range(start, position + 1))
+            start = position + 1
+
+
+def _order(instructions: Sequence[Instruction], blocks: Sequence[Block]) -> list[Block]:
+    """The blocks as list scheduling orders them."""
+    number_of = {position: number for number, block in enumerate(blocks) for position in block}
+    single = tasks(instructions)
+    together: list[Task] = []
+    for number, block in enumerate(blocks):
+        after = {number_of[before] for position in block for before in single[position].after} - {number}
+        seconds = sum(single[position].time_s for position in block)
+        together.append(Task(seconds, single[block[0]].resources, tuple(sorted(after))))
+    return [blocks[number] for number in arrange(together)]
+
+
+def _eager_first(
+    instructions: Sequence[Instruction], blocks: Sequence[Block], order: Sequence[Block]
+) -> list[Block]:
+    """The blocks in `order`, but the eager ones as soon as all is done that they wait for."""
+    eager = _eager(instructions, blocks)
+    out = _ripe(eager, set())
+    done = {position for block in out for position in block}
+    for block in (b for b in order if b not in eager):
+        done.update(block)
+        out.append(block)
+        while ripe := [b for b in _ripe(eager, done) if b[0] not in done]:
+            done.update(position for b in ripe for position in b)
+            out += ripe
+    return out
+
+
+def _ripe(eager: Mapping[Block, set[int]], done: set[int]) -> list[Block]:
+    return [block for block, before in eager.items() if before <= done]
+
+
+def _eager(instructions: Sequence[Instruction], blocks: Sequence[Block]) -> dict[Block, set[int]]:
+    """What only keeps or drops, and who reads a copy that is then released, with what each waits for. A copy
+    comes when all else is there that its first reader needs (`lower_edges`), so that one runs directly."""
+    used = {position for i in instructions if i.op == "release" for position in i.after}
+    readers = {position for position in used if instructions[position].op != "weights"}
+    return {
+        block: set(instructions[block[0]].after)
+        for block in blocks
+        if instructions[block[0]].op in TIMELESS or not readers.isdisjoint(block)
+    }
+
+
+def _with_frees(instructions: Sequence[Instruction], blocks: Sequence[Block]) -> tuple[Instruction, ...]:
+    """The instructions in the order of `blocks`; after the block that uses a handle last, one that drops it
+    everywhere."""
+    users: dict[str, list[int]] = {}
+    last: dict[str, Block] = {}
+    for block in blocks:
+        for position in block:
+            i = instructions[position]
+            for handle in dict.fromkeys((*i.inputs.values(), *i.outputs.values())):
+                users.setdefault(handle, []).append(position)
+                last[handle] = block
+    dead: dict[Block, list[str]] = {}
+    for handle in sorted(last):
+        dead.setdefault(last[handle], []).append(handle)
+    out: list[Instruction] = []
+    moved: dict[int, int] = {}  # from positions in the given list to those in the new one
+    for block in blocks:
+        for position in block:
+            moved[position] = len(out)
+            after = sorted(moved[before] for before in instructions[position].after)
+            out.append(replace(instructions[position], after=tuple(after)))
+        if handles := dead.get(block):
+            used = {user for handle in handles for user in users[handle]}
+            devices = tuple(sorted({d for user in used for d in instructions[user].devices}))
+            after = tuple(sorted(moved[user] for user in used))
+            target = instructions[block[-1]].target
+            out.append(Instruction("free", target, devices, dict(zip(handles, handles)), after=after))
+    return tuple(out)

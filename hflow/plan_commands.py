@@ -1,0 +1,259 @@
+"""The commands that make plans, show them and run them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from hflow.arguments import (
+    DEFAULT_CLUSTER,
+    ClusterFile,
+    Files,
+    GraphFile,
+    Overrides,
+    Pins,
+    load_graph,
+    width,
+    write_text,
+)
+from hflow.compiler.planner.options import DEFAULTS, Placement, Planner, PlannerOptions
+from hflow.diagnostics import Diagnostic, HflowError
+
+AfterPass = Literal["weight_edges", "candidates", "place", "lower_edges", "schedule", "check_memory", "all"]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the plan's table as one JSON object.")]
+Ascii = Annotated[bool, typer.Option("--ascii", help="Print no sign outside ASCII.")]
+Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page with pictures.")]
+Trace = Annotated[
+    Path | None, typer.Option("--trace", metavar="FILE", help="Write three steps for ui.perfetto.dev.")
+]
+
+
+class Workers(StrEnum):
+    ray = "ray"
+    inline = "inline"
+
+
+def compile_command(
+    graph: GraphFile,
+    cluster: ClusterFile = None,
+    pin: Pins = None,
+    file: Files = None,
+    set_: Overrides = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the plan to this file.")
+    ] = None,
+    as_json: AsJson = False,
+    html: Html = None,
+    trace: Trace = None,
+    ascii_only: Ascii = False,
+    placement: Annotated[
+        Placement,
+        typer.Option(help="Models on the same devices, in two groups, or each apart; auto tries every way."),
+    ] = DEFAULTS.placement,
+    planner: Annotated[
+        Planner,
+        typer.Option(help="exact: branch and bound. exhaustive prices all plans. Others: to compare."),
+    ] = DEFAULTS.planner,
+    budget: Annotated[
+        float, typer.Option(min=0.0, metavar="SECONDS", help="Then take the best plan that was found.")
+    ] = DEFAULTS.budget_s,
+    diff: Annotated[
+        Path | None, typer.Option("--diff", metavar="PLAN", help="Tell what differs from this plan.")
+    ] = None,
+    explain: Annotated[
+        str | None, typer.Option("--explain", metavar="NODE", help="Tell what else the node could have had.")
+    ] = None,
+    print_after: Annotated[
+        AfterPass | None, typer.Option("--print-after", help="Print what a pass of the compiler has made.")
+    ] = None,
+) -> None:
+    """Show who runs where, what moves, how long it takes and whether it fits. Needs no GPU."""
+    if as_json and (explain or print_after or diff):
+        raise typer.BadParameter("--json prints one object: leave out --explain, --print-after and --diff")
+    options = PlannerOptions(placement, planner, budget)
+    loaded = load_graph(graph, file, set_)
+    machines = _cluster(cluster)
+    old = _read(diff) if diff else _former(output, loaded.name)
+    started = time.perf_counter()
+    plan = _plan(loaded, machines, pin, options, _printer(print_after, ascii_only))
+    seconds = time.perf_counter() - started
+    written = _write(plan, output, html, trace)
+    if as_json:
+        _print_json(plan, seconds)
+        return
+    _print_plan(plan, ascii_only)
+    _print_changes(old, plan, ascii_only)
+    if explain:
+        _explain(loaded, machines, pin, options, explain, ascii_only)
+    print(written, end="")
+
+
+def explain_command(
+    plan: Annotated[
+        Path, typer.Argument(help="A plan, as `hflow compile -o` writes it.", show_default=False)
+    ],
+    analyze: Annotated[
+        Path | None,
+        typer.Option("--analyze", metavar="RUN", help="A run folder: put what was measured beside it."),
+    ] = None,
+    html: Html = None,
+    trace: Trace = None,
+    as_json: AsJson = False,
+    ascii_only: Ascii = False,
+) -> None:
+    """Print a plan again; with a run of it, predicted and measured times."""
+    from hflow.view.measured import read_metrics
+    from hflow.view.terminal import measured_text
+
+    found = _read(plan)
+    metrics = read_metrics(analyze, found) if analyze else ()
+    written = _write(found, None, html, trace)
+    if as_json:
+        _print_json(found, 0.0, metrics)
+        return
+    _print_plan(found, ascii_only)
+    if analyze:
+        _say("\n" + measured_text(found, metrics, width()), ascii_only)
+    print(written, end="")
+
+
+def exec_command(
+    graph: Annotated[Path, typer.Argument(help="A graph file, or a plan.json that is executed as it is.")],
+    cluster: ClusterFile = None,
+    pin: Pins = None,
+    file: Files = None,
+    set_: Overrides = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Folder to fill; default runs/NAME-TIME.")] = None,
+    address: Annotated[
+        str | None, typer.Option(help="Join this Ray cluster instead of starting one.")
+    ] = None,
+    workers: Annotated[Workers, typer.Option(help="inline: one worker in this process.")] = Workers.ray,
+) -> None:
+    """Run a graph (or a plan) to its end, and leave a run folder with metrics, report and trained models."""
+    if graph.suffix == ".json":
+        plan = _only_plan(graph, cluster, pin, file, set_)
+    else:
+        plan = _plan(load_graph(graph, file, set_), _cluster(cluster), pin, DEFAULTS)
+    from hflow.runtime.execute import execute
+
+    run = execute(plan, run_dir=run_dir, address=address, workers=workers.value)
+    print(f"run folder  {run.folder}")
+
+
+def _cluster(name: str | None) -> Any:
+    from hflow.compiler.cluster_file import load_cluster
+
+    return load_cluster(name or DEFAULT_CLUSTER)
+
+
+def _plan(
+    graph: Any,
+    cluster: Any,
+    pins: Sequence[str] | None,
+    options: PlannerOptions,
+    after: Callable[[str, Any], None] | None = None,
+) -> Any:
+    from hflow.compiler.compile import compile_graph
+
+    return compile_graph(graph, cluster, pins or (), options, after)
+
+
+def _read(path: Path) -> Any:
+    from hflow.compiler.plan import load_plan
+
+    return load_plan(path)
+
+
+def _only_plan(path: Path, *given: str | Sequence[Any] | None) -> Any:
+    if any(given):
+        message = "--cluster, --pin, -f and --set are for graphs; a plan is executed as it is"
+        raise HflowError(Diagnostic("HF306", message, help="compile the graph with them"))
+    return _read(path)
+
+
+def _former(output: Path | None, graph: str) -> Any:
+    """The plan of the same graph that is about to be overwritten; None if there is none that can be read."""
+    from hflow.compiler.plan import is_plan
+
+    if not output or not is_plan(output):
+        return None
+    try:
+        old = _read(output)
+    except HflowError:  # of another version: nobody asked for a comparison
+        return None
+    return old if old.graph.name == graph else None
+
+
+def _printer(name: AfterPass | None, ascii_only: bool) -> Callable[[str, Any], None] | None:
+    """Called with each pass and what it has made."""
+    from hflow.view.drafts import draft_text
+
+    def show(done: str, draft: Any) -> None:
+        if name in (done, "all"):
+            _say(draft_text(done, draft, width()), ascii_only)
+
+    return show if name else None
+
+
+def _write(plan: Any, output: Path | None, html: Path | None, trace: Path | None) -> str:
+    """Write the files that were asked for; lines that say so."""
+    from hflow.view.plan_page import plan_html
+    from hflow.view.trace import chrome_trace
+
+    if output:
+        plan.save(output)
+    if html:
+        write_text(html, plan_html(plan))
+    if trace:
+        write_text(trace, chrome_trace(plan))
+    files = [str(path) for path in (output, html, trace) if path]
+    wrote = f"wrote    {'  '.join(files)}\n" if files else ""
+    return f"{wrote}next     hflow exec {output}\n" if output else wrote
+
+
+def _print_plan(plan: Any, ascii_only: bool) -> None:
+    from hflow.view.terminal import plan_text
+
+    _say(plan_text(plan, width=width()), ascii_only)
+
+
+def _print_changes(old: Any, plan: Any, ascii_only: bool) -> None:
+    from hflow.view.diff import plan_diff
+    from hflow.view.terminal import labelled
+
+    if old:
+        _say(labelled(plan_diff(old, plan), width()), ascii_only)
+
+
+def _say(text: str, ascii_only: bool) -> None:
+    from hflow.view.terminal import as_ascii
+
+    print(as_ascii(text) if ascii_only else text)
+
+
+def _print_json(plan: Any, seconds: float, metrics: Sequence[Any] = ()) -> None:
+    from hflow.view.plan_json import measured_json, plan_json
+
+    measured = {"measured": measured_json(plan, metrics)} if metrics else {}
+    print(json.dumps({**plan_json(plan, seconds), **measured}))
+
+
+def _explain(
+    graph: Any,
+    cluster: Any,
+    pins: Sequence[str] | None,
+    options: PlannerOptions,
+    node: str,
+    ascii_only: bool,
+) -> None:
+    from hflow.compiler.planner.explain import explain
+    from hflow.view.alternatives import alternatives_text
+
+    found = explain(graph, cluster, pins or (), options, node)
+    _say("\n" + alternatives_text(node, found, width()), ascii_only)

@@ -1,0 +1,32 @@
+"""Recompute: keep a layer's input only, and repeat its forward pass before its backward pass.
+
+(Chen et al., arXiv:1604.06174.) Megatron's own recomputation keeps the states of CUDA's random numbers for
+each layer. hflow draws none in a layer, so torch's does, and also runs without CUDA.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core.transformer.transformer_layer import TransformerLayer
+from torch.utils.checkpoint import checkpoint
+
+
+class RecomputingLayer(TransformerLayer):
+    """A layer that forgets what it has computed, where `recompute` says so."""
+
+    recompute = False
+
+    def forward(self, *args: Any, **options: Any) -> Any:
+        if not (self.recompute and torch.is_grad_enabled()):
+            return super().forward(*args, **options)
+        run = super().forward
+        return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False, **options)
+
+
+def set_recompute(model: torch.nn.Module, recompute: bool) -> None:
+    """For all layers of a model."""
+    for module in model.modules():
+        if isinstance(module, RecomputingLayer):
+            module.recompute = recompute

@@ -1,0 +1,47 @@
+"""The comparison of benchmarks/paper.py: its workload, and what it says of published figures."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.paper import PLANNERS, Prediction, ppo, published, report, uncached_share_of_peak
+from hflow.compiler.workload import Workload, workload
+
+
+def test_the_workload_is_the_papers() -> None:
+    """Section 8.1: 1,024 prompts of 1,024 tokens, as long responses, one epoch of 8 updates, bf16."""
+    graph = ppo("13B")
+    assert workload(graph.node("rollout")) == Workload(1024, 1024, 1024)
+    trained = Workload(1024, 1024, 1024, optimizer_steps=8, rows_per_update=128)
+    assert workload(graph.node("actor_train")) == workload(graph.node("critic_train")) == trained
+    assert {m.dtype for m in graph.models} == {"bf16"}
+    assert {m.path for m in graph.models} == {"shape:llama-13b"}
+
+
+def test_every_baseline_has_a_published_figure_up_to_32_gpus() -> None:
+    figures = published()
+    assert {system for _, _, system in figures} == set(PLANNERS) - {"hflow"}
+    assert figures["7B", 8, "nemo"] == 727
+    assert len(figures) == 6 * 4
+
+
+def test_published_generation_cannot_have_been_without_a_cache() -> None:
+    """1,024 rows, 1,024 new tokens, 1,536 tokens before each on average, 2 FLOP for each of 6.6e9 weights, in
+    2,097,152 / 727 s on 8 GPUs of 312 TFLOP/s: 2.96 times their peak, and a little more for attention."""
+    by_hand = 1024 * 1024 * 1536 * 2 * 6.6e9 / (2_097_152 / 727) / (8 * 312e12)
+    share = uncached_share_of_peak(Prediction("7B", 8, "nemo", None, 727.0))
+    assert share == pytest.approx(by_hand, rel=0.06)
+    for (model, gpus, system), figure in published().items():
+        if system == "nemo":
+            assert uncached_share_of_peak(Prediction(model, gpus, system, None, figure)) > 1.3
+
+
+def test_errors_are_means_over_what_is_published_and_fits() -> None:
+    found = [
+        Prediction("7B", 8, "hflow", 110.0, 100.0),
+        Prediction("7B", 16, "hflow", 70.0, 100.0),
+        Prediction("7B", 64, "hflow", 70.0, None),
+        Prediction("7B", 8, "dschat", None, 100.0),
+    ]
+    assert report(found)["mape"] == {"hflow": 20.0}
+    assert report(found)["predictions"][0]["error"] == 0.1

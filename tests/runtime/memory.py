@@ -1,0 +1,44 @@
+"""Plans with instructions that put memory away, written by hand into compiled ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from hflow.compiler.cost.strategy import Strategy
+from hflow.compiler.plan import Instruction, Plan, Program
+
+
+def with_strategy(plan: Plan, node: str, strategy: Strategy) -> Plan:
+    changed = tuple(replace(n, strategy=strategy) if n.node == node else n for n in plan.nodes)
+    return replace(plan, nodes=changed)
+
+
+def put_away(plan: Plan, offloaded: Iterable[str] = (), released: Iterable[str] = ()) -> Plan:
+    """The nodes `offloaded` are brought back before each call and put away after it; those `released` drop
+    their own weights after it, in both programs."""
+    away, dropped = frozenset(offloaded), frozenset(released)
+    nodes = tuple(replace(n, offload=n.node in away) for n in plan.nodes)
+    step, evaluation = (p and _put_away(p, away, dropped) for p in (plan.step, plan.evaluation))
+    assert step
+    return replace(plan, nodes=nodes, step=step, evaluation=evaluation)
+
+
+def _put_away(program: Program, away: frozenset[str], dropped: frozenset[str]) -> Program:
+    return replace(program, instructions=tuple(_around_calls(program.instructions, away, dropped)))
+
+
+def _around_calls(
+    instructions: Iterable[Instruction], away: frozenset[str], dropped: frozenset[str]
+) -> Iterator[Instruction]:
+    for i in instructions:
+        if i.op in ("onload", "offload", "release"):
+            continue  # the compiler's own
+        node, is_call = i.target, i.op == "call"
+        if is_call and node in away:
+            yield Instruction("onload", node, i.devices)
+        yield replace(i, after=())
+        if is_call and node in away:
+            yield Instruction("offload", node, i.devices)
+        if is_call and node in dropped:
+            yield Instruction("release", node, i.devices)

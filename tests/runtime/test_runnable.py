@@ -1,0 +1,43 @@
+"""Plans that compile but do not run are refused before anything is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import hflow
+from hflow.compiler.cost.strategy import Strategy
+from hflow.compiler.plan import Plan
+from hflow.diagnostics import HflowError
+from hflow.runtime.execute import execute
+from tests.runtime.memory import with_strategy
+
+FOLDER = Path(__file__).parent
+
+
+def compiled(graph: Path, model: Path) -> Plan:
+    return hflow.compile(hflow.load(graph, [f"params.model={model}"]), "clusters/local1.yaml")
+
+
+@pytest.mark.parametrize(
+    ("node", "strategy", "name"),
+    [("actor_train", Strategy(zero=3), "ZeRO-3"), ("ref_logprobs", Strategy(ep=2), "ep 2")],
+)
+def test_a_strategy_without_an_engine_is_refused(
+    tiny_model: Path, tmp_path: Path, node: str, strategy: Strategy, name: str
+) -> None:
+    plan = with_strategy(compiled(FOLDER / "grpo_small.yaml", tiny_model), node, strategy)
+    with pytest.raises(HflowError) as caught:
+        execute(plan, tmp_path / "run", workers="inline")
+    (found,) = caught.value.diagnostics
+    assert found.code == "HF406" and found.span == plan.graph.node(node).span
+    assert f"`{node}` is planned with {name}" in found.message and "ZeRO-1 run" in found.help
+    assert not (tmp_path / "run").exists()
+
+
+def test_nodes_that_share_an_optimizer_split_it_alike(tiny_model: Path, tmp_path: Path) -> None:
+    plan = compiled(FOLDER / "graphs" / "trained_twice.yaml", tiny_model)
+    first, second = (n.name for n in plan.graph.nodes if n.op == "train")
+    with pytest.raises(HflowError, match=f"HF406(.|\n)*`{first}` and `{second}` share an optimizer"):
+        execute(with_strategy(plan, second, Strategy(zero=1)), tmp_path / "run", workers="inline")

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from hflow.compiler.plan import Plan
+from hflow.view.memory_chart import memory_chart
+from hflow.view.plan_page import plan_html
+from hflow.view.remarks import idle_fraction
+from tests.view.examples import OFFLOAD_PLAN, PLAN
+from tests.view.examples_in_time import LATE_PLAN, ROUNDS_PLAN
+from tests.view.pages import parse
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.mark.parametrize("plan", [PLAN, OFFLOAD_PLAN, ROUNDS_PLAN, LATE_PLAN])
+def test_a_plan_is_one_page_without_scripts(plan: Plan) -> None:
+    html = plan_html(plan)
+    page = parse(html)
+    assert "script" not in page.tags and not page.loaded and "@import" not in html and "url(" not in html
+    assert page.tags.count("svg") == 3  # graph, time line, memory
+    assert page.tags.count("table") == 2
+    assert plan.hash in html and f"idle for {idle_fraction(plan):.0%}" in html
+
+
+def test_the_time_line_has_three_steps() -> None:
+    html = plan_html(PLAN)
+    assert html.count("<title>rollout (call)") == 2 * 3  # for each of two sets of devices
+
+
+def test_names_are_escaped() -> None:
+    hostile = replace(PLAN, cluster=replace(PLAN.cluster, name="<script>x</script>"))
+    assert "<script" not in plan_html(hostile)
+
+
+def test_bars_of_memory_are_as_long_as_the_parts() -> None:
+    svg = ET.fromstring(memory_chart(PLAN))
+    capacity = [line for line in svg.iter(f"{SVG}line") if line.get("stroke-dasharray")][-1]
+    groups = [g for g in svg.iter(f"{SVG}g") if g.find(f"{SVG}title") is not None]
+    rects = [g.find(f"{SVG}rect") for g in groups]
+    boxes = [(float(r.attrib["x"]), float(r.attrib["width"])) for r in rects if r is not None]
+    scale = (float(capacity.attrib["x1"]) - boxes[0][0]) / PLAN.memory[0].capacity_bytes
+    sizes = [size for m in PLAN.memory for size in sorted(m.parts.values(), reverse=True)]
+    assert [width for _, width in boxes] == pytest.approx([size * scale for size in sizes], abs=0.2)
+    for (x, width), (after, _) in pairwise(boxes[:3]):
+        assert x + width == pytest.approx(after, abs=0.2)
+
+
+def test_memory_of_nothing_is_drawn() -> None:
+    ET.fromstring(memory_chart(replace(PLAN, memory=())))
