@@ -12,8 +12,10 @@ same cost model; nothing is fitted to the published figures:
 - NeMo-Aligner: actor and reference on one half, critic and reward on the other, generation in the layout of
   training and without a KV cache.
 
-Published figures (figure 9, read from pixels) exist up to 32 GPUs; hflow is set beside HybridFlow's. The last
-line is one JSON object; with --save it also goes to benchmarks/results/.
+Published figures (figure 9, read from pixels) exist up to 32 GPUs; hflow is set beside HybridFlow's. A
+prediction is what a system's plan allows on the engines that are modelled. Where a published figure is far
+lower, the system loses the rest elsewhere, and the output says so. The last line is one JSON object; with
+--save it also goes to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import argparse
 import csv
 import datetime
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
@@ -43,6 +45,7 @@ from hflow.graph.graph import Graph
 
 ROOT = Path(__file__).resolve().parent.parent
 PROMPT, RESPONSE, ROWS, UPDATES = 1024, 1024, 1024, 8
+UPDATE_ROWS = ROWS // UPDATES
 SMALLEST = {"7B": 8, "13B": 16, "34B": 32, "70B": 64}  # the paper's
 GPUS = (8, 16, 32, 64, 96, 128)
 PLANNERS: Mapping[str, Planner] = {
@@ -52,6 +55,9 @@ PLANNERS: Mapping[str, Planner] = {
     "openrlhf": "openrlhf",
     "nemo": "nemo-aligner",
 }
+FURTHER_MODELS = {"ppo": ("reward_model",), "safe_rlhf": ("reward_model", "cost_model")}  # params
+PROMPTS = (("prompts", "prompt"),)  # data nodes, and which of their texts have a greatest length
+TEXTS = {"safe_rlhf": (*PROMPTS, ("texts", "prompt"), ("texts", "response"))}
 NOTHING_FITS = ("HF304", "HF305")
 Figures = Mapping[tuple[str, int, str], float]
 
@@ -82,6 +88,7 @@ def main() -> None:
     models, gpus = options.models.split(","), [int(n) for n in options.gpus.split(",")]
     found = [p for model in models for n in gpus if n >= SMALLEST[model] for p in predictions(model, n)]
     print_table(found)
+    print("\n".join(notes(found)))
     line = json.dumps(report(found))
     if options.save:
         date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
@@ -89,37 +96,42 @@ def main() -> None:
     print(line)
 
 
-def predictions(model: str, gpus: int) -> list[Prediction]:
-    """Every system's, for the four models of one size."""
+def predictions(model: str, gpus: int, systems: Iterable[str] = tuple(PLANNERS)) -> list[Prediction]:
+    """For the four models of one size."""
     graph, cluster, figures = ppo(model), load_cluster(ROOT / f"clusters/a100x{gpus}.yaml"), published()
     return [
         Prediction(
             model,
             gpus,
             system,
-            tokens_per_s(graph, cluster, planner),
+            tokens_per_s(graph, cluster, PLANNERS[system]),
             figures.get((model, gpus, "hybridflow" if system == "hflow" else system)),
         )
-        for system, planner in PLANNERS.items()
+        for system in systems
     ]
 
 
 def ppo(model: str) -> Graph:
-    """`algorithms/ppo.yaml` at the paper's size."""
+    return at_the_papers_size("ppo", model)
+
+
+def at_the_papers_size(algorithm: str, model: str) -> Graph:
+    """`algorithms/<algorithm>.yaml`, all models Llamas of one size."""
+    file = ROOT / f"algorithms/{algorithm}.yaml"
     shape = f"shape:llama-{model.lower()}"
     sizes = {
-        "model": shape,
-        "reward_model": shape,
+        **dict.fromkeys(("model", *FURTHER_MODELS.get(algorithm, ())), shape),
         "batch": ROWS,
-        "minibatch": ROWS // UPDATES,
+        "minibatch": UPDATE_ROWS,
         "max_new_tokens": RESPONSE,
         "holdout": ROWS,
     }
     overrides = [f"params.{name}={value}" for name, value in sizes.items()]
-    overrides += [f"models.{name}.dtype=bf16" for name in ("actor", "critic", "ref", "reward")]
-    return hflow.load(
-        ROOT / "algorithms/ppo.yaml", [*overrides, f"nodes.prompts.with.max_prompt_tokens={PROMPT}"]
-    )
+    overrides += [f"models.{m.name}.dtype=bf16" for m in hflow.load(file).models]
+    overrides += [
+        f"nodes.{data}.with.max_{part}_tokens={PROMPT}" for data, part in TEXTS.get(algorithm, PROMPTS)
+    ]
+    return hflow.load(file, overrides)
 
 
 def tokens_per_s(graph: Graph, cluster: Cluster, planner: Planner) -> float | None:
@@ -161,6 +173,26 @@ def _cell(p: Prediction) -> str:
     if p.predicted is None:
         return "-"
     return f"{p.predicted:,.0f}" + (f" ({p.error:+.0%})" if p.error is not None else "")
+
+
+def notes(found: Sequence[Prediction]) -> Iterator[str]:
+    """What the table cannot mean."""
+    for system in PLANNERS:
+        shares = [
+            p.published / p.predicted for p in found if p.system == system and p.published and p.predicted
+        ]
+        if shares and max(shares) < 1 / 2:
+            low, high = min(shares), max(shares)
+            yield f"{system}: published are {low:.0%} to {high:.0%} of what its plan allows on these engines"
+    peaks = [uncached_share_of_peak(p) for p in found if p.system == "nemo" and p.published]
+    if peaks and min(peaks) > 1:
+        yield (
+            f"nemo: generation without a KV cache at the published rates would take {min(peaks):.1f} to"
+            f" {max(peaks):.1f} times the GPUs' peak FLOP/s, so it cannot have been without one"
+        )
+    uneven = sorted({p.gpus for p in found if UPDATE_ROWS % p.gpus})
+    if uneven:
+        yield f"{uneven} GPUs do not divide an update's {UPDATE_ROWS} rows: fixed plans leave some idle"
 
 
 def report(found: Iterable[Prediction]) -> dict[str, Any]:

@@ -59,13 +59,14 @@ CODES: dict[str, str] = {
     "HF227": "param that nothing reads",
     # 3xx: graph on a cluster
     "HF301": "bad cluster file value",
-    "HF302": "bad pin",
+    "HF302": "bad pin, or node that cannot be explained",
     "HF303": "model shape cannot be read",
     "HF304": "no layout is feasible for a node",
     "HF305": "plan does not fit in memory",
     "HF306": "plan file cannot be used",
     "HF307": "the graph asks for what the compiler cannot schedule yet",
     "HF308": "models that read the same tokens have different vocabularies",
+    "HF309": "what a planner cannot plan",
     # 4xx: running
     "HF401": "a node failed",
     "HF402": "a worker died",

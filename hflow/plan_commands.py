@@ -79,6 +79,8 @@ def compile_command(
     options = PlannerOptions(placement, planner, budget)
     loaded = load_graph(graph, file, set_)
     machines = _cluster(cluster)
+    if explain:
+        _check_explained(loaded, explain)
     old = _read(diff) if diff else _former(output, loaded.name)
     started = time.perf_counter()
     plan = _plan(loaded, machines, pin, options, _printer(print_after, ascii_only))
@@ -90,7 +92,7 @@ def compile_command(
     _print_plan(plan, ascii_only)
     _print_changes(old, plan, ascii_only)
     if explain:
-        _explain(loaded, machines, pin, options, explain, ascii_only)
+        _explain(plan, pin, options, explain, ascii_only)
     print(written, end="")
 
 
@@ -244,16 +246,18 @@ def _print_json(plan: Any, seconds: float, metrics: Sequence[Any] = ()) -> None:
     print(json.dumps({**plan_json(plan, seconds), **measured}))
 
 
+def _check_explained(graph: Any, node: str) -> None:
+    """Before the plan is made, which takes longer."""
+    from hflow.compiler.planner.explain import check_explained
+
+    check_explained(graph, node)
+
+
 def _explain(
-    graph: Any,
-    cluster: Any,
-    pins: Sequence[str] | None,
-    options: PlannerOptions,
-    node: str,
-    ascii_only: bool,
+    plan: Any, pins: Sequence[str] | None, options: PlannerOptions, node: str, ascii_only: bool
 ) -> None:
     from hflow.compiler.planner.explain import explain
     from hflow.view.alternatives import alternatives_text
 
-    found = explain(graph, cluster, pins or (), options, node)
+    found = explain(plan, pins or (), options, node)
     _say("\n" + alternatives_text(node, found, width()), ascii_only)

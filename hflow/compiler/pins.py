@@ -63,23 +63,39 @@ def parse_pins(texts: Iterable[str], graph: Graph, cluster: Cluster) -> tuple[Pi
 
 
 def _parse(text: str, graph: Graph, cluster: Cluster) -> Pin:
-    node, separator, rest = text.partition("=")
-    if not separator or not rest:
-        raise ValueError("not of the form NODE=tp2,dp2@0-3", "sizes, devices, or both may be given")
-    names = [n.name for n in graph.nodes]
-    if node not in names:
-        raise ValueError(f"no node `{node}`", did_you_mean(node, names, "nodes"))
-    if graph.node(node).model is None:
-        models = [n.name for n in graph.nodes if n.model]
-        raise ValueError(
-            f"`{node}` runs where its values lie", f"nodes that can be pinned: {', '.join(models)}"
-        )
+    name, _, rest = text.partition("=")
     settings, _, devices_text = rest.partition("@")
-    devices = _devices(devices_text, cluster) if "@" in rest else None
     words = [word.strip() for word in settings.split(",") if word.strip()]
-    strategy = dict(map(_setting, (word for word in words if not _SIZE.match(word))))
-    _check_strategy(strategy, graph.node(node))
-    return Pin(node, _sizes(filter(_SIZE.match, words)), devices, text, **strategy)
+    if not words and "@" not in rest:
+        raise ValueError("not of the form NODE=tp2,dp2@0-3", "sizes, devices, or both may be given")
+    node = placed_node(name, graph)
+    devices = _devices(devices_text, cluster) if "@" in rest else None
+    strategy = _strategy(word for word in words if not _SIZE.match(word))
+    _check_strategy(strategy, node)
+    if strategy.get("offload"):
+        _check_offload(node, graph, cluster)
+    return Pin(name, _sizes(filter(_SIZE.match, words)), devices, text, **strategy)
+
+
+def placed_node(name: str, graph: Graph) -> Node:
+    """The node `name`, which has a model. Raises ValueError with a message and a help if there is none."""
+    names = [n.name for n in graph.nodes]
+    if name not in names:
+        raise ValueError(f"no node `{name}`", did_you_mean(name, names, "nodes"))
+    node = graph.node(name)
+    if node.model is None:
+        models = ", ".join(n.name for n in graph.nodes if n.model)
+        raise ValueError(f"`{name}` runs where its values lie", f"nodes with a place of their own: {models}")
+    return node
+
+
+def _strategy(words: Iterable[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in map(_setting, words):
+        if key in found:
+            raise ValueError(f"`{key}` is given twice")
+        found[key] = value
+    return found
 
 
 def _setting(word: str) -> tuple[str, Any]:
@@ -103,6 +119,23 @@ def _check_strategy(strategy: dict[str, Any], node: Node) -> None:
     own = sorted({"zero", "recompute"} & strategy.keys())
     if own and node.op != "train":
         raise ValueError(f"`{own[0]}` is for train nodes, and `{node.name}` is a {node.op} node")
+
+
+def _check_offload(node: Node, graph: Graph, cluster: Cluster) -> None:
+    """Refuses what cannot wait in the host's memory, or need not."""
+    assert node.model
+    model = graph.model(node.model.model)
+    trainers = graph.trainers(model.name)
+    if cluster.host_link is None:
+        raise ValueError(f"`{cluster.name}` has no link to the host's memory", "its file lacks `links.host`")
+    if model.refresh:
+        source = model.refresh.model
+        raise ValueError(
+            f"`{model.name}` takes over the weights of `{source}`, so its own stay on the devices"
+        )
+    if trainers and node.op != "train":
+        names = " or ".join(f"`{trainer.name}`" for trainer in trainers)
+        raise ValueError(f"`{node.name}` reads weights that are trained", f"pin offload on {names}")
 
 
 def _sizes(words: Iterable[str]) -> tuple[tuple[str, int], ...]:

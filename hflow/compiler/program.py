@@ -1,8 +1,8 @@
 """Put a program's instructions into the order in which the workers walk through them.
 
-That of `timeline.arrange`, but a node's onload, call and offload stay together; who reads a copy of weights
-that lasts for this step only runs soon, so that others can have the memory; and what only keeps or drops
-comes as soon as it can.
+That of `timeline.arrange`, but a node's onload, call and offload stay together; a copy of weights that lasts
+for this step only comes directly before its first reader, so that others can have the memory; and what only
+keeps or drops comes as soon as it can.
 """
 
 from __future__ import annotations
@@ -49,11 +49,13 @@ def _order(instructions: Sequence[Instruction], blocks: Sequence[Block]) -> list
     """The blocks as list scheduling orders them."""
     number_of = {position: number for number, block in enumerate(blocks) for position in block}
     single = tasks(instructions)
+    released = {i.target for i in instructions if i.op == "release"}
     together: list[Task] = []
     for number, block in enumerate(blocks):
         after = {number_of[before] for position in block for before in single[position].after} - {number}
         seconds = sum(single[position].time_s for position in block)
-        together.append(Task(seconds, single[block[0]].resources, tuple(sorted(after))))
+        leads = instructions[block[0]].op == "weights" and instructions[block[0]].target in released
+        together.append(Task(seconds, single[block[0]].resources, tuple(sorted(after)), leads))
     return [blocks[number] for number in arrange(together)]
 
 
@@ -78,14 +80,9 @@ def _ripe(eager: Mapping[Block, set[int]], done: set[int]) -> list[Block]:
 
 
 def _eager(instructions: Sequence[Instruction], blocks: Sequence[Block]) -> dict[Block, set[int]]:
-    """What only keeps or drops, and who reads a copy that is then released, with what each waits for. A copy
-    comes when all else is there that its first reader needs (`lower_edges`), so that one runs directly."""
-    used = {position for i in instructions if i.op == "release" for position in i.after}
-    readers = {position for position in used if instructions[position].op != "weights"}
+    """What only keeps or drops, with what each waits for."""
     return {
-        block: set(instructions[block[0]].after)
-        for block in blocks
-        if instructions[block[0]].op in TIMELESS or not readers.isdisjoint(block)
+        block: set(instructions[block[0]].after) for block in blocks if instructions[block[0]].op in TIMELESS
     }
 
 

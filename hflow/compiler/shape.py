@@ -172,7 +172,7 @@ def _whole(value: Any) -> int:
 
 def _shape(config: dict[str, Any]) -> ModelShape:
     family: Family = config["model_type"]
-    heads = _whole(config["num_attention_heads"])
+    heads, head_dim = _heads(config)
     rope: dict[str, Any] = config.get("rope_parameters") or {}
     experts = _experts(config) if family == "qwen3_moe" else None
     return ModelShape(
@@ -181,7 +181,7 @@ def _shape(config: dict[str, Any]) -> ModelShape:
         hidden=_whole(config["hidden_size"]),
         num_heads=heads,
         num_kv_heads=_whole(config.get("num_key_value_heads") or heads),
-        head_dim=_whole(config.get("head_dim") or _whole(config["hidden_size"]) // heads),
+        head_dim=head_dim,
         ffn=experts.top_k * experts.ffn if experts else _whole(config["intermediate_size"]),
         vocab=_whole(config["vocab_size"]),
         max_positions=_whole(config["max_position_embeddings"]),
@@ -192,6 +192,17 @@ def _shape(config: dict[str, Any]) -> ModelShape:
         qk_norm=family in ("qwen3", "qwen3_moe"),
         moe=experts,
     )
+
+
+def _heads(config: dict[str, Any]) -> tuple[int, int]:
+    """How many heads, and how wide each is."""
+    heads, hidden = _whole(config["num_attention_heads"]), _whole(config["hidden_size"])
+    groups = _whole(config.get("num_key_value_heads") or heads)
+    if heads % groups:
+        raise ValueError(f"{heads} heads are no multiple of {groups} key-value heads")
+    if not config.get("head_dim") and hidden % heads:
+        raise ValueError(f"hidden_size {hidden} is no multiple of {heads} heads")
+    return heads, _whole(config.get("head_dim") or hidden // heads)
 
 
 def _experts(config: dict[str, Any]) -> Experts:

@@ -11,16 +11,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+FIRST = float("inf")
 WARM_UP, MEASURED = 2, 3  # steps: the first fill the pipeline, the others tell how long one takes
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """`after`: tasks of the same step that must have ended; their numbers."""
+    """`after`: tasks of the same step that must have ended; their numbers. `leads`: the next task of the list
+    comes directly after this one, which makes what only that one needs."""
 
     time_s: float
     resources: tuple[int, ...]
     after: tuple[int, ...] = ()
+    leads: bool = False
 
 
 def arrange(tasks: Sequence[Task]) -> tuple[int, ...]:
@@ -35,9 +38,9 @@ def _list_schedule(
     tasks: Sequence[Task], free: Mapping[int, float]
 ) -> tuple[tuple[int, ...], dict[int, float]]:
     """List scheduling: among tasks whose predecessors are placed, always one that can start first. Starts
-    that differ by less than a hundredth of the longest task count as equal: then the shortest goes first, so
-    that a transfer does not wait for a long task which could start a moment before it; then the first in the
-    list.
+    that differ by less than a hundredth of the longest task count as equal. Then tasks shorter than that go
+    first, so that a transfer does not wait for a long task which could start a moment before it; then those
+    that the most work waits for; then the first in the list.
 
     Args:
         free: from when on resources are free.
@@ -46,6 +49,8 @@ def _list_schedule(
         The order, and when each resource is free again.
     """
     close = max((t.time_s for t in tasks), default=0.0) / 100
+    later = _work_after(tasks)
+    rank = [-seconds if task.time_s > close else -FIRST for task, seconds in zip(tasks, later)]
     waiting = [len(t.after) for t in tasks]
     unlocks: list[list[int]] = [[] for _ in tasks]
     for number, task in enumerate(tasks):
@@ -58,18 +63,29 @@ def _list_schedule(
     while ready:
         begin = {n: _start(tasks[n], known[n], free) for n in ready}
         soon = min(begin.values()) + close
-        number = min((n for n in ready if begin[n] <= soon), key=lambda n: (tasks[n].time_s, begin[n], n))
+        number = min((n for n in ready if begin[n] <= soon), key=lambda n: (rank[n], n))
+        if order and tasks[order[-1]].leads:
+            number = order[-1] + 1
         end = begin[number] + tasks[number].time_s
         ready.remove(number)
         order.append(number)
         free.update(dict.fromkeys(tasks[number].resources, end))
-        for later in unlocks[number]:
-            known[later] = max(known[later], end)
-            waiting[later] -= 1
-            if not waiting[later]:
-                ready.append(later)
+        for next_ in unlocks[number]:
+            known[next_] = max(known[next_], end)
+            waiting[next_] -= 1
+            if not waiting[next_]:
+                ready.append(next_)
     assert len(order) == len(tasks), "tasks wait for each other"
     return tuple(order), free
+
+
+def _work_after(tasks: Sequence[Task]) -> list[float]:
+    """For each task the least time of what follows from it: that of the resource with most of that work."""
+    descendants = [0] * len(tasks)  # bits
+    for number in range(len(tasks) - 1, -1, -1):
+        for before in tasks[number].after:
+            descendants[before] |= descendants[number] | 1 << number
+    return [busiest_s([t for n, t in enumerate(tasks) if t.time_s and mask >> n & 1]) for mask in descendants]
 
 
 def starts(tasks: Sequence[Task], order: Sequence[int], steps: int = 1) -> list[list[float]]:

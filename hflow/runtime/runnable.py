@@ -38,7 +38,11 @@ def _models(plan: Plan) -> Iterator[Diagnostic]:
 def _nodes(plan: Plan) -> Iterator[Diagnostic]:
     for node in plan.graph.nodes:
         strategy = plan.node(node.name).strategy
-        names = {"ZeRO-3": strategy.zero == 3, f"ep {strategy.ep}": strategy.ep > 1}
+        names = {
+            "ZeRO-3": strategy.zero == 3,
+            f"ep {strategy.ep}": strategy.ep > 1,
+            "generation without a KV cache": not strategy.kv_cache,
+        }
         for name in (name for name, planned in names.items() if planned):
             message = f"`{node.name}` is planned with {name}, which no engine runs yet: compile only"
             yield Diagnostic("HF406", message, node.span, "tp, pp, dp, recompute and ZeRO-1 run")

@@ -21,7 +21,7 @@ COLUMNS: tuple[Column, ...] = (
 def alternatives_text(node: str, found: Sequence[Alternative], width: int = 100) -> str:
     """A table, the chosen way first; `time` is the node's, `step` that of the best plan with it."""
     rows = [_row(number, alternative) for number, alternative in enumerate(found)]
-    return f"{node} could run in {units.plural(len(found), 'way')}\n{table(COLUMNS, rows, width)}"
+    return f"{node}: {units.plural(len(found), 'layout')} compared\n{table(COLUMNS, rows, width)}"
 
 
 def _row(number: int, alternative: Alternative) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 
 from hflow.compiler.draft import Draft, WeightEdge
 from hflow.compiler.planner.unit import Option, Unit, Way, units
-from hflow.view import words
 from hflow.view.program_text import program_text
 from hflow.view.remarks import peak_text
 from hflow.view.stages import EDGE_COLUMNS, STAGE_COLUMNS, edge_rows, stage_rows
@@ -61,7 +60,7 @@ def _ways(unit: Unit, option: Option) -> Iterator[tuple[str, ...]]:
 def _way(node: str, option: Option, way: Way) -> tuple[str, ...]:
     sizes = {"pp": option.pp, "dp": option.dp, "tp": option.tp}
     marks = [f"{axis}{n}" for axis, n in sizes.items() if n > 1]
-    marks += [*words.strategy(option.strategy), *("recompute",) * (way.recompute == "full")]
+    marks += [*option.strategy.marks, *("recompute",) * (way.recompute == "full")]
     layout = " ".join([*marks, *("offload",) * option.offload]) or "-"
     memory = (size(way.need_bytes), size(option.idle_bytes))
     return (node, str(option.num_devices), layout, str(way.micro_batch), seconds(way.time_s), *memory)

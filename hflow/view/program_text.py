@@ -74,7 +74,7 @@ class _Printer:
         reads = ", ".join(f"%{handle}" for handle in dict.fromkeys(i.inputs.values()))
         verb = node.op if i.outputs else f"{node.op} {node.name}:"  # else its results tell the name
         done = f"{indent}{_results(i)}{' '.join([verb, *model, reads])}".rstrip()
-        marks = "".join(f" {mark}" for mark in words.strategy(plan.strategy))
+        marks = "".join(f" {mark}" for mark in plan.strategy.marks)
         types = tuple(placed(o.type, output_layout(node, plan.mesh, o.type)) for o in node.outputs)
         return f"{done} @{self.meshes[plan.mesh]}{marks}{_time(i)}", types
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hflow.compiler.cost.strategy import Strategy
 from hflow.compiler.plan import Instruction, NodePlan, Program
+from hflow.compiler.planner.layouts import layout_text
 from hflow.graph.graph import Graph, Input, Model, Region
 from hflow.view import units
 
@@ -19,18 +19,7 @@ def deed(program: Program, instruction: Instruction) -> str:
 
 def layout(node: NodePlan) -> str:
     """How a node runs: ``dp2 tp2 zero1 offload``, or ``-`` where nothing is split."""
-    sizes = [f"{axis}{size}" for axis, size in node.mesh.axes if size > 1]
-    return " ".join((*sizes, *strategy(node.strategy), *("offload",) * node.offload)) or "-"
-
-
-def strategy(chosen: Strategy) -> tuple[str, ...]:
-    """What differs from the plain way: ``ep8``, ``zero1``, ``recompute``."""
-    marks = {
-        f"ep{chosen.ep}": chosen.ep > 1,
-        f"zero{chosen.zero}": chosen.zero > 0,
-        "recompute": chosen.recompute == "full",
-    }
-    return tuple(mark for mark, present in marks.items() if present)
+    return layout_text(node.mesh, node.strategy, node.offload) or "-"
 
 
 def rule(region: Region) -> str:

@@ -138,7 +138,7 @@ def test_all_bad_pins_at_once(grpo: Graph) -> None:
 
 def test_too_small_memory_is_refused(grpo: Graph) -> None:
     cluster = local(2)
-    tiny = replace(cluster, device=replace(cluster.device, memory_bytes=10_000_000))
+    tiny = replace(cluster, device=replace(cluster.device, memory_bytes=1_000_000))
     with pytest.raises(HflowError) as caught:
         compile_graph(grpo, tiny)
     assert {d.code for d in caught.value.diagnostics} <= {"HF304", "HF305"}

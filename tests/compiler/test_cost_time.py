@@ -17,6 +17,7 @@ from hflow.compiler.cost.strategy import Strategy
 from hflow.compiler.layout import Mesh
 from hflow.compiler.named_shapes import NAMED_SHAPES
 from hflow.compiler.workload import Workload
+from hflow.graph.graph import OpKind
 
 LLAMA = NAMED_SHAPES["llama-7b"]
 PARAMETERS = 6_738_415_616
@@ -180,7 +181,8 @@ def test_an_engine_wakes_up_as_fast_as_its_memory_comes_back(a100: Cluster) -> N
 def test_zero_3_gathers_weights_for_each_pass(plain: Cluster) -> None:
     mesh, work = Mesh.of(tuple(range(8)), dp=8), Workload(64, 1024, 1024)
     gather = 7 / 8 * 2 * PARAMETERS / (300e9 * 0.8)
-    for op, times in (("score", 1), ("train", 3)):
+    runs: tuple[tuple[OpKind, int], ...] = (("score", 1), ("train", 3))
+    for op, times in runs:
         todo = replace(work, optimizer_steps=1, rows_per_update=64) if op == "train" else work
         none, all_ = (node_time_s(op, LLAMA, "bf16", todo, mesh, 4, plain, Strategy(zero=z)) for z in (0, 3))
         adam, ring = 32 * PARAMETERS / 2.039e12, 2 * 4 * 7 / 8 * PARAMETERS / (300e9 * 0.8)

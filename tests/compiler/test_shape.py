@@ -69,6 +69,8 @@ def test_a_dense_model_is_active_as_a_whole() -> None:
         ({"moe_intermediate_size": -1}, "is -"),
         ({"num_experts": None}, "no key 'num_local_experts'"),
         ({"num_experts": 6.5}, "no whole number"),
+        ({"num_attention_heads": 6}, "6 heads are no multiple of 4 key-value heads"),
+        ({"hidden_size": 65, "head_dim": None}, "hidden_size 65 is no multiple of 8 heads"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "scaled rotary"),
     ],
 )

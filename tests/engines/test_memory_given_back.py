@@ -126,7 +126,8 @@ def trained_on_rank(
     for step in range(3):
         if offloads:
             moved += [engine.offload(), engine.offload()]
-            gradients = [buffer.grad_data for buffer in engine.adam.model.buffers]
+            model: Any = engine.adam.model  # Megatron's: a list of its own, where torch has a method
+            gradients = [buffer.grad_data for buffer in model.buffers]
             assert bytes_of([*engine.adam.state(), *gradients]) == 0
             assert read_weights(engine)
             call = make_call(engine, rank, node, ROWS, 4, step, strategy=strategy)

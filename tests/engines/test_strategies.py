@@ -118,8 +118,9 @@ def peak_on_rank(
     engine.run(call, data)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         engine.run(call, data)
-    events = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]  # type: ignore[union-attr]
-    held = torch.tensor([e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]).cumsum(0)
+    events: list[Any] = profiled.profiler.kineto_results.events()  # type: ignore[union-attr]
+    memory = sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns())
+    held = torch.tensor([e.nbytes() for e in memory]).cumsum(0)
     return int(held.max())
 
 

@@ -14,7 +14,7 @@ FOUND = (
 
 def test_the_chosen_way_comes_first_and_others_tell_why_they_lost() -> None:
     assert alternatives_text("actor_train", FOUND).splitlines() == [
-        "actor_train could run in 3 ways",
+        "actor_train: 3 layouts compared",
         "        layout   device   time    step  why",
         "chosen  tp4 dp2  0-7     6.0 s  27.5 s  chosen: no other step is shorter",
         "2       tp2 dp4  0-7     7.2 s  28.7 s  slower by 1.2 s",

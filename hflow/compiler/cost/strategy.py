@@ -19,5 +19,16 @@ class Strategy:
     ep: int = 1
     kv_cache: bool = True
 
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """What differs from the plain way: ``ep8``, ``zero1``, ``recompute``."""
+        marks = {
+            f"ep{self.ep}": self.ep > 1,
+            f"zero{self.zero}": self.zero > 0,
+            "recompute": self.recompute == "full",
+            "no-cache": not self.kv_cache,
+        }
+        return tuple(mark for mark, present in marks.items() if present)
+
 
 PLAIN = Strategy()

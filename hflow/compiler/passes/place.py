@@ -13,13 +13,17 @@ from dataclasses import replace
 from hflow.compiler.draft import Draft
 from hflow.compiler.layout import Mesh
 from hflow.compiler.plan import NodePlan, Search
+from hflow.compiler.planner.baselines import baseline
 from hflow.compiler.planner.choice import Choice
+from hflow.compiler.planner.hybridflow import hybridflow
+from hflow.compiler.planner.misfit import misfit
 from hflow.compiler.planner.search import Found, exhaustive, search
 from hflow.compiler.planner.seats import all_meshes, shardings
 from hflow.compiler.planner.space import Space
 from hflow.compiler.planner.step import PYTHON_CALL_S, StepModel
 from hflow.compiler.planner.unit import Unit
 from hflow.compiler.ports import is_replicated
+from hflow.diagnostics import HflowError
 from hflow.graph.graph import Node
 
 
@@ -27,15 +31,21 @@ def place(draft: Draft) -> Draft:
     """Raises HF305 when no plan fits into the memory."""
     space = Space(draft, StepModel(draft))
     found = _plan(space)
-    assert found.choice
+    if found.choice is None:
+        raise HflowError(misfit(draft))
     nodes = node_plans(space, found.choice)
-    chosen = Search(found.explored, found.gap, found.bound_s, draft.options.planner)
+    gap = found.gap if found.bound_s else None  # without a bound nothing is proven
+    chosen = Search(found.explored, gap, found.bound_s, draft.options.planner)
     return replace(draft, nodes=nodes, search=chosen)
 
 
 def _plan(space: Space) -> Found:
     options = space.draft.options
-    return exhaustive(space) if options.planner == "exhaustive" else search(space, options.budget_s)
+    if options.planner == "exact":
+        return search(space, options.budget_s)
+    if options.planner == "exhaustive":
+        return exhaustive(space)
+    return hybridflow(space) if options.planner == "hybridflow" else baseline(space)
 
 
 def node_plans(space: Space, choice: Choice) -> tuple[NodePlan, ...]:

@@ -1,17 +1,19 @@
 """What no schedule can beat: lower bounds of a step's time, from the times of its nodes alone.
 
 1. A set of devices does everything that is put on it once per step.
-2. It does all of one step before the next (`timeline`). So where a node and one that follows from it share
-   devices, what lies on the paths between them is done within a step: the longest path, and for every set of
-   devices its part of that work, between the earliest start and the latest end of it (one-machine bound).
-3. A reader of a trained model waits for the training of the step before (of `lag` steps more): so do the
-   paths from the reader to the training.
+2. It does all of one step before the next (`timeline`), and a reader of a trained model waits for the
+   training of the step before. So nodes that share devices with a node, or train what it reads, end before
+   its next run: they *close* the ring that begins with it. What lies between is done within a step: the
+   longest path to a closing node; and for every set of devices its part of that work, between the earliest
+   start of it and the least time from its end to a closing node (one-machine bound).
+3. With weights of `lag` steps more, a ring takes so many steps more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import networkx as nx
 
@@ -27,10 +29,23 @@ Job = tuple[float, float, float]  # its earliest start, its time, the least time
 
 @dataclass(frozen=True)
 class Reach:
-    """What follows from `first`, itself included, in topological order with predecessors."""
+    """What follows from `first`, itself included, in topological order with predecessors among it."""
 
     first: str
     nodes: tuple[tuple[str, Before], ...]
+
+    @cached_property
+    def before(self) -> dict[str, frozenset[str]]:
+        """All that each node follows from."""
+        found: dict[str, frozenset[str]] = {}
+        for name, before in self.nodes:
+            found[name] = frozenset().union(*({b} | found[b] for b, _ in before))
+        return found
+
+    @cached_property
+    def after(self) -> dict[str, frozenset[str]]:
+        """All that follows from each node."""
+        return {name: frozenset(n for n in self.before if name in self.before[n]) for name in self.before}
 
 
 class Bounds:
@@ -44,16 +59,14 @@ class Bounds:
         self.trainer_of = {e.reader: e.trainer for e in edges}
         self.lags = {(e.reader, e.trainer): e.lag for e in edges}
         dag = _of_models(graph.dag(), self.nodes)
-        self.reaches = tuple(_reach(dag, name) for name in self.nodes)
-        ends = [n for n in self.nodes if not dag.out_degree(n)]
-        starts = [n for n in self.nodes if not dag.in_degree(n)]
-        self.spans = tuple(span for b in starts for a in ends for span in _between(dag, b, a))
+        self.reaches = tuple(Reach(name, _in_order(dag, {name, *_after(dag, name)})) for name in self.nodes)
 
     def step_s(self, times: Seconds, places: Places, moves: Seconds, enough_s: float = float("inf")) -> float:
         """The best of the bounds, or the first that reaches `enough_s`.
 
         Args:
-            times: of one run of each node. moves: of the weights to each reader, as far as they are known.
+            times: of one run of each node. places: the sets of devices that each is on. moves: of the weights
+                to each reader, as far as they are known.
         """
         best = 0.0
         for bound in self._bounds(times, places, moves):
@@ -63,75 +76,89 @@ class Bounds:
         return best
 
     def _bounds(self, times: Seconds, places: Places, moves: Seconds) -> Iterator[float]:
-        yield self._busiest_s(times, places, moves)
-        for reach in self.reaches:
-            yield self._longest_s(reach, times, places, moves)
-        for span in self.spans:
-            yield self._machines_s(span, times, places, moves)
-
-    def _busiest_s(self, times: Seconds, places: Places, moves: Seconds) -> float:
+        work = {name: times[name] * self.rounds[name] for name in self.nodes}
         busy: dict[int, float] = {}
         for name in self.nodes:
-            seconds = times[name] * self.rounds[name]
             for resource in places[name]:
-                busy[resource] = busy.get(resource, 0.0) + seconds
+                busy[resource] = busy.get(resource, 0.0) + work[name]
         for reader, seconds in moves.items():
             for resource in {*places[reader], *places[self.trainer_of[reader]]}:
                 busy[resource] += seconds
-        return max(busy.values(), default=0.0)
+        yield max(busy.values(), default=0.0)
+        arriving = {r: s for r, s in moves.items() if not self.lags[r, self.trainer_of[r]]}
+        times = {**times, **{r: times[r] + s for r, s in arriving.items()}}  # directly before their readers
+        work.update((r, work[r] + s) for r, s in arriving.items())
+        for reach in self.reaches:
+            wide = set(places[reach.first])
+            if reach.first in arriving:
+                wide.update(places[self.trainer_of[reach.first]])
+            yield from self._ring(reach, wide, times, work, places)
 
-    def _longest_s(self, reach: Reach, times: Seconds, places: Places, moves: Seconds) -> float:
-        """Over all nodes that follow from the first and have to end before its next run."""
-        first = reach.first
-        moved, wide = self._moved(first, places, moves)
-        heads = {first: moved}
-        longest = moved + times[first]
-        for name, before in reach.nodes[1:]:
-            head = heads[name] = max(heads[b] + times[b] + gap for b, gap in before)
-            lag = self.lags.get((first, name))
-            if lag is not None or not wide.isdisjoint(places[name]):
-                longest = max(longest, (head + times[name]) / (1 + (lag or 0)))
-        return longest
-
-    def _moved(self, first: str, places: Places, moves: Seconds) -> tuple[float, set[int]]:
-        """Seconds that weights move before a node runs, and the devices that take part."""
-        trainer = self.trainer_of.get(first)
-        if trainer is None or first not in moves or self.lags[first, trainer]:
-            return 0.0, set(places[first])
-        return moves[first], {*places[first], *places[trainer]}
-
-    def _machines_s(self, span: Reach, times: Seconds, places: Places, moves: Seconds) -> float:
-        last = span.nodes[-1][0]
-        moved, wide = self._moved(span.first, places, moves)
-        if wide.isdisjoint(places[last]):
-            return 0.0
-        heads, tails = {span.first: moved}, dict.fromkeys((name for name, _ in span.nodes), 0.0)
-        for name, before in span.nodes[1:]:
-            heads[name] = max(heads[b] + times[b] + gap for b, gap in before)
-        for name, before in reversed(span.nodes):
-            for b, gap in before:
-                tails[b] = max(tails[b], tails[name] + times[name] + gap)
-        work: dict[int, list[Job]] = {}
-        for name, _ in span.nodes:
-            job = heads[name], times[name] * self.rounds[name], tails[name]
+    def _ring(
+        self, reach: Reach, wide: set[int], times: Seconds, work: Seconds, places: Places
+    ) -> Iterator[float]:
+        """`wide`: the devices that the first node occupies; `work`: of all runs of a node in a step."""
+        heads = _heads(reach, times, work, places)
+        lags = {name: self.lags.get((reach.first, name)) for name, _ in reach.nodes}
+        closing = {name for name in lags if lags[name] == 0 or not wide.isdisjoint(places[name])}
+        yield max((heads[name] + times[name] for name in closing), default=0.0)
+        yield max(((heads[n] + times[n]) / (1 + lag) for n, lag in lags.items() if lag), default=0.0)
+        if len(closing) < 2:
+            return
+        tails = _tails(reach, closing, times, work, places)
+        jobs: dict[int, list[Job]] = {}
+        for name, tail in tails.items():
             for resource in places[name]:
-                work.setdefault(resource, []).append(job)
-        for reader, seconds in moves.items():  # at any time before the reader, within the step
-            if reader in tails:
-                job = 0.0, seconds, tails[reader] + times[reader]
-                for resource in wide.intersection(places[last], places[reader]):
-                    work[resource].append(job)
-        return max(map(_machine_s, work.values()), default=0.0)
+                jobs.setdefault(resource, []).append((heads[name], work[name], tail))
+        yield max(map(_machine_s, jobs.values()), default=0.0)
+
+
+def _heads(reach: Reach, times: Seconds, work: Seconds, places: Places) -> dict[str, float]:
+    """The earliest start of each node: after the longest path to it, and after what has to be done before it
+    on any one set of devices."""
+    heads = {reach.first: 0.0}
+    for name, before in reach.nodes[1:]:
+        path = max(heads[b] + times[b] + gap for b, gap in before)
+        heads[name] = max(path, _done_s(reach.before[name], heads, work, places))
+    return heads
+
+
+def _tails(
+    reach: Reach, closing: set[str], times: Seconds, work: Seconds, places: Places
+) -> dict[str, float]:
+    """The least time from each node's end to that of the last closing one after it, where there is one."""
+    tails = dict.fromkeys(closing, 0.0)
+    for name, before in reversed(reach.nodes):
+        if name not in tails:
+            continue
+        tails[name] = max(tails[name], _done_s(reach.after[name], tails, work, places))
+        for b, gap in before:
+            tails[b] = max(tails.get(b, 0.0), tails[name] + times[name] + gap)
+    return tails
+
+
+def _done_s(names: Iterable[str], known: Seconds, work: Seconds, places: Places) -> float:
+    """When a set of devices can have done its part of `names`, each of which waits for a `known` time."""
+    least: dict[int, float] = {}
+    total: dict[int, float] = {}
+    for name in names:
+        if name in known:
+            for resource in places[name]:
+                least[resource] = min(least.get(resource, known[name]), known[name])
+                total[resource] = total.get(resource, 0.0) + work[name]
+    return max((least[r] + total[r] for r in total), default=0.0)
 
 
 def _machine_s(jobs: list[Job]) -> float:
-    """For every set of jobs that arrive after some time: that, their work, and the least that follows."""
-    best = total = 0.0
-    tail = float("inf")
-    for head, work, after in sorted(jobs, reverse=True):
-        total += work
-        tail = min(tail, after)
-        best = max(best, head + total + tail)
+    """For all jobs that start no earlier and are followed by no less than some: the earliest start, their
+    work, the least that follows."""
+    best, late_first = 0.0, sorted(jobs, reverse=True)
+    for _, _, least in jobs:
+        total = 0.0
+        for head, work, tail in late_first:
+            if tail >= least:
+                total += work
+                best = max(best, head + total + least)
     return best
 
 
@@ -155,19 +182,13 @@ def _nearest(graph: nx.DiGraph[str], node: str, models: frozenset[str]) -> dict[
     return found
 
 
-def _reach(dag: nx.DiGraph[str], first: str) -> Reach:
-    inside: set[str] = {first, *nx.descendants(dag, first)}
-    return Reach(first, _in_order(dag, inside))
-
-
-def _between(dag: nx.DiGraph[str], first: str, last: str) -> list[Reach]:
-    inside: set[str] = {first, *nx.descendants(dag, first)} & {last, *nx.ancestors(dag, last)}
-    return [Reach(first, _in_order(dag, inside))] if last in inside and first != last else []
+def _after(dag: nx.DiGraph[str], name: str) -> set[str]:
+    return {last for _, last in nx.edge_dfs(dag, name)}
 
 
 def _in_order(dag: nx.DiGraph[str], inside: set[str]) -> tuple[tuple[str, Before], ...]:
-    gaps: dict[tuple[str, str], float] = nx.get_edge_attributes(dag, "gap")
+    order = nx.lexicographical_topological_sort(dag.subgraph(inside))
     return tuple(
-        (name, tuple((b, gaps[b, name]) for b in dag.predecessors(name) if b in inside))
-        for name in nx.lexicographical_topological_sort(dag.subgraph(inside))
+        (name, tuple((b, dag.edges[b, name]["gap"]) for b in dag.predecessors(name) if b in inside))
+        for name in order
     )

@@ -13,10 +13,12 @@ Partition = tuple[tuple[str, ...], ...]  # sets of models
 
 @dataclass(frozen=True)
 class Allocation:
-    """Each set of a partition on `counts` devices in a row, from `firsts` on."""
+    """Each set of a partition on `counts` devices in a row, from `firsts` on. The units `spread` run on all
+    devices of the cluster instead."""
 
     partition: Partition
     counts: tuple[int, ...]
+    spread: frozenset[str] = frozenset()
 
     @property
     def firsts(self) -> tuple[int, ...]:

@@ -42,6 +42,26 @@ class Pricing:
                 found += self._resident_or_not(mesh, strategy, ways)
         return _undominated(found)
 
+    def refusal(self, mesh: Mesh) -> str:
+        """Why the pins cannot be kept on `mesh`, whatever the memory; empty if they can."""
+        for setting in ("zero", "ep", "offload"):
+            if len({getattr(pin, setting) for pin in self.pins} - {None}) > 1:
+                return f"the pins disagree about {setting}"
+        works = {node.name: work for node, work in zip(self.unit.nodes, self.works)}
+        reasons = (self._split_refusal(p, mesh) or _micro_refusal(p, works[p.node], mesh) for p in self.pins)
+        return next(filter(None, reasons), "")
+
+    def _split_refusal(self, pin: Pin, mesh: Mesh) -> str:
+        if pin.zero and mesh.dp == 1:
+            return f"zero{pin.zero} has nothing to split over dp1"
+        if not pin.ep or pin.ep == 1:
+            return ""
+        if not self.shape.moe:
+            return f"`{self.model.name}` has no experts for ep{pin.ep}"
+        if self.shape.moe.num_experts % pin.ep:
+            return f"ep{pin.ep} does not divide {self.shape.moe.num_experts} experts"
+        return f"ep{pin.ep} does not divide dp{mesh.dp}" if mesh.dp % pin.ep else ""
+
     def _strategies(self, mesh: Mesh) -> Iterator[Strategy]:
         """ZeRO-1 where there is anything to split; experts over parts of dp."""
         zeros: set[Literal[0, 1, 3]] = {p.zero for p in self.pins if p.zero is not None}
@@ -103,10 +123,24 @@ class Pricing:
         return Ways(tuple(_frontier(found)))
 
 
+def _micro_refusal(pin: Pin, work: Workload, mesh: Mesh) -> str:
+    if not pin.micro:
+        return ""
+    share, unit = _share(work, mesh)
+    if pin.micro > share:
+        return f"micro{pin.micro} is more than the {share} rows of a replica"
+    return f"micro{pin.micro} splits groups of {unit} rows" if pin.micro % unit else ""
+
+
+def _share(work: Workload, mesh: Mesh) -> tuple[int, int]:
+    """Rows of one replica, at most one update's, and those of them that stay together: the samples of a
+    prompt, or what a loss sees at once."""
+    return (work.rows_per_update or work.rows) // mesh.dp, max(work.samples, work.group)
+
+
 def _micro_batches(work: Workload, mesh: Mesh) -> list[int]:
-    """Rows per pass of one replica: the whole share, and halves of it, in whole groups (the samples of a
-    prompt, or what a loss sees together)."""
-    share, unit = (work.rows_per_update or work.rows) // mesh.dp, max(work.samples, work.group)
+    """Rows per pass of one replica: the whole share, and halves of it, in whole groups."""
+    share, unit = _share(work, mesh)
     sizes = {max(unit, ceil(share / 2**i)) for i in range(share.bit_length())}
     return sorted({size - size % unit for size in sizes}, reverse=True)
 

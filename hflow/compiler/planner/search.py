@@ -7,12 +7,12 @@ lower bound of theirs. Within one, `branch` chooses seats unit by unit.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from itertools import product
 
 from hflow.compiler.planner.bounds import Bounds
-from hflow.compiler.planner.branch import Branch, Incumbent
+from hflow.compiler.planner.branch import RESOLUTION, Branch, Incumbent
 from hflow.compiler.planner.choice import Choice
 from hflow.compiler.planner.least import LeastTimes
 from hflow.compiler.planner.placements import Allocation, Partition, allocations
@@ -21,41 +21,42 @@ from hflow.compiler.planner.space import Space
 
 @dataclass(frozen=True)
 class Found:
-    """`choice`: the best, if any fits; `bound_s`: none takes less; `explored`: choices that were priced."""
+    """`choice`: the best, if any fits; `bound_s`: none takes less; `explored`: choices that were priced.
+    `gap`: by what part the best may be too long; 0 where that is less than what makes steps count as
+    different."""
 
     choice: Choice | None
     bound_s: float
     explored: int
-
-    @property
-    def gap(self) -> float:
-        return max(0.0, 1 - self.bound_s / self.choice.step_s) if self.choice else 0.0
+    gap: float = 0.0
 
 
-def search(space: Space, budget_s: float) -> Found:
-    """The best choice, proven to be so unless `budget_s` seconds pass before."""
-    best = Incumbent(space, time.monotonic() + budget_s)
+def search(space: Space, budget_s: float, resolution: float = RESOLUTION) -> Found:
+    """The best choice, proven to be so unless `budget_s` seconds pass before.
+
+    Args:
+        resolution: steps whose times differ by a smaller part count as equally long.
+    """
+    best = Incumbent(space, time.monotonic() + budget_s, resolution)
     bounds = Bounds(space.draft)
     least = LeastTimes(space, bounds)
-    for partition in space.partitions():  # a first good choice: each partition's most promising allocation
-        if len(partition) == 1:
-            everything = Allocation(partition, space.sizes(partition[0])[-1:])
-            Branch(everything, best, bounds).run()
+    for partition in (p for p in space.partitions() if len(p) == 1):  # to begin with something good
+        Branch(Allocation(partition, space.sizes(partition[0])[-1:]), best, bounds).run()
     waiting = [a for partition in space.partitions() for a in _promising(partition, space, least, best)]
     for bound_s, allocation in sorted(waiting, key=lambda a: a[0]):
         if bound_s >= best.limit_s:
             break
         if not Branch(allocation, best, bounds).run():
-            return Found(best.choice, bound_s, best.explored)
-    return Found(best.choice, best.choice.step_s if best.choice else 0.0, best.explored)
+            assert best.choice
+            return Found(best.choice, bound_s, best.explored, 1 - bound_s / best.choice.step_s)
+    return Found(best.choice, best.limit_s if best.choice else 0.0, best.explored)
 
 
 def exhaustive(space: Space) -> Found:
     """Price every choice of the space: slow, but without bounds that could be wrong."""
     best = Incumbent(space)
     for partition in space.partitions():
-        sizes = list(map(space.sizes, partition))
-        for allocation in allocations(partition, sizes, space.num_devices, lambda i, n: True):
+        for allocation in _allocations(partition, space, lambda spread: lambda number, count: True):
             seats = space.seats(allocation)
             for chosen in product(*seats.values()):
                 best.offer(dict(zip(seats, chosen)))
@@ -66,12 +67,20 @@ def _promising(
     partition: Partition, space: Space, least: LeastTimes, best: Incumbent
 ) -> Iterator[tuple[float, Allocation]]:
     """The allocations of a partition whose bound is below the best step so far, with it."""
-    sizes = list(map(space.sizes, partition))
 
-    def worth(number: int, count: int) -> bool:
-        return least.busy_s(partition[number], count, len(partition) > 1) < best.limit_s
+    def worth(spread: frozenset[str]) -> Callable[[int, int], bool]:
+        return lambda number, count: least.busy_s(partition[number], count, spread) < best.limit_s
 
-    for allocation in allocations(partition, sizes, space.num_devices, worth):
+    for allocation in _allocations(partition, space, worth):
         bound_s = least.step_s(allocation)
         if bound_s < best.limit_s:
             yield bound_s, allocation
+
+
+def _allocations(
+    partition: Partition, space: Space, worth: Callable[[frozenset[str]], Callable[[int, int], bool]]
+) -> Iterator[Allocation]:
+    sizes = list(map(space.sizes, partition))
+    for spread in space.spreads(partition):
+        for allocation in allocations(partition, sizes, space.num_devices, worth(spread)):
+            yield replace(allocation, spread=spread)

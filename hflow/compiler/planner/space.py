@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import combinations
 
 from hflow.compiler.draft import Draft
 from hflow.compiler.planner.placements import Allocation, Partition, partitions
@@ -73,6 +74,14 @@ class Space:
         least = max(min(options) for options in own)
         return tuple(sorted({n for options in own for n in options if n >= least}))
 
+    def spreads(self, partition: Partition) -> tuple[frozenset[str], ...]:
+        """The choices of units that run on all devices: any that generate, where models are apart."""
+        units = [u.name for u in self.units if u.role == "generate" and u.name not in self.pinned]
+        if len(partition) < 2:
+            return (frozenset(),)
+        subsets = (combinations(units, size) for size in range(len(units) + 1))
+        return tuple(frozenset(names) for each in subsets for names in each)
+
     def seats(self, allocation: Allocation) -> dict[str, tuple[Seat, ...]]:
         """For every unit its seats, the fastest first."""
         ranges = {
@@ -84,13 +93,12 @@ class Space:
         found: dict[str, tuple[Seat, ...]] = {}
         for unit in self.units:
             if unit.name in self.pinned:
-                places = [self.pinned[unit.name]]
+                devices = self.pinned[unit.name]
+            elif unit.name in allocation.spread:
+                devices = self.draft.cluster.devices
             else:
-                places = [_row(*ranges[unit.model])]
-                if unit.role == "generate" and len(allocation.partition) > 1:
-                    places.append(self.draft.cluster.devices)
-            seats = (seat for devices in places for seat in self._on(unit, devices, resources[devices]))
-            found[unit.name] = tuple(sorted(seats, key=lambda s: s.option.least_s))
+                devices = _row(*ranges[unit.model])
+            found[unit.name] = tuple(self._on(unit, devices, resources[devices]))
         return found
 
     def _on(self, unit: Unit, devices: Devices, resources: tuple[int, ...]) -> Iterator[Seat]:

@@ -228,7 +228,8 @@ class _Walk:
             seconds = weights_s(draft.shapes[edge.model], dtype, source, target, draft.cluster)
             resources = _union(self.resources[edge.trainer], self.resources[edge.reader])
             after = {self.calls[edge.reader]} if reader.lag and edge.reader in self.calls else set(inputs)
-            number = self._write(seconds / max(1, edge.every), resources, after)
+            passing = not edge.every and not reader.lag
+            number = self._write(seconds / max(1, edge.every), resources, after, passing)
             self.renewed[reader] = number
             self.readers.setdefault(trained.model, []).append(number)
 
@@ -239,8 +240,8 @@ class _Walk:
         number = self.renewed.get(instance_of(node, self.shardings[self.model.unit_of[node.name]]))
         return set() if number is None else {number}
 
-    def _write(self, seconds: float, resources: tuple[int, ...], after: set[int]) -> int:
-        self.tasks.append(Task(seconds, resources, tuple(sorted(after))))
+    def _write(self, seconds: float, resources: tuple[int, ...], after: set[int], leads: bool = False) -> int:
+        self.tasks.append(Task(seconds, resources, tuple(sorted(after)), leads))
         return len(self.tasks) - 1
 
 

@@ -11,6 +11,7 @@ from typing import Literal
 from hflow.compiler.cost.strategy import Strategy
 from hflow.compiler.layout import Mesh
 from hflow.compiler.sharding import Sharding
+from hflow.graph.evaluation import evaluation_graph
 from hflow.graph.graph import Graph, Node
 
 Role = Literal["train", "generate", "score", "frozen"]
@@ -19,13 +20,15 @@ Role = Literal["train", "generate", "score", "frozen"]
 @dataclass(frozen=True)
 class Unit:
     """The nodes that train a model (they share its optimizer), that generate or that score with one which is
-    trained (each set has one copy of its weights at most), or all that use a frozen one."""
+    trained (each set has one copy of its weights at most), or all that use a frozen one. `evaluated`: the
+    evaluation runs one of them too, with the newest weights whatever their `lag`."""
 
     name: str
     model: str
     role: Role
     nodes: tuple[Node, ...]
     lag: int = 0
+    evaluated: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ class Option:
 
     `idle_bytes`: what stays on each device while other nodes run, beside a reader's own copy of weights that
     are trained elsewhere, of `copy_bytes`. `swapped_bytes`: what is loaded while a node runs, a part of
-    what its `ways` need; `swap_s`: onload before and offload after each run. `ways`: of each node of the unit.
+    what its `ways` need; `swap_s`: onload before and offload after each run. `ways`: of each of its nodes.
     """
 
     pp: int
@@ -113,8 +116,11 @@ def units(graph: Graph) -> tuple[Unit, ...]:
     for node in (n for n in graph.nodes if n.model):
         assert node.model
         members.setdefault((node.model.model, _role(graph, node), node.model.lag), []).append(node)
+    evaluation = evaluation_graph(graph)
+    again = {n.name for n in evaluation.nodes} if evaluation else set[str]()
     return tuple(
-        Unit(nodes[0].name, model, role, tuple(nodes), lag) for (model, role, lag), nodes in members.items()
+        Unit(nodes[0].name, model, role, tuple(nodes), lag, any(n.name in again for n in nodes))
+        for (model, role, lag), nodes in members.items()
     )
 
 

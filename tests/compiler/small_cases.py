@@ -1,0 +1,144 @@
+"""Random planning problems, small enough to enumerate: graphs, model shapes, clusters, placements, pins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from math import prod
+from random import Random
+
+import hflow
+from hflow.compiler.cluster import Calibration, Cluster, DeviceKind, Link
+from hflow.compiler.compile import new_draft
+from hflow.compiler.draft import Draft
+from hflow.compiler.passes.candidates import candidates
+from hflow.compiler.passes.weight_edges import weight_edges
+from hflow.compiler.planner.options import PlannerOptions
+from hflow.compiler.planner.placements import Allocation, allocations
+from hflow.compiler.planner.space import Space
+from hflow.compiler.planner.step import StepModel
+from hflow.compiler.planner.unit import Option, Options
+from hflow.compiler.shape import ModelShape
+from hflow.diagnostics import HflowError
+from hflow.graph.graph import Graph
+from tests.compiler.workloads import ROOT
+
+STAND_IN = "shape:llama-7b"  # a path that reads no file; the shapes are replaced
+GRAPHS = {
+    **{name: f"algorithms/{name}.yaml" for name in ("ppo", "grpo", "remax", "safe_rlhf", "dpo", "dapo")},
+    **{name: f"algorithms/{name}.yaml" for name in ("async_grpo", "iterative_grpo", "tool_grpo")},
+    **{name: f"tests/runtime/graphs/{name}.yaml" for name in ("lagged", "region", "trained_twice")},
+}
+PATHS = {"ppo": ("reward_model",), "safe_rlhf": ("reward_model", "cost_model")}
+BEYOND_ANY = 10**15
+
+
+def case(name: str, seed: int, most: int) -> Draft:
+    """A problem with graph `name` that has `most` plans at the most, after `candidates`.
+
+    Some problems have no plan that fits, but none has a unit which does not fit even alone.
+    """
+    random = Random(f"{name} {seed}")
+    while True:
+        try:
+            draft = _drawn(name, random)
+        except HflowError:  # a pinned node cannot run on so many devices
+            continue
+        for kept in (8, 6, 4, 3, 2, 1):
+            few = replace(draft, candidates=_thinned(draft.candidates, kept, random))
+            if 1 <= num_plans(few, most) <= most:
+                return few
+
+
+def space_of(draft: Draft) -> Space:
+    return Space(draft, StepModel(draft))
+
+
+def num_plans(draft: Draft, enough: int) -> int:
+    """How many plans the space has, or a number above `enough`."""
+    space, total = space_of(draft), 0
+    for allocation in all_allocations(space):
+        total += prod(map(len, space.seats(allocation).values()))
+        if total > enough:
+            break
+    return total
+
+
+def all_allocations(space: Space) -> Iterator[Allocation]:
+    for partition in space.partitions():
+        sizes = [space.sizes(members) for members in partition]
+        for spread in space.spreads(partition):
+            for each in allocations(partition, sizes, space.num_devices, lambda number, count: True):
+                yield replace(each, spread=spread)
+
+
+def _drawn(name: str, random: Random) -> Draft:
+    graph, cluster = _graph(name, random.choice((16, 64, 256))), _cluster(random)
+    options = PlannerOptions(
+        placement=random.choice(("auto", "auto", "auto", "split", "standalone", "colocate"))
+    )
+    pins = _pins(graph, cluster, random) if random.random() < 0.2 else ()
+    drawn = {model.name: _shape(random).with_head(model.head) for model in graph.models}
+    shapes = {m.name: drawn[m.refresh.model] if m.refresh else drawn[m.name] for m in graph.models}
+    draft = replace(weight_edges(new_draft(graph, cluster, pins, options)), shapes=shapes)
+    memory = _memory_bytes(candidates(draft), random)
+    device = replace(cluster.device, memory_bytes=memory)
+    return candidates(replace(draft, cluster=replace(cluster, name=str(memory), device=device)))
+
+
+@lru_cache
+def _graph(name: str, response: int) -> Graph:
+    paths = ("model", *PATHS.get(name, ()))
+    overrides = [f"params.{path}={STAND_IN}" for path in paths]
+    if name not in ("dpo", "lagged", "region", "trained_twice"):
+        overrides.append(f"params.max_new_tokens={response}")
+    return hflow.load(ROOT / GRAPHS[name], overrides)
+
+
+def _shape(random: Random) -> ModelShape:
+    heads, width = random.choice((2, 4)), random.choice((32, 64, 128))
+    hidden = heads * width
+    return ModelShape(
+        "llama", random.choice((2, 4)), hidden, heads, random.choice((heads // 2, heads)), width,
+        random.choice((2, 4)) * hidden, random.choice((256, 4096)), 4096, 1e4, 1e-5, False, False,
+    )  # fmt: skip
+
+
+def _cluster(random: Random) -> Cluster:
+    """Devices and links of all speeds, so that now one and now the other counts."""
+    device = DeviceKind(
+        "any", "cpu", 10 ** random.uniform(10, 13), BEYOND_ANY, 10 ** random.uniform(9, 11), 0.5,
+        10 ** random.uniform(-6, -3), calibration=Calibration(),
+    )  # fmt: skip
+    intra, inter, host = (Link(10 ** random.uniform(7, 10), 10 ** random.uniform(-6, -3)) for _ in range(3))
+    hosts, per_host = random.choice(((1, 2), (1, 4), (2, 2), (2, 4)))
+    host_link = host if random.random() < 0.6 else None
+    return Cluster("random", device, hosts, per_host, intra, inter, host_link, random.choice((1, 2)))
+
+
+def _pins(graph: Graph, cluster: Cluster, random: Random) -> tuple[str, ...]:
+    node = random.choice([n.name for n in graph.nodes if n.model])
+    half = cluster.num_devices // 2
+    return (f"{node}=@{random.choice((f'0-{half - 1}', f'{half}-{2 * half - 1}'))}",)
+
+
+def _memory_bytes(draft: Draft, random: Random) -> int:
+    """Enough for each unit alone, and about what a device needs if all models share all devices."""
+    options = [each[max(each)] for each in draft.candidates.values()]
+    alone = max(min(o.idle_bytes + o.copy_bytes + o.least_bytes for o in own) for own in options)
+    staying = sum(min(o.idle_bytes for o in own) for own in options)
+    together = staying + max(min(o.copy_bytes + o.least_bytes for o in own) for own in options)
+    return max(alone, int(together * random.uniform(0.7, 2.5)))
+
+
+def _thinned(found: Mapping[str, Options], kept: int, random: Random) -> dict[str, Options]:
+    """At most `kept` options of each unit on each number of devices, in their order."""
+    return {
+        unit: {n: _some(own, kept, random) for n, own in options.items()} for unit, options in found.items()
+    }
+
+
+def _some(options: tuple[Option, ...], kept: int, random: Random) -> tuple[Option, ...]:
+    numbers = sorted(random.sample(range(len(options)), min(kept, len(options))))
+    return tuple(options[number] for number in numbers)

@@ -1,0 +1,77 @@
+"""Lower bounds are below the price of every complete choice, whatever its nodes take."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from hflow.compiler.cost.redistribution import weights_s
+from hflow.compiler.planner.bounds import Bounds
+from hflow.compiler.planner.choice import fastest_ways, node_times
+from hflow.compiler.planner.least import LeastTimes
+from hflow.compiler.planner.placements import Allocation
+from hflow.compiler.planner.seats import Seats, shardings
+from hflow.compiler.planner.space import Space
+from tests.compiler.small_cases import GRAPHS, all_allocations, case, space_of
+
+CASES, DRAWS = 8, 10
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_no_schedule_beats_a_bound(name: str) -> None:
+    """Node times over two decades, a tenth of the nodes far slower; and the bounds say something: half of
+    them come within 5 %."""
+    shares: list[float] = []
+    for seed in range(CASES):
+        random = Random(seed)
+        space = space_of(case(name, seed, 10_000))
+        bounds, choices = Bounds(space.draft), list(all_allocations(space))
+        for _ in range(DRAWS):
+            seats = _seats(space, random.choice(choices), random)
+            scale = 10 ** random.uniform(-3, 3)
+            times = {node: scale * _factor(random) for node in bounds.nodes}
+            places = {n.name: seats[u.name].resources for u in space.units for n in u.nodes}
+            bound_s = bounds.step_s(times, places, _moves(space, seats))
+            shares.append(bound_s / space.model.step_s(seats, times))
+    assert max(shares) <= 1 + 1e-9
+    assert sorted(shares)[len(shares) // 2] > 0.95
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_bounds_of_allocations_hold_for_each_choice(name: str) -> None:
+    """What `search` cuts an allocation by is below all that its choices take."""
+    for seed in range(CASES):
+        random = Random(seed)
+        space = space_of(case(name, seed, 10_000))
+        least = LeastTimes(space, Bounds(space.draft))
+        for allocation in random.choices(list(all_allocations(space)), k=DRAWS):
+            seats = _seats(space, allocation, random)
+            ways = fastest_ways(space.units, seats, space.draft.cluster.device.usable_bytes)
+            if ways is None:
+                continue
+            step_s = space.model.step_s(seats, node_times(space.units, seats, ways))
+            assert least.step_s(allocation) <= step_s * (1 + 1e-9), (name, seed)
+
+
+def _factor(random: Random) -> float:
+    return 100.0 if random.random() < 0.1 else 10 ** random.uniform(-1, 1)
+
+
+def _seats(space: Space, allocation: Allocation, random: Random) -> Seats:
+    return {unit: random.choice(seats) for unit, seats in space.seats(allocation).items()}
+
+
+def _moves(space: Space, seats: Seats) -> dict[str, float]:
+    """Seconds that weights move to each reader; to one of those that share a copy."""
+    draft, unit_of, lie = space.draft, space.model.unit_of, shardings(space.units, seats)
+    found: dict[str, float] = {}
+    seen: set[object] = set()
+    for edge in (e for e in draft.weight_edges if not e.every):
+        held, lies = lie[unit_of[edge.trainer]], lie[unit_of[edge.reader]]
+        if (edge.model, lies, edge.lag) in seen or (held == lies and not edge.lag):
+            continue
+        seen.add((edge.model, lies, edge.lag))
+        dtype = draft.graph.model(edge.model).dtype
+        found[edge.reader] = weights_s(draft.shapes[edge.model], dtype, held, lies, draft.cluster)
+    return found

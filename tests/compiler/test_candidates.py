@@ -1,0 +1,118 @@
+"""The options of units against brute force: which layouts divide, which ways to run are worth keeping."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+import hflow.compiler.planner.pricing as pricing
+from hflow.compiler.cluster_file import load_cluster
+from hflow.compiler.compile import new_draft
+from hflow.compiler.cost.comm import reached
+from hflow.compiler.cost.compute import node_time_s
+from hflow.compiler.cost.memory import optimizer_bytes, weight_bytes, working_bytes
+from hflow.compiler.draft import Draft
+from hflow.compiler.passes.candidates import candidates
+from hflow.compiler.passes.weight_edges import weight_edges
+from hflow.compiler.planner.search import search
+from hflow.compiler.planner.unit import Option, Unit, Ways, units
+from hflow.compiler.workload import workload
+from hflow.graph.graph import Node
+from tests.compiler.small_cases import case, space_of
+from tests.compiler.workloads import large
+
+SIZES = (1, 2, 4, 8, 16)  # divisors of a host of 8, and whole hosts
+
+
+@pytest.fixture(scope="module")
+def draft() -> Draft:
+    return candidates(weight_edges(new_draft(large("ppo", "llama-7b"), load_cluster("a100x16"))))
+
+
+def options(draft: Draft) -> Iterator[tuple[Unit, Option]]:
+    for unit in units(draft.graph):
+        for each in draft.candidates[unit.name].values():
+            yield from ((unit, option) for option in each)
+
+
+def test_layouts_are_all_that_divide(draft: Draft) -> None:
+    """32 layers, 32 heads, 1,024 rows and minibatches of 128: with memory enough, all powers of two with tp
+    inside a host; generation without pp."""
+    kind = replace(draft.cluster.device, memory_bytes=10**15)
+    roomy = candidates(replace(draft, cluster=replace(draft.cluster, device=kind, name="roomy")))
+    for unit in units(draft.graph):
+        found = {(o.pp, o.dp, o.tp) for each in roomy.candidates[unit.name].values() for o in each}
+        pps = (1,) if unit.role == "generate" else (1, 2, 4, 8, 16)
+        expected = {
+            (pp, n // (pp * tp), tp) for n in SIZES for pp in pps for tp in (1, 2, 4, 8) if n % (pp * tp) == 0
+        }
+        assert found == expected, unit.name
+
+
+def test_every_way_fits_and_none_is_beaten(draft: Draft) -> None:
+    capacity = draft.cluster.device.usable_bytes
+    for unit, option in options(draft):
+        for node, ways in zip(unit.nodes, option.ways):
+            assert all(w.need_bytes + option.idle_bytes <= capacity for w in ways.ways)
+            for less, more in pairwise(ways.ways):
+                assert less.need_bytes < more.need_bytes and less.time_s > more.time_s
+            _check_against_all(draft, unit, option, node, ways)
+
+
+def test_what_stays_and_what_is_swapped(draft: Draft) -> None:
+    """Offload moves the optimizer's state there and back, and drops the gradients; a frozen model's weights
+    come only one way."""
+    assert draft.cluster.host_link
+    link = reached(draft.cluster, draft.cluster.host_link)
+    for unit, option in options(draft):
+        what = draft.shapes[unit.model], "bf16", option.mesh(0)
+        weights, state = (weight_bytes(*what, trained, option.strategy) for trained in (False, True))
+        if unit.role in ("generate", "score"):
+            expected = (0, weights, 0, 0.0)
+        elif not option.offload:
+            expected = (state if unit.role == "train" else weights, 0, 0, 0.0)
+        elif unit.role == "train":
+            moved = 2 * optimizer_bytes(*what, option.strategy)
+            expected = (weights, 0, state - weights, moved / link.bandwidth + 2 * link.latency_s)
+        else:
+            expected = (0, 0, weights, weights / link.bandwidth + link.latency_s)
+        found = (option.idle_bytes, option.copy_bytes, option.swapped_bytes, option.swap_s)
+        assert found == pytest.approx(expected), (unit.name, option)
+
+
+@pytest.mark.parametrize("name", ["ppo", "grpo", "async_grpo"])
+def test_beaten_options_are_not_missed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the options that another one beats in every respect the best step is as short as with them."""
+    for seed in range(200, 206):
+        kept = replace(case(name, seed, 10**9), pins=())
+        kept = candidates(kept)
+        with monkeypatch.context() as patch:
+            patch.setattr(pricing, "_undominated", list)
+            full = candidates(kept)
+        assert _num_options(full) >= _num_options(kept)
+        best, best_of_all = (search(space_of(d), 20.0, resolution=0.0).choice for d in (kept, full))
+        assert (best is None) == (best_of_all is None)
+        if best and best_of_all:
+            assert best.step_s == pytest.approx(best_of_all.step_s, rel=1e-3)
+
+
+def _num_options(draft: Draft) -> int:
+    return sum(len(each) for own in draft.candidates.values() for each in own.values())
+
+
+def _check_against_all(draft: Draft, unit: Unit, option: Option, node: Node, ways: Ways) -> None:
+    """No micro-batch of a power of two, with or without recomputation, is better than the ways kept."""
+    shape, mesh, work = draft.shapes[unit.model], option.mesh(0), workload(node)
+    extra = option.swapped_bytes
+    for recompute in ("none", "full") if node.op == "train" else ("none",):
+        strategy = replace(option.strategy, recompute=recompute)
+        share = (work.rows_per_update or work.rows) // mesh.dp
+        for micro in (2**i for i in range(share.bit_length())):
+            need = working_bytes(node.op, shape, "bf16", work, mesh, micro, strategy) + extra
+            fast = ways.fastest(need)
+            if need + option.idle_bytes <= draft.cluster.device.usable_bytes:
+                seconds = node_time_s(node.op, shape, "bf16", work, mesh, micro, draft.cluster, strategy)
+                assert fast and fast.time_s <= seconds

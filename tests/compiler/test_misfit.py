@@ -1,0 +1,114 @@
+"""What is said when nothing fits: the least memory against brute force, the smallest cluster by compiling."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import hflow
+from hflow.compiler.cluster import Cluster
+from hflow.compiler.cluster_file import load_cluster
+from hflow.compiler.compile import compile_graph
+from hflow.compiler.named_shapes import NAMED_SHAPES
+from hflow.compiler.planner.leanest import leanest
+from hflow.compiler.planner.options import PlannerOptions
+from hflow.compiler.planner.search import exhaustive
+from hflow.diagnostics import Diagnostic, HflowError
+from hflow.graph.graph import Graph
+from tests.compiler.small_cases import case, space_of
+from tests.compiler.workloads import large
+
+GRAPHS = ("ppo", "remax", "async_grpo", "trained_twice", "iterative_grpo")
+
+
+def refusal(graph: Graph, cluster: Cluster, *pins: str, options: PlannerOptions | None = None) -> Diagnostic:
+    with pytest.raises(HflowError) as caught:
+        compile_graph(graph, cluster, pins, options or PlannerOptions())
+    (found,) = caught.value.diagnostics
+    return found
+
+
+def cluster(name: str, hosts: int = 1, memory_gb: float = 80.0, link: bool = True) -> Cluster:
+    """A100s of which all memory may be filled but a tenth."""
+    shipped = load_cluster(name)
+    memory = int(memory_gb * 1e9)
+    device = replace(shipped.device, memory_bytes=memory, reserve_bytes=memory // 10)
+    host_link = shipped.host_link if link else None
+    return replace(shipped, hosts=hosts, device=device, host_link=host_link)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_the_least_memory_is_that_of_some_plan_and_of_none_less(name: str) -> None:
+    """A plan fits if and only if the leanest does: all plans of problems in which memory is scarce."""
+    for seed in range(12):
+        space = space_of(case(name, seed, 1000))
+        if space.pinned:
+            continue
+        lean = leanest(space)
+        fits = lean is not None and lean.fullest.peak_bytes <= space.draft.cluster.device.usable_bytes
+        assert fits == (exhaustive(space).choice is not None), seed
+
+
+def test_ppo_of_70b_on_one_host_is_refused_with_the_smallest_cluster_that_works() -> None:
+    """18 bytes for each of its parameters, on eight devices; HybridFlow's smallest run of it is on 64."""
+    graph = large("ppo", "llama-70b")
+    found = refusal(graph, cluster("a100x8"))
+    state = NAMED_SHAPES["llama-70b"].num_parameters * 18 / 8e9
+    assert found.code == "HF305" and "8 A100-80G with 72.0 GB each" in found.message
+    assert f"actor weights, gradients, Adam (tp8 offload) {state:.1f} GB" in found.help
+    assert found.help.endswith("on which it fits has 32 devices (4 hosts of 8 A100-80G)")
+    assert found.span and found.span.file.endswith("ppo.yaml")
+    assert refusal(graph, cluster("a100x8", hosts=3)).code == "HF305"
+    assert compile_graph(graph, cluster("a100x8", hosts=4)).step_time_s > 0
+
+
+def test_parts_add_up_to_what_is_needed() -> None:
+    found = refusal(large("ppo", "llama-34b"), cluster("a100x8", link=False)).help
+    needs, _, parts = found.partition(";")[0].partition(" runs: ")
+    total = float(needs.removeprefix("the leanest one needs ").split()[0])
+    sizes = [float(part.split()[-2]) for part in parts.split(" + ")]
+    assert len(sizes) == 5 and total == pytest.approx(sum(sizes), abs=0.05 * len(sizes))
+
+
+def test_the_smallest_cluster_lies_between_powers_of_two() -> None:
+    graph = large("safe_rlhf", "llama-70b")
+    found = refusal(graph, cluster("a100x8", hosts=8, link=False)).help
+    assert "it fits if models may wait in the host's memory" in found
+    assert found.endswith("72 devices (9 hosts of 8 A100-80G)")
+    quick = PlannerOptions(budget_s=0.0)
+    assert compile_graph(graph, cluster("a100x8", hosts=9, link=False), options=quick).step_time_s > 0
+    assert compile_graph(graph, cluster("a100x8", hosts=8), options=quick).step_time_s > 0
+
+
+def test_no_cluster_is_large_enough_for_what_does_not_split() -> None:
+    found = refusal(large("grpo", "qwen2.5-0.5b"), cluster("a100x8", memory_gb=0.3)).help
+    assert "only shorter sequences need less" in found
+    assert found.endswith("nor does any fit on 512 such devices")
+
+
+def test_what_restricts_the_search_is_named() -> None:
+    options = PlannerOptions(placement="standalone")
+    found = refusal(large("ppo", "llama-13b"), cluster("a100x8", link=False), options=options)
+    assert (found.code, found.help) == ("HF305", "without --placement standalone there are plans that fit")
+    pins = "actor_train=no-offload", "critic_train=no-offload"
+    found = refusal(large("ppo", "llama-34b"), cluster("a100x16", hosts=2), *pins)
+    assert found.code == "HF305" and all(f"--pin {pin}" in found.help for pin in pins)
+
+
+def test_a_plan_that_needs_offload_says_what_it_costs() -> None:
+    """PPO of 34B runs on 32 devices in HybridFlow's evaluation; on 16 only with offload."""
+    graph = large("ppo", "llama-34b")
+    assert refusal(graph, cluster("a100x16", hosts=2, link=False)).code == "HF305"
+    plan = hflow.compile(graph, "a100x16")
+    moved = [i for i in plan.step.instructions if i.op == "onload" and i.target == "actor_train"]
+    assert plan.node("actor_train").offload and moved[0].time_s > 0
+
+
+def test_a_pinned_layout_tells_how_much_it_lacks() -> None:
+    """7B parameters with 18 bytes each on one device."""
+    graph = large("sft", "llama-7b")
+    found = refusal(graph, cluster("a100x8"), "actor_train=dp8,zero0")
+    needs = NAMED_SHAPES["llama-7b"].num_parameters * 18 / 1e9
+    size = float(found.help.removeprefix("dp8 @0-7: needs ").split()[0])
+    assert found.code == "HF302" and found.help.endswith("of 72.0 GB") and needs < size < needs + 20

@@ -1,0 +1,101 @@
+"""Pins: what they fix, and why the impossible ones are refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import hflow
+from hflow.compiler.cluster_file import load_cluster
+from hflow.compiler.compile import compile_graph
+from hflow.diagnostics import Diagnostic, HflowError
+from hflow.graph.graph import Graph
+from tests.compiler.workloads import large
+
+A100S = load_cluster("a100x8")
+
+
+@pytest.fixture(scope="module")
+def ppo() -> Graph:
+    return large("ppo", "llama-7b")
+
+
+def refusal(graph: Graph, *pins: str) -> Diagnostic:
+    with pytest.raises(HflowError) as caught:
+        compile_graph(graph, A100S, pins)
+    (found,) = caught.value.diagnostics
+    assert found.code == "HF302"
+    return found
+
+
+@pytest.mark.parametrize(
+    ("pin", "message"),
+    [
+        ("actor_train=zero2", "zero2 is none of zero0, zero1, zero3"),
+        ("actor_train=zero1,zero0", "`zero` is given twice"),
+        ("actor_train=recompute,no-recompute", "`recompute` is given twice"),
+        ("actor_train=micro0", "at least 1"),
+        ("actor_train=,", "not of the form"),
+        ("actor_train=fast", "`fast` is no size"),
+        ("values=recompute", "`recompute` is for train nodes, and `values` is a score node"),
+        ("rollout=zero1", "`zero` is for train nodes"),
+        ("rollout=offload", "reads weights that are trained; pin offload on `actor_train`"),
+        ("actor_train=tp8,zero1", "zero1 has nothing to split over dp1"),
+        ("actor_train=dp8,ep2", "`actor` has no experts for ep2"),
+        ("actor_train=dp8,micro17", "micro17 is more than the 16 rows of a replica"),
+        ("reward=tp3", "tp3 does not divide 32 kv heads"),
+        ("reward=pp3,dp1,tp1", "pp3 does not divide 32 layers"),
+        ("gae=tp2", "`gae` runs where its values lie"),
+        ("critictrain=tp2", "no node `critictrain`; did you mean `critic_train`?"),
+    ],
+)
+def test_impossible_pins_tell_why(ppo: Graph, pin: str, message: str) -> None:
+    found = refusal(ppo, pin)
+    assert message in f"{found.message}; {found.help}" and f"--pin {pin}" in found.message
+
+
+def test_samples_of_a_prompt_stay_together() -> None:
+    """GRPO's eight responses to a prompt are generated at once."""
+    found = refusal(large("grpo", "llama-7b"), "rollout=dp8,micro12")
+    assert "micro12 splits groups of 8 rows" in found.help
+
+
+def test_experts_divide_and_lie_on_data_parallel_ranks() -> None:
+    graph = large("sft", "qwen3-30b-a3b")
+    assert "ep3 does not divide 128 experts" in refusal(graph, "actor_train=dp8,ep3").help
+    assert "ep4 does not divide dp2" in refusal(graph, "actor_train=dp2,tp4,ep4").help
+
+
+def test_what_cannot_wait_in_the_hosts_memory_is_not_offloaded(ppo: Graph) -> None:
+    refreshed = large("iterative_grpo", "llama-7b")
+    assert "`ref` takes over the weights of `actor`" in refusal(refreshed, "ref_logprobs=offload").message
+    with pytest.raises(HflowError, match="HF302.*no link to the host's memory"):
+        compile_graph(ppo, replace(A100S, host_link=None), ["reward=offload"])
+
+
+def test_pins_of_one_models_trainings_agree() -> None:
+    path = "shape:llama-7b"
+    graph = hflow.load("tests/runtime/graphs/trained_twice.yaml", [f"models.actor.path={path}"])
+    found = refusal(graph, "first=dp2,zero0", "again=zero1")
+    assert "the pins disagree about zero" in found.help
+
+
+def test_pins_are_kept(ppo: Graph) -> None:
+    pins = (
+        "actor_train=pp2,dp4,zero1,recompute,micro4,offload",
+        "values=micro4,no-offload",
+        "reward=dp8,offload",
+    )
+    plan = compile_graph(ppo, A100S, pins)
+    train, values, reward = map(plan.node, ("actor_train", "values", "reward"))
+    assert (train.strategy.zero, train.strategy.recompute, train.micro_batch, train.offload) == (
+        1,
+        "full",
+        4,
+        True,
+    )
+    assert str(train.mesh) == "pp2 dp4 @0-7" and reward.offload and not values.offload
+    assert values.micro_batch == 4
+    ops = [i.op for i in plan.step.instructions if i.target == "actor_train"]
+    assert [op for op in ops if op in ("onload", "call", "offload")] == ["onload", "call", "offload"]

@@ -1,0 +1,51 @@
+"""Branch and bound finds what enumeration finds: random graphs, shapes, clusters, placements and pins."""
+
+from __future__ import annotations
+
+from math import isclose
+
+import pytest
+
+from hflow.compiler.planner.branch import RESOLUTION
+from hflow.compiler.planner.search import Found, exhaustive, search
+from tests.compiler.small_cases import GRAPHS, case, num_plans, space_of
+
+PER_GRAPH = 20  # x 12 graphs = 240 cases
+FOREVER = float("inf")
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_search_finds_the_best_of_all_plans(name: str) -> None:
+    """About one case in five fits nowhere: then both say so."""
+    for seed in range(PER_GRAPH):
+        _compare(name, seed, most=1500)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ppo", "remax", "async_grpo", "dapo"])
+def test_search_finds_the_best_of_many_plans(name: str) -> None:
+    for seed in range(100, 103):
+        _compare(name, seed, most=20_000)
+
+
+def test_the_cases_are_worth_comparing() -> None:
+    """Most have many plans, some fit nowhere, and in some only few of the plans fit."""
+    cases = [case(name, seed, 1500) for name in ("ppo", "grpo", "async_grpo") for seed in range(PER_GRAPH)]
+    counted = [(num_plans(draft, 1500), exhaustive(space_of(draft))) for draft in cases]
+    assert sum(total > 100 for total, _ in counted) > len(cases) / 3
+    assert 0 < sum(found.choice is None for _, found in counted) < len(cases) / 3
+    assert any(found.choice and found.explored < total / 2 for total, found in counted)
+
+
+def _compare(name: str, seed: int, most: int) -> None:
+    draft = case(name, seed, most)
+    expected, proven = exhaustive(space_of(draft)), search(space_of(draft), FOREVER, resolution=0.0)
+    assert _same(expected, proven, 1e-9), (name, seed)
+    close = search(space_of(draft), FOREVER)
+    assert _same(expected, close, RESOLUTION), (name, seed)
+
+
+def _same(expected: Found, found: Found, tolerance: float) -> bool:
+    if expected.choice is None or found.choice is None:
+        return expected.choice is found.choice
+    return isclose(found.choice.step_s, expected.choice.step_s, rel_tol=tolerance)
