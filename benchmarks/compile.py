@@ -3,8 +3,8 @@
     python benchmarks/compile.py [--algorithms ppo,grpo] [--models 7b,13b] [--gpus 8,16] [--large] [--save]
 
 Four algorithms at the paper's size (arXiv:2409.19256, section 8.1: prompts and responses of 1,024 tokens, all
-models Llamas of one size in bf16, A100-80GB in hosts of 8): the median of three compilations in one process,
-without imports and with empty caches, and of three whole processes for some; with --large also on 1,024 and
+models Llamas of one size in bf16, A100-80GB in hosts of 8): the median of some compilations in one process,
+of loaded graphs and with empty caches, and of whole processes for a few; with --large also on 1,024 and
 4,096 GPUs, once each. `gap` is the part by which the plan may be worse than the best one, `plans` those
 priced. Where nothing fits, the time is that of saying so. The last line is one JSON object; with --save
 it also goes to benchmarks/results/.
@@ -19,7 +19,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -29,6 +29,7 @@ from hflow.compiler.cluster import Cluster
 from hflow.compiler.cluster_file import load_cluster
 from hflow.compiler.compile import compile_graph
 from hflow.compiler.plan import Plan
+from hflow.compiler.planner.options import PlannerOptions
 from hflow.diagnostics import HflowError
 from hflow.graph.graph import Graph
 
@@ -37,7 +38,6 @@ ALGORITHMS = ("ppo", "grpo", "remax", "safe_rlhf")
 MODELS = ("7b", "13b", "34b", "70b")
 GPUS = (8, 16, 32, 64, 96, 128)
 LARGE = (1024, 4096)
-TIMES = 3
 WHOLE = (("ppo", "7b", 16), ("ppo", "70b", 128), ("safe_rlhf", "34b", 64))
 TOKENS, ROWS, MINIBATCH = 1024, 1024, 128
 SAMPLES = {"grpo": 8}  # of one prompt
@@ -66,13 +66,20 @@ def main() -> None:
     )
     parser.add_argument("--models", default=",".join(MODELS), help="which of 7b,13b,34b,70b")
     parser.add_argument("--gpus", default=",".join(map(str, GPUS)), help="numbers of GPUs")
+    parser.add_argument("--times", type=int, default=3, help="compilations of which the median counts")
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds for one search")
     parser.add_argument("--large", action="store_true", help="also 1,024 and 4,096 GPUs")
     parser.add_argument("--save", action="store_true", help="also write results/compile-DATE.json")
     options = parser.parse_args()
     algorithms, models = options.algorithms.split(","), options.models.split(",")
-    found = list(measured(algorithms, models, [int(n) for n in options.gpus.split(",")]))
+    gpus = [int(n) for n in options.gpus.split(",")]
+    wanted = [(a, m, n, options.times) for a in algorithms for m in models for n in gpus]
     if options.large:
-        found += huge(algorithms, models)
+        wanted += [(a, models[0], n, 1) for n in LARGE for a in algorithms]
+    print(
+        f"{'algorithm':<10}{'model':>6}{'gpus':>6}{'compile s':>11}{'process s':>11}{'gap %':>8}{'plans':>8}"
+    )
+    found = [shown(measured(*case, options.budget)) for case in wanted]
     line = json.dumps(report(found))
     if options.save:
         date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
@@ -80,39 +87,16 @@ def main() -> None:
     print(line)
 
 
-def measured(algorithms: Sequence[str], models: Sequence[str], gpus: Sequence[int]) -> Iterator[Measured]:
-    print(
-        f"{'algorithm':<10}{'model':>6}{'gpus':>6}{'compile s':>11}{'process s':>11}{'gap %':>8}{'plans':>8}"
-    )
-    for algorithm in algorithms:
-        for model in models:
-            for count in gpus:
-                yield shown(one(algorithm, model, count))
-
-
-def huge(algorithms: Sequence[str], models: Sequence[str]) -> Iterator[Measured]:
-    for count in LARGE:
-        for algorithm in algorithms:
-            yield shown(one(algorithm, models[0], count, times=1))
-
-
-def one(algorithm: str, model: str, gpus: int, times: int = TIMES) -> Measured:
+def measured(algorithm: str, model: str, gpus: int, times: int, budget_s: float) -> Measured:
     graph, cluster = sized(algorithm, model), testbed(gpus)
-    seconds, plan = timed(lambda: compiled(graph, cluster), times)
+    seconds, plan = timed(lambda: compiled(graph, cluster, budget_s), times)
     process_s = None
     if (algorithm, model, gpus) in WHOLE:
-        process_s, _ = timed(lambda: run(algorithm, model, gpus), times)
-    search = plan.search if plan else None
-    return Measured(
-        algorithm,
-        model,
-        gpus,
-        round(seconds, 3),
-        search.gap if search else None,
-        search.explored if search else None,
-        plan.step_time_s if plan else None,
-        process_s and round(process_s, 3),
-    )
+        process_s = round(timed(lambda: run(algorithm, model, gpus, budget_s), times)[0], 3)
+    if plan is None:
+        return Measured(algorithm, model, gpus, round(seconds, 3), None, None, None, process_s)
+    found = plan.search.gap, plan.search.explored, plan.step_time_s
+    return Measured(algorithm, model, gpus, round(seconds, 3), *found, process_s)
 
 
 def shown(found: Measured) -> Measured:
@@ -160,22 +144,23 @@ def forget() -> None:
                     clear()
 
 
-def compiled(graph: Graph, cluster: Cluster) -> Plan | None:
+def compiled(graph: Graph, cluster: Cluster, budget_s: float) -> Plan | None:
     """None where nothing fits."""
     try:
-        return compile_graph(graph, cluster)
+        return compile_graph(graph, cluster, (), PlannerOptions(budget_s=budget_s))
     except HflowError as error:
         if {d.code for d in error.diagnostics} <= {"HF304", "HF305"}:
             return None
         raise
 
 
-def run(algorithm: str, model: str, gpus: int) -> None:
+def run(algorithm: str, model: str, gpus: int, budget_s: float) -> None:
     """One `hflow compile`, from the start of the process to its end."""
     overrides = [word for text in sizes(algorithm, model) for word in ("--set", text)]
     file = f"algorithms/{algorithm}.yaml"
-    command = [sys.executable, "-m", "hflow.cli", "compile", file, "--cluster", f"a100x{gpus}", *overrides]
-    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    hflow_compile = [sys.executable, "-m", "hflow.cli", "compile", file]
+    options = ["--cluster", f"a100x{gpus}", "--budget", str(budget_s)]
+    subprocess.run([*hflow_compile, *options, *overrides], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
 def testbed(gpus: int) -> Cluster:

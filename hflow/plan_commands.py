@@ -61,7 +61,7 @@ def compile_command(
         typer.Option(help="exact: branch and bound. exhaustive prices all plans. Others: to compare."),
     ] = DEFAULTS.planner,
     budget: Annotated[
-        float, typer.Option(min=0.0, metavar="SECONDS", help="Then take the best plan that was found.")
+        float | None, typer.Option(min=0.0, metavar="SECONDS", help="Then take the best plan that was found.")
     ] = DEFAULTS.budget_s,
     diff: Annotated[
         Path | None, typer.Option("--diff", metavar="PLAN", help="Tell what differs from this plan.")

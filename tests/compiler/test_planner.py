@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 import hflow
 from hflow.compiler.cluster_file import load_cluster
-from hflow.compiler.compile import new_draft
+from hflow.compiler.compile import compile_graph, new_draft
 from hflow.compiler.draft import Draft
 from hflow.compiler.memory import device_memory
 from hflow.compiler.passes.candidates import candidates
@@ -17,6 +18,7 @@ from hflow.compiler.passes.lower_edges import lower_edges
 from hflow.compiler.passes.place import node_plans
 from hflow.compiler.passes.schedule import schedule
 from hflow.compiler.passes.weight_edges import weight_edges
+from hflow.compiler.planner.branch import RESOLUTION
 from hflow.compiler.planner.options import PLACEMENTS, Placement, PlannerOptions
 from hflow.compiler.planner.search import search
 from hflow.compiler.planner.space import Space
@@ -48,6 +50,15 @@ def test_the_schedule_agrees_on_the_machine_at_hand(algorithm: str, model: str) 
     overrides = [f"params.{name}={model}" for name in model_params(algorithm)]
     draft = _draft(hflow.load(Path(f"algorithms/{algorithm}.yaml"), overrides), "local4", "auto")
     _agrees(draft, Space(draft, StepModel(draft)), budget_s=1.0)
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo", "remax"])
+def test_more_hosts_are_never_slower(algorithm: str) -> None:
+    """What fits on some hosts can be done on them when there are more."""
+    graph = large(algorithm, "llama-7b")
+    clusters = [load_cluster(f"a100x{gpus}") for gpus in (8, 16, 32, 64, 96)]
+    seconds = [compile_graph(graph, cluster).step_time_s for cluster in clusters]
+    assert all(more <= fewer * (1 + RESOLUTION) for fewer, more in pairwise(seconds))
 
 
 def _agrees(draft: Draft, space: Space, budget_s: float = float("inf")) -> None:

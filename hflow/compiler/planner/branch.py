@@ -21,13 +21,16 @@ FIRST: tuple[Role, ...] = ("train", "generate", "score", "frozen")  # what decid
 
 @dataclass
 class Incumbent:
-    """The best choice so far. `explored`: choices that were priced."""
+    """The best choice so far. `explored`: choices that were priced; `effort`: bounds that were computed, of
+    which there may be `most`, until the `deadline`."""
 
     space: Space
     deadline: float = float("inf")
     resolution: float = RESOLUTION
     choice: Choice | None = None
     explored: int = 0
+    effort: int = 0
+    most: float = float("inf")
 
     @property
     def limit_s(self) -> float:
@@ -36,8 +39,9 @@ class Incumbent:
 
     @property
     def late(self) -> bool:
-        """Whether the time is up, and there is something to show for it."""
-        return self.choice is not None and time.monotonic() > self.deadline
+        """Whether the budget is spent, and there is something to show for it."""
+        spent = self.effort > self.most or time.monotonic() > self.deadline
+        return spent and self.choice is not None
 
     def offer(self, seats: Mapping[str, Seat]) -> None:
         """Price a complete choice, and keep it if it fits and is the best."""
@@ -90,6 +94,12 @@ class Branch:
         self.idle = {
             name: min((s.option.idle_bytes for s in each), default=0) for name, each in seats.items()
         }
+        self.free = dict.fromkeys((r for each in self.resources.values() for r in each), self.capacity)
+        for name, size in self.idle.items():
+            for resource in self.resources[name]:
+                self.free[resource] -= size
+        self.nodes = {unit.name: [n.name for n in unit.nodes] for unit in self.space.units}
+        self.priced: list[float] = []  # bounds of what was priced
         self.places = {name: self._places(name, each) for name, each in seats.items()}
         self.order = sorted(self.space.units, key=self._rank)
         self.readers = {
@@ -104,11 +114,23 @@ class Branch:
         }
 
     def run(self) -> bool:
-        """Try them; False when the time was up before."""
-        if self._bound_s(_Chosen(), self.times) >= self.best.limit_s:
+        """Try them; False when the budget was spent before."""
+        if self._bound_s(_Chosen()) >= self.best.limit_s:
             return True
-        skimmed_s = self._skim(_Chosen(), self._bundles())
-        return skimmed_s >= self.best.limit_s or self._extend(_Chosen(), 0)
+        self._dive()
+        self._skim(_Chosen(), self._bundles())
+        if self.best.late:
+            return False
+        settled = all(bound_s >= self.best.limit_s for bound_s in self.priced)
+        return settled or self._extend(_Chosen(), 0)
+
+    def _dive(self) -> None:
+        """Price what always taking the seat with the least bound leads to: something good to begin with."""
+        chosen = _Chosen()
+        for unit in self.order:
+            longer = [self._with(chosen, unit, place.seat) for place in self.places[unit.name]]
+            chosen = min(longer, key=self._bound_s)
+        self.best.offer(chosen.seats)
 
     def _rank(self, unit: Unit) -> tuple[int, float]:
         places = self.places[unit.name]
@@ -117,49 +139,43 @@ class Branch:
     def _places(self, name: str, seats: Sequence[Seat]) -> list[_Place]:
         """The seats in which every node of the unit can run, the fastest first."""
         found: list[_Place] = []
-        free = self._free({n: size for n, size in self.idle.items() if n != name})
         for seat in seats:
-            limit = min(free[r] for r in seat.resources) - seat.option.idle_bytes
+            limit = min(self.free[r] for r in seat.resources) + self.idle[name] - seat.option.idle_bytes
             ways = [each.fastest(limit) for each in seat.option.ways]
             if all(ways):
                 found.append(_Place(seat, tuple(w.time_s + seat.option.swap_s for w in ways if w)))
         return sorted(found, key=lambda place: sum(place.times))
 
-    def _free(self, idle: Mapping[str, int]) -> dict[int, int]:
-        """Bytes that are left on each set of devices beside what units keep there."""
-        free = dict.fromkeys((r for each in self.resources.values() for r in each), self.capacity)
-        for name, size in idle.items():
-            for resource in self.resources[name]:
-                free[resource] -= size
-        return free
-
     def _bundles(self) -> list[list[_Chosen]]:
         """For each model the choices for all its units, by themselves below the limit, that no other beats in
         time and memory: whatever contains a worse one has no lower bound."""
         models = dict.fromkeys(unit.model for unit in self.order)
-        found = [self._bundle([u for u in self.order if u.model == model]) for model in models]
-        return sorted(found, key=len)
+        return [self._bundle([u for u in self.order if u.model == model]) for model in models]
 
     def _bundle(self, units: Sequence[Unit]) -> list[_Chosen]:
         choices = [_Chosen()]
         for unit in units:
             longer = (self._with(c, unit, p.seat) for c in choices for p in self.places[unit.name])
-            choices = [c for c in longer if self._bound_s(c, self._times(c)) < self.best.limit_s]
+            choices = [c for c in longer if self._bound_s(c) < self.best.limit_s]
         return _front(units, choices)
 
-    def _skim(self, chosen: _Chosen, bundles: Sequence[Sequence[_Chosen]]) -> float:
-        """Price what is made of bundles; the least bound among it."""
+    def _skim(self, chosen: _Chosen, bundles: Sequence[Sequence[_Chosen]]) -> None:
+        """Price what is made of bundles, the one with the fewest possible choices first."""
+        if self.best.late:
+            return
         if not bundles:
+            self.priced.append(self._bound_s(chosen))
             self.best.offer(chosen.seats)
-            return self._bound_s(chosen, self._times(chosen))
-        joined = map(chosen.joined, bundles[0])
-        bounded = [(self._bound_s(c, self._times(c)), number, c) for number, c in enumerate(joined)]
-        least = float("inf")
-        for bound_s, _, choice in sorted(bounded, key=lambda b: b[:2]):
-            if bound_s >= self.best.limit_s or self.best.late:
-                return min(least, bound_s)
-            least = min(least, self._skim(choice, bundles[1:]))
-        return least
+            return
+        first, *rest = sorted((self._below_limit(chosen, bundle) for bundle in bundles), key=len)
+        for bound_s, part in first:
+            if bound_s < self.best.limit_s:
+                self._skim(chosen.joined(part), [[other for _, other in bundle] for bundle in rest])
+
+    def _below_limit(self, chosen: _Chosen, bundle: Sequence[_Chosen]) -> list[tuple[float, _Chosen]]:
+        """What of a bundle may follow `chosen`, with the bound of both; the least first."""
+        bounded = [(self._bound_s(chosen.joined(part)), part) for part in bundle]
+        return sorted((b for b in bounded if b[0] < self.best.limit_s), key=lambda b: b[0])
 
     def _extend(self, chosen: _Chosen, level: int) -> bool:
         """Try all seats of the units from `level` on; False when the time is up."""
@@ -170,7 +186,7 @@ class Branch:
             return True
         unit = self.order[level]
         longer = (self._with(chosen, unit, place.seat) for place in self.places[unit.name])
-        bounded = [(self._bound_s(c, self._times(c)), number, c) for number, c in enumerate(longer)]
+        bounded = [(self._bound_s(c), number, c) for number, c in enumerate(longer)]
         for bound_s, _, choice in sorted(bounded, key=lambda b: b[:2]):
             if bound_s >= self.best.limit_s:
                 break
@@ -194,23 +210,21 @@ class Branch:
         copies = {**chosen.copies, unit.name: seat.option.copy_bytes}
         return _Chosen(seats, copies, {**chosen.moves, edges[0].reader: seconds}, chosen.renewed | {key})
 
-    def _times(self, chosen: _Chosen) -> Mapping[str, float] | None:
-        """Least times of all nodes; None where the memory does not suffice."""
-        free = self._free(self.idle | {name: s.option.idle_bytes for name, s in chosen.seats.items()})
-        times = dict(self.times)
-        for unit in (u for u in self.order if u.name in chosen.seats):
-            seat = chosen.seats[unit.name]
-            limit = min(free[r] for r in seat.resources) - chosen.copies.get(unit.name, 0)
-            for node, ways in zip(unit.nodes, seat.option.ways):
+    def _bound_s(self, chosen: _Chosen) -> float:
+        """With the fastest seats for all other units; infinite where the memory does not suffice."""
+        self.best.effort += 1
+        free, times = dict(self.free), dict(self.times)
+        for name, seat in chosen.seats.items():
+            more = seat.option.idle_bytes - self.idle[name]
+            for resource in seat.resources:
+                free[resource] -= more
+        for name, seat in chosen.seats.items():
+            limit = min(map(free.__getitem__, seat.resources)) - chosen.copies.get(name, 0)
+            for node, ways in zip(self.nodes[name], seat.option.ways):
                 way = ways.fastest(limit)
                 if way is None:
-                    return None
-                times[node.name] = way.time_s + seat.option.swap_s
-        return times
-
-    def _bound_s(self, chosen: _Chosen, times: Mapping[str, float] | None) -> float:
-        if times is None:
-            return float("inf")
+                    return float("inf")
+                times[node] = way.time_s + seat.option.swap_s
         return self.bounds.step_s(times, self.on, chosen.moves, self.best.limit_s)
 
 

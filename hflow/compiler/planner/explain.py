@@ -73,7 +73,7 @@ def explain(plan: Plan, pins: Iterable[str], options: PlannerOptions, node: str)
     """
     question = _question(plan, pins, options, node)
     tried = _tried(question)
-    budget_s = min(options.budget_s, BUDGET_S) / max(1, len(tried))
+    budget_s = min(options.budget_s or BUDGET_S, BUDGET_S) / max(1, len(tried))
     found = [_judged(question, ways, budget_s) for ways in tried]
     fitting = sorted((a for a in found if a.step_time_s is not None), key=lambda a: a.step_time_s or 0.0)
     crowded = [a for a in found if a.step_time_s is None]

@@ -39,8 +39,8 @@ def meshes(draft: Draft, unit: Unit) -> Iterator[Mesh]:
     wanted = {axis: size for pin in pins for axis, size in pin.sizes}
     if any(wanted[axis] != size for pin in pins for axis, size in pin.sizes):
         return
-    pinned = {len(pin.devices) for pin in pins if pin.devices}
-    counts = pinned or sizes(cluster)
+    pinned = {pin.devices for pin in pins if pin.devices}
+    counts = sorted(map(len, pinned)) or sizes(cluster)
     if wanted and not pinned:
         counts = sorted({*sizes(cluster), *range(1, cluster.devices_per_host + 1)})
     pps = {wanted["pp"]} if "pp" in wanted else _divisors(shape.num_layers)

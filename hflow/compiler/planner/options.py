@@ -21,12 +21,13 @@ class PlannerOptions:
     `planner`: ``exact`` is branch and bound; ``exhaustive`` prices all plans; ``hybridflow`` is Algorithms 1
     and 2 of arXiv:2409.19256 as published; the others are the fixed plans of other systems.
 
-    `budget_s`: seconds after which ``exact`` returns the best plan so far, with the gap that is left.
+    `budget_s`: seconds after which ``exact`` returns the best plan so far, with the gap that is left; None
+    for a fixed effort of some seconds, so that equal input gives equal plans on any machine.
     """
 
     placement: Placement = "auto"
     planner: Planner = "exact"
-    budget_s: float = 60.0
+    budget_s: float | None = None
 
 
 DEFAULTS = PlannerOptions()

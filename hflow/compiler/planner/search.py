@@ -18,6 +18,8 @@ from hflow.compiler.planner.least import LeastTimes
 from hflow.compiler.planner.placements import Allocation, Partition, allocations
 from hflow.compiler.planner.space import Space
 
+EFFORT = 20_000  # bounds, of about 0.1 ms each
+
 
 @dataclass(frozen=True)
 class Found:
@@ -31,13 +33,17 @@ class Found:
     gap: float = 0.0
 
 
-def search(space: Space, budget_s: float, resolution: float = RESOLUTION) -> Found:
-    """The best choice, proven to be so unless `budget_s` seconds pass before.
+def search(space: Space, budget_s: float | None, resolution: float = RESOLUTION) -> Found:
+    """The best choice, proven to be so unless the budget is spent before.
 
     Args:
+        budget_s: seconds; None for a number of bounds instead, which takes some seconds.
         resolution: steps whose times differ by a smaller part count as equally long.
     """
-    best = Incumbent(space, time.monotonic() + budget_s, resolution)
+    if budget_s is None:
+        best = Incumbent(space, resolution=resolution, most=EFFORT)
+    else:
+        best = Incumbent(space, time.monotonic() + budget_s, resolution)
     bounds = Bounds(space.draft)
     least = LeastTimes(space, bounds)
     for partition in (p for p in space.partitions() if len(p) == 1):  # to begin with something good
