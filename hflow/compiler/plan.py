@@ -212,8 +212,10 @@ class Plan:
 
     @cached_property
     def hash(self) -> str:
-        """The first 12 hex digits of SHA-256 over the plan without places in files and source text."""
-        bare = replace(self, step=_without_places(self.step), evaluation=_without_places(self.evaluation))
+        """The first 12 hex digits of SHA-256 over the plan, without places in files and source text, and
+        however it was found."""
+        step, evaluation = map(_without_places, (self.step, self.evaluation))
+        bare = replace(self, step=step, evaluation=evaluation, search=Search(0, None))
         text = to_json(bare)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 

@@ -207,7 +207,8 @@ class Branch:
         draft = self.space.draft
         model = draft.graph.model(unit.model)
         seconds = weights_s(draft.shapes[unit.model], model.dtype, held, lies, draft.cluster)
-        copies = {**chosen.copies, unit.name: seat.option.copy_bytes}
+        newest = seat.option.idle_bytes if unit.evaluated and lies != held else 0  # beside its older copy
+        copies = {**chosen.copies, unit.name: newest if unit.lag else seat.option.copy_bytes}
         return _Chosen(seats, copies, {**chosen.moves, edges[0].reader: seconds}, chosen.renewed | {key})
 
     def _bound_s(self, chosen: _Chosen) -> float:
