@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS), help="which of 7b,13b,34b,70b")
     parser.add_argument("--gpus", default=",".join(map(str, GPUS)), help="numbers of GPUs")
     parser.add_argument("--times", type=int, default=3, help="compilations of which the median counts")
-    parser.add_argument("--budget", type=float, default=60.0, help="seconds for one search")
+    parser.add_argument("--budget", type=float, help="seconds for one search, if not the fixed effort")
     parser.add_argument("--large", action="store_true", help="also 1,024 and 4,096 GPUs")
     parser.add_argument("--save", action="store_true", help="also write results/compile-DATE.json")
     options = parser.parse_args()
@@ -87,7 +87,7 @@ def main() -> None:
     print(line)
 
 
-def measured(algorithm: str, model: str, gpus: int, times: int, budget_s: float) -> Measured:
+def measured(algorithm: str, model: str, gpus: int, times: int, budget_s: float | None) -> Measured:
     graph, cluster = sized(algorithm, model), testbed(gpus)
     seconds, plan = timed(lambda: compiled(graph, cluster, budget_s), times)
     process_s = None
@@ -144,7 +144,7 @@ def forget() -> None:
                     clear()
 
 
-def compiled(graph: Graph, cluster: Cluster, budget_s: float) -> Plan | None:
+def compiled(graph: Graph, cluster: Cluster, budget_s: float | None) -> Plan | None:
     """None where nothing fits."""
     try:
         return compile_graph(graph, cluster, (), PlannerOptions(budget_s=budget_s))
@@ -154,12 +154,12 @@ def compiled(graph: Graph, cluster: Cluster, budget_s: float) -> Plan | None:
         raise
 
 
-def run(algorithm: str, model: str, gpus: int, budget_s: float) -> None:
+def run(algorithm: str, model: str, gpus: int, budget_s: float | None) -> None:
     """One `hflow compile`, from the start of the process to its end."""
     overrides = [word for text in sizes(algorithm, model) for word in ("--set", text)]
     file = f"algorithms/{algorithm}.yaml"
     hflow_compile = [sys.executable, "-m", "hflow.cli", "compile", file]
-    options = ["--cluster", f"a100x{gpus}", "--budget", str(budget_s)]
+    options = ["--cluster", f"a100x{gpus}", *(["--budget", str(budget_s)] if budget_s is not None else [])]
     subprocess.run([*hflow_compile, *options, *overrides], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 

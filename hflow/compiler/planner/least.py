@@ -42,6 +42,18 @@ class LeastTimes:
             places |= dict.fromkeys((n.name for n in unit.nodes), on)
         return self.bounds.step_s(times, places, {})
 
+    def work_s(self) -> float:
+        """No plan takes less: each unit occupies so many devices for so long, and there are only so many."""
+        work = 0.0
+        for unit in self.space.units:
+            runs = [self.bounds.rounds[node.name] for node in unit.nodes]
+            work += min(
+                count * sum(times * (ways.least_s + o.swap_s) for times, ways in zip(runs, o.ways))
+                for count, options in self.space.draft.candidates[unit.name].items()
+                for o in options
+            )
+        return work / self.space.num_devices
+
     def _busy_s(self, members: Sequence[str], count: int, spread: frozenset[str]) -> float:
         """What a set of models has to do on `count` devices in a step, if its memory suffices."""
         space, rounds = self.space, self.bounds.rounds

@@ -49,6 +49,8 @@ def search(space: Space, budget_s: float | None, resolution: float = RESOLUTION)
     for partition in (p for p in space.partitions() if len(p) == 1):  # to begin with something good
         Branch(Allocation(partition, space.sizes(partition[0])[-1:]), best, bounds).run()
     waiting = [a for partition in space.partitions() for a in _promising(partition, space, least, best)]
+    if best.late and best.choice:  # before all was looked at
+        return Found(best.choice, least.work_s(), best.explored, 1 - least.work_s() / best.choice.step_s)
     for bound_s, allocation in sorted(waiting, key=lambda a: a[0]):
         if bound_s >= best.limit_s:
             break
@@ -78,6 +80,9 @@ def _promising(
         return lambda number, count: least.busy_s(partition[number], count, spread) < best.limit_s
 
     for allocation in _allocations(partition, space, worth):
+        if best.late:
+            return
+        best.effort += 1
         bound_s = least.step_s(allocation)
         if bound_s < best.limit_s:
             yield bound_s, allocation
