@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import hflow
 from hflow.diagnostics import HflowError, render
 from hflow.graph.formatter import format_text
 from hflow.graph.functions import read_function
@@ -22,6 +23,7 @@ from hflow.graph.yaml_printer import to_yaml
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(page for folder in (".", "algorithms", "docs") for page in (ROOT / folder).glob("*.md"))
 BLOCK = re.compile(r"(?:^`(?P<file>[\w/]+\.\w+)`:\n\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```", re.M | re.S)
+OF_PLAN = "error[HF305]"
 ERROR = re.compile(r"^(?:error|warning)\[HF\d+\]: ")
 PLACE = re.compile(r"--> ([\w./]+):(\d+):\d+\n\d+ \| (.*)\n")
 
@@ -125,7 +127,7 @@ def test_the_builders_programs_make_graphs() -> None:
 def test_diagnostics_are_those_of_the_line_that_they_show(page: Path, folder: Path) -> None:
     """A page shows what one changed line in algorithms/grpo.yaml leads to."""
     for _, shown in blocks(page, "text"):
-        if not ERROR.match(shown):
+        if not ERROR.match(shown) or OF_PLAN in shown:
             continue
         place = PLACE.search(shown)
         assert place
@@ -136,6 +138,21 @@ def test_diagnostics_are_those_of_the_line_that_they_show(page: Path, folder: Pa
         with pytest.raises(HflowError) as refused:
             check_text(text, file)
         assert [render(d, {file: text}) for d in refused.value.diagnostics] == [shown.rstrip("\n")]
+
+
+def test_what_does_not_fit_is_told_as_shown() -> None:
+    """Of 70 B parameters on 8 GPUs, with the sizes of docs/plans.md; the page wraps its lines."""
+    page = ROOT / "docs/plans.md"
+    shown = next(text for _, text in blocks(page, "text") if text.startswith(OF_PLAN))
+    sizes = next(text for name, text in blocks(page, "yaml") if name == "sizes.yaml")
+    Path("sizes.yaml").write_text(sizes)
+    models = [f"params.{name}=shape:llama-70b" for name in ("model", "reward_model")]
+    graph = hflow.load("algorithms/ppo.yaml", models, files=["sizes.yaml"])
+    with pytest.raises(HflowError) as refused:
+        hflow.compile(graph, ROOT / "clusters/a100x8.yaml")
+    texts = {"algorithms/ppo.yaml": Path("algorithms/ppo.yaml").read_text()}
+    told = [render(d, texts) for d in refused.value.diagnostics]
+    assert [text.split() for text in told] == [shown.split()]
 
 
 def test_a_tools_output_is_the_one_that_is_shown(folder: Path) -> None:

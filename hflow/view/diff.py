@@ -12,9 +12,10 @@ Line = tuple[str, str]
 
 
 def plan_diff(old: Plan, new: Plan) -> tuple[Line, ...]:
-    """Labelled lines: the step's time, the cluster, then every node whose plan differs, in plan order. Where
-    nothing does, one line says so. Nodes without a model run where their values lie: they have no line."""
-    lines = (*_step(old, new), *_cluster(old, new), *_nodes(old, new))
+    """Labelled lines: the step's time, its work, the cluster, then every node whose plan differs, in plan
+    order. Where nothing does, one line says so. Nodes without a model run where their values lie: they have
+    no line."""
+    lines = (*_step(old, new), *_work(old, new), *_cluster(old, new), *_nodes(old, new))
     return lines or ((CHANGED, "nothing: the same layouts on the same devices"),)
 
 
@@ -23,6 +24,27 @@ def _step(old: Plan, new: Plan) -> Iterator[Line]:
     if old.step_time_s != new.step_time_s:
         change = f" ({new.step_time_s / old.step_time_s - 1:+.1%})" if old.step_time_s else ""
         yield CHANGED, f"step  {before} -> {after}{change}"
+
+
+def _work(old: Plan, new: Plan) -> Iterator[Line]:
+    if old.graph.name != new.graph.name:
+        yield CHANGED, f"graph  {old.graph.name} -> {new.graph.name}"
+    models = [text for model in new.graph.models for text in _model(old, new, model.name)]
+    if models:
+        yield CHANGED, f"models  {', '.join(models)}"
+    if old.tokens_per_step != new.tokens_per_step:
+        before, after = units.count(old.tokens_per_step), units.count(new.tokens_per_step)
+        yield CHANGED, f"tokens per step  {before} -> {after}"
+
+
+def _model(old: Plan, new: Plan, name: str) -> Iterator[str]:
+    before, after = ({m.name: m for m in plan.graph.models}.get(name) for plan in (old, new))
+    if not before or not after:
+        return
+    if before.dtype != after.dtype:
+        yield f"{name} {before.dtype} -> {after.dtype}"
+    if old.shapes[name] != new.shapes[name]:
+        yield f"{name} of another shape"
 
 
 def _cluster(old: Plan, new: Plan) -> Iterator[Line]:

@@ -68,13 +68,12 @@ def memory_chart(plan: Plan, width: int = 1100) -> str:
 def _parts(
     memory: DeviceMemory, left: float, scale: float, colours: Mapping[str | None, Colours]
 ) -> Iterator[Part]:
-    """The largest first, in the colours of the model or node that a part is named after."""
+    """The largest first, in the colours of the model or node that a part is named after. Where its name is
+    too long, it has one without the layout, or none."""
     x = left
     for name, size in sorted(memory.parts.items(), key=lambda part: (-part[1], part[0])):
         width = size * scale
-        fits = len(name) * CHAR + 14 <= width
+        label = next((text for text in (name, name.partition(" (")[0]) if len(text) * CHAR + 14 <= width), "")
         fill, line = colours.get(name.split(" ")[0], NO_MODEL)
-        yield Part(
-            round(x, 1), round(width, 1), name if fits else "", f"{name}: {units.size(size)}", fill, line
-        )
+        yield Part(round(x, 1), round(width, 1), label, f"{name}: {units.size(size)}", fill, line)
         x += width

@@ -21,6 +21,7 @@ from hflow.view.table import Column
 from hflow.view.terminal import cluster_text, search_text
 
 STEPS = 3  # of a long run, on the time line
+WHOLE_ARROW = "-\u2060>"  # a word joiner, so that no line ends within it
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def plan_html(plan: Plan) -> str:
         title=plan.graph.name,
         doc=plan.graph.doc,
         figures=_figures(plan),
-        remarks=remarks(plan),
+        remarks=[(label, text.replace("->", WHOLE_ARROW)) for label, text in remarks(plan)],
         graph=Markup(plan_svg(plan)),
         steps=STEPS,
         gantt=Markup(plan_gantt(plan, steps=STEPS)),

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from hflow.compiler.cost.device import F32_RATE
 from hflow.compiler.critical_path import critical_path, idle
 from hflow.compiler.plan import DeviceMemory, Instruction, NodePlan, Plan
 from hflow.compiler.spans import steady_spans
@@ -21,7 +22,7 @@ WORTH = 0.01  # moves that take a smaller part of the step are left out of the p
 def remarks(plan: Plan) -> list[Remark]:
     memory = [("peak", peak_text(max(plan.memory, key=_filled)))] if plan.memory else []
     path = [("path", " -> ".join(path_names(plan)))]
-    return [*memory, *path, *_offloads(plan), *_unused(plan), *_waits(plan)]
+    return [*memory, *path, *_offloads(plan), *_slow_products(plan), *_unused(plan), *_waits(plan)]
 
 
 def peak_text(memory: DeviceMemory) -> str:
@@ -80,6 +81,15 @@ def _left_at_host(node: NodePlan) -> str:
     if node.kind == "train":
         return f"the optimizer of {node.model} waits"
     return f"the weights of {node.model} wait"
+
+
+def _slow_products(plan: Plan) -> Iterator[Remark]:
+    """f32 is what graph files say by default, and rarely what is wanted of a GPU."""
+    names = [model.name for model in plan.graph.models if model.dtype == "f32"]
+    rate = F32_RATE[plan.cluster.device.platform]
+    if names and rate < 1:
+        faster = f"with `dtype: bf16` products run {1 / rate:.0f} times as fast"
+        yield "note", f"in f32: {', '.join(names)}; {faster}"
 
 
 def _unused(plan: Plan) -> Iterator[Remark]:

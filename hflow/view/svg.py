@@ -43,7 +43,8 @@ def plan_svg(plan: Plan) -> str:
 
     def lines(node: Node) -> tuple[str, ...]:
         at = plan.node(node.name)
-        return (*kind(node), f"{at.engine} {at.mesh}", units.seconds(at.time_s))
+        took = ", ".join(filter(None, (units.seconds(at.time_s), words.marks(at))))
+        return (*kind(node), f"{at.engine} {at.mesh}", took)
 
     def lowering(source: str, target: str) -> str:
         return "\n".join(_lowered(e) for e in plan.step.edges if (e.source, e.target) == (source, target))

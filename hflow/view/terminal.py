@@ -104,13 +104,15 @@ def _header(plan: Plan, width: int) -> str:
 
 
 def cluster_text(cluster: Cluster) -> str:
-    """Its machines, their memory and links."""
+    """Its machines, their memory (of which plans may use a part) and links."""
     machines = f"{units.plural(cluster.hosts, 'host')} x {cluster.devices_per_host} {cluster.device.name}"
     links = f"{units.rate(cluster.intra_host.bandwidth)} inside"
     if cluster.hosts > 1:
         nics = f"{cluster.nics_per_host} x " if cluster.nics_per_host > 1 else ""
         links += f", {nics}{units.rate(cluster.inter_host.bandwidth)} between"
-    return f"{machines}   {units.size(cluster.device.memory_bytes)} each   {links}"
+    device = cluster.device
+    usable = f"{units.size(device.usable_bytes).split()[0]} of " if device.reserve_bytes else ""
+    return f"{machines}   {usable}{units.size(device.memory_bytes)} each   {links}"
 
 
 def search_text(search: Search) -> str:

@@ -22,6 +22,11 @@ def layout(node: NodePlan) -> str:
     return layout_text(node.mesh, node.strategy, node.offload) or "-"
 
 
+def marks(node: NodePlan) -> str:
+    """What `layout` says besides the sizes of the mesh: ``zero1 offload``, or nothing."""
+    return " ".join((*node.strategy.marks, *("offload",) * node.offload))
+
+
 def rule(region: Region) -> str:
     """How long a region goes on: ``until 128 rows kept, ≤ 16 rounds``."""
     return f"until {region.rows} rows kept, ≤ {units.plural(region.times, 'round')}"

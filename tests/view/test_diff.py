@@ -5,6 +5,7 @@ from dataclasses import replace
 from hflow.compiler.cost.strategy import Strategy
 from hflow.compiler.layout import Mesh
 from hflow.compiler.plan import Plan
+from hflow.view import units
 from hflow.view.diff import plan_diff
 from tests.view.examples import ALL, PLAN, TRAIN
 
@@ -51,6 +52,21 @@ def test_steps_clusters_and_nodes_that_come_and_go() -> None:
     assert [text for _, text in plan_diff(new, PLAN)][:2] == [
         "step  13.8 s -> 27.5 s (+100.0%)",
         "cluster  h200x8 -> h100x8",
+    ]
+
+
+def test_other_work_is_told() -> None:
+    """Otherwise a step that is twice as long would seem to be due to the layouts."""
+    actor, *others = PLAN.graph.models
+    graph = replace(PLAN.graph, name="dapo", models=(replace(actor, dtype="bf16"), *others))
+    shapes = {**PLAN.shapes, "ref": replace(PLAN.shapes["ref"], num_layers=80)}
+    step = replace(PLAN.step, graph=graph)
+    new = replace(PLAN, step=step, shapes=shapes, tokens_per_step=2 * PLAN.tokens_per_step)
+    tokens = (units.count(plan.tokens_per_step) for plan in (PLAN, new))
+    assert [text for _, text in plan_diff(PLAN, new)] == [
+        "graph  grpo -> dapo",
+        "models  actor f32 -> bf16, ref of another shape",
+        f"tokens per step  {' -> '.join(tokens)}",
     ]
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from itertools import pairwise
@@ -9,7 +10,7 @@ import pytest
 from hflow.compiler.plan import Plan
 from hflow.view.memory_chart import memory_chart
 from hflow.view.plan_page import plan_html
-from hflow.view.remarks import idle_fraction
+from hflow.view.remarks import idle_fraction, path_names
 from tests.view.examples import OFFLOAD_PLAN, PLAN
 from tests.view.examples_in_time import LATE_PLAN, ROUNDS_PLAN
 from tests.view.pages import parse
@@ -48,6 +49,21 @@ def test_bars_of_memory_are_as_long_as_the_parts() -> None:
     assert [width for _, width in boxes] == pytest.approx([size * scale for size in sizes], abs=0.2)
     for (x, width), (after, _) in pairwise(boxes[:3]):
         assert x + width == pytest.approx(after, abs=0.2)
+
+
+def test_a_bar_has_as_much_of_its_name_as_fits() -> None:
+    """Of 20 GB of 80 GB, a quarter of a picture of 1,100 pixels, the layout is left out; of 1 GB all."""
+    parts = {"actor weights (dp8 tp8 @0,2,4,6,8,10)": 20_000_000_000, "ref weights (dp8 @0-7)": 1_000_000_000}
+    plan = replace(PLAN, memory=(replace(PLAN.memory[0], parts=parts),))
+    texts = [text.text for text in ET.fromstring(memory_chart(plan)).iter(f"{SVG}text")]
+    assert "actor weights" in texts
+    assert not any("ref" in (text or "") or "dp8" in (text or "") for text in texts)
+
+
+def test_no_line_ends_within_an_arrow() -> None:
+    """HTML may break a line after a hyphen, but not before a word joiner."""
+    path = re.search(r"<dt>path</dt><dd>(.*)</dd>", plan_html(PLAN))
+    assert path and path[1].count("-\u2060&gt;") == len(path_names(PLAN)) - 1 and "-&gt;" not in path[1]
 
 
 def test_memory_of_nothing_is_drawn() -> None:
