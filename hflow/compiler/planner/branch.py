@@ -16,6 +16,7 @@ from hflow.compiler.planner.unit import Role, Unit
 from hflow.compiler.sharding import Sharding
 
 RESOLUTION = 1e-3  # steps that differ by less count as equally long: predictions are not that good
+PRICE = 10  # pricing a choice takes about as long as so many bounds
 FIRST: tuple[Role, ...] = ("train", "generate", "score", "frozen")  # what decides most is chosen first
 
 
@@ -50,6 +51,7 @@ class Incumbent:
         if ways is None:
             return
         self.explored += 1
+        self.effort += PRICE
         step_s = self.space.model.step_s(seats, node_times(units, seats, ways))
         if self.choice is None or step_s < self.choice.step_s:
             self.choice = Choice(dict(seats), ways, step_s)
@@ -117,15 +119,17 @@ class Branch:
         """Try them; False when the budget was spent before."""
         if self._bound_s(_Chosen()) >= self.best.limit_s:
             return True
-        self._dive()
+        self.dive()
         self._skim(_Chosen(), self._bundles())
         if self.best.late:
             return False
         settled = all(bound_s >= self.best.limit_s for bound_s in self.priced)
         return settled or self._extend(_Chosen(), 0)
 
-    def _dive(self) -> None:
+    def dive(self) -> None:
         """Price what always taking the seat with the least bound leads to: something good to begin with."""
+        if not all(self.places.values()):
+            return
         chosen = _Chosen()
         for unit in self.order:
             longer = [self._with(chosen, unit, place.seat) for place in self.places[unit.name]]

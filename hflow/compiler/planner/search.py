@@ -47,7 +47,7 @@ def search(space: Space, budget_s: float | None, resolution: float = RESOLUTION)
     bounds = Bounds(space.draft)
     least = LeastTimes(space, bounds)
     for partition in (p for p in space.partitions() if len(p) == 1):  # to begin with something good
-        Branch(Allocation(partition, space.sizes(partition[0])[-1:]), best, bounds).run()
+        Branch(Allocation(partition, space.sizes(partition[0])[-1:]), best, bounds).dive()
     waiting = [a for partition in space.partitions() for a in _promising(partition, space, least, best)]
     if best.late and best.choice:  # before all was looked at
         return Found(best.choice, least.work_s(), best.explored, 1 - least.work_s() / best.choice.step_s)
