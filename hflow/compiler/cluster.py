@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from hflow.compiler.kept_hash import KeptHash
+
 
 @dataclass(frozen=True)
 class Calibration:
@@ -70,7 +72,7 @@ class HostGroup:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class Cluster(KeptHash):
     """Equal hosts, numbered in order, their devices likewise; in a mixed cluster those of `more` follow.
 
     `intra_host` is the link of one device inside its host, `inter_host` that of one NIC, of which a host
@@ -92,8 +94,7 @@ class Cluster:
     def _hash(self) -> int:
         return hash((self.name, self.device, self.hosts, self.devices_per_host, self.more))
 
-    def __hash__(self) -> int:  # kept, since clusters are keys of caches
-        return self._hash
+    __hash__ = KeptHash.__hash__  # a dataclass would make another
 
     @property
     def groups(self) -> tuple[HostGroup, ...]:

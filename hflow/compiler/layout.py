@@ -15,12 +15,14 @@ from itertools import product
 from math import prod
 from typing import Literal
 
+from hflow.compiler.kept_hash import KeptHash
+
 Range = tuple[int, int]
 Box = tuple[Range, ...]
 
 
 @dataclass(frozen=True)
-class Mesh:
+class Mesh(KeptHash):
     """Devices in row-major order of `axes` (the last axis varies fastest).
 
     hflow's axes are ``pp`` (pipeline), ``dp`` (data) and ``tp`` (tensor), in that order: Megatron's
@@ -62,8 +64,7 @@ class Mesh:
     def _hash(self) -> int:
         return hash((self.devices, self.axes))
 
-    def __hash__(self) -> int:  # kept, since meshes of thousands of devices are keys of caches
-        return self._hash
+    __hash__ = KeptHash.__hash__  # a dataclass would make another
 
     @cached_property
     def _coordinates(self) -> dict[int, tuple[int, ...]]:

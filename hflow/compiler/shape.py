@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from hflow.compiler.kept_hash import KeptHash
 from hflow.diagnostics import Diagnostic, HflowError, Span, did_you_mean
 from hflow.graph.graph import Head
 
@@ -27,7 +28,7 @@ class Experts:
 
 
 @dataclass(frozen=True)
-class ModelShape:
+class ModelShape(KeptHash):
     """A decoder with RMSNorm, rotary positions, grouped-query attention, and a gated MLP or experts.
 
     `ffn`: width of the MLP that a token passes through; with experts that of all its `top_k` together.
@@ -56,8 +57,7 @@ class ModelShape:
     def _hash(self) -> int:
         return hash(tuple(getattr(self, field.name) for field in fields(self)))
 
-    def __hash__(self) -> int:  # kept, since shapes are keys of caches
-        return self._hash
+    __hash__ = KeptHash.__hash__  # a dataclass would make another
 
     def with_head(self, head: Head) -> ModelShape:
         """The same decoder under another head; the embedding is nothing that a scalar head could share."""

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import os
+import pickle
+import subprocess
+import sys
 from itertools import pairwise, product
 
 import pytest
@@ -53,3 +57,14 @@ def test_mesh_groups_follow_megatron_rank_order() -> None:
 def test_device_text_keeps_order() -> None:
     assert device_text((0, 1, 2, 5)) == "0-2,5"
     assert device_text((0, 2, 1, 3)) == "0,2,1,3"
+
+
+def test_a_kept_hash_does_not_travel() -> None:
+    """String hashes differ between processes: a mesh that another process has hashed is still a key here."""
+    code = (
+        "import pickle, sys; from hflow.compiler.layout import Mesh; mesh = Mesh.of((0, 1), tp=2); hash(mesh)"
+    )
+    code += "; sys.stdout.buffer.write(pickle.dumps(mesh))"
+    environment = {**os.environ, "PYTHONHASHSEED": "12345"}
+    sent = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True)
+    assert pickle.loads(sent.stdout) in {Mesh.of((0, 1), tp=2)}
