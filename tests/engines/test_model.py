@@ -17,8 +17,9 @@ from hflow.compiler.sharding import Sharding
 from hflow.compiler.weights import parameters, weight_boxes
 from hflow.diagnostics import HflowError
 from hflow.runtime.engines.megatron.groups import NewGroup
+from hflow.runtime.engines.megatron.micro_batches import micro_batches
 from hflow.runtime.engines.megatron.schedule import run_schedule
-from hflow.runtime.engines.megatron.sequences import Sequences, micro_batches
+from hflow.runtime.engines.megatron.sequences import Sequences
 from tests.engines.models import Folders, load_hf, make_engine
 from tests.engines.processes import Pool
 
@@ -49,7 +50,8 @@ def logits_on_rank(rank: int, new_group: NewGroup, folder: str, mesh: Mesh, toke
 
     with torch.no_grad():
         parts = run_schedule(engine.model, groups, batches, gather, forward_only=True)
-    return torch.cat(parts).view(rows, length - 1, -1).numpy() if parts else None
+    order = torch.cat([batch.rows for batch in batches])
+    return torch.cat(parts).view(rows, length - 1, -1)[order.argsort()].numpy() if parts else None
 
 
 @pytest.mark.parametrize("family,tied", MODELS)
@@ -86,8 +88,10 @@ def weights_on_rank(rank: int, new_group: NewGroup, folder: str, mesh: Mesh) -> 
 
 
 def halves(box: Box) -> list[Box]:
-    """The box cut along its last dim, at a place that no head or rank boundary shares."""
+    """A matrix cut along its columns, at a place that no head or rank boundary shares; a vector is not cut."""
     *head, (start, stop) = box
+    if not head:
+        return [box]
     cut = start + (stop - start) // 3 + 1
     return [(*head, (start, cut)), (*head, (cut, stop))]
 
@@ -123,8 +127,9 @@ def partial_on_rank(rank: int, new_group: NewGroup, folder: str, name: str, box:
 @pytest.mark.parametrize(
     "name,box",
     [
-        ("model.layers.1.self_attn.q_proj.weight", ((13, 45), (3, 60))),
-        ("model.layers.1.self_attn.v_proj.bias", ((5, 22),)),
+        ("model.layers.1.self_attn.q_proj.weight", ((13, 29), (3, 60))),  # in one query group
+        ("model.layers.1.self_attn.q_proj.weight", ((0, 64), (3, 60))),  # of both
+        ("model.layers.1.self_attn.v_proj.bias", ((5, 14),)),
         ("model.layers.2.mlp.up_proj.weight", ((1, 95), (0, 64))),
         ("model.layers.2.mlp.down_proj.weight", ((0, 64), (7, 33))),
         ("model.embed_tokens.weight", ((8, 16), (0, 64))),

@@ -6,7 +6,7 @@ own mesh; values enter and leave as `Rows` that lie as the plan's layouts say.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -65,12 +65,28 @@ class Engine(Protocol):
 
 
 class Weights(Protocol):
-    """The weights of one model on one device, as boxes of HF parameters (`compiler.weights`)."""
+    """The weights of one model on one device, as boxes of HF parameters (`compiler.weights`).
 
-    def read(self, name: str, box: Box) -> Tensor:
-        """The values in `box` (global indices, inside what this device holds), contiguous or not."""
+    `changed`: they were written since whoever keeps a copy of them last looked.
+    """
+
+    changed: bool
+
+    def names(self) -> Sequence[str]:
+        """The parameters of which this device holds a part, by their HF names."""
         ...
 
-    def write(self, name: str, box: Box, values: Tensor) -> None:
-        """Set the values in `box`."""
+    def box(self, name: str) -> Box:
+        """That part, in global indices."""
         ...
+
+    def view(self, name: str, box: Box) -> Tensor:
+        """The memory of `box` (global indices, inside the part): its elements in order, in whatever shape,
+        lying together or not. Whoever writes there sets `changed`."""
+        ...
+
+
+class Versioned(Protocol):
+    """Weights that know how many steps have trained them."""
+
+    version: int

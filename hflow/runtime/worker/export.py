@@ -17,21 +17,26 @@ from hflow.compiler.weights import Parameter, parameters, weight_boxes
 from hflow.runtime.engines.base import Weights
 from hflow.runtime.hf import write_hf
 from hflow.runtime.rows import TORCH_DTYPES
-from hflow.runtime.worker.transfer import Peers, copy_weights
-from hflow.runtime.worker.world import World
+from hflow.runtime.worker.move_weights import move_weights
+from hflow.runtime.worker.route import make_route
+from hflow.runtime.worker.world import Peers, World
 
 
 class _Whole:
-    """Weights of one whole parameter in host memory."""
+    """`Weights` of one whole parameter."""
 
     def __init__(self, parameter: Parameter, dtype: torch.dtype, device: torch.device):
+        self.name, self.changed = parameter.name, False
         self.tensor = torch.empty(parameter.shape, dtype=dtype, device=device)
 
-    def read(self, name: str, box: Box) -> Tensor:
-        return self.tensor[tuple(slice(*span) for span in box)]
+    def names(self) -> tuple[str, ...]:
+        return (self.name,)
 
-    def write(self, name: str, box: Box, values: Tensor) -> None:
-        self.tensor[tuple(slice(*span) for span in box)] = values
+    def box(self, name: str) -> Box:
+        return tuple((0, size) for size in self.tensor.shape)
+
+    def view(self, name: str, box: Box) -> Tensor:
+        return self.tensor[tuple(slice(*span) for span in box)]
 
 
 def export_model(plan: Plan, trainer: NodePlan, weights: Weights | None, folder: Path, world: World) -> None:
@@ -59,11 +64,9 @@ def _gathered(
     writer = mesh.devices[0]
     for parameter in parameters(shape):
         held = weight_boxes(shape, Sharding(mesh), parameter)
-        whole = tuple((0, size) for size in parameter.shape)
-        copies = lower(held, {writer: whole})
+        copies = lower(held, {writer: tuple((0, size) for size in parameter.shape)})
+        sets = (CopySet((parameter.name,), parameter.shape, "gather", copies),)
         target = _Whole(parameter, dtype, world.device) if world.rank == writer else None
-        if target and writer in held:
-            target.write(parameter.name, held[writer], weights.read(parameter.name, held[writer]))
-        sets = (CopySet((parameter.name,), parameter.shape, "gather", copies),) if copies else ()
-        copy_weights(sets, weights, target, dtype, world, peers)
+        route = make_route(sets, shape, weights, target, world.rank)
+        move_weights(route, weights, target, dtype, world, peers)
         yield parameter.name, target.tensor.cpu() if target else torch.empty(0)

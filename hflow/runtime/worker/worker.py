@@ -62,7 +62,7 @@ class Worker:
     def abort(self) -> None:
         """Give up transfers under way (called from another thread)."""
         if self.world:
-            self.world.aborted.set()
+            self.world.abort()
 
     def where(self) -> str:
         """What runs now, for the progress line."""
@@ -116,7 +116,8 @@ class Worker:
         try:
             return action()
         except (Exception, SystemExit) as error:  # everything that user code can raise becomes data here
-            return {"error": failure_of(error, self.where(), self._span)}
+            cause = self.world.explain(error) if self.world else error
+            return {"error": failure_of(cause, self.where(), self._span)}
 
     def _span(self, node: str) -> Span | None:
         """Where the graph file says what failed."""

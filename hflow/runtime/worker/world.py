@@ -1,15 +1,17 @@
 """The torch.distributed world that the workers of a plan share, and waits that can be given up.
 
 Devices of a plan are ranks of the world. Every process group is made by all ranks in the same order
-and kept; groups are cached by their ranks. A rank that is inside a collective when another dies would
-wait for the backend's timeout, so transfers are started asynchronously and polled against an abort flag
-that the controller sets.
+and kept; groups are cached by their ranks. A rank that waits for another when a third one dies would
+wait for the backend's timeout: `abort`, called from another thread, closes all connections, and whatever
+waits for them ends.
 """
 
 from __future__ import annotations
 
 import threading
-import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
@@ -18,11 +20,20 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
 TIMEOUT = timedelta(minutes=10)
-SPIN_S, NAP_S = 2e-4, 1e-4
+ABORT_TAG = 2**16  # of a message that nobody sends
+CLOSED = "Application timeout caused pair closure"  # what gloo says to all but the one that timed out
 
 
 class Aborted(Exception):  # noqa: N818  (it is what happened)
     """The controller told this worker to give up: another worker failed."""
+
+
+@dataclass(frozen=True)
+class Peers:
+    """The ranks of one exchange and their process group (ranks ascending)."""
+
+    ranks: tuple[int, ...]
+    group: dist.ProcessGroup
 
 
 class World:
@@ -63,23 +74,78 @@ class World:
             Aborted: when the controller gave the step up meanwhile.
         """
         incoming = sends[0].new_empty(sum(sizes))
-        work = dist.all_to_all_single(
-            incoming, torch.cat(sends), sizes, [len(t) for t in sends], group=group, async_op=True
-        )
-        self.wait(work)
+        with self._giving_up():
+            dist.all_to_all_single(incoming, torch.cat(sends), sizes, [len(t) for t in sends], group=group)
         return list(incoming.split(sizes))
 
-    def wait(self, work: dist.Work | None) -> None:
-        assert work is not None
-        started = time.perf_counter()
-        while not work.is_completed():
-            if self.aborted.is_set():
-                raise Aborted
-            if time.perf_counter() - started > SPIN_S:
-                time.sleep(NAP_S)
-        work.wait()
+    def messages(
+        self,
+        receives: Sequence[tuple[int, Tensor]],
+        sends: Iterable[tuple[int, Tensor]],
+        group: dist.ProcessGroup,
+    ) -> Iterator[int]:
+        """Messages between pairs of ranks, straight out of and into contiguous tensors.
+
+        Those from one rank to another arrive in the order in which both name them. All receives are posted
+        first; each of `sends` is on its way before the next is asked for, so that it may be made then.
+
+        Args:
+            receives, sends: the other rank, and the tensor.
+
+        Yields:
+            The number of each of `receives`, in order, when it is there.
+
+        Raises:
+            Aborted: when the controller gave the step up meanwhile.
+        """
+        with self._giving_up():
+            if self.device.type == "cuda":  # NCCL runs what is started together
+                every = [dist.P2POp(dist.irecv, tensor, peer, group) for peer, tensor in receives]
+                every += [dist.P2POp(dist.isend, tensor, peer, group) for peer, tensor in sends]
+                for work in dist.batch_isend_irecv(every) if every else ():
+                    work.wait()
+                yield from range(len(receives))
+                return
+            coming = [dist.irecv(tensor, peer, group) for peer, tensor in receives]
+            going = [dist.isend(tensor, peer, group) for peer, tensor in sends]
+            for number, work in enumerate(coming):
+                work.wait()  # pyright: ignore[reportOptionalMemberAccess]
+                yield number
+            for work in going:
+                work.wait()  # pyright: ignore[reportOptionalMemberAccess]
+
+    def abort(self) -> None:
+        """Give up what waits for other ranks, now and later. Called from another thread."""
+        self.aborted.set()
+        for ranks, group in tuple(self._groups.items()):
+            if self.rank in ranks and len(ranks) > 1:
+                _disconnect(group)
+
+    def explain(self, error: BaseException) -> BaseException:
+        """`Aborted`, if the error only says that `abort` closed a connection under an engine's collective."""
+        return Aborted() if self.aborted.is_set() and CLOSED in str(error) else error
 
     def close(self) -> None:
         self._groups.clear()
         if dist.is_initialized():
             dist.destroy_process_group()
+
+    @contextmanager
+    def _giving_up(self) -> Iterator[None]:
+        if self.aborted.is_set():
+            raise Aborted
+        try:
+            yield
+        except RuntimeError:
+            if self.aborted.is_set():
+                raise Aborted from None
+            raise
+
+
+def _disconnect(group: dist.ProcessGroup) -> None:
+    """End all that waits in `group`. NCCL can be told so; gloo's `abort` does nothing, but when the wait for
+    one message times out, it closes the group's connections, and all other waits end with `CLOSED`."""
+    neighbour = (group.rank() + 1) % group.size()
+    with suppress(RuntimeError):
+        group.recv([torch.empty(1)], neighbour, ABORT_TAG).wait(timedelta(milliseconds=1))
+    group.abort()

@@ -25,45 +25,55 @@ from hflow.runtime.engines.megatron.host import HostMemory, drop
 class Place:
     """Where this rank keeps an HF parameter.
 
-    `box` is the part held (global indices). Its rows are rows ``start, start + 1, …`` of `parameter`, or,
-    where `rows` is given, those rows of it.
+    `box` is the part held (global indices). Its row r is row ``start + r // run * stride + r % run`` of
+    `parameter`: runs of `run` rows, whose beginnings lie `stride` rows apart.
     """
 
     parameter: torch.nn.Parameter
     box: Box
-    start: int = 0
-    rows: Tensor | None = None
+    start: int
+    run: int
+    stride: int
 
     @property
     def storage(self) -> Tensor:
         """What the parameter holds now: an optimizer that is split, and an onload, put it elsewhere."""
         return self.parameter.data
 
-    def local(self, box: Box) -> Box:
+    def view(self, box: Box) -> Tensor:
+        """`box` (global indices) as a view of the storage; of several runs, one dimension more."""
+        (first, last), *columns = self._local(box)
+        run, offset = divmod(first, self.run)
+        if offset + last - first <= self.run:
+            at = self.start + run * self.stride + offset
+            rows = self.storage[at : at + last - first]
+        else:
+            assert not offset and not last % self.run, f"{box} cuts a run of {self.run} rows"
+            runs = self.storage.unflatten(0, (-1, self.stride))
+            rows = runs[run : last // self.run, self.start : self.start + self.run]
+        return rows[..., columns[0][0] : columns[0][1]] if columns else rows
+
+    def _local(self, box: Box) -> Box:
         """`box` in indices of the part held."""
         inside = tuple((a - base, b - base) for (a, b), (base, _) in zip(box, self.box))
         held = (end - base for base, end in self.box)
         assert all(0 <= a <= b <= size for (a, b), size in zip(inside, held)), f"{box} is not in {self.box}"
         return inside
 
-    def view(self, box: Box) -> Tensor:
-        """`box` (local indices) as a view of the storage; only for contiguous rows."""
-        (first, last), *columns = box
-        rows = self.storage[self.start + first : self.start + last]
-        return rows[:, columns[0][0] : columns[0][1]] if columns else rows
-
 
 class MegatronWeights:
     """The weights of one model on one device; `hflow.runtime.engines.base.Weights`.
 
     They can give their memory back (`release`, `offload`) and take it again (`allocate`, `onload`).
-    `changed`: they were written since whoever keeps a copy of them last looked.
+    `changed`: they were written since whoever keeps a copy of them last looked. `version`: how many steps
+    have trained them.
     """
 
     def __init__(self, model: GPTModel, shape: ModelShape, mesh: Mesh, rank: int):
         self.places = _places(model, shape, mesh, rank)
         self.shapes = {parameter.name: parameter.shape for parameter in parameters(shape)}
         self.changed = False
+        self.version = 0
         self._parameters = {p: p.shape for p in model.parameters()}
         self._host = HostMemory()
         self.present = True
@@ -110,27 +120,20 @@ class MegatronWeights:
         """The shape of the whole HF parameter."""
         return self.shapes[name]
 
+    def view(self, name: str, box: Box) -> Tensor:
+        """The memory of `box` (global indices, inside this rank's part): its elements in order, in whatever
+        shape. Several query groups are whole ones. Whoever writes there sets `changed`."""
+        return self._present(name).view(box)
+
     def read(self, name: str, box: Box) -> Tensor:
-        """The values in `box` (global indices, inside this rank's part); a view where rows are contiguous."""
-        place = self._present(name)
-        local = place.local(box)
-        if place.rows is None:
-            return place.view(local)
-        (first, last), *columns = local
-        rows = place.storage.index_select(0, place.rows[first:last])
-        return rows[:, columns[0][0] : columns[0][1]] if columns else rows
+        """The values in `box`, in its shape; a view where they lie together."""
+        return self.view(name, box).reshape([stop - start for start, stop in box])
 
     def write(self, name: str, box: Box, values: Tensor) -> None:
         """Set the values in `box`, converting them to the model's dtype and device."""
-        place = self._present(name)
-        local = place.local(box)
+        view = self.view(name, box)
+        view.copy_(values.expand([stop - start for start, stop in box]).reshape(view.shape))
         self.changed = True
-        if place.rows is None:
-            place.view(local).copy_(values)
-            return
-        (first, last), *columns = local
-        target = place.storage[:, columns[0][0] : columns[0][1]] if columns else place.storage
-        target.index_copy_(0, place.rows[first:last], values.to(target))
 
     def _present(self, name: str) -> Place:
         if not self.present:
@@ -147,23 +150,21 @@ def _places(model: GPTModel, shape: ModelShape, mesh: Mesh, rank: int) -> dict[s
         box = weight_boxes(shape, Sharding(mesh), parameter).get(rank)
         if box is not None:
             fused, locate = _fused(parameter, first_layer, at["pp"] == 0)
-            start, rows = locate(shape, mesh.tp)
-            rows = None if rows is None else rows.to(held[fused].device)
-            places[parameter.name] = Place(held[fused], box, start, rows)
+            places[parameter.name] = Place(held[fused], box, *locate(shape, box, mesh.tp))
     missing = held.keys() - {_fused(p, first_layer, at["pp"] == 0)[0] for p in parameters(shape)}
     assert not missing, f"no HF parameter for {missing}"
     return places
 
 
-Locate = Callable[[ModelShape, int], tuple[int, Tensor | None]]
+Locate = Callable[[ModelShape, Box, int], tuple[int, int, int]]  # start, run and stride, at a size of tp
 
 
-def _whole(shape: ModelShape, tp: int) -> tuple[int, Tensor | None]:
-    return 0, None
+def _whole(shape: ModelShape, box: Box, tp: int) -> tuple[int, int, int]:
+    return 0, box[0][1] - box[0][0], 0
 
 
-def _up_rows(shape: ModelShape, tp: int) -> tuple[int, Tensor | None]:
-    return shape.ffn // tp, None
+def _up_rows(shape: ModelShape, box: Box, tp: int) -> tuple[int, int, int]:
+    return shape.ffn // tp, box[0][1] - box[0][0], 0
 
 
 def _group_rows(part: int) -> Locate:
@@ -172,11 +173,10 @@ def _group_rows(part: int) -> Locate:
     It holds, for each key-value head of this rank, the heads of its queries, its key and its value.
     """
 
-    def locate(shape: ModelShape, tp: int) -> tuple[int, Tensor | None]:
+    def locate(shape: ModelShape, box: Box, tp: int) -> tuple[int, int, int]:
         queries, d = shape.num_heads // shape.num_kv_heads, shape.head_dim
         sizes = (queries * d, d, d)
-        groups = torch.arange(shape.num_kv_heads // tp)[:, None] * sum(sizes)
-        return 0, (groups + sum(sizes[:part]) + torch.arange(sizes[part])).flatten()
+        return sum(sizes[:part]), sizes[part], sum(sizes)
 
     return locate
 

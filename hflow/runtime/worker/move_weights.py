@@ -1,0 +1,133 @@
+"""Execute weight edges: parts of HF parameters go from the engine that trains them to those that read them.
+
+A part that lies together in memory is sent from where it lies and received where it belongs. What does not
+(columns, small parts that share a message, another dtype) is copied once, at that end only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from hflow.compiler.plan import EdgePlan
+from hflow.runtime.engines.base import Versioned, Weights
+from hflow.runtime.worker.route import Message, Part, Round, Route
+from hflow.runtime.worker.world import Peers, World
+
+
+def move_weights(
+    route: Route,
+    source: Weights | None,
+    target: Weights | None,
+    dtype: torch.dtype,
+    world: World,
+    peers: Peers,
+) -> int:
+    """Refresh `target` (this rank's reader) from all ranks' `source`, of `dtype`.
+
+    Returns:
+        Bytes received.
+    """
+    staging = _Staging(max((r.size for r in route.rounds), default=0), dtype, world.device)
+    kept = _keep(route.own, source, target)
+    for round_ in route.rounds or (Round((), relay=False),):
+        staging.used = 0
+        holder = target if round_.relay else source
+        coming = [m for m in round_.messages if m.target == world.rank]
+        receives = [(m.source, staging.landing(m, target)) for m in coming]
+        sends = ((m.target, staging.flat(m, holder)) for m in round_.messages if m.source == world.rank)
+        for number in world.messages(receives, chain(sends, kept), peers.group):
+            _unpack(coming[number], receives[number][1], target)
+    if target:
+        target.changed = True
+    return route.received * dtype.itemsize
+
+
+def tell_version(
+    edge: EdgePlan, source: Versioned | None, target: Versioned | None, world: World, peers: Peers
+) -> None:
+    """Along a weight edge: the version of the weights that moved, from the first of the trainer's devices."""
+    teller = edge.source_mesh.devices[0]
+    told = torch.tensor([source.version] if source and world.rank == teller else [], dtype=torch.int64)
+    readers = set(edge.target_mesh.devices)
+    heard = world.exchange(
+        [told.to(world.device) if rank in readers else told[:0].to(world.device) for rank in peers.ranks],
+        [int(target is not None and rank == teller) for rank in peers.ranks],
+        peers.group,
+    )
+    if target:
+        target.version = int(heard[peers.ranks.index(teller)])
+
+
+@dataclass
+class _Staging:
+    """Memory of `size` elements for what cannot be sent or received where it lies; one for all rounds, since
+    fresh memory costs as much as a copy."""
+
+    size: int
+    dtype: torch.dtype
+    device: torch.device
+    used: int = 0
+
+    @cached_property
+    def memory(self) -> Tensor:
+        return torch.empty(self.size, dtype=self.dtype, device=self.device)
+
+    def flat(self, message: Message, weights: Weights | None) -> Tensor:
+        """What to send, in one dimension."""
+        found = self._in_place(message, weights)
+        if found is None:
+            found = self._take(message.size)
+            for view, part in _split(message, found, weights):
+                part.copy_(view)
+        return found
+
+    def landing(self, message: Message, weights: Weights | None) -> Tensor:
+        """Where to receive, in one dimension."""
+        found = self._in_place(message, weights)
+        return self._take(message.size) if found is None else found
+
+    def _in_place(self, message: Message, weights: Weights | None) -> Tensor | None:
+        """The part itself, where there is but one and it lies together."""
+        if len(message.parts) != 1:
+            return None
+        assert weights
+        ((name, box),) = message.parts
+        view = weights.view(name, box)
+        return view.view(-1) if view.is_contiguous() and view.dtype == self.dtype else None
+
+    def _take(self, size: int) -> Tensor:
+        self.used += size
+        return self.memory[self.used - size : self.used]
+
+
+def _keep(
+    own: tuple[Part, ...], source: Weights | None, target: Weights | None
+) -> Iterator[tuple[int, Tensor]]:
+    """Copy what this rank holds already. No messages come of it: it is done while those before it travel."""
+    for name, box in own:
+        assert source and target
+        to, values = target.view(name, box), source.view(name, box)
+        to.copy_(values if values.shape == to.shape else values.reshape(to.shape))
+    yield from ()
+
+
+def _unpack(message: Message, arrived: Tensor, weights: Weights | None) -> None:
+    for view, part in _split(message, arrived, weights):
+        if view.data_ptr() != part.data_ptr():
+            view.copy_(part)
+
+
+def _split(message: Message, flat: Tensor, weights: Weights | None) -> Iterator[tuple[Tensor, Tensor]]:
+    """Every part's memory, and its values in `flat`, in the same shape."""
+    assert weights
+    at = 0
+    for name, box in message.parts:
+        view = weights.view(name, box)
+        yield view, flat[at : at + view.numel()].view(view.shape)
+        at += view.numel()

@@ -1,0 +1,156 @@
+"""What one rank sends, receives and keeps when the weights of a lowered edge move.
+
+Worked out once from the plan's copies; a step only walks it. Every copy is a message of its own, so that it
+can go straight from storage to storage; small ones between the same ranks share one. Both ends of a message
+cut and order their messages by the same rule, from the copies between them alone. The order is the same on
+all ranks, so whoever takes its messages in this order, round by round, waits for nobody who waits for it.
+
+Engines interleave queries, keys and values by query group; so these are cut into groups, which lie together.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from hflow.compiler.layout import Box, intersect, volume
+from hflow.compiler.plan import Copy, CopySet
+from hflow.compiler.shape import ModelShape
+from hflow.runtime.engines.base import Weights
+
+SMALL_ELEMENTS = 2**14  # up to here, a message costs more than its bytes
+ROUND_ELEMENTS = 2**24
+
+Part = tuple[str, Box]  # of a parameter
+
+
+@dataclass(frozen=True)
+class Message:
+    """Parts that go from `source` to `target` at once."""
+
+    source: int
+    target: int
+    parts: tuple[Part, ...]
+
+    @cached_property
+    def size(self) -> int:
+        """Elements."""
+        return sum(volume(box) for _, box in self.parts)
+
+
+@dataclass(frozen=True)
+class Round:
+    """Messages that are under way at the same time, in the order that all ranks share. In a `relay` they
+    come from weights that an earlier round brought."""
+
+    messages: tuple[Message, ...]
+    relay: bool
+
+    @cached_property
+    def size(self) -> int:
+        """Elements."""
+        return sum(m.size for m in self.messages)
+
+
+@dataclass(frozen=True)
+class Route:
+    """`own`: what this rank holds already and keeps."""
+
+    rank: int
+    own: tuple[Part, ...]
+    rounds: tuple[Round, ...]
+
+    @cached_property
+    def received(self) -> int:
+        """Elements."""
+        return sum(m.size for r in self.rounds for m in r.messages if m.target == self.rank)
+
+
+def make_route(
+    sets: Sequence[CopySet], shape: ModelShape, source: Weights | None, target: Weights | None, rank: int
+) -> Route:
+    """The part of `rank` in lowered copies.
+
+    Args:
+        source, target: what it holds, and what is to be written, if anything.
+    """
+    phases: dict[int, list[tuple[str, Copy]]] = defaultdict(list)
+    for copy_set in sets:
+        unit = _group_rows(shape, copy_set.tensors[0])
+        mine = [c for copy in copy_set.copies if rank in (copy.source, copy.target) for c in _cut(copy, unit)]
+        for name in copy_set.tensors if mine else ():
+            for copy in mine:
+                phases[copy.phase].append((name, copy))
+    rounds = [
+        Round(messages, phase > 0)
+        for phase in sorted(phases)
+        for messages in _rounds([*_packed(phases[phase]), *_single(phases[phase])])
+    ]
+    return Route(rank, tuple(_own(source, target)) if source and target else (), tuple(rounds))
+
+
+def _group_rows(shape: ModelShape, name: str) -> int:
+    """Rows of a query group in a parameter; 0 for one that is not cut."""
+    module = name.split(".")[-2]
+    if module == "q_proj":
+        return shape.num_heads // shape.num_kv_heads * shape.head_dim
+    return shape.head_dim if module in ("k_proj", "v_proj") else 0
+
+
+def _cut(copy: Copy, unit: int) -> Iterator[Copy]:
+    """The copy, cut at multiples of `unit` rows."""
+    (first, last), *columns = copy.box
+    if not unit:
+        yield copy
+        return
+    for start in range(first // unit * unit, last, unit):
+        yield replace(copy, box=((max(first, start), min(last, start + unit)), *columns))
+
+
+def _own(source: Weights, target: Weights) -> Iterator[Part]:
+    held = set(source.names())
+    for name in target.names():
+        box = intersect(source.box(name), target.box(name)) if name in held else None
+        if box:
+            yield name, box
+
+
+def _is_small(copy: Copy) -> bool:
+    return volume(copy.box) <= SMALL_ELEMENTS
+
+
+def _single(copies: Iterable[tuple[str, Copy]]) -> list[Message]:
+    return [Message(c.source, c.target, ((name, c.box),)) for name, c in copies if not _is_small(c)]
+
+
+def _packed(copies: Iterable[tuple[str, Copy]]) -> list[Message]:
+    """The small copies: each pair's first messages, then each pair's second, and so on."""
+    packs: dict[tuple[int, int], list[list[Part]]] = defaultdict(list)
+    room: dict[tuple[int, int], int] = defaultdict(int)
+    for name, copy in copies:
+        if not _is_small(copy):
+            continue
+        pair = copy.source, copy.target
+        if room[pair] < volume(copy.box):
+            packs[pair].append([])
+            room[pair] = ROUND_ELEMENTS
+        packs[pair][-1].append((name, copy.box))
+        room[pair] -= volume(copy.box)
+    numbered = [(number, pair, parts) for pair, all_ in packs.items() for number, parts in enumerate(all_)]
+    return [Message(*pair, tuple(parts)) for _, pair, parts in sorted(numbered)]
+
+
+def _rounds(messages: Iterable[Message]) -> Iterator[tuple[Message, ...]]:
+    """Cut so that a round has no more elements than ROUND_ELEMENTS, or one message."""
+    taken: list[Message] = []
+    size = 0
+    for message in messages:
+        if taken and size + message.size > ROUND_ELEMENTS:
+            yield tuple(taken)
+            taken, size = [], 0
+        taken.append(message)
+        size += message.size
+    if taken:
+        yield tuple(taken)

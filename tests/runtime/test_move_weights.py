@@ -1,0 +1,195 @@
+"""Weights between real processes: every rank ends up with what its layout says, having received no more
+than that, and held no more than both layouts and a round of messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from hflow.compiler.cluster import Cluster, DeviceKind, Link
+from hflow.compiler.layout import Box, Mesh, volume
+from hflow.compiler.lowering import weight_edge
+from hflow.compiler.plan import EdgePlan
+from hflow.compiler.shape import ModelShape
+from hflow.compiler.sharding import Sharding
+from hflow.compiler.weights import parameters, weight_boxes
+from hflow.runtime.engines.megatron.build import build_model
+from hflow.runtime.engines.megatron.groups import make_groups
+from hflow.runtime.engines.megatron.weights import MegatronWeights
+from hflow.runtime.worker import route
+from hflow.runtime.worker.move_weights import move_weights
+from hflow.runtime.worker.world import Peers, World
+from tests.engines.processes import Pool
+
+LINK = Link(1e9, 1e-4)
+DEVICE = DeviceKind("cpu", "cpu", 1e11, 4 * 10**9, 1e10, 0.5, 1e-4)
+CLUSTER = Cluster("test", DEVICE, 2, 2, LINK, LINK)  # two hosts: copies are relayed
+SHAPE = ModelShape("qwen2", 4, 16, 4, 2, 4, 24, 12, 64, 1e4, 1e-6, True, True)
+MESHES = {
+    "pp2 tp2": Mesh.of((0, 1, 2, 3), pp=2, tp=2),
+    "dp2 tp2": Mesh.of((0, 1, 2, 3), dp=2, tp=2),
+    "dp4": Mesh.of((0, 1, 2, 3), dp=4),
+    "dp4 regrouped": Mesh.of((0, 2, 1, 3), dp=4),
+    "pp4": Mesh.of((0, 1, 2, 3), pp=4),
+    "tp2 @0-1": Mesh.of((0, 1), tp=2),
+    "dp2 @2-3": Mesh.of((2, 3), dp=2),
+}
+
+
+def ranks_of(edge: EdgePlan) -> tuple[int, ...]:
+    return tuple(sorted({*edge.source_mesh.devices, *edge.target_mesh.devices}))
+
+
+def values_of(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """The whole parameter, in one process."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(map(ord, name))))
+
+
+def boxes_of(shape: ModelShape, mesh: Mesh, rank: int) -> Iterator[tuple[str, tuple[int, ...], Box]]:
+    """What a rank holds: name, shape of the whole, box."""
+    for parameter in parameters(shape):
+        box = weight_boxes(shape, Sharding(mesh), parameter).get(rank)
+        if box is not None:
+            yield parameter.name, parameter.shape, box
+
+
+def index(box: Box) -> tuple[slice, ...]:
+    return tuple(slice(*span) for span in box)
+
+
+class Boxes:
+    """`Weights` as dense tensors of whole parameters; what is not held is nan."""
+
+    changed = False
+
+    def __init__(self, mesh: Mesh, rank: int, fill: bool):
+        self.boxes = {name: box for name, _, box in boxes_of(SHAPE, mesh, rank)}
+        self.tensors: dict[str, torch.Tensor] = {}
+        for name, shape, box in boxes_of(SHAPE, mesh, rank):
+            self.tensors[name] = torch.full(shape, torch.nan)
+            if fill:
+                self.tensors[name][index(box)] = values_of(name, shape)[index(box)]
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.boxes)
+
+    def box(self, name: str) -> Box:
+        return self.boxes[name]
+
+    def view(self, name: str, box: Box) -> torch.Tensor:
+        return self.tensors[name][index(box)]
+
+
+def move(edge: EdgePlan, shape: ModelShape, source: Any, target: Any, rank: int, new_group: Any) -> int:
+    """Bytes received."""
+    peers = Peers(ranks_of(edge), new_group(ranks_of(edge)))
+    if rank not in peers.ranks:
+        return 0
+    mine = route.make_route(edge.copies, shape, source, target, rank)
+    return move_weights(mine, source, target, torch.float32, World(rank, 4, torch.device("cpu")), peers)
+
+
+LIMITS = [(0, 2**24), (64, 2**24), (2**14, 300)]  # all parts alone; small ones packed; many rounds
+
+
+def on_rank(rank: int, new_group: Any, edge: EdgePlan) -> list[tuple[int, int]]:
+    """For each of `LIMITS` bytes received, and elements of the target's boxes that came out wrong."""
+    found: list[tuple[int, int]] = []
+    for route.SMALL_ELEMENTS, route.ROUND_ELEMENTS in LIMITS:
+        found.append(moved(rank, new_group, edge))
+    return found
+
+
+def moved(rank: int, new_group: Any, edge: EdgePlan) -> tuple[int, int]:
+    source = Boxes(edge.source_mesh, rank, True) if rank in edge.source_mesh.devices else None
+    target = Boxes(edge.target_mesh, rank, False) if rank in edge.target_mesh.devices else None
+    received = move(edge, SHAPE, source, target, rank, new_group)
+    if not target:
+        return received, 0
+    assert target.changed
+    return received, sum(
+        int((target.view(name, box) != values_of(name, shape)[index(box)]).sum())
+        for name, shape, box in boxes_of(SHAPE, edge.target_mesh, rank)
+    )
+
+
+def planned_bytes(edge: EdgePlan, rank: int) -> int:
+    """What the plan's copies bring to a rank; fp32."""
+    copies = [(len(s.tensors), c) for s in edge.copies for c in s.copies if c.target == rank]
+    return 4 * sum(count * volume(copy.box) for count, copy in copies)
+
+
+@pytest.mark.parametrize("target", MESHES)
+@pytest.mark.parametrize("source", ["pp2 tp2", "dp2 tp2", "pp4", "tp2 @0-1"])
+def test_between_any_meshes(pool: Pool, source: str, target: str) -> None:
+    ends = ("a", Sharding(MESHES[source])), ("b", Sharding(MESHES[target]))
+    edge = weight_edge("w", "f32", SHAPE, *ends, CLUSTER)
+    expected = [(planned_bytes(edge, rank), 0) for rank in range(4)]
+    assert pool.run(4, on_rank, edge) == [[found] * len(LIMITS) for found in expected]
+    assert max(received for received, _ in expected) == edge.bytes_per_device
+    assert edge.bytes_per_device == edge.lower_bound_bytes_per_device
+
+
+LLAMA = ModelShape("llama", 2, 256, 8, 4, 32, 704, 512, 64, 1e4, 1e-6, False, False)
+ROUND = 2**15  # elements; a model of two megabytes moves in many rounds
+
+
+def megatron(mesh: Mesh, rank: int, new_group: Any) -> MegatronWeights | None:
+    groups = make_groups(mesh, rank, new_group)
+    return MegatronWeights(build_model(LLAMA, mesh, "f32", groups), LLAMA, mesh, rank) if groups else None
+
+
+def peak_on_rank(rank: int, new_group: Any, edge: EdgePlan) -> tuple[int, int, int]:
+    """Bytes received, bytes that torch's allocator gave out at most while the weights moved into memory
+    that was free before, and wrong elements."""
+    route.SMALL_ELEMENTS, route.ROUND_ELEMENTS = 2**8, ROUND
+    source, target = (megatron(mesh, rank, new_group) for mesh in (edge.source_mesh, edge.target_mesh))
+    assert source and target
+    for name, shape, box in boxes_of(LLAMA, edge.source_mesh, rank):
+        source.write(name, box, values_of(name, shape)[index(box)])
+    target.release()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as measured:
+        target.allocate()
+        received = move(edge, LLAMA, source, target, rank, new_group)
+    wrong = sum(
+        int((target.read(name, box) != values_of(name, shape)[index(box)]).sum())
+        for name, shape, box in boxes_of(LLAMA, edge.target_mesh, rank)
+    )
+    return received, _most_allocated(measured), wrong
+
+
+def _most_allocated(measured: profile) -> int:
+    """Bytes, of all that was allocated meanwhile."""
+    profiler: Any = measured.profiler
+    events = profiler.kineto_results.events()
+    held = most = 0
+    for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
+        held += event.nbytes()
+        most = max(most, held)
+    return most
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        (Mesh.of((0, 1, 2, 3), tp=4), Mesh.of((0, 2, 1, 3), dp=2, tp=2)),
+        (Mesh.of((0, 1, 2, 3), tp=4), Mesh.of((0, 1, 2, 3), dp=4)),
+        (Mesh.of((0, 1, 2, 3), pp=2, tp=2), Mesh.of((0, 1, 2, 3), dp=2, tp=2)),
+        (Mesh.of((0, 1, 2, 3), dp=4), Mesh.of((0, 1, 2, 3), tp=4)),
+    ],
+    ids=["tp4 to tp2", "tp4 to dp4", "pp2tp2 to tp2", "dp4 to tp4"],
+)
+def test_peak_is_both_layouts_and_a_round(pool: Pool, source: Mesh, target: Mesh) -> None:
+    """Of Megatron's own weights: what is allocated besides the source is the target and, at most, a copy of
+    every message of a round."""
+    one_host = Cluster("test", DEVICE, 1, 4, LINK, LINK)
+    edge = weight_edge("w", "f32", LLAMA, ("a", Sharding(source)), ("b", Sharding(target)), one_host)
+    for rank, (received, most, wrong) in enumerate(pool.run(4, peak_on_rank, edge)):
+        needed = 4 * sum(volume(box) for _, _, box in boxes_of(LLAMA, target, rank))
+        assert (received, wrong) == (planned_bytes(edge, rank), 0)
+        largest = 4 * max((volume(c.box) for s in edge.copies for c in s.copies), default=0)
+        assert needed <= most <= needed + max(4 * ROUND, largest)
