@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import time
 import traceback
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +19,7 @@ from hflow.diagnostics import Diagnostic, HflowError, Terminated
 from hflow.runtime.controller.inline_pool import InlinePool
 from hflow.runtime.controller.local_ray import LocalRay
 from hflow.runtime.controller.metrics import merge
-from hflow.runtime.controller.pool import Pool, WorkerFailure
+from hflow.runtime.controller.pool import Pool, Report, WorkerFailure
 from hflow.runtime.controller.progress import RunProgress
 from hflow.runtime.controller.run_folder import RunFolder
 from hflow.runtime.controller.signals import EndingSignals
@@ -109,25 +112,24 @@ class RunConsole(Console):
 
 def _start(plan: Plan, address: str | None, workers: str, console: Console) -> Pool:
     platform = plan.cluster.device.platform
-    size = max(plan.devices) + 1
-    threads = max(1, (os.cpu_count() or 1) // size)
+    ranks = range(max(plan.devices) + 1)
+    threads = max(1, (os.cpu_count() or 1) // len(ranks))
     if workers == "inline":
         return InlinePool(threads, platform)
-    _say(console, f"starting {size} {platform} worker{'s' if size > 1 else ''} …")
+    _say(console, f"starting {units.plural(len(ranks), f'{platform} worker')} …")
     ray_at = address or LocalRay()
     from hflow.runtime.controller.ray_pool import RayPool  # Ray reads its settings when it is imported
 
-    return RayPool(size, ray_at, platform, threads)
+    hosts = Counter(map(plan.cluster.host, ranks))  # in order: devices are numbered by host
+    return RayPool(list(hosts.values()), ray_at, platform, threads, partial(_say, console))
 
 
 def _run(plan: Plan, pool: Pool, folder: RunFolder, run: Run, export: bool, console: Console) -> None:
-    pool.form(max(plan.devices) + 1)
+    folder.event("placed", nodes=pool.form(max(plan.devices) + 1))
     pool.call("load", plan)
     folder.event("loaded")
     with RunProgress(plan.graph.steps, pool.where, console) as progress:
-        _evaluate(plan, pool, folder, run, progress, 0)
-        for step in range(plan.graph.steps):
-            _step(plan, pool, folder, run, progress, step)
+        _walk(plan, pool, folder, run, progress)
     if export:
         for model in dict.fromkeys(n.model.model for n in plan.graph.nodes if n.op == "train" and n.model):
             pool.call("export", model, str((folder.path / "export" / model).absolute()))
@@ -135,25 +137,41 @@ def _run(plan: Plan, pool: Pool, folder: RunFolder, run: Run, export: bool, cons
     _say(console, measured_text(plan, folder.metrics))
 
 
-def _step(plan: Plan, pool: Pool, folder: RunFolder, run: Run, progress: RunProgress, step: int) -> None:
-    started = time.perf_counter()
-    reports = pool.call("run", step)
-    metrics = merge(plan.graph, step, reports, time.perf_counter() - started)
-    run.metrics.append(metrics)
-    folder.step(metrics, [event for report in reports for event in report["events"]])
-    progress.step(metrics)
-    evaluation = plan.graph.evaluation
-    last = step + 1 == plan.graph.steps
-    if last or (evaluation and evaluation.every and (step + 1) % evaluation.every == 0):
-        _evaluate(plan, pool, folder, run, progress, step + 1)
+def _walk(plan: Plan, pool: Pool, folder: RunFolder, run: Run, progress: RunProgress) -> None:
+    """All steps and evaluations in one stream; each is recorded when its last report has come, and has taken
+    the time since the one before."""
+    walks = list(_schedule(plan))
+    ended = time.perf_counter()
+    reports_of = pool.stream(("run", *walk) for walk in walks)
+    for (number, evaluation), reports in zip(walks, reports_of, strict=True):
+        began, ended = ended, time.perf_counter()
+        if evaluation:
+            _evaluated(plan, folder, run, progress, number, reports)
+            continue
+        metrics = merge(plan.graph, number, reports, ended - began)
+        run.metrics.append(metrics)
+        folder.step(metrics, [event for report in reports for event in report["events"]])
+        progress.step(metrics)
 
 
-def _evaluate(plan: Plan, pool: Pool, folder: RunFolder, run: Run, progress: RunProgress, done: int) -> None:
-    """Run the held-out rows through the present weights; `done` steps have been trained."""
+def _schedule(plan: Plan) -> Iterator[tuple[int, bool]]:
+    """The numbers of steps, and where the held-out rows are run through the present weights: those of steps
+    done, with True."""
+    steps, evaluation = plan.graph.steps, plan.graph.evaluation if plan.evaluation else None
+    every = evaluation.every if evaluation else 0
+    for done in range(steps + 1):
+        if evaluation and (done in (0, steps) or (every and done % every == 0)):
+            yield done, True
+        if done < steps:
+            yield done, False
+
+
+def _evaluated(
+    plan: Plan, folder: RunFolder, run: Run, progress: RunProgress, done: int, reports: Sequence[Report]
+) -> None:
+    """Record an evaluation after `done` steps."""
     evaluation = plan.graph.evaluation
-    if not plan.evaluation or not evaluation:
-        return
-    reports = pool.call("run", done, True)
+    assert plan.evaluation and evaluation
     value = merge(plan.evaluation.graph, done, reports, 1.0)[str(evaluation.metric)]
     run.evaluations[done] = value
     folder.event("evaluated", step=done, metric=str(evaluation.metric), value=value)

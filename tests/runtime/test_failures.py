@@ -176,12 +176,30 @@ def test_killed_worker_is_reported(start: Start, tiny_model: Path, tmp_path: Pat
     process = start(FOLDER / "grpo_small.yaml", tiny_model, run_dir, "--set", "params.steps=5000")
     wait_for_steps(process, run_dir, 2)
     family = descendants(process)
-    worker = next(p for p in family if "_RayWorker" in " ".join(p.cmdline()))
+    worker = next(p for p in family if "RayWorker" in " ".join(p.cmdline()))
     os.kill(worker.pid, signal.SIGKILL)
     code, output = finish(process)
     assert code == 1
     assert "error[HF402]" in output and "the worker process died" in output, output
     assert_all_gone(family)
+
+
+def test_a_killed_run_is_cleaned_up_after(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+    """SIGKILL leaves no chance to remove Ray's files; the next start does, and spares a living run's."""
+    run_dirs = tmp_path / "killed", tmp_path / "living"
+    killed, living = (
+        start(FOLDER / "grpo_small.yaml", tiny_model, run_dir, "--set", "params.steps=5000")
+        for run_dir in run_dirs
+    )
+    for process, run_dir in zip((killed, living), run_dirs):
+        wait_for_steps(process, run_dir, 1)
+    left, used = temporary_folders(descendants(killed)), temporary_folders(descendants(living))
+    killed.kill()
+    finish(killed)
+    start_again = "from hflow.runtime.controller.local_ray import LocalRay; LocalRay().remove()"
+    subprocess.run([sys.executable, "-c", start_again], check=True)
+    assert left and not any(folder.exists() for folder in left)
+    assert used and all(folder.exists() for folder in used)
 
 
 def temporary_folders(family: list[psutil.Process]) -> set[Path]:

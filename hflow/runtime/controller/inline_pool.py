@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
 from hflow.diagnostics import Diagnostic, HflowError
-from hflow.runtime.controller.pool import Report, root_cause
+from hflow.runtime.controller.pool import Call, Report, root_cause
 from hflow.runtime.worker.worker import Worker
 
 
@@ -18,17 +20,21 @@ class InlinePool:
         self._threads_before = torch.get_num_threads()
         self._generation = 0
 
-    def form(self, size: int) -> None:
+    def form(self, size: int) -> list[str]:
         if size != 1:
             message = f"the plan has {size} workers; inline workers are for plans of one"
             raise HflowError(Diagnostic("HF404", message, help="compile for a cluster of one device"))
         self._generation += 1
         _raise_failed(self.worker.join(HashStore(), self._generation, 0, 1))
+        return [socket.gethostname()]
 
     def call(self, method: str, *arguments: Any) -> list[Report]:
         report = getattr(self.worker, method)(*arguments)
         _raise_failed(report)
         return [report]
+
+    def stream(self, calls: Iterable[Call]) -> Iterator[list[Report]]:
+        return (self.call(*call) for call in calls)
 
     def where(self) -> str:
         return self.worker.where()

@@ -1,8 +1,8 @@
-"""The workers, seen from the controller: call all, wait for all, name the root cause if one fails."""
+"""The workers, seen from the controller: call all, gather from all, name the root cause if one fails."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -10,13 +10,15 @@ from hflow.diagnostics import Diagnostic, HflowError
 from hflow.runtime.worker.failure import Failure
 
 Report = dict[str, Any]
+Call = tuple[Any, ...]  # a worker method's name and its arguments
 
 
 class Pool(Protocol):
     """A set of workers that runs one plan after another."""
 
-    def form(self, size: int) -> None:
-        """Make a new world of the first `size` workers. Raises HflowError HF404 if there are fewer."""
+    def form(self, size: int) -> list[str]:
+        """Make a new world of the first `size` workers; the node that each rank lies on. Raises HflowError
+        HF404 if there are fewer."""
         ...
 
     def call(self, method: str, *arguments: Any) -> list[Report]:
@@ -25,6 +27,12 @@ class Pool(Protocol):
         Raises:
             WorkerFailure: as soon as one rank fails; the others have been told to give up.
         """
+        ...
+
+    def stream(self, calls: Iterable[Call]) -> Iterator[list[Report]]:
+        """Like `call` for one after another, yielding the reports of each in order. Every worker may have
+        the next call before all have ended the last, so that no worker waits for the controller, nor for
+        workers that it exchanges nothing with."""
         ...
 
     def where(self) -> str:

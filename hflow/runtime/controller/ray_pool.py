@@ -8,57 +8,54 @@ from __future__ import annotations
 
 import os
 import socket
-import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, as_completed, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
-from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
+from ray.exceptions import RayActorError, RayError
+from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.runtime.controller.local_ray import LocalRay
-from hflow.runtime.controller.pool import Report, root_cause
+from hflow.runtime.controller.placement import Demand, node_names, place
+from hflow.runtime.controller.pool import Call, Report, WorkerFailure, root_cause
+from hflow.runtime.controller.ray_worker import LOOPBACK, RayWorker
 from hflow.runtime.worker.failure import Failure
-from hflow.runtime.worker.worker import Worker
 
 OBJECT_STORE_BYTES = 100 * 2**20  # programs and reports only
-PLACEMENT_WAIT_S = 60
 START_WAIT_S = 300  # to import torch and Megatron, with cold disks
 GRACE_S = 10  # for survivors to give up after a failure
+IN_FLIGHT = 2  # calls that each worker has at most: this one and the next
 
-
-class _RayWorker(Worker):
-    """The worker as an actor. Calls run one after another in one thread; control calls in another."""
-
-    def __init__(self, device: str, threads: int, folder: str):
-        if Path(folder).is_dir():
-            os.chdir(folder)  # paths in a graph are relative to where hflow was started
-        super().__init__(device, threads)
-
-    def join_at(self, host: str, port: int, generation: int, rank: int, size: int) -> Report:
-        store = TCPStore(host, port, None, False)
-        return self.join(store, generation, rank, size)
-
-    def ready(self) -> int:
-        return os.getpid()
-
-    @ray.method(concurrency_group="control")
-    def abort(self) -> None:
-        super().abort()
-
-    @ray.method(concurrency_group="control")
-    def where(self) -> str:
-        return super().where()
+# Of one call on all workers, by rank. `ray.wait` would lose signals: asked for several results, it breaks
+# down (SystemError) when a handler raises meanwhile.
+Results = list[Future[Report]]
 
 
 class RayPool:
-    def __init__(self, size: int, ray_at: LocalRay | str, platform: str = "cpu", threads: int = 1):
-        """Start Ray, or join it at an address, and start `size` workers with `threads` CPU threads each.
+    def __init__(
+        self,
+        hosts: Sequence[int],
+        ray_at: LocalRay | str,
+        platform: str = "cpu",
+        threads: int = 1,
+        say: Callable[[str], None] = print,
+        worker: type[Any] = RayWorker,
+    ):
+        """Start Ray, or join it at an address, and start workers.
+
+        Args:
+            hosts: how many workers each of the plan's hosts has, in order of ranks.
+            threads: CPU threads of each worker.
+            say: tells the user what is waited for.
+            worker: what runs in the workers' processes.
 
         Raises:
             HflowError: HF404 when Ray cannot be started or the workers cannot be placed.
@@ -67,11 +64,14 @@ class RayPool:
         self._actors: list[Any] = []
         self._generation = 0
         self._size = 0
+        demand = Demand(tuple(hosts), platform)
         try:
-            self._start_ray(size, ray_at)
+            self._start_ray(sum(hosts), ray_at)
             self._store_address, self._store = _open_store(self._local is not None)
-            self._group = _place(size, platform)
-            self._actors = _start_actors(self._group, size, platform, threads, self._local is not None)
+            group = place(demand, say)
+            names = node_names(group)
+            self._nodes = [name for name, workers in zip(names, hosts) for _ in range(workers)]
+            self._actors = _start_actors(worker, group, demand, threads)
         except BaseException:
             self.close()
             raise
@@ -94,20 +94,32 @@ class RayPool:
         except (RayError, ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
             raise HflowError(Diagnostic("HF404", f"Ray cannot be reached or started: {error}")) from None
 
-    def form(self, size: int) -> None:
+    def form(self, size: int) -> list[str]:
         if size > len(self._actors):
             message = f"the plan needs {size} workers; there are {len(self._actors)}"
             raise HflowError(Diagnostic("HF404", message))
-        self._gather([a.leave.remote() for a in self._actors])
+        self._gather(deque([[a.leave.remote().future() for a in self._actors]]))
         self._size = size
         self._generation += 1
         host, port = self._store_address
-        arguments = [(host, port, self._generation, rank, size) for rank in range(size)]
-        self._gather([a.join_at.remote(*args) for a, args in zip(self._actors, arguments)])
+        joins = [
+            actor.join_at.remote(host, port, self._generation, rank, size).future()
+            for rank, actor in enumerate(self._actors[:size])
+        ]
+        self._gather(deque([joins]))
+        return self._nodes[:size]
 
     def call(self, method: str, *arguments: Any) -> list[Report]:
-        shared = [ray.put(a) if method == "load" else a for a in arguments]
-        return self._gather([getattr(a, method).remote(*shared) for a in self._actors[: self._size]])
+        return self._gather(deque([self._send(method, arguments)]))
+
+    def stream(self, calls: Iterable[Call]) -> Iterator[list[Report]]:
+        flight: deque[Results] = deque()
+        for method, *arguments in calls:
+            flight.append(self._send(method, arguments))
+            if len(flight) == IN_FLIGHT:
+                yield self._gather(flight)
+        while flight:
+            yield self._gather(flight)
 
     def where(self) -> str:
         with suppress(RayError):
@@ -126,36 +138,39 @@ class RayPool:
         if self._local:
             self._local.remove()
 
-    def _gather(self, calls: list[ray.ObjectRef]) -> list[Report]:
-        reports: dict[int, Report] = {}
-        rank_of = {call: rank for rank, call in enumerate(calls)}
-        deadline: float | None = None
-        while len(reports) < len(calls):
-            waiting = [c for c in calls if rank_of[c] not in reports]
-            done, _ = ray.wait(waiting, num_returns=1, timeout=None if deadline is None else GRACE_S)
-            reports.update({rank_of[call]: _result(call) for call in done})
-            failed = any("error" in r for r in reports.values())
-            if failed and deadline is None:
-                deadline = time.monotonic() + GRACE_S
-                self._abort()
-            if deadline is not None and (not done or time.monotonic() > deadline):
-                break
-        if any("error" in r for r in reports.values()):
-            raise root_cause([reports.get(rank, {}) for rank in range(len(calls))])
-        return [reports[rank] for rank in range(len(calls))]
+    def _send(self, method: str, arguments: Sequence[Any]) -> Results:
+        shared = [ray.put(a) if method == "load" else a for a in arguments]
+        return [getattr(a, method).remote(*shared).future() for a in self._actors[: self._size]]
+
+    def _gather(self, flight: deque[Results]) -> list[Report]:
+        """The reports of the oldest call in flight, which is taken out."""
+        calls = flight.popleft()
+        if any("error" in _report(call) for call in as_completed(calls)):
+            raise self._failure([calls, *flight])
+        return [_report(call) for call in calls]
+
+    def _failure(self, flight: Sequence[Results]) -> WorkerFailure:
+        """Tell all to give up, and name the root cause. It may lie in a later call than where it was noticed:
+        a worker that was ahead has died, and took the connections of the others with it."""
+        self._abort()
+        calls = [call for calls in flight for call in calls]
+        ended = wait(calls, GRACE_S).done
+        of_ranks = [[_report(call) for call in calls if call in ended] for calls in zip(*flight)]
+        return root_cause([next((r for r in reports if "error" in r), {}) for reports in of_ranks])
 
     def _abort(self) -> None:
-        told = [actor.abort.remote() for actor in self._actors[: self._size]]
-        ray.wait(told, num_returns=len(told), timeout=GRACE_S)  # so that none comes after the next start
+        told = [actor.abort.remote().future() for actor in self._actors[: self._size]]
+        wait(told, GRACE_S)  # so that none comes after the next start
 
 
-def _result(call: ray.ObjectRef) -> Report:
+def _report(call: Future[Report]) -> Report:
+    """Of a call that has ended; a dead process becomes a failure."""
     try:
-        return ray.get(call)
+        return call.result()
     except RayActorError as error:
         text = str(error).strip().splitlines()
         return _dead(f"the worker process died: {text[-1] if text else error}")
-    except (RayError, GetTimeoutError) as error:
+    except RayError as error:
         return _dead(f"the worker cannot be reached: {error}")
 
 
@@ -176,7 +191,7 @@ def _check_reachable(address: str) -> None:
 
 def _open_store(local: bool) -> tuple[tuple[str, int], TCPStore]:
     """The rendezvous store. The socket is bound before the store exists, so no port can be snatched."""
-    host = "127.0.0.1" if local else ray.util.get_node_ip_address()
+    host = LOOPBACK if local else ray.util.get_node_ip_address()
     listener = socket.socket()
     listener.bind((host, 0))
     listener.listen(1024)
@@ -185,32 +200,22 @@ def _open_store(local: bool) -> tuple[tuple[str, int], TCPStore]:
     return (host, port), store
 
 
-def _place(size: int, platform: str) -> PlacementGroup:
-    resources = {"CPU": 1.0, "GPU": 1.0} if platform == "cuda" else {"CPU": 1.0}
-    group = placement_group([resources] * size, strategy="PACK")
-    if not group.wait(PLACEMENT_WAIT_S):
-        has = {k: v for k, v in ray.cluster_resources().items() if k in ("CPU", "GPU")}
-        message = f"{size} workers with {resources} each cannot be placed; the Ray cluster has {has}"
-        raise HflowError(Diagnostic("HF404", message))
-    return group
-
-
-def _start_actors(group: PlacementGroup, size: int, platform: str, threads: int, local: bool) -> list[Any]:
-    """One actor per bundle, ranks grouped by node."""
-    nodes = placement_group_table(group)["bundles_to_node_id"]
-    bundles = sorted(range(size), key=lambda bundle: (nodes[bundle], bundle))
-    env = {"OMP_NUM_THREADS": str(threads)} | ({"GLOO_SOCKET_IFNAME": "lo"} if local else {})
-    actor_class: Any = ray.remote(concurrency_groups={"control": 1})(_RayWorker)  # pyright: ignore
+def _start_actors(worker: type[Any], group: PlacementGroup, demand: Demand, threads: int) -> list[Any]:
+    """One actor for each rank, those of a host in its bundle."""
+    actor_class: Any = ray.remote(concurrency_groups={"control": 1})(worker)  # pyright: ignore
+    options = {
+        "num_cpus": 1,
+        "num_gpus": 1 if demand.platform == "cuda" else 0,
+        "max_restarts": 0,
+        "max_task_retries": 0,
+        "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(threads)}},
+    }
+    bundles = [bundle for bundle, workers in enumerate(demand.hosts) for _ in range(workers)]
+    places = [PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=b) for b in bundles]
+    folder = str(Path.cwd())
     actors = [
-        actor_class.options(
-            num_cpus=1,
-            num_gpus=1 if platform == "cuda" else 0,
-            max_restarts=0,
-            max_task_retries=0,
-            runtime_env={"env_vars": env},
-            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
-        ).remote(platform, threads, str(Path.cwd()))
-        for bundle in bundles
+        actor_class.options(**options, scheduling_strategy=place).remote(demand.platform, threads, folder)
+        for place in places
     ]
     try:
         ray.get([actor.ready.remote() for actor in actors], timeout=START_WAIT_S)

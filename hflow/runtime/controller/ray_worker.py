@@ -1,0 +1,61 @@
+"""The worker as a Ray actor."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+import ray
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from hflow.runtime.worker.failure import failure_of
+from hflow.runtime.worker.worker import Report, Worker
+from hflow.runtime.worker.world import Aborted
+
+LOOPBACK = "127.0.0.1"
+
+
+class RayWorker(Worker):
+    """Calls run one after another in one thread, those of the group `control` in another."""
+
+    def __init__(self, device: str, threads: int, folder: str):
+        if Path(folder).is_dir():
+            os.chdir(folder)  # paths in a graph are relative to where hflow was started
+        self._gave_up = False
+        super().__init__(device, threads)
+
+    def join_at(self, host: str, port: int, generation: int, rank: int, size: int) -> Report:
+        """Join the world whose store listens at `host`: on loopback if that is there, else by the interface
+        that Ray uses between hosts; gloo by itself takes what the host's name resolves to."""
+        own = host if host == LOOPBACK else ray.util.get_node_ip_address()
+        if interface := _interface(own):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        self._gave_up = False
+        return self.join(TCPStore(host, port, None, False), generation, rank, size)
+
+    def run(self, step: int, evaluation: bool = False) -> Report:
+        """Refused after a failure: the controller sends a step before it knows that the last one failed."""
+        if self._gave_up:
+            return {"error": failure_of(Aborted(), "", lambda _: None)}
+        report = super().run(step, evaluation)
+        self._gave_up |= "error" in report
+        return report
+
+    def ready(self) -> int:
+        return os.getpid()
+
+    @ray.method(concurrency_group="control")
+    def abort(self) -> None:
+        self._gave_up = True
+        super().abort()
+
+    @ray.method(concurrency_group="control")
+    def where(self) -> str:
+        return super().where()
+
+
+def _interface(address: str) -> str | None:
+    """The network interface that has an address, or None."""
+    interfaces = psutil.net_if_addrs().items()
+    return next((name for name, has in interfaces if any(a.address == address for a in has)), None)
