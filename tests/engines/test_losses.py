@@ -319,7 +319,7 @@ GROUPED = "logprobs: f32[pairs*k, resp~]<trained>, mask: bool[pairs*k, resp~]"
     ("name", "output", "micro_batch", "problem"),
     [
         ("flat", "f32[pairs]", 6, "returned `loss` of shape [4], declared is f32[pairs], here [2]"),
-        ("per_token", "f32[pairs*k, resp~]", 6, "declared is f32[pairs*k, resp~], here [2, 3, 5]"),
+        ("per_token", "f32[pairs*k, resp~]", 6, "declared is f32[pairs*k, resp~], here [2, 3, 6]"),
         ("flat", "f32[pairs*k]", 6, "declared is f32[pairs*k], here [2, 3]"),
         ("broken", "f32[pairs]", 6, "mine.py:{line}: ZeroDivisionError: no loss"),
         ("flat", "f32[pairs]", 2, "a micro-batch of 2 rows is too small for a group of 3"),

@@ -124,10 +124,18 @@ def peak_on_rank(
     return int(held.max())
 
 
+def longest_rows() -> dict[str, Rows]:
+    """Rows of the greatest length, of which no two share a prompt."""
+    tokens = torch.randint(3, 25, (ROWS * 13,), generator=torch.Generator().manual_seed(2))
+    responses, numbers = torch.full((ROWS,), 6), torch.zeros(ROWS * 6)
+    per_token = {name: Rows(numbers, responses) for name in ("old_logprobs", "ref_logprobs", "advantages")}
+    return per_token | {"tokens": Rows(tokens, responses + 7), "mask": Rows(numbers == 0, responses)}
+
+
 def test_recompute_saves_the_activations_that_the_planner_counts(pool: Pool, folders: Folders) -> None:
     folder, mesh = folders.of("qwen2", False), MESHES["one"]
     kept, recomputed = (
-        pool.run(1, peak_on_rank, folder, rollout(folder), strategy)[0] for strategy in (PLAIN, RECOMPUTE)
+        pool.run(1, peak_on_rank, folder, longest_rows(), strategy)[0] for strategy in (PLAIN, RECOMPUTE)
     )
     work = Workload(ROWS, 7, 6, optimizer_steps=1, rows_per_update=ROWS)
     planned = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from megatron.core.inference.contexts import StaticInferenceContext
 from torch import Tensor
 
@@ -21,13 +22,31 @@ class KeyValueCache(StaticInferenceContext):
         self.sequence_len_offset += tokens
         self.enable_decode_mode()
 
-    def select(self, rows: Tensor) -> None:
-        """Go on with the given rows (int64 ``[new rows]``); repetitions allowed."""
+    def repeat(self, rows: Tensor) -> None:
+        """Go on with the given rows (int64 ``[new rows]``), repetitions allowed."""
         layers = self.key_value_memory_dict
-        for layer, (keys, values) in layers.items():
-            layers[layer] = (self._select(keys, rows), self._select(values, rows))
+        for layer, memories in layers.items():
+            layers[layer] = tuple(self._repeated(memory, rows) for memory in memories)
 
-    def _select(self, memory: Tensor, rows: Tensor) -> Tensor:
+    def keep(self, rows: Tensor) -> Tensor:
+        """Drop all but the given rows, int64 and ascending. Returns them in their new order.
+
+        The last ones move to where others leave: what need not move is not copied.
+        """
+        kept = rows.clone()
+        free = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
+        staying = rows < len(rows)
+        free[rows[staying]] = False
+        kept[rows[staying]], kept[free] = rows[staying], rows[~staying]
+        holes, used = free.nonzero().squeeze(1), self.sequence_len_offset
+        layers = self.key_value_memory_dict
+        for layer, memories in layers.items():
+            for memory in memories:
+                memory[:used, holes] = memory[:used, rows[~staying]]
+            layers[layer] = tuple(memory[:, : len(rows)] for memory in memories)
+        return kept
+
+    def _repeated(self, memory: Tensor, rows: Tensor) -> Tensor:
         # memory [length, rows, kv_heads / tp, d]
         chosen = memory.new_empty(memory.shape[0], len(rows), *memory.shape[2:])
         used = self.sequence_len_offset

@@ -95,7 +95,7 @@ def _generate_batch(
     padded = not bool(present.all())
     logits = _forward(model, prompts, _prefill_mask(present) if padded else None, cache)
     logits = logits[prompt_of]
-    cache.select(prompt_of)
+    cache.repeat(prompt_of)
     seen = present[prompt_of] if padded else None
     active = torch.arange(len(prompt_of), device=prompts.device)
     for step in range(steps):
@@ -108,8 +108,7 @@ def _generate_batch(
         if step == steps - 1 or not going.any():
             break
         if not going.all():
-            kept = going.nonzero().squeeze(1)
-            cache.select(kept)
+            kept = cache.keep(going.nonzero().squeeze(1))
             active, tokens = active[kept], tokens[kept]
             seen = None if seen is None else seen[kept]
         logits = _forward(model, tokens[:, None], _decode_mask(seen, step + 1), cache)

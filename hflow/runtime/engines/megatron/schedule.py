@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from megatron.core.utils import get_attr_wrapped_model, get_model_config
 from torch import Tensor
 
 from hflow.runtime.engines.megatron.groups import Groups
-from hflow.runtime.engines.megatron.sequences import MicroBatch
+from hflow.runtime.engines.megatron.micro_batches import MicroBatch
 
 # What the last stage does with what the head gives a micro-batch's response tokens, ``[tokens, vocab / tp]``
 # or ``[tokens, 1]``: the loss to differentiate (a scalar), and a value to keep.
@@ -41,16 +40,15 @@ def run_schedule(
     def forward_step(batches: Iterator[MicroBatch], model: torch.nn.Module) -> tuple[Tensor, Any]:
         batch = next(batches)
         output = _forward(model, batch, groups.last_stage)
-        return output, lambda logits: _three(finish(logits.squeeze(0), batch))
+        return output, lambda heads: _three(finish(heads.squeeze(0), batch))
 
-    rows, width = batches[0].sequences.inputs.shape
     return schedule(
         forward_step_func=forward_step,
         data_iterator=iter(batches),
         model=model,
         num_microbatches=len(batches),
-        seq_length=width,
-        micro_batch_size=rows,
+        seq_length=len(batches[0].pack.tokens),
+        micro_batch_size=1,
         forward_only=forward_only,
         p2p_communicator=P2PCommunicator(groups.pp, config),
         pg_collection=groups.megatron,
@@ -64,26 +62,27 @@ def _three(finished: tuple[Tensor, Any]) -> tuple[Tensor, Tensor, Any]:
 
 
 def _forward(model: torch.nn.Module, batch: MicroBatch, last_stage: bool) -> Tensor:
-    if not last_stage:
-        return model(batch.sequences.inputs, None, None)
-    rows, positions = batch.sequences.predicted_at
-    output_layer: Any = get_attr_wrapped_model(model, "output_layer")
-    with _only_at(output_layer, rows, positions):
-        return model(batch.sequences.inputs, None, None)
+    """What the head gives at the places that predict, ``[1, tokens, …]``; or hidden states."""
+    pack = batch.pack
+    rotary: Any = get_attr_wrapped_model(model, "rotary_pos_emb")
+    hooks = [
+        rotary.register_forward_pre_hook(lambda _, args: (int(pack.positions.max()) + 1, *args[1:])),
+        rotary.register_forward_hook(lambda _, args, angles: angles[pack.positions]),
+    ]
+    if last_stage:
+        output_layer: Any = get_attr_wrapped_model(model, "output_layer")
+        hooks.append(output_layer.register_forward_pre_hook(_only_at(pack.predicted_at)))
+    try:
+        # Megatron hands the mask on to the attention, which knows packs.
+        return model(pack.tokens[None], None, pack)
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
-@contextmanager
-def _only_at(output_layer: torch.nn.Module, rows: Tensor, positions: Tensor) -> Iterator[None]:
-    """Let the output layer see ``[seq, rows, hidden]`` only at the given places, as ``[places, 1, hidden]``.
+def _only_at(places: Tensor) -> Callable[..., tuple[Tensor, ...]]:
+    """Let the output layer see ``[places, 1, hidden]`` only at the given places.
 
     Logits of a large vocabulary at every prompt position would be most of the memory of a forward pass.
     """
-
-    def select(_: torch.nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (args[0][positions, rows].unsqueeze(1), *args[1:])
-
-    hook = output_layer.register_forward_pre_hook(select)
-    try:
-        yield
-    finally:
-        hook.remove()
+    return lambda _, args: (args[0][places], *args[1:])

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from hflow.runtime.engines.megatron.groups import Groups
 from hflow.runtime.engines.megatron.logprobs import log_probs
+from hflow.runtime.engines.megatron.micro_batches import MicroBatch, micro_batches
 from hflow.runtime.engines.megatron.schedule import run_schedule
-from hflow.runtime.engines.megatron.sequences import MicroBatch, Sequences, micro_batches
+from hflow.runtime.engines.megatron.sequences import Sequences
 
 
 def score(
@@ -66,4 +67,12 @@ def _at_responses(
 
     model.eval()
     parts = run_schedule(model, groups, batches, finish, forward_only=True)
-    return torch.cat(parts, 1) if groups.last_stage else None
+    if not groups.last_stage:
+        return None
+    found, order = torch.cat(parts, 1), torch.cat([batch.rows for batch in batches])
+    mask = sequences.response_mask
+    number = torch.zeros_like(mask, dtype=torch.int64)
+    number[mask] = torch.arange(found.shape[1], device=found.device)
+    in_order = torch.empty_like(found)
+    in_order[:, number[order][mask[order]]] = found
+    return in_order

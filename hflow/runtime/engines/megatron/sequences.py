@@ -1,4 +1,4 @@
-"""Rows of prompt and response, cut into micro-batches.
+"""Rows of prompt and response.
 
 Response token j of a row is predicted at position prompt_length + j - 1, so the last token of a row is
 never an input, and only positions that predict response tokens need logits.
@@ -40,19 +40,16 @@ class Sequences:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def width(self) -> int:
-        """Positions that the longest row takes as inputs; at least 1."""
-        if len(self) == 0:
-            return 1
-        return max(1, int((self.prompt_lengths + self.response_lengths).max()) - 1)
+    @property
+    def lengths(self) -> Tensor:
+        """Prompt and response, int64 ``[rows]``."""
+        return self.prompt_lengths + self.response_lengths
 
-    def take(self, rows: Tensor, width: int | None = None) -> Sequences:
-        """The given rows, cut or padded so that they take `width` inputs (default: as few as they need)."""
-        part = Sequences(self.tokens[rows], self.prompt_lengths[rows], self.response_lengths[rows])
-        total = (part.width() if width is None else width) + 1
-        short = total - part.tokens.shape[1]
-        tokens = torch.nn.functional.pad(part.tokens, (0, short)) if short > 0 else part.tokens[:, :total]
-        return Sequences(tokens, part.prompt_lengths, part.response_lengths)
+    def take(self, rows: Tensor) -> Sequences:
+        """The given rows, cut to the longest of them."""
+        prompts, responses = self.prompt_lengths[rows], self.response_lengths[rows]
+        longest = int((prompts + responses).max()) if len(rows) else 0
+        return Sequences(self.tokens[rows, :longest], prompts, responses)
 
     def extended(self) -> Sequences:
         """Each row with one more, arbitrary token: it would be predicted at what was the row's last token.
@@ -68,10 +65,13 @@ class Sequences:
         pad = lambda t: torch.cat([t, t.new_zeros(count, *t.shape[1:])])  # noqa: E731
         return Sequences(pad(self.tokens), pad(self.prompt_lengths), pad(self.response_lengths))
 
-    @property
-    def inputs(self) -> Tensor:
-        """int64 ``[rows, longest - 1]``."""
-        return self.tokens[:, :-1]
+    @cached_property
+    def same_prompt(self) -> Tensor:
+        """The first row with the same prompt, int64 ``[rows]``."""
+        present = length_mask(self.prompt_lengths, self.tokens.shape[1])
+        prompts, first = self.tokens.where(present, -1).cpu().numpy(), dict[bytes, int]()
+        found = [first.setdefault(prompt.tobytes(), row) for row, prompt in enumerate(prompts)]
+        return torch.tensor(found, dtype=torch.int64, device=self.tokens.device)
 
     @cached_property
     def response_mask(self) -> Tensor:
@@ -90,33 +90,3 @@ class Sequences:
         """The response tokens, row by row; int64 ``[tokens]``."""
         rows, positions = self.predicted_at
         return self.tokens[rows, positions + 1]
-
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """`rows`: int64, which rows of the whole these are; `sequences` may have empty rows after them."""
-
-    rows: Tensor
-    sequences: Sequences
-
-
-def micro_batches(
-    sequences: Sequences, rows: Tensor, limit: int, same_shape: bool, unit: int = 1
-) -> tuple[MicroBatch, ...]:
-    """Cut `rows` of `sequences` into the fewest micro-batches of at most `limit` rows; at least one.
-
-    They are as even as possible, and hold whole groups of `unit` rows. Pipeline stages exchange tensors of
-    one shape, so with `same_shape` all have equally many rows and inputs, by padding.
-    """
-    assert limit >= unit and len(rows) % unit == 0, (limit, len(rows), unit)
-    groups = len(rows) // unit
-    count = max(1, -(-groups // (limit // unit)))
-    size = max(1, -(-groups // count)) * unit
-    width = sequences.take(rows).width() if same_shape else None
-    found = []
-    for i in range(count):
-        part = rows[i * size : (i + 1) * size]
-        taken = sequences.take(part, width)
-        missing = size - len(part) if same_shape else unit * (len(part) == 0)
-        found.append(MicroBatch(part, taken.with_empty_rows(missing) if missing else taken))
-    return tuple(found)

@@ -16,15 +16,18 @@ import torch
 from torch import Tensor
 from torch.distributed import all_reduce
 
+from hflow.graph.graph import Node
 from hflow.ops.aggregate import token_weights
 from hflow.runtime.engines.base import Call, NodeError
+from hflow.runtime.engines.megatron.balance import Exchange
 from hflow.runtime.engines.megatron.groups import Groups
 from hflow.runtime.engines.megatron.logprobs import log_probs
 from hflow.runtime.engines.megatron.loss import Level, Loss
+from hflow.runtime.engines.megatron.micro_batches import MicroBatch, micro_batches
 from hflow.runtime.engines.megatron.optimizer import Adam, AdamOptions
 from hflow.runtime.engines.megatron.recompute import set_recompute
 from hflow.runtime.engines.megatron.schedule import run_schedule
-from hflow.runtime.engines.megatron.sequences import MicroBatch, Sequences, micro_batches
+from hflow.runtime.engines.megatron.sequences import Sequences
 from hflow.runtime.rows import Rows
 
 Metrics = dict[str, tuple[float, float]]
@@ -51,8 +54,8 @@ class Sums:
 class Training:
     """One execution of a train node on this rank's rows.
 
-    `inputs` holds what the loss reads: ``[rows]``, or ``[rows, longest response]``, right-padded, like
-    `mask`.
+    `rows`: their global numbers, int64, ascending. `inputs` holds what the loss reads: ``[rows]``, or
+    ``[rows, longest response]``, right-padded, like `mask`.
     """
 
     call: Call
@@ -60,6 +63,7 @@ class Training:
     options: AdamOptions
     adam: Adam
     groups: Groups
+    rows: Tensor
     sequences: Sequences
     inputs: Mapping[str, Tensor]
     mask: Tensor
@@ -68,7 +72,7 @@ class Training:
     def of(
         call: Call, inputs: Mapping[str, Rows], adam: Adam, groups: Groups, device: torch.device
     ) -> Training:
-        """Bring the rows to `device`.
+        """Bring the rows to `device`, some from other data-parallel ranks. Collective over these.
 
         Raises:
             NodeError: an input of the loss is ragged in another way than the response, or no group of rows
@@ -79,14 +83,22 @@ class Training:
         if limit < loss.unit:
             problem = f"a micro-batch of {limit} rows is too small for a group of {loss.unit}"
             raise NodeError(call.node.name, problem)
+        for name in filter(loss.reads, inputs):
+            lengths = inputs[name].lengths
+            if lengths is not None and not torch.equal(lengths, mask.lengths):
+                raise NodeError(call.node.name, f"`{name}` has not one value per response token")
+        exchange = Exchange(
+            inputs["tokens"], mask, call.first_row, call.node.rows, loss.unit, _minibatches(call.node),
+            groups.dp, device,
+        )  # fmt: skip
+        tokens, mask = exchange(inputs["tokens"], whole=True), exchange(mask)
         read: dict[str, Tensor] = {}
         for name in filter(loss.reads, inputs):
-            rows = inputs[name]
-            if rows.lengths is not None and not torch.equal(rows.lengths, mask.lengths):
-                raise NodeError(call.node.name, f"`{name}` has not one value per response token")
+            rows = exchange(inputs[name])
             read[name] = (rows.values if rows.lengths is None else rows.padded()).to(device)
-        sequences, options = Sequences.of(inputs["tokens"], mask, device), AdamOptions.of(call.node.options)
-        return Training(call, loss, options, adam, groups, sequences, read, mask.padded().to(device))
+        sequences, options = Sequences.of(tokens, mask, device), AdamOptions.of(call.node.options)
+        present = mask.padded().to(device)
+        return Training(call, loss, options, adam, groups, exchange.rows, sequences, read, present)
 
     def run(self) -> Metrics:
         """Make all updates. Collective over the mesh.
@@ -100,7 +112,7 @@ class Training:
         """
         repeat = self.call.node.repeat
         assert repeat is not None
-        minibatches = self._minibatches(self.call.node.rows // (repeat.minibatch or self.call.node.rows))
+        minibatches = self._minibatches(_minibatches(self.call.node))
         updates = repeat.epochs * len(minibatches)
         metrics: Metrics = {}
         self.adam.model.train()
@@ -114,10 +126,8 @@ class Training:
 
     def _minibatches(self, count: int) -> list[Minibatch]:
         """Minibatch k has the groups whose global number is k modulo `count`, whatever the layout."""
-        unit = self.loss.unit
-        assert self.call.first_row % unit == len(self.sequences) % unit == 0, "a group is on several ranks"
-        rows = torch.arange(len(self.sequences), device=self.mask.device) + self.call.first_row
-        parts = [(rows // unit % count == k).nonzero().squeeze(1) for k in range(count)]
+        of = (self.rows // self.loss.unit % count).to(self.mask.device)
+        parts = [(of == k).nonzero().squeeze(1) for k in range(count)]
         trained = self.mask.sum(1)
         local = [[float(trained[rows].sum()), float(len(rows))] for rows in parts]
         counts = torch.tensor(local, dtype=torch.float64, device=self.mask.device)
@@ -197,6 +207,12 @@ class Training:
             loss = torch.stack([part.loss for part in sums]).sum()
         all_reduce(loss, group=self.groups.mesh)
         return float(loss)
+
+
+def _minibatches(node: Node) -> int:
+    """Updates per epoch."""
+    assert node.repeat is not None
+    return node.rows // (node.repeat.minibatch or node.rows)
 
 
 def _rows_of(values: Tensor, part: MicroBatch, width: int) -> Tensor:

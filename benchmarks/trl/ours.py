@@ -1,0 +1,63 @@
+"""hflow in benchmarks/step_trl.py. SETTING is ``WORKERSxTHREADS``, such as ``2x1``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from work import Contest, Turns
+
+import hflow
+from hflow.compiler.cluster import Cluster
+from hflow.compiler.cluster_file import load_cluster
+from hflow.graph.graph import Graph
+from hflow.runtime.controller.local_ray import LocalRay
+
+HERE = Path(__file__).resolve().parent
+
+
+def main() -> None:
+    turns, contest = Turns(), Contest.read()
+    workers, threads = (int(number) for number in contest.setting.split("x"))
+    plan = hflow.compile(_graph(contest), _cluster(workers))
+    ray = LocalRay()
+    from hflow.runtime.controller.ray_pool import RayPool  # Ray reads its settings when it is imported
+
+    pool = RayPool((workers,), ray, threads=threads)
+    try:
+        pool.form(workers)
+        pool.call("load", plan)
+        for step in range(plan.graph.steps):
+            turns.begin()
+            reports = pool.call("run", step)
+            nodes: dict[str, float] = {}
+            for event in (event for report in reports for event in report["events"]):
+                seconds = event["end_s"] - event["start_s"]
+                nodes[event["name"]] = max(nodes.get(event["name"], 0.0), seconds)
+            turns.end(tokens=sum(report["tokens"] for report in reports), nodes=nodes)
+    finally:
+        pool.close()
+
+
+def _graph(contest: Contest) -> Graph:
+    folder, work = contest.folder, contest.work
+    params = {
+        "model": folder / "lm",
+        "prompts": folder / "prompts.jsonl",
+        "batch": work.prompts,
+        "max_new_tokens": work.new,
+        "minibatch": work.rows,
+        "lr": 1e-6,
+        "steps": 10_000,
+    }
+    params |= {"kl_coef": work.kl_coef} if work.kl_coef else {}
+    params |= {"reward_model": folder / "scalar"} if work.algorithm == "ppo" else {"group": work.samples}
+    overrides = [f"params.{name}={value}" for name, value in params.items()]
+    return hflow.load(HERE / f"{work.algorithm}.yaml", overrides)
+
+
+def _cluster(workers: int) -> Cluster:
+    return replace(load_cluster(HERE.parent.parent / "clusters/local.yaml"), devices_per_host=workers)
+
+
+main()

@@ -1,0 +1,76 @@
+"""Rows cut into micro-batches of about as many tokens, each without padding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hflow.runtime.engines.megatron.pack import Pack
+from hflow.runtime.engines.megatron.sequences import Sequences
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """`rows`: int64, which rows of the whole these are; `sequences` has empty ones in place of none."""
+
+    rows: Tensor
+    sequences: Sequences
+    pack: Pack
+
+
+def micro_batches(
+    sequences: Sequences, rows: Tensor, limit: int, same_shape: bool, unit: int = 1
+) -> tuple[MicroBatch, ...]:
+    """Cut `rows` of `sequences` into micro-batches; at least one, on which there may be none.
+
+    A micro-batch holds whole groups of `unit` rows, as many as need no more memory than `limit` rows of the
+    greatest length would. Rows of one prompt and rows of about the same length are together. Pipeline stages
+    exchange tensors of one shape, so with `same_shape` all have equally many tokens, by padding.
+    """
+    assert limit >= unit and len(rows) % unit == 0, (limit, len(rows), unit)
+    whole = sequences.take(rows)
+    parts = _parts(whole, limit, unit)
+    taken = [whole.take(part) if len(part) else _nothing(whole, unit) for part in parts]
+    packs = [Pack.of(part) for part in taken]
+    if same_shape:
+        places = max(len(pack.tokens) for pack in packs)
+        packs = [pack.padded(places) for pack in packs]
+    return tuple(MicroBatch(rows[part], of, pack) for part, of, pack in zip(parts, taken, packs))
+
+
+def _parts(sequences: Sequences, limit: int, unit: int) -> list[Tensor]:
+    """The rows of each micro-batch, int64; one empty part for no rows."""
+    if not len(sequences):
+        return [sequences.prompt_lengths]
+    lengths, responses = (
+        values.view(-1, unit).amax(1).tolist() for values in (sequences.lengths, sequences.response_lengths)
+    )
+    most = limit * max(lengths), limit * max(responses)
+    parts: list[list[int]] = []
+    longest = 0, 0
+    for group in _order(sequences.same_prompt[::unit].tolist(), lengths):
+        longest = max(longest[0], lengths[group]), max(longest[1], responses[group])
+        rows = (len(parts[-1]) + 1) * unit if parts else 0
+        if not parts or rows * longest[0] > most[0] or rows * longest[1] > most[1]:
+            parts.append([])
+            longest = lengths[group], responses[group]
+        parts[-1].append(group)
+    groups = torch.arange(len(sequences), device=sequences.tokens.device).view(-1, unit)
+    return [groups[part].flatten() for part in parts]
+
+
+def _order(prompts: list[int], lengths: list[int]) -> list[int]:
+    """Longest first, and with each group of rows those of the same prompt."""
+    longest = dict.fromkeys(prompts, 0)
+    for prompt, length in zip(prompts, lengths):
+        longest[prompt] = max(longest[prompt], length)
+    key = lambda group: (-longest[prompts[group]], prompts[group], -lengths[group])  # noqa: E731
+    return sorted(range(len(prompts)), key=key)
+
+
+def _nothing(sequences: Sequences, unit: int) -> Sequences:
+    """A group of rows without tokens."""
+    none = sequences.prompt_lengths.new_zeros(unit)
+    return Sequences(sequences.tokens.new_zeros(unit, 0), none, none)

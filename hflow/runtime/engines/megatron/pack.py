@@ -1,0 +1,92 @@
+"""Rows as one sequence of tokens without padding, in which rows of one prompt share its tokens.
+
+A token's hidden states depend on what comes before it. So the prompt of a group of samples is the same for
+all of them, in every layer: it is computed once, and its gradient is the sum over the samples. Only attention
+knows of rows: it sees each of them whole, prompt and response.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hflow.runtime.engines.megatron.sequences import Sequences
+
+LEAST_FILL = 0.75  # of the longest row that attention sees beside it
+
+
+@dataclass(frozen=True)
+class Pack:
+    """The inputs of some rows: every different prompt, then every response but its last token.
+
+    Attributes:
+        tokens: int64 ``[places]``; positions: int64 ``[places]``, of each token in its row.
+        blocks: rows of about the same length, int64 ``[rows, longest]``: the places of their tokens in order,
+            and any place where a row is shorter, which by causality none of its tokens sees.
+        found_at: int64 ``[places]``: where each token stands in all blocks, read one after the other.
+        predicted_at: int64 ``[response tokens]``: the places that predict them, row by row.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    blocks: tuple[Tensor, ...]
+    found_at: Tensor
+    predicted_at: Tensor
+
+    @staticmethod
+    def of(sequences: Sequences) -> Pack:
+        """At least one token, which is padding when the rows have none."""
+        prompts, responses = sequences.prompt_lengths, (sequences.response_lengths - 1).clamp(min=0)
+        first, lengths = sequences.same_prompt, prompts + responses
+        leads = first == torch.arange(len(first), device=first.device)
+        shared = prompts * leads
+        # Places before those of a row's prompt and of its response, less where in the row these begin.
+        prompt_at = (shared.cumsum(0) - shared)[first]
+        response_at = shared.sum() + responses.cumsum(0) - responses - prompts
+        longest = int(lengths.max()) if len(lengths) else 0
+        position = torch.arange(longest, device=first.device).expand(len(first), -1)
+        in_prompt, present = position < prompts[:, None], position < lengths[:, None]
+        places = position + torch.where(in_prompt, prompt_at[:, None], response_at[:, None])
+        own = present & (leads[:, None] | ~in_prompt)
+        count = max(1, int((shared + responses).sum()))
+        tokens, positions = first.new_zeros(count), first.new_zeros(count)
+        tokens[places[own]] = sequences.tokens[:, :longest][own]
+        positions[places[own]] = position[own]
+        blocks, found_at = _blocks(places.where(present, 0), own, lengths, count)
+        return Pack(tokens, positions, blocks, found_at, places[sequences.predicted_at])
+
+    def padded(self, places: int) -> Pack:
+        """With so many places: the ones more hold a token that belongs to no row."""
+        more = places - len(self.tokens)
+        tokens, positions, found_at = (
+            torch.nn.functional.pad(values, (0, more))
+            for values in (self.tokens, self.positions, self.found_at)
+        )
+        return Pack(tokens, positions, self.blocks, found_at, self.predicted_at)
+
+
+def _blocks(places: Tensor, own: Tensor, lengths: Tensor, count: int) -> tuple[tuple[Tensor, ...], Tensor]:
+    """Rows of places cut into blocks, and where in these each of the `count` places is to be found."""
+    blocks, found_at, start = list[Tensor](), places.new_zeros(count), 0
+    for rows in _alike(lengths.tolist()):
+        width = int(lengths[rows[0]])
+        block, mine = places[rows, :width], own[rows, :width]
+        at = torch.arange(start, start + block.numel(), device=places.device).view(block.shape)
+        found_at[block[mine]] = at[mine]
+        blocks.append(block)
+        start += block.numel()
+    return tuple(blocks) or (places.new_zeros(1, 1),), found_at
+
+
+def _alike(lengths: list[int]) -> list[list[int]]:
+    """Rows that have tokens, longest first, in as few blocks as `LEAST_FILL` admits."""
+    order = sorted((row for row, length in enumerate(lengths) if length), key=lambda row: -lengths[row])
+    blocks: list[list[int]] = []
+    for row in order:
+        if blocks and lengths[row] >= LEAST_FILL * lengths[blocks[-1][0]]:
+            blocks[-1].append(row)
+        else:
+            blocks.append([row])
+    return blocks
