@@ -76,6 +76,7 @@ CODES: dict[str, str] = {
     "HF406": "model files cannot be used",
     "HF407": "run folder cannot be used",
     "HF408": "a repeat region found too few rows",
+    "HF409": "texts are older than a train node allows",
 }
 
 

@@ -25,27 +25,34 @@ TORCH_DTYPES = {
 
 @dataclass(frozen=True)
 class Rows:
-    """`values`: ``[rows]`` (dense) or ``[sum(lengths)]`` (ragged); `lengths`: int64 ``[rows]``."""
+    """`values`: ``[rows]`` (dense) or ``[sum(lengths)]`` (ragged); `lengths`: int64 ``[rows]``.
+
+    `versions`: int64 ``[rows]``, of the oldest weights that sampled a text (`worker.staleness`); None where
+    nobody tells.
+    """
 
     values: Tensor
     lengths: Tensor | None = None
+    versions: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.values if self.lengths is None else self.lengths)
 
     def slice(self, start: int, stop: int) -> Rows:
         """Rows [start, stop), counted locally; a view."""
+        versions = None if self.versions is None else self.versions[start:stop]
         if self.lengths is None:
-            return Rows(self.values[start:stop])
+            return Rows(self.values[start:stop], None, versions)
         ends = torch.cat([self.lengths.new_zeros(1), self.lengths.cumsum(0)])
-        return Rows(self.values[ends[start] : ends[stop]], self.lengths[start:stop])
+        return Rows(self.values[ends[start] : ends[stop]], self.lengths[start:stop], versions)
 
     def take(self, rows: Tensor) -> Rows:
         """The rows with the given numbers (int64, local), in that order; repetitions allowed."""
+        versions = None if self.versions is None else self.versions[rows]
         if self.lengths is None:
-            return Rows(self.values[rows])
+            return Rows(self.values[rows], None, versions)
         starts, lengths = self.lengths.cumsum(0) - self.lengths, self.lengths[rows]
-        return Rows(self.values[_places(starts[rows], lengths)], lengths)
+        return Rows(self.values[_places(starts[rows], lengths)], lengths, versions)
 
     def padded(self, fill: float = 0, width: int | None = None) -> Tensor:
         """``[rows, width or longest]``, right-padded. Only for ragged values."""
@@ -87,11 +94,17 @@ def from_strings(texts: Sequence[str]) -> Rows:
 
 
 def concatenate(parts: Sequence[Rows]) -> Rows:
-    """Rows of all parts, in order."""
-    if parts[0].lengths is None:
-        return Rows(torch.cat([p.values for p in parts]))
-    lengths = torch.cat([p.lengths for p in parts if p.lengths is not None])
-    return Rows(torch.cat([p.values for p in parts]), lengths)
+    """Rows of all parts, in order; parts are alike in what they tell."""
+    return Rows(
+        torch.cat([p.values for p in parts]),
+        _all([p.lengths for p in parts]),
+        _all([p.versions for p in parts]),
+    )
+
+
+def _all(parts: Sequence[Tensor | None]) -> Tensor | None:
+    told = [p for p in parts if p is not None]
+    return torch.cat(told) if len(told) == len(parts) else None
 
 
 def joined(*parts: Rows) -> Rows:

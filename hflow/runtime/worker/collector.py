@@ -79,6 +79,4 @@ def _joined(rows: Rows, *masks: Tensor) -> Rows:
 
 
 def _masked(rows: Rows, mask: Tensor) -> Rows:
-    if rows.lengths is None:
-        return Rows(rows.values[mask])
-    return Rows(rows.values[mask.repeat_interleave(rows.lengths)], rows.lengths[mask])
+    return rows.take(mask.nonzero().flatten())

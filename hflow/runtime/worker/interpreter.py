@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch.distributed as dist
@@ -18,12 +18,16 @@ from hflow.compiler.workload import token_makers
 from hflow.graph.graph import Graph, Node
 from hflow.runtime.engines.base import Call, Result
 from hflow.runtime.engines.megatron.engine import MegatronModel
+from hflow.runtime.engines.megatron.weights import MegatronWeights
 from hflow.runtime.rows import TORCH_DTYPES, Rows
 from hflow.runtime.worker.carried import Carried
 from hflow.runtime.worker.collector import Collector
 from hflow.runtime.worker.models import Engines
-from hflow.runtime.worker.transfer import Peers, move_rows, move_weights
-from hflow.runtime.worker.world import World
+from hflow.runtime.worker.move_weights import move_weights, tell_version
+from hflow.runtime.worker.route import Route, make_route
+from hflow.runtime.worker.staleness import sampled, staleness
+from hflow.runtime.worker.transfer import Received, move_rows
+from hflow.runtime.worker.world import Peers, World
 
 
 @dataclass
@@ -39,6 +43,7 @@ class _Step:
     digests: dict[str, int] = field(default_factory=dict[str, int])
     events: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     tokens: int = 0
+    trained: set[MegatronWeights] = field(default_factory=set[MegatronWeights])
 
     def report(self) -> dict[str, Any]:
         names = ("metrics", "digests", "events", "tokens")
@@ -63,6 +68,7 @@ class Interpreter:
         self._peers = _peers(plan, world.group)
         self._streams = _streams(plan.graph)
         self._carried = Carried()
+        self._routes: dict[tuple[bool, int], Route] = {}  # of weight edges, by program and number
         self._rounds = Counter[str]()  # that each region has run so far, over all steps
 
     def run(self, number: int, evaluation: bool) -> dict[str, Any]:
@@ -71,6 +77,8 @@ class Interpreter:
         assert program
         step = _Step(program, number, evaluation)
         self._walk(program.instructions, step)
+        for weights in step.trained:
+            weights.version += 1
         self.now = ""
         return step.report()
 
@@ -106,13 +114,14 @@ class Interpreter:
             "call": self._call,
             "transfer": self._transfer,
             "weights": self._weights,
-            "onload": lambda i, s: self._model(i, s).onload(),
-            "offload": lambda i, s: self._model(i, s).offload(),
+            "onload": lambda i, s: Received(self._model(i, s).onload()),
+            "offload": lambda i, s: Received(self._model(i, s).offload()),
         }
         moved = actions[instruction.op](instruction, step)
         name = _name(instruction, step.program)
-        event = {"kind": instruction.op, "name": name, "device": self.world.rank, "bytes": moved}
-        step.events.append({**event, "step": step.number, "start_s": started, "end_s": time.time()})
+        event = {"kind": instruction.op, "name": name, "device": self.world.rank, "step": step.number}
+        event |= {"bytes": moved.values, "told_bytes": moved.told}
+        step.events.append({**event, "start_s": started, "end_s": time.time()})
 
     def _loop(self, loop: Instruction, step: _Step) -> None:
         """Rounds until the region has its rows; then they are put into the store."""
@@ -133,14 +142,14 @@ class Interpreter:
         node = step.program.graph.node(instruction.target)
         return self.engines.model(node, self.plan.node(node.name))
 
-    def _call(self, instruction: Instruction, step: _Step) -> int:
+    def _call(self, instruction: Instruction, step: _Step) -> Received:
         node = step.program.graph.node(instruction.target)
         inputs = {port: step.store[handle] for port, handle in instruction.inputs.items()}
         if node.op == "repeat":
             step.collectors[node.name].add(inputs)
-            return 0
+            return Received()
         plan, rank = self.plan.node(node.name), self.world.rank
-        result = self.engines.of(node, plan).run(self._describe(node, plan, step), inputs)
+        result = self._run_node(node, plan, step, inputs)
         for output in node.outputs:
             if rank in output_layout(node, plan.mesh, output.type).boxes((output.type.rows,)):
                 step.store[instruction.outputs[output.port]] = result.outputs[output.port]
@@ -150,7 +159,22 @@ class Interpreter:
             step.measure(node.name, result)
         if speaks and node in token_makers(step.program.graph):
             step.tokens += len((result.outputs if node.op == "generate" else inputs)["tokens"].values)
-        return 0
+        return Received()
+
+    def _run_node(self, node: Node, plan: NodePlan, step: _Step, inputs: Mapping[str, Rows]) -> Result:
+        """Texts are dated when they are sampled, and their age is checked before they are learned from."""
+        call, engine = self._describe(node, plan, step), self.engines.of(node, plan)
+        if node.op not in ("generate", "train"):
+            return engine.run(call, inputs)
+        weights = self.engines.model(node, plan).weights
+        if node.op == "train":
+            ages = staleness(step.program.graph, node, inputs["tokens"], weights.version)
+            step.trained.add(weights)
+            result = engine.run(call, inputs)
+            return replace(result, metrics={**result.metrics, "staleness": (float(ages.sum()), len(ages))})
+        result = engine.run(call, inputs)
+        texts = sampled(result.outputs["tokens"], weights.version, inputs.values())
+        return replace(result, outputs={**result.outputs, "tokens": texts})
 
     def _describe(self, node: Node, plan: NodePlan, step: _Step) -> Call:
         types = [v.type for v in (*node.inputs, *node.outputs)]
@@ -163,7 +187,7 @@ class Interpreter:
         share = start // unit, (stop - start) // unit
         return Call(node, plan, *share, self.plan.graph.seed, number, step.evaluation, stream)
 
-    def _transfer(self, instruction: Instruction, step: _Step) -> int:
+    def _transfer(self, instruction: Instruction, step: _Step) -> Received:
         assert instruction.edge is not None
         edge = step.program.edges[instruction.edge]
         held = {port: step.store[h] for port, h in instruction.inputs.items() if h in step.store}
@@ -172,7 +196,7 @@ class Interpreter:
         step.store.update({instruction.outputs[port]: rows for port, rows in moved.items()})
         return received
 
-    def _weights(self, instruction: Instruction, step: _Step) -> int:
+    def _weights(self, instruction: Instruction, step: _Step) -> Received:
         assert instruction.edge is not None
         edge = step.program.edges[instruction.edge]
         trainer = self.plan.node(edge.source).model
@@ -184,7 +208,12 @@ class Interpreter:
             target.allocate()
         dtype = TORCH_DTYPES[self.plan.graph.model(trainer).dtype]
         peers = self._peers[_ranks(edge.source_mesh, edge.target_mesh)]
-        return move_weights(edge, self.plan.shapes[trainer], source, target, dtype, self.world, peers)
+        tell_version(edge, source, target, self.world, peers)
+        key = step.evaluation, instruction.edge
+        if key not in self._routes:
+            shape = self.plan.shapes[trainer]
+            self._routes[key] = make_route(edge.copies, shape, source, target, self.world.rank)
+        return Received(move_weights(self._routes[key], source, target, dtype, self.world, peers))
 
 
 def _name(instruction: Instruction, program: Program) -> str:
