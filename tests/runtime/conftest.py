@@ -1,4 +1,4 @@
-"""One Ray with four workers for all runtime tests; plans of any size up to four run on it in turn."""
+"""One Ray for all runtime tests; plans of any size up to its number of workers run on it in turn."""
 
 from __future__ import annotations
 
@@ -11,25 +11,53 @@ import pytest
 from hflow.runtime.controller.local_ray import LocalRay
 from hflow.runtime.controller.pool import Pool
 from hflow.runtime.new_model import new_model
+from tests.runtime.matrix import WORKERS, Matrix
+
+FEW = 4
 
 
-@pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Random weights: 4 layers x 32, 4 heads, vocabulary 32."""
-    folder = tmp_path_factory.mktemp("models") / "tiny"
+def _tiny(folder: Path, seed: int, head: str) -> Path:
     new_model(
         folder, family="qwen2", layers=4, hidden=32, heads=4, kv_heads=4, ffn=64,
-        alphabet="0123456789+=. ", max_positions=64, tied=False, seed=3, force=False,
+        alphabet="0123456789+=. ", max_positions=64, tied=False, seed=seed, force=False, head=head,
     )  # fmt: skip
     return folder
 
 
 @pytest.fixture(scope="session")
-def workers() -> Iterator[Pool]:
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random weights: 4 layers x 32, 4 heads, vocabulary 32."""
+    return _tiny(tmp_path_factory.mktemp("models") / "tiny", 3, "lm")
+
+
+@pytest.fixture(scope="session")
+def tiny_reward(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a scalar head, and other weights."""
+    return _tiny(tmp_path_factory.mktemp("models") / "tiny_reward", 5, "scalar")
+
+
+@pytest.fixture(scope="session")
+def workers(request: pytest.FixtureRequest) -> Iterator[Pool]:
+    """Four workers; eight where a test of this session needs `many_workers`, since a process has one Ray."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     local = LocalRay()
     from hflow.runtime.controller.ray_pool import RayPool
 
-    pool = RayPool(4, local)
+    needed = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
+    pool = RayPool((WORKERS if "many_workers" in needed else FEW,), local)
     yield pool
     pool.close()
+
+
+@pytest.fixture(scope="session")
+def many_workers(workers: Pool) -> Pool:
+    """`matrix.WORKERS` of them."""
+    return workers
+
+
+@pytest.fixture(scope="session")
+def matrix(
+    many_workers: Pool, tiny_model: Path, tiny_reward: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Matrix:
+    """The runs of the test matrix, each made once."""
+    return Matrix(many_workers, tiny_model, tiny_reward, tmp_path_factory.mktemp("matrix"))

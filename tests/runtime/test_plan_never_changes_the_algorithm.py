@@ -1,9 +1,11 @@
-"""The runtime's master test: every plan of one graph gives the trajectory of the one-worker plan."""
+"""The runtime's master test: every plan of one graph gives the trajectory of the one-worker plan.
+
+`test_matrix.py` has more plans, of two algorithms.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -71,27 +73,6 @@ def test_same_trajectory(trajectories: dict[str, Run], name: str) -> None:
         assert mine["reward_mean"] == pytest.approx(theirs["reward_mean"], rel=1e-6)
         assert mine["actor_train.grad_norm"] == pytest.approx(theirs["actor_train.grad_norm"], rel=1e-4)
     assert other.evaluations == pytest.approx(one.evaluations)
-
-
-@pytest.mark.parametrize("name", PLANS)
-def test_measured_bytes_are_the_plans(trajectories: dict[str, Run], name: str, tiny_model: Path) -> None:
-    """Weight edges receive exactly the predicted bytes on the busiest worker, in every step."""
-    plan = compiled(tiny_model, PLANS[name])
-    predicted = {e.name: e.bytes_per_device for e in plan.step.edges if e.kind == "weights"}
-    received: dict[tuple[str, int], list[int]] = {}
-    for event in _events(trajectories[name].folder):
-        if event.get("kind") == "weights":
-            received.setdefault((event["name"], event["step"]), []).append(event["bytes"])
-    moved = {edge for edge, size in predicted.items() if size}
-    assert {edge for edge, _ in received if predicted[edge]} == moved
-    assert all(max(sizes) == predicted[edge] for (edge, _), sizes in received.items())
-    assert predicted["actor => rollout"] == 0 or moved
-
-
-def _events(folder: Path) -> list[dict[str, Any]]:
-    import json
-
-    return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
 
 
 def test_exported_models_agree(trajectories: dict[str, Run]) -> None:

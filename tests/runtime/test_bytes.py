@@ -1,0 +1,149 @@
+"""What every worker receives is what the plan's copies say, edge by edge, in every step."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+import hflow
+from hflow.compiler.layout import volume
+from hflow.compiler.lowering import row_bytes
+from hflow.compiler.plan import Copy, EdgePlan, Instruction, Plan
+from hflow.compiler.shape import read_shape
+from hflow.runtime.controller.pool import Pool
+from hflow.runtime.execute import Run, execute
+from hflow.runtime.worker.staleness import is_text
+from tests.runtime.matrix import FACTORS, GRAPHS, Case, Matrix, cases
+from tests.runtime.recording import Recorded
+
+CASES = cases()
+Received = Counter[tuple[str, int, int]]  # bytes by edge, step and device
+TOLD_BYTES = 8  # a length, or the version of the weights that sampled a text
+
+
+def measured(run: Run, kind: str, what: str) -> Received:
+    lines = map(json.loads, (run.folder / "events.jsonl").read_text().splitlines())
+    found = Received()
+    for event in (line for line in lines if line.get("kind") == kind):
+        found[event["name"], event["step"], event["device"]] += event[what]
+    return +found
+
+
+def moves(plan: Plan, op: str) -> Iterator[tuple[Instruction, EdgePlan]]:
+    for instruction in plan.step.instructions:
+        if instruction.op == op:
+            assert instruction.edge is not None
+            yield instruction, plan.step.edges[instruction.edge]
+
+
+def weights_of(plan: Plan) -> Received:
+    """Every copy of every tensor, at its receiver; f32."""
+    expected = Received()
+    for _, edge in moves(plan, "weights"):
+        for step, copies in product(range(plan.graph.steps), edge.copies):
+            for copy in copies.copies:
+                expected[edge.name, step, copy.target] += 4 * len(copies.tensors) * volume(copy.box)
+    return expected
+
+
+def row_copies(plan: Plan) -> Iterator[tuple[int, Instruction, EdgePlan, Copy]]:
+    """With the step, of every step of the graph."""
+    for instruction, edge in moves(plan, "transfer"):
+        for step, copies in product(range(plan.graph.steps), edge.copies):
+            yield from ((step, instruction, edge, copy) for copy in copies.copies)
+
+
+def rows_of(plan: Plan, one: Recorded) -> Received:
+    """Every copied row, as long as it was in the run of one worker."""
+    expected = Received()
+    for step, instruction, edge, copy in row_copies(plan):
+        for port in instruction.inputs:
+            sizes = one.sizes[step, edge.source, port]
+            expected[edge.name, step, copy.target] += sizes.bytes(*copy.box[0])
+    return +expected
+
+
+def told_of(plan: Plan, one: Recorded) -> Received:
+    """A length for every ragged row, a version for every row of a text."""
+    expected = Received()
+    for step, instruction, edge, copy in row_copies(plan):
+        types = {port: type_ for port, type_ in zip(edge.ports, edge.types) if port in instruction.inputs}
+        told = sum(one.sizes[step, edge.source, port].ragged for port in types)
+        told += sum(map(is_text, types.values()))
+        expected[edge.name, step, copy.target] += TOLD_BYTES * told * volume(copy.box)
+    return +expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_weights(matrix: Matrix, case: Case) -> None:
+    assert measured(matrix.run(case), "weights", "bytes") == weights_of(matrix.plan(case))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_rows(matrix: Matrix, case: Case) -> None:
+    run, plan, one = matrix.run(case), matrix.plan(case), matrix.one(case.algorithm)
+    assert measured(run, "transfer", "bytes") == rows_of(plan, one)
+    assert measured(run, "transfer", "told_bytes") == told_of(plan, one)
+
+
+@pytest.mark.slow
+def test_the_cases_move_something(matrix: Matrix) -> None:
+    """Rows and weights move in most of them, in some over relays."""
+    plans = [matrix.plan(case) for case in CASES]
+    for op in ("weights", "transfer"):
+        moving = [plan for plan in plans if any(edge.bytes_per_device for _, edge in moves(plan, op))]
+        assert len(moving) > len(plans) // 2, op
+    assert any(copy.phase for plan in plans for *_, copy in row_copies(plan))
+
+
+def predicted(plan: Plan) -> Received:
+    """Every copied row of the moved ports at its greatest length."""
+    expected = Received()
+    for step, instruction, edge, copy in row_copies(plan):
+        width = sum(row_bytes(t) for port, t in zip(edge.ports, edge.types) if port in instruction.inputs)
+        expected[edge.name, step, copy.target] += width * volume(copy.box)
+    return +expected
+
+
+def endless(model: Path, folder: Path) -> Path:
+    """A copy of a model that never ends a text: the end is a token after the last of its outputs."""
+    shutil.copytree(model, folder)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    tokenizer.add_special_tokens({"eos_token": "<end>"})
+    assert tokenizer.eos_token_id == read_shape(str(model)).vocab
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("placement", FACTORS["placement"])
+def test_rows_of_the_greatest_lengths_are_the_planners_bytes(
+    many_workers: Pool, tiny_model: Path, tiny_reward: Path, tmp_path: Path, placement: str
+) -> None:
+    """Where all prompts and responses are as long as can be, values have the very bytes that the planner
+    counts, on every worker, and on the busiest those that the plan shows."""
+    folders = {"model": tiny_model, "reward_model": tiny_reward}
+    models = {name: endless(folder, tmp_path / name) for name, folder in folders.items()}
+    data = tmp_path / "sums.jsonl"
+    data.write_text("".join(f'{{"question": "{100 + i}+{200 + i}"}}\n' for i in range(60)))
+    params = {**models, "dataset": data, "steps": 1}
+    given = [f"params.{name}={value}" for name, value in params.items()]
+    graph = hflow.load(GRAPHS / "ppo_small.yaml", given)
+    case = next(c for c in CASES if (c.algorithm, c.placement) == ("ppo", placement))
+    plan = hflow.compile(graph, case.cluster, case.pins)
+    run = execute(plan, tmp_path / "run", pool=many_workers, export=False)
+    received = measured(run, "transfer", "bytes")
+    assert received == predicted(plan) and received
+    for instruction, edge in moves(plan, "transfer"):
+        if set(instruction.inputs) == set(edge.ports):
+            busiest = max((size for (name, *_), size in received.items() if name == edge.name), default=0)
+            assert busiest == edge.bytes_per_device
