@@ -21,7 +21,7 @@ from hflow.compiler.planner.unit import Role, Unit
 
 RESOLUTION = 1e-3  # steps that differ by less count as equally long: predictions are not that good
 SPLITS = 6  # of intervals of memory, each into halves
-FEW = 1000  # combinations that are tried without that
+FEW = 100_000
 INTERVAL = 20  # bounds that one interval costs
 TRIES = 6  # choices of one model that are priced at a time, to begin with something good
 PRICE = 10  # pricing a choice takes about as long as so many bounds

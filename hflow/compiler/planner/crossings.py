@@ -30,8 +30,8 @@ def crossings(graph: Graph, nodes: Sequence[str]) -> tuple[Crossing, ...]:
         source = graph.node(value.source.node)
         if value.lag or loops & {source.name, source.region, reader.name, reader.region}:
             continue
-        after = models & {source.name, *nx.ancestors(dag, source.name)}
-        before = models & {reader.name, *nx.descendants(dag, reader.name)}
+        after = models & {source.name, *nx.ancestors(dag, source.name)}  # pyright: ignore[reportUnknownMemberType]
+        before = models & {reader.name, *nx.descendants(dag, reader.name)}  # pyright: ignore[reportUnknownMemberType]
         lies, read = at.get(source.name), at.get(reader.name)
         if lies and read and lies != read and after and before:
             found[Crossing(after, before, (lies, read))] = None

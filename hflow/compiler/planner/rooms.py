@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import le
 
 from hflow.compiler.planner.chosen import Chosen
 from hflow.compiler.planner.seats import Seat
@@ -31,18 +32,15 @@ class Held:
     curves: Mapping[str, Curve]
     tight: frozenset[int]
 
-    def least_s(self, node: str) -> float:
-        return self.curves[node][-1][1]
+    def needs(self, readers: Iterable[str], scarce: Sequence[bool]) -> tuple[float, ...]:
+        """What it takes at least: seconds of its nodes, of what moves to `readers`, bytes where `scarce`."""
+        nodes = (each[-1][1] for each in self.curves.values())
+        moves = (self.chosen.moves.get(reader, 0.0) for reader in readers)
+        return (*nodes, *moves, *(size for size, counts in zip(self.idle, scarce) if counts))
 
-    def beats(self, other: Held, scarce: Sequence[bool]) -> bool:
-        """Whether it needs no more memory, where that is `scarce`, and time, whatever the room."""
-        mine, theirs = self.chosen.moves, other.chosen.moves
-        return (
-            all(i <= j for i, j, counts in zip(self.idle, other.idle, scarce) if counts)
-            and all(seconds <= theirs.get(reader, 0.0) for reader, seconds in mine.items())
-            and all(self.least_s(node) <= other.least_s(node) for node in self.curves)
-            and all(_no_slower(curve, other.curves[node]) for node, curve in self.curves.items())
-        )
+    def no_slower(self, other: Held) -> bool:
+        """Whether each of its nodes takes no longer, whatever the room."""
+        return all(map(_no_slower, self.curves.values(), other.curves.values()))
 
 
 def undominated(bundles: Sequence[Iterable[Held | None]], most: Sequence[int]) -> list[list[Held]]:
@@ -55,12 +53,17 @@ def undominated(bundles: Sequence[Iterable[Held | None]], most: Sequence[int]) -
     return [_undominated(each, scarce) for each in found]
 
 
-def _undominated(choices: Iterable[Held], scarce: Sequence[bool]) -> list[Held]:
-    kept: list[Held] = []
-    for choice in choices:
-        if not any(other.beats(choice, scarce) for other in kept):
-            kept = [other for other in kept if not choice.beats(other, scarce)] + [choice]
-    return kept
+def _undominated(choices: Sequence[Held], scarce: Sequence[bool]) -> list[Held]:
+    """One needs no more than another only if the sum of its needs is no greater: in this order, what comes
+    later beats nothing before it. The given order is kept."""
+    readers = dict.fromkeys(reader for choice in choices for reader in choice.chosen.moves)
+    needs = [choice.needs(readers, scarce) for choice in choices]
+    kept: list[int] = []
+    for number in sorted(range(len(choices)), key=lambda n: (sum(needs[n]), n)):
+        mine, choice = needs[number], choices[number]
+        if not any(all(map(le, needs[k], mine)) and choices[k].no_slower(choice) for k in kept):
+            kept.append(number)
+    return [choices[number] for number in sorted(kept)]
 
 
 def curve(ways: Ways, seat: Seat, copy_bytes: int, rooms: Rooms) -> Curve:
