@@ -27,15 +27,18 @@ class Task:
 
 
 def arrange(tasks: Sequence[Task]) -> tuple[int, ...]:
-    """The order in which tasks are given to their devices: of one that starts on idle devices, and one that
-    starts where the first leaves them (some are done with a step before others), the faster in a long run."""
-    first, ends = _list_schedule(tasks, {})
-    again, _ = _list_schedule(tasks, ends)
-    return again if first != again and period_s(tasks, again) < period_s(tasks, first) else first
+    """The order in which tasks are given to their devices, the fastest in a long run of: list scheduling on
+    idle devices; from where that leaves them (some are done with a step before others); and patient, where a
+    device rather idles than does what less work waits for."""
+    later = _work_after(tasks)
+    first, ends = _list_schedule(tasks, later, {})
+    others = (_list_schedule(tasks, later, ends), _list_schedule(tasks, later, {}, patient=True))
+    orders = dict.fromkeys((first, *(order for order, _ in others)))
+    return min(orders, key=lambda order: period_s(tasks, order)) if len(orders) > 1 else first
 
 
 def _list_schedule(
-    tasks: Sequence[Task], free: Mapping[int, float]
+    tasks: Sequence[Task], later: Sequence[float], free: Mapping[int, float], patient: bool = False
 ) -> tuple[tuple[int, ...], dict[int, float]]:
     """List scheduling: among tasks whose predecessors are placed, always one that can start first. Starts
     that differ by less than a hundredth of the longest task count as equal. Then tasks shorter than that go
@@ -43,14 +46,15 @@ def _list_schedule(
     that the most work waits for; then the first in the list.
 
     Args:
-        free: from when on resources are free.
+        later: the least time of what follows from each task. free: from when on resources are free.
+        patient: that much work waits for a task counts more than that it can start first.
 
     Returns:
         The order, and when each resource is free again.
     """
     close = max((t.time_s for t in tasks), default=0.0) / 100
-    later = _work_after(tasks)
     rank = [-seconds if task.time_s > close else -FIRST for task, seconds in zip(tasks, later)]
+    urgent = [round(r / close) if r > -FIRST else r for r in rank]
     waiting = [len(t.after) for t in tasks]
     unlocks: list[list[int]] = [[] for _ in tasks]
     for number, task in enumerate(tasks):
@@ -63,7 +67,10 @@ def _list_schedule(
     while ready:
         begin = {n: _start(tasks[n], known[n], free) for n in ready}
         soon = min(begin.values()) + close
-        number = min((n for n in ready if begin[n] <= soon), key=lambda n: (rank[n], n))
+        if patient:
+            number = min(ready, key=lambda n: (urgent[n], begin[n], n))
+        else:
+            number = min((n for n in ready if begin[n] <= soon), key=lambda n: (rank[n], n))
         if order and tasks[order[-1]].leads:
             number = order[-1] + 1
         end = begin[number] + tasks[number].time_s

@@ -18,13 +18,14 @@ from functools import cached_property
 import networkx as nx
 
 from hflow.compiler.draft import Draft
+from hflow.compiler.planner.crossings import crossings, meetings
 from hflow.compiler.planner.step import PYTHON_CALL_S
+from hflow.compiler.planner.turns import Job, Jobs, jobs_of, machine_s, too_long
 from hflow.compiler.workload import rounds
 
 Places = Mapping[str, tuple[int, ...]]  # resources by node
 Seconds = Mapping[str, float]
 Before = tuple[tuple[str, float], ...]  # predecessors, with the least time between
-Job = tuple[float, float, float]  # its earliest start, its time, the least time that follows it
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,8 @@ class Bounds:
         self.trainer_of = {e.reader: e.trainer for e in edges}
         self.lags = {(e.reader, e.trainer): e.lag for e in edges}
         dag = _of_models(graph.dag(), self.nodes)
+        self.crossings = crossings(graph, self.nodes)
+        self._jobs: dict[object, Jobs] = {}
         self.reaches = tuple(Reach(name, _in_order(dag, {name, *_after(dag, name)})) for name in self.nodes)
 
     def step_s(self, times: Seconds, places: Places, moves: Seconds, enough_s: float = float("inf")) -> float:
@@ -69,13 +72,13 @@ class Bounds:
                 to each reader, as far as they are known.
         """
         best = 0.0
-        for bound in self._bounds(times, places, moves):
+        for bound in self._bounds(times, places, moves, enough_s):
             best = max(best, bound)
             if best >= enough_s:
                 break
         return best
 
-    def _bounds(self, times: Seconds, places: Places, moves: Seconds) -> Iterator[float]:
+    def _bounds(self, times: Seconds, places: Places, moves: Seconds, enough_s: float) -> Iterator[float]:
         work = {name: times[name] * self.rounds[name] for name in self.nodes}
         busy: dict[int, float] = {}
         for name in self.nodes:
@@ -92,10 +95,16 @@ class Bounds:
             wide = set(places[reach.first])
             if reach.first in arriving:
                 wide.update(places[self.trainer_of[reach.first]])
-            yield from self._ring(reach, wide, times, work, places)
+            yield from self._ring(reach, wide, times, work, places, enough_s)
 
     def _ring(
-        self, reach: Reach, wide: set[int], times: Seconds, work: Seconds, places: Places
+        self,
+        reach: Reach,
+        wide: set[int],
+        times: Seconds,
+        work: Seconds,
+        places: Places,
+        enough_s: float,
     ) -> Iterator[float]:
         """`wide`: the devices that the first node occupies; `work`: of all runs of a node in a step."""
         heads = _heads(reach, times, work, places)
@@ -110,7 +119,28 @@ class Bounds:
         for name, tail in tails.items():
             for resource in places[name]:
                 jobs.setdefault(resource, []).append((heads[name], work[name], tail))
-        yield max(map(_machine_s, jobs.values()), default=0.0)
+        yield max(map(machine_s, jobs.values()), default=0.0)
+        if enough_s < float("inf") and self._too_long(reach, heads, times, tails, work, places, enough_s):
+            yield enough_s
+
+    def _too_long(
+        self,
+        reach: Reach,
+        heads: Seconds,
+        times: Seconds,
+        tails: Seconds,
+        work: Seconds,
+        places: Places,
+        enough_s: float,
+    ) -> bool:
+        """Whether no order of the nodes and of the values that cross lets the ring take less."""
+        key = (reach.first, tuple(tails), tuple(map(places.__getitem__, self.nodes)))
+        jobs = self._jobs.get(key)
+        if jobs is None:
+            names = [name for name, _ in reach.nodes if name in tails]
+            met, whole = meetings(self.crossings, names, places), [n for n in names if self.rounds[n] == 1]
+            jobs = self._jobs[key] = jobs_of(names, reach.before, places, met, whole)
+        return bool(jobs.open) and too_long(jobs, heads, times, tails, work, enough_s)
 
 
 def _heads(reach: Reach, times: Seconds, work: Seconds, places: Places) -> dict[str, float]:
@@ -147,19 +177,6 @@ def _done_s(names: Iterable[str], known: Seconds, work: Seconds, places: Places)
                 least[resource] = min(least.get(resource, known[name]), known[name])
                 total[resource] = total.get(resource, 0.0) + work[name]
     return max((least[r] + total[r] for r in total), default=0.0)
-
-
-def _machine_s(jobs: list[Job]) -> float:
-    """For all jobs that start no earlier and are followed by no less than some: the earliest start, their
-    work, the least that follows."""
-    best, late_first = 0.0, sorted(jobs, reverse=True)
-    for _, _, least in jobs:
-        total = 0.0
-        for head, work, tail in late_first:
-            if tail >= least:
-                total += work
-                best = max(best, head + total + least)
-    return best
 
 
 def _of_models(graph: nx.DiGraph[str], nodes: tuple[str, ...]) -> nx.DiGraph[str]:

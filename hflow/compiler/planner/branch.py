@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import reduce
+from heapq import nsmallest
+from math import prod
 
 from hflow.compiler.cost.redistribution import weights_s
 from hflow.compiler.planner.bounds import Bounds
 from hflow.compiler.planner.choice import Choice, fastest_ways, node_times
+from hflow.compiler.planner.chosen import Chosen
 from hflow.compiler.planner.placements import Allocation
+from hflow.compiler.planner.rooms import Curve, Held, Left, Rooms, curve, left, undominated
 from hflow.compiler.planner.seats import Seat, sharding_of
 from hflow.compiler.planner.space import Space
 from hflow.compiler.planner.unit import Role, Unit
-from hflow.compiler.sharding import Sharding
 
 RESOLUTION = 1e-3  # steps that differ by less count as equally long: predictions are not that good
+SPLITS = 6  # of intervals of memory, each into halves
+FEW = 100_000
+INTERVAL = 20  # bounds that one interval costs
+TRIES = 6  # choices of one model that are priced at a time, to begin with something good
 PRICE = 10  # pricing a choice takes about as long as so many bounds
 FIRST: tuple[Role, ...] = ("train", "generate", "score", "frozen")  # what decides most is chosen first
 
@@ -58,26 +66,6 @@ class Incumbent:
 
 
 @dataclass(frozen=True)
-class _Chosen:
-    """The seats chosen so far. `copies`: bytes of a reader's own copy; `moves`: seconds that weights need to
-    reach a reader, by node."""
-
-    seats: Mapping[str, Seat] = field(default_factory=dict[str, Seat])
-    copies: Mapping[str, int] = field(default_factory=dict[str, int])
-    moves: Mapping[str, float] = field(default_factory=dict[str, float])
-    renewed: frozenset[tuple[str, Sharding, int]] = frozenset()
-
-    def joined(self, other: _Chosen) -> _Chosen:
-        """Both; they are about units of different models."""
-        return _Chosen(
-            {**self.seats, **other.seats},
-            {**self.copies, **other.copies},
-            {**self.moves, **other.moves},
-            self.renewed | other.renewed,
-        )
-
-
-@dataclass(frozen=True)
 class _Place:
     """A seat, with what its nodes take at least when all other units leave as much memory as they can."""
 
@@ -117,24 +105,50 @@ class Branch:
 
     def run(self) -> bool:
         """Try them; False when the budget was spent before."""
-        if self._bound_s(_Chosen()) >= self.best.limit_s:
+        if self._bound_s(Chosen()) >= self.best.limit_s:
             return True
-        self.dive()
-        self._skim(_Chosen(), self._bundles())
+        taken = self.dive()
+        bundles = self._bundles()
+        if taken and all(bundles):
+            self._descend(taken, bundles)
+            self._search(dict.fromkeys(self.free, (0, self.capacity)), bundles, SPLITS)
         if self.best.late:
             return False
         settled = all(bound_s >= self.best.limit_s for bound_s in self.priced)
-        return settled or self._extend(_Chosen(), 0)
+        return settled or self._extend(Chosen(), 0)
 
-    def dive(self) -> None:
+    def dive(self) -> Chosen | None:
         """Price what always taking the seat with the least bound leads to: something good to begin with."""
         if not all(self.places.values()):
-            return
-        chosen = _Chosen()
+            return None
+        chosen = Chosen()
         for unit in self.order:
             longer = [self._with(chosen, unit, place.seat) for place in self.places[unit.name]]
             chosen = min(longer, key=self._bound_s)
         self.best.offer(chosen.seats)
+        return chosen
+
+    def _descend(self, taken: Chosen, bundles: Sequence[Sequence[Chosen]]) -> None:
+        """Change one model's choice after the other while a step becomes shorter: then more can be cut."""
+        parts = [next((c for c in b if c.seats.items() <= taken.seats.items()), b[0]) for b in bundles]
+        before = float("inf")
+        while self.best.limit_s < before and not self.best.late:
+            before = self.best.limit_s
+            for number, bundle in enumerate(bundles):
+                others = reduce(Chosen.joined, (*parts[:number], *parts[number + 1 :]), Chosen())
+                parts[number] = self._best_with(others, bundle) or parts[number]
+
+    def _best_with(self, others: Chosen, bundle: Sequence[Chosen]) -> Chosen | None:
+        """Which of the choices with the least bounds gives a step shorter than any before."""
+        longer = ((self._bound_s(others.joined(part)), number) for number, part in enumerate(bundle))
+        found = None
+        for bound_s, number in nsmallest(TRIES, longer):
+            before = self.best.limit_s
+            if bound_s < before:
+                self.best.offer(others.joined(bundle[number]).seats)
+            if self.best.limit_s < before:
+                found = bundle[number]
+        return found
 
     def _rank(self, unit: Unit) -> tuple[int, float]:
         places = self.places[unit.name]
@@ -150,38 +164,87 @@ class Branch:
                 found.append(_Place(seat, tuple(w.time_s + seat.option.swap_s for w in ways if w)))
         return sorted(found, key=lambda place: sum(place.times))
 
-    def _bundles(self) -> list[list[_Chosen]]:
+    def _bundles(self) -> list[list[Chosen]]:
         """For each model the choices for all its units, by themselves below the limit, that no other beats in
         time and memory: whatever contains a worse one has no lower bound."""
         models = dict.fromkeys(unit.model for unit in self.order)
         return [self._bundle([u for u in self.order if u.model == model]) for model in models]
 
-    def _bundle(self, units: Sequence[Unit]) -> list[_Chosen]:
-        choices = [_Chosen()]
+    def _bundle(self, units: Sequence[Unit]) -> list[Chosen]:
+        choices = [Chosen()]
         for unit in units:
             longer = (self._with(c, unit, p.seat) for c in choices for p in self.places[unit.name])
             choices = [c for c in longer if self._bound_s(c) < self.best.limit_s]
-        return _front(units, choices)
+        return choices
 
-    def _skim(self, chosen: _Chosen, bundles: Sequence[Sequence[_Chosen]]) -> None:
-        """Price what is made of bundles, the one with the fewest possible choices first."""
+    def _search(self, rooms: Rooms, bundles: Sequence[Sequence[Chosen]], splits: int) -> None:
+        """Price what is made of bundles and leaves so much room, part by part where that is much."""
+        self.best.effort += INTERVAL
+        if self.best.late:
+            return
+        most = [self.capacity - rooms[r][0] for r in self.free]
+        found = undominated([[self._held(c, rooms) for c in bundle] for bundle in bundles], most)
+        found.sort(key=len)
+        start = left(found, most, self.best.limit_s)
+        if start.work_s() >= self.best.limit_s:
+            return
+        if not splits or prod(map(len, found)) <= FEW:
+            self._skim(Chosen(), found, start, rooms)
+            return
+        resource = max(rooms, key=lambda r: rooms[r][1] - rooms[r][0])
+        low, high = rooms[resource]
+        middle = (low + high) // 2
+        kept = [[h.chosen for h in each] for each in found]
+        for half in ((middle + 1, high), (low, middle)):
+            self._search({**rooms, resource: half}, kept, splits - 1)
+
+    def _held(self, chosen: Chosen, rooms: Rooms) -> Held | None:
+        """None where a node has not enough room."""
+        idle, busy = dict.fromkeys(self.free, 0), dict.fromkeys(self.free, 0.0)
+        curves: dict[str, Curve] = {}
+        tight: set[int] = set()
+        numbers = {resource: number for number, resource in enumerate(self.free)}
+        for name, seat in chosen.seats.items():
+            for node, ways in zip(self.nodes[name], seat.option.ways):
+                curves[node] = curve(ways, seat, chosen.copies.get(name, 0), rooms)
+                if not curves[node]:
+                    return None
+                if len(curves[node]) > 1 or curves[node][0][0] > min(rooms[r][0] for r in seat.resources):
+                    tight.update(numbers[r] for r in seat.resources)
+            work = sum(curves[n][-1][1] * self.bounds.rounds[n] for n in self.nodes[name])
+            for resource in seat.resources:
+                idle[resource] += seat.option.idle_bytes
+                busy[resource] += work
+        for reader, seconds in chosen.moves.items():
+            for resource in {*self.on[reader], *self.on[self.bounds.trainer_of[reader]]}:
+                busy[resource] += seconds
+        return Held(chosen, tuple(idle.values()), tuple(busy.values()), curves, frozenset(tight))
+
+    def _skim(self, chosen: Chosen, bundles: Sequence[Sequence[Held]], start: Left, rooms: Rooms) -> None:
+        """Price what is made of bundles, the one with the fewest choices first."""
         if self.best.late:
             return
         if not bundles:
-            self.priced.append(self._bound_s(chosen))
-            self.best.offer(chosen.seats)
+            room = (self.capacity - idle for idle in start.idle)
+            if all(rooms[r][0] <= size <= rooms[r][1] for r, size in zip(self.free, room)):
+                self._price(chosen)
             return
-        first, *rest = sorted((self._below_limit(chosen, bundle) for bundle in bundles), key=len)
-        for bound_s, part in first:
+        first, *rest = bundles
+        bounded: list[tuple[float, int, Chosen, Left]] = []
+        for number, part in enumerate(first):
+            after = start.after(part)
+            if after.work_s() < self.best.limit_s:
+                longer = chosen.joined(part.chosen)
+                bounded.append((self._bound_s(longer), number, longer, after))
+        for bound_s, _, longer, after in sorted(bounded, key=lambda b: b[:2]):
             if bound_s < self.best.limit_s:
-                self._skim(chosen.joined(part), [[other for _, other in bundle] for bundle in rest])
+                self._skim(longer, rest, after, rooms)
 
-    def _below_limit(self, chosen: _Chosen, bundle: Sequence[_Chosen]) -> list[tuple[float, _Chosen]]:
-        """What of a bundle may follow `chosen`, with the bound of both; the least first."""
-        bounded = [(self._bound_s(chosen.joined(part)), part) for part in bundle]
-        return sorted((b for b in bounded if b[0] < self.best.limit_s), key=lambda b: b[0])
+    def _price(self, chosen: Chosen) -> None:
+        self.priced.append(self._bound_s(chosen))
+        self.best.offer(chosen.seats)
 
-    def _extend(self, chosen: _Chosen, level: int) -> bool:
+    def _extend(self, chosen: Chosen, level: int) -> bool:
         """Try all seats of the units from `level` on; False when the time is up."""
         if self.best.late:
             return False
@@ -198,7 +261,7 @@ class Branch:
                 return False
         return True
 
-    def _with(self, chosen: _Chosen, unit: Unit, seat: Seat) -> _Chosen:
+    def _with(self, chosen: Chosen, unit: Unit, seat: Seat) -> Chosen:
         """`seat` taken too. A reader whose weights lie elsewhere than the trainer's gets its own copy."""
         seats, edges = {**chosen.seats, unit.name: seat}, self.readers[unit.name]
         if not edges:
@@ -213,9 +276,9 @@ class Branch:
         seconds = weights_s(draft.shapes[unit.model], model.dtype, held, lies, draft.cluster)
         newest = seat.option.idle_bytes if unit.evaluated and lies != held else 0  # beside its older copy
         copies = {**chosen.copies, unit.name: newest if unit.lag else seat.option.copy_bytes}
-        return _Chosen(seats, copies, {**chosen.moves, edges[0].reader: seconds}, chosen.renewed | {key})
+        return Chosen(seats, copies, {**chosen.moves, edges[0].reader: seconds}, chosen.renewed | {key})
 
-    def _bound_s(self, chosen: _Chosen) -> float:
+    def _bound_s(self, chosen: Chosen) -> float:
         """With the fastest seats for all other units; infinite where the memory does not suffice."""
         self.best.effort += 1
         free, times = dict(self.free), dict(self.times)
@@ -231,30 +294,6 @@ class Branch:
                     return float("inf")
                 times[node] = way.time_s + seat.option.swap_s
         return self.bounds.step_s(times, self.on, chosen.moves, self.best.limit_s)
-
-
-def _front(units: Sequence[Unit], choices: Sequence[_Chosen]) -> list[_Chosen]:
-    """The choices of seats for `units` that no other beats, however much memory there is."""
-    kept: list[_Chosen] = []
-    for choice in choices:
-        if not any(_no_worse(units, other, choice) for other in kept):
-            kept = [other for other in kept if not _no_worse(units, choice, other)] + [choice]
-    return kept
-
-
-def _no_worse(units: Sequence[Unit], one: _Chosen, other: _Chosen) -> bool:
-    """Whether `one` needs no more memory and time than `other`, weights that move included."""
-    idle = (sum(c.seats[u.name].option.idle_bytes for u in units) for c in (one, other))
-    if next(idle) > next(idle) or sum(one.moves.values()) > sum(other.moves.values()):
-        return False
-    for unit in units:
-        mine, theirs = one.seats[unit.name].option, other.seats[unit.name].option
-        spare = other.copies.get(unit.name, 0) - one.copies.get(unit.name, 0)
-        for own, others in zip(mine.ways, theirs.ways):
-            pairs = ((own.fastest(way.need_bytes + spare), way) for way in others.ways)
-            if any(w is None or w.time_s + mine.swap_s > way.time_s + theirs.swap_s for w, way in pairs):
-                return False
-    return True
 
 
 def _names(unit: Unit) -> set[str]:

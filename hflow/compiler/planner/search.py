@@ -18,7 +18,7 @@ from hflow.compiler.planner.least import LeastTimes
 from hflow.compiler.planner.placements import Allocation, Partition, allocations
 from hflow.compiler.planner.space import Space
 
-EFFORT = 60_000  # bounds, of about 0.1 ms each
+EFFORT = 60_000  # bounds, of about 0.2 ms each
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeVar
 
 from hflow.compiler.layout import Mesh
 from hflow.compiler.planner.unit import Option, Unit
 from hflow.compiler.regroup import generation_mesh
 from hflow.compiler.sharding import Sharding
 from hflow.graph.graph import Graph, Input, Node
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -71,20 +74,20 @@ def _mesh_of_values(graph: Graph, node: Node, meshes: Mapping[str, Mesh]) -> Mes
     if node.op == "repeat":
         devices = sorted({d for inner in graph.inside(node.name) for d in meshes[inner.name].devices})
         return _mesh(tuple(devices), 1, len(devices), 1)
-    makers = [_maker(graph, value) for value in node.inputs if not value.lag]
-    return meshes[makers[0]] if makers else _first_consumer(graph, node, meshes)
+    makers = [maker(graph, value) for value in node.inputs if not value.lag]
+    return meshes[makers[0]] if makers else first_consumer(graph, node, meshes)
 
 
-def _maker(graph: Graph, value: Input) -> str:
+def maker(graph: Graph, value: Input) -> str:
     """The node that made a value; for one that left a region, the node inside."""
     producer = graph.node(value.source.node)
     inner = producer.input(value.source.port) if producer.op == "repeat" else None
     return inner.source.node if inner else producer.name
 
 
-def _first_consumer(graph: Graph, node: Node, meshes: Mapping[str, Mesh]) -> Mesh:
+def first_consumer(graph: Graph, node: Node, meshes: Mapping[str, T]) -> T:
     """The mesh of the first placed node that reads from `node`, directly or through calls."""
     for consumer, value in graph.edges():
         if value.source.node == node.name and not value.lag:
-            return meshes.get(consumer.name) or _first_consumer(graph, consumer, meshes)
+            return meshes.get(consumer.name) or first_consumer(graph, consumer, meshes)
     return next(iter(meshes.values()))
