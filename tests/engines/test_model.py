@@ -88,7 +88,7 @@ def weights_on_rank(rank: int, new_group: NewGroup, folder: str, mesh: Mesh) -> 
 
 
 def halves(box: Box) -> list[Box]:
-    """A matrix cut along its columns, at a place that no head or rank boundary shares; a vector is not cut."""
+    """A matrix cut along its columns, where no head or rank ends; a vector is not cut."""
     *head, (start, stop) = box
     if not head:
         return [box]

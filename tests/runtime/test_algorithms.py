@@ -118,12 +118,13 @@ def test_it_runs_and_learns(path: Path, runs: Callable[[Path], tuple[Graph, Run,
 
 @pytest.mark.parametrize("path", ALGORITHMS, ids=lambda p: p.stem)
 def test_two_workers_do_what_one_does(path: Path, runs: Callable[[Path], tuple[Graph, Run, Run]]) -> None:
-    """Tokens are equal; losses within 1e-5 relative, or 1e-7 where advantages cancel."""
+    """Tokens are equal; losses within 1e-5 relative. An actor's loss is a mean of advantages around 1 that
+    cancel: 1e-6 is a few roundings of these."""
     graph, one, two = runs(path)
     for mine, theirs in zip(two.metrics, one.metrics):
         for key in (k for k in theirs if k.startswith("digest.")):
             assert mine[key] == theirs[key], key
         for node in (n for n in graph.nodes if n.op == "train"):
             key = f"loss.{node.name}"
-            assert mine[key] == pytest.approx(theirs[key], rel=1e-5, abs=1e-7), key
+            assert mine[key] == pytest.approx(theirs[key], rel=1e-5, abs=1e-6), key
     assert two.evaluations == pytest.approx(one.evaluations)

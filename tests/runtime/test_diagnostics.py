@@ -55,7 +55,7 @@ def test_bad_data_are_told_before_the_first_step(
     assert found.span and Path(found.span.file) == tmp_path / "graph.yaml"
     assert found.span.line == line_of(tmp_path, "prompts")
     events = [json.loads(line)["event"] for line in (run / "events.jsonl").read_text().splitlines()]
-    assert events == ["started", "failed"]
+    assert events == ["started", "placed", "failed"]
 
 
 def test_a_failing_function_is_told_with_its_node(workers: Pool, tmp_path: Path, tiny_model: Path) -> None:
