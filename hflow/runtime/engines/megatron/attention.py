@@ -59,7 +59,4 @@ def _packed(query: Tensor, key: Tensor, value: Tensor, pack: Pack) -> Tensor:
 def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
     """``[batch, heads, queries, d]``."""
     grouped = q.shape[1] != k.shape[1]
-    if grouped and q.shape[2] == 1:  # heads that share keys are queries of one head: keys are read once
-        shared = q.view(len(q), k.shape[1], -1, q.shape[3])
-        return scaled_dot_product_attention(shared, k, v, attn_mask=mask).view(q.shape)
     return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=grouped)

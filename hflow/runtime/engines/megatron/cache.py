@@ -1,32 +1,41 @@
-"""Keys and values of the tokens so far, in the form of a Megatron inference context."""
+"""Keys and values of the tokens so far."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
-from megatron.core.inference.contexts import StaticInferenceContext
 from torch import Tensor
 
 
-class KeyValueCache(StaticInferenceContext):
-    """Room for `length` tokens of a batch whose rows may be repeated and dropped.
+@dataclass
+class KeyValueCache:
+    """Room for the tokens of a batch whose rows may be repeated and dropped.
 
-    Megatron's attention writes new tokens at `sequence_len_offset`, the same for all rows, and reads
-    everything before.
+    `layers`: of each its keys and its values, ``[rows, kv_heads / tp, length, d]``, of which the first `used`
+    places are taken, the same for all rows.
     """
 
-    def __init__(self, rows: int, length: int):
-        super().__init__(rows, length)
+    layers: list[tuple[Tensor, Tensor]]
+    used: int = 0
+
+    def add(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Put the newest ``[rows, new, kv_heads / tp, d]`` behind the others. Returns all so far."""
+        end = self.used + keys.shape[1]
+        for memory, newest in zip(self.layers[layer], (keys, values)):
+            memory[:, :, self.used : end] = newest.transpose(1, 2)
+        all_keys, all_values = self.layers[layer]
+        return all_keys[:, :, :end], all_values[:, :, :end]
 
     def advance(self, tokens: int) -> None:
-        """Keep the `tokens` written last."""
-        self.sequence_len_offset += tokens
-        self.enable_decode_mode()
+        """Keep the `tokens` that every layer has added."""
+        self.used += tokens
 
     def repeat(self, rows: Tensor) -> None:
         """Go on with the given rows (int64 ``[new rows]``), repetitions allowed."""
-        layers = self.key_value_memory_dict
-        for layer, memories in layers.items():
-            layers[layer] = tuple(self._repeated(memory, rows) for memory in memories)
+        self.layers = [
+            (self._repeated(keys, rows), self._repeated(values, rows)) for keys, values in self.layers
+        ]
 
     def keep(self, rows: Tensor) -> Tensor:
         """Drop all but the given rows, int64 and ascending. Returns them in their new order.
@@ -38,17 +47,13 @@ class KeyValueCache(StaticInferenceContext):
         staying = rows < len(rows)
         free[rows[staying]] = False
         kept[rows[staying]], kept[free] = rows[staying], rows[~staying]
-        holes, used = free.nonzero().squeeze(1), self.sequence_len_offset
-        layers = self.key_value_memory_dict
-        for layer, memories in layers.items():
-            for memory in memories:
-                memory[:used, holes] = memory[:used, rows[~staying]]
-            layers[layer] = tuple(memory[:, : len(rows)] for memory in memories)
+        holes = free.nonzero().squeeze(1)
+        for memory in (m for layer in self.layers for m in layer):
+            memory[holes, :, : self.used] = memory[rows[~staying], :, : self.used]
+        self.layers = [(keys[: len(rows)], values[: len(rows)]) for keys, values in self.layers]
         return kept
 
     def _repeated(self, memory: Tensor, rows: Tensor) -> Tensor:
-        # memory [length, rows, kv_heads / tp, d]
-        chosen = memory.new_empty(memory.shape[0], len(rows), *memory.shape[2:])
-        used = self.sequence_len_offset
-        chosen[:used] = memory[:used].index_select(1, rows)
+        chosen = memory.new_empty(len(rows), *memory.shape[1:])
+        chosen[:, :, : self.used] = memory[rows, :, : self.used]
         return chosen

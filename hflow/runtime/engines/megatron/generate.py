@@ -8,7 +8,7 @@ import torch
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
-from hflow.runtime.engines.megatron.cache import KeyValueCache
+from hflow.runtime.engines.megatron.decoder import Decoder
 from hflow.runtime.rows import Rows, length_mask
 from hflow.runtime.sampling import sample, uniform
 
@@ -47,7 +47,6 @@ def generate(
     numbers belong; row r continues prompt r // n. At most `limit` rows are in memory at once. Collective
     over the tensor-parallel group, whose ranks all draw the same tokens.
     """
-    model.eval()
     total = len(ids)
     n = total // len(prompts) if total else 1
     # Whole prompts where they fit, so that no prompt is read twice.
@@ -91,10 +90,10 @@ def _generate_batch(
     """Responses of rows that continue ``prompts[prompt_of]``; `ids`: their global row ids."""
     steps = sampling.max_new_tokens
     out = _empty(len(prompt_of), steps, prompts.device)
-    cache = KeyValueCache(len(prompts), prompts.shape[1] + steps)
+    decoder = Decoder(model, prompts.shape[1] + steps)
+    cache = decoder.cache(len(prompts))
     padded = not bool(present.all())
-    logits = _forward(model, prompts, _prefill_mask(present) if padded else None, cache)
-    logits = logits[prompt_of]
+    logits = decoder(prompts, _prefill_mask(present) if padded else None, cache)[prompt_of]
     cache.repeat(prompt_of)
     seen = present[prompt_of] if padded else None
     active = torch.arange(len(prompt_of), device=prompts.device)
@@ -111,19 +110,8 @@ def _generate_batch(
             kept = cache.keep(going.nonzero().squeeze(1))
             active, tokens = active[kept], tokens[kept]
             seen = None if seen is None else seen[kept]
-        logits = _forward(model, tokens[:, None], _decode_mask(seen, step + 1), cache)
+        logits = decoder(tokens[:, None], _decode_mask(seen, step + 1), cache)
     return out
-
-
-def _forward(model: GPTModel, tokens: Tensor, mask: Tensor | None, cache: KeyValueCache) -> Tensor:
-    """Logits after the last of `tokens`, ``[rows, vocab]`` on every tensor-parallel rank.
-
-    Rotary embeddings count positions from the left edge of the padding. Attention depends only on
-    differences of positions, so a row's padding does not change it.
-    """
-    logits = model(tokens, None, mask, inference_context=cache, runtime_gather_output=True)
-    cache.advance(tokens.shape[1])
-    return logits[:, -1]
 
 
 def _prefill_mask(present: Tensor) -> Tensor:
