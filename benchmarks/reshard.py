@@ -4,7 +4,7 @@
 
 257 MiB of fp32 weights of a llama in Megatron's own layout, in 4 or 8 processes of one thread. Beside hflow's
 exact copies: gathering everything and slicing, HybridFlow's all-gather per parameter in micro data-parallel
-groups, DTensor's redistribute, and Megatron's swap_model_weights (reshard_peers.py). All end in the same
+groups, DTensor's redistribute, and Megatron's swap_model_weights (resharding/peers.py). All end in the same
 devices' generation layout, and every result is compared with the weights in one process. Repetitions of all
 ways are interleaved.
 
@@ -33,8 +33,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from reshard_peers import WAYS, Action, Case, GPTModel
-from reshard_usage import most_allocated, received
+from resharding.peers import WAYS, Action, Case, GPTModel
+from resharding.usage import most_allocated, received
 from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.profiler import ProfilerActivity, profile
 

@@ -1,6 +1,6 @@
 """A step of GRPO and of PPO by hflow beside TRL: the same work on the same model, machine and precision.
 
-    python benchmarks/step_trl.py --folder /tmp/trl [--rounds 12] [--only NAME …] [--save]
+    python benchmarks/step_trl.py [--folder .trl] [--rounds 12] [--only NAME …] [--save]
     python benchmarks/step_trl.py --trl-python PATH --trl-ppo-python PATH
 
 TRL needs environments of its own: `--folder` keeps them (made by pip on the first run, with this
@@ -173,7 +173,9 @@ def show(name: str, result: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="A step of GRPO and of PPO beside TRL.")
-    parser.add_argument("--folder", type=Path, help="where TRL's environments are, or are made")
+    parser.add_argument(
+        "--folder", type=Path, default=Path(".trl"), help="where TRL's environments are, or are made (.trl)"
+    )
     parser.add_argument("--trl-python", help=f"the interpreter of an environment with TRL {VERSIONS['grpo']}")
     parser.add_argument("--trl-ppo-python", help=f"… with TRL {VERSIONS['ppo']}")
     parser.add_argument("--rounds", type=int, default=12)
@@ -181,8 +183,6 @@ def main() -> None:
     parser.add_argument("--save", action="store_true", help="also write results/step_trl-DATE.json")
     options = parser.parse_args()
     pythons = {"grpo": options.trl_python, "ppo": options.trl_ppo_python}
-    if not options.folder and not all(pythons.values()):
-        parser.error("give --folder, or both --trl-python and --trl-ppo-python")
     cases: dict[str, Any] = {}
     for name in options.only:
         peer = "ppo" if WORKS[name].algorithm == "ppo" else "grpo"

@@ -21,7 +21,7 @@ from hflow.compiler.shape import ModelShape
 from hflow.runtime.engines.base import Weights
 
 SMALL_ELEMENTS = 2**14  # up to here, a message costs more than its bytes
-ROUND_ELEMENTS = 2**24
+ROUND_ELEMENTS = 2**22
 
 Part = tuple[str, Box]  # of a parameter
 
