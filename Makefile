@@ -28,8 +28,10 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup ## train a tiny model to add: supervised, then GRPO (three minutes on two cores)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/demo.sh
 
+# Tests of the workers use all cores by themselves; the others run side by side.
 test: setup lint ## lint, every test, and the notebooks
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile --ignore tests/engines --ignore tests/runtime
+	$(BIN)/python -m pytest tests/engines tests/runtime
 	$(BIN)/python -m pytest --nbmake notebooks
 
 lint: setup ## ruff and pyright
