@@ -48,16 +48,19 @@ def search(space: Space, budget_s: float | None, resolution: float = RESOLUTION)
     least = LeastTimes(space, bounds)
     for partition in (p for p in space.partitions() if len(p) == 1):  # to begin with something good
         Branch(Allocation(partition, space.sizes(partition[0])[-1:]), best, bounds).dive()
+    best.most /= 2  # the other half is for what is found
     waiting = [a for partition in space.partitions() for a in _promising(partition, space, least, best)]
-    if best.late and best.choice:  # before all was looked at
-        return Found(best.choice, least.work_s(), best.explored, 1 - least.work_s() / best.choice.step_s)
+    proven_s = least.work_s() if best.late else float("inf")  # of allocations that were not looked at
+    best.most *= 2
     for bound_s, allocation in sorted(waiting, key=lambda a: a[0]):
         if bound_s >= best.limit_s:
             break
         if not Branch(allocation, best, bounds).run():
-            assert best.choice
-            return Found(best.choice, bound_s, best.explored, 1 - bound_s / best.choice.step_s)
-    return Found(best.choice, best.limit_s if best.choice else 0.0, best.explored)
+            proven_s = min(proven_s, bound_s)
+            break
+    if best.choice is None or proven_s >= best.limit_s:
+        return Found(best.choice, best.limit_s if best.choice else 0.0, best.explored)
+    return Found(best.choice, proven_s, best.explored, 1 - proven_s / best.choice.step_s)
 
 
 def exhaustive(space: Space) -> Found:
