@@ -10,18 +10,7 @@ import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
-from work import Contest, Turns
-
-# How 64 rows are cut, and what TRL's own defaults are not: everything else stays as TRL has it.
-SETTINGS: dict[str, dict[str, Any]] = {
-    "default": {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 8},
-    "best": {"per_device_train_batch_size": 64, "gradient_checkpointing": False},
-    "static cache": {
-        "per_device_train_batch_size": 64,
-        "gradient_checkpointing": False,
-        "cache_implementation": "static",
-    },
-}
+from work import QUIET, SETTINGS, Contest, Turns
 
 
 class Stepwise(TrainerCallback):
@@ -49,18 +38,12 @@ def main() -> None:
     work, setting = contest.work, SETTINGS[contest.setting]
     args = GRPOConfig(
         output_dir=str(contest.folder / "trl"),
-        learning_rate=1e-6,
         max_steps=10_000,
         num_generations=work.samples,
         max_completion_length=work.new,
         beta=work.kl_coef,
         loss_type="grpo",
-        bf16=False,
-        use_cpu=True,
-        report_to="none",
-        save_strategy="no",
-        disable_tqdm=True,
-        logging_strategy="no",
+        **QUIET,
         **setting,
     )
     tokenizer = PreTrainedTokenizerFast.from_pretrained(contest.folder / "lm")

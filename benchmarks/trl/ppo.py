@@ -16,16 +16,12 @@ from transformers import (
     TrainerCallback,
 )
 from trl.experimental.ppo import PPOConfig, PPOTrainer
-from work import Contest, Turns
-
-# How 64 rows are cut, and what TRL's own defaults are not. PPOTrainer collects garbage twice a step.
-SETTINGS: dict[str, dict[str, Any]] = {
-    "default": {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 8},
-    "best": {"per_device_train_batch_size": 64, "gradient_checkpointing": False},
-}
+from work import QUIET, SETTINGS, Contest, Turns
 
 
 class Stepwise(TrainerCallback):
+    """Every step waits for its turn. PPOTrainer collects garbage twice a step: `freeze` makes that cheap."""
+
     def __init__(self, turns: Turns, tokens: int, freeze: bool):
         self.turns, self.tokens, self.freeze = turns, tokens, freeze
 
@@ -46,7 +42,6 @@ def main() -> None:
     work, setting = contest.work, SETTINGS[contest.setting]
     args = PPOConfig(
         output_dir=str(contest.folder / "trl"),
-        learning_rate=1e-6,
         total_episodes=work.rows * 10_000,
         num_ppo_epochs=1,
         num_mini_batches=1,
@@ -55,12 +50,7 @@ def main() -> None:
         kl_coef=work.kl_coef,
         num_sample_generations=0,
         stop_token="eos",
-        bf16=False,
-        use_cpu=True,
-        report_to="none",
-        save_strategy="no",
-        disable_tqdm=True,
-        logging_strategy="no",
+        **QUIET,
         **setting,
     )
     tokenizer = PreTrainedTokenizerFast.from_pretrained(contest.folder / "lm", padding_side="left")

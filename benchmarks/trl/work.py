@@ -38,6 +38,22 @@ class Work:
         return self.prompts * self.samples
 
 
+# What TRL's own defaults are not, for either trainer; and how its 64 rows are cut.
+QUIET: dict[str, Any] = {
+    "learning_rate": 1e-6,
+    "bf16": False,
+    "use_cpu": True,
+    "report_to": "none",
+    "save_strategy": "no",
+    "disable_tqdm": True,
+    "logging_strategy": "no",
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "default": {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 8},
+    "best": {"per_device_train_batch_size": 64, "gradient_checkpointing": False},
+}
+SETTINGS["static cache"] = SETTINGS["best"] | {"cache_implementation": "static"}  # GRPO only
+
 WORKS = {
     "grpo": Work("grpo"),
     "grpo with reference": Work("grpo_reference", kl_coef=0.04),

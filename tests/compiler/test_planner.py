@@ -18,7 +18,7 @@ from hflow.compiler.passes.lower_edges import lower_edges
 from hflow.compiler.passes.place import node_plans
 from hflow.compiler.passes.schedule import schedule
 from hflow.compiler.passes.weight_edges import weight_edges
-from hflow.compiler.planner.branch import RESOLUTION
+from hflow.compiler.planner.incumbent import RESOLUTION
 from hflow.compiler.planner.options import PLACEMENTS, Placement, PlannerOptions
 from hflow.compiler.planner.search import search
 from hflow.compiler.planner.space import Space

@@ -6,7 +6,7 @@ from math import isclose
 
 import pytest
 
-from hflow.compiler.planner.branch import RESOLUTION
+from hflow.compiler.planner.incumbent import RESOLUTION
 from hflow.compiler.planner.search import Found, exhaustive, search
 from tests.compiler.small_cases import GRAPHS, case, num_plans, space_of
 

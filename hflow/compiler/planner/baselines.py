@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 
-from hflow.compiler.planner.branch import Incumbent
+from hflow.compiler.planner.incumbent import Incumbent
 from hflow.compiler.planner.mapper import Mapper, Members
 from hflow.compiler.planner.options import Planner
 from hflow.compiler.planner.search import Found

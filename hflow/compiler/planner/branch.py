@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from heapq import nsmallest
@@ -11,58 +10,18 @@ from math import prod
 
 from hflow.compiler.cost.redistribution import weights_s
 from hflow.compiler.planner.bounds import Bounds
-from hflow.compiler.planner.choice import Choice, fastest_ways, node_times
 from hflow.compiler.planner.chosen import Chosen
+from hflow.compiler.planner.incumbent import Incumbent
 from hflow.compiler.planner.placements import Allocation
 from hflow.compiler.planner.rooms import Curve, Held, Left, Rooms, curve, left, undominated
 from hflow.compiler.planner.seats import Seat, sharding_of
-from hflow.compiler.planner.space import Space
 from hflow.compiler.planner.unit import Role, Unit
 
-RESOLUTION = 1e-3  # steps that differ by less count as equally long: predictions are not that good
 SPLITS = 6  # of intervals of memory, each into halves
 FEW = 100_000
 INTERVAL = 20  # bounds that one interval costs
 TRIES = 6  # choices of one model that are priced at a time, to begin with something good
-PRICE = 10  # pricing a choice takes about as long as so many bounds
 FIRST: tuple[Role, ...] = ("train", "generate", "score", "frozen")  # what decides most is chosen first
-
-
-@dataclass
-class Incumbent:
-    """The best choice so far. `explored`: choices that were priced; `effort`: bounds that were computed, of
-    which there may be `most`, until the `deadline`."""
-
-    space: Space
-    deadline: float = float("inf")
-    resolution: float = RESOLUTION
-    choice: Choice | None = None
-    explored: int = 0
-    effort: int = 0
-    most: float = float("inf")
-
-    @property
-    def limit_s(self) -> float:
-        """Whatever takes at least so long need not be looked at."""
-        return self.choice.step_s * (1 - self.resolution) if self.choice else float("inf")
-
-    @property
-    def late(self) -> bool:
-        """Whether the budget is spent, and there is something to show for it."""
-        spent = self.effort > self.most or time.monotonic() > self.deadline
-        return spent and self.choice is not None
-
-    def offer(self, seats: Mapping[str, Seat]) -> None:
-        """Price a complete choice, and keep it if it fits and is the best."""
-        units = self.space.units
-        ways = fastest_ways(units, seats, self.space.draft.cluster.device.usable_bytes)
-        if ways is None:
-            return
-        self.explored += 1
-        self.effort += PRICE
-        step_s = self.space.model.step_s(seats, node_times(units, seats, ways))
-        if self.choice is None or step_s < self.choice.step_s:
-            self.choice = Choice(dict(seats), ways, step_s)
 
 
 @dataclass(frozen=True)

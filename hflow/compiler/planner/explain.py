@@ -12,7 +12,7 @@ from hflow.compiler.layout import Mesh
 from hflow.compiler.passes.weight_edges import weight_edges
 from hflow.compiler.pins import parse_pins, placed_node
 from hflow.compiler.plan import NodePlan, Plan
-from hflow.compiler.planner.branch import RESOLUTION
+from hflow.compiler.planner.incumbent import RESOLUTION
 from hflow.compiler.planner.layouts import (
     layout_text,
     meshes,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from hflow.compiler.planner.branch import Incumbent
+from hflow.compiler.planner.incumbent import Incumbent
 from hflow.compiler.planner.mapper import Mapper
 from hflow.compiler.planner.placements import Allocation, Partition
 from hflow.compiler.planner.search import Found

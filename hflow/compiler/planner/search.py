@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from hflow.compiler.planner.bounds import Bounds
-from hflow.compiler.planner.branch import RESOLUTION, Branch, Incumbent
+from hflow.compiler.planner.branch import Branch
 from hflow.compiler.planner.choice import Choice
+from hflow.compiler.planner.incumbent import RESOLUTION, Incumbent
 from hflow.compiler.planner.least import LeastTimes
 from hflow.compiler.planner.placements import Allocation, Partition, allocations
 from hflow.compiler.planner.space import Space

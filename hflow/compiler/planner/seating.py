@@ -8,7 +8,7 @@ from typing import Any
 
 from hflow.compiler.draft import Draft
 from hflow.compiler.pins import Pin
-from hflow.compiler.planner.branch import Incumbent
+from hflow.compiler.planner.incumbent import Incumbent
 from hflow.compiler.planner.layouts import options_of
 from hflow.compiler.planner.search import Found
 from hflow.compiler.planner.seats import Seat

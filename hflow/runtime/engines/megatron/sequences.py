@@ -60,11 +60,6 @@ class Sequences:
         tokens = torch.nn.functional.pad(self.tokens, (0, 1))
         return Sequences(tokens, self.prompt_lengths, self.response_lengths + 1)
 
-    def with_empty_rows(self, count: int) -> Sequences:
-        """`count` rows more, of zeros and without response."""
-        pad = lambda t: torch.cat([t, t.new_zeros(count, *t.shape[1:])])  # noqa: E731
-        return Sequences(pad(self.tokens), pad(self.prompt_lengths), pad(self.response_lengths))
-
     @cached_property
     def same_prompt(self) -> Tensor:
         """The first row with the same prompt, int64 ``[rows]``."""

@@ -1,0 +1,51 @@
+"""The best choice that the search has priced so far, and how much more it may try."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hflow.compiler.planner.choice import Choice, fastest_ways, node_times
+from hflow.compiler.planner.seats import Seat
+from hflow.compiler.planner.space import Space
+
+RESOLUTION = 1e-3  # steps that differ by less count as equally long: predictions are not that good
+PRICE = 10  # pricing a choice takes about as long as so many bounds
+
+
+@dataclass
+class Incumbent:
+    """The best choice so far. `explored`: choices that were priced; `effort`: bounds that were computed, of
+    which there may be `most`, until the `deadline`."""
+
+    space: Space
+    deadline: float = float("inf")
+    resolution: float = RESOLUTION
+    choice: Choice | None = None
+    explored: int = 0
+    effort: int = 0
+    most: float = float("inf")
+
+    @property
+    def limit_s(self) -> float:
+        """Whatever takes at least so long need not be looked at."""
+        return self.choice.step_s * (1 - self.resolution) if self.choice else float("inf")
+
+    @property
+    def late(self) -> bool:
+        """Whether the budget is spent, and there is something to show for it."""
+        spent = self.effort > self.most or time.monotonic() > self.deadline
+        return spent and self.choice is not None
+
+    def offer(self, seats: Mapping[str, Seat]) -> None:
+        """Price a complete choice, and keep it if it fits and is the best."""
+        units = self.space.units
+        ways = fastest_ways(units, seats, self.space.draft.cluster.device.usable_bytes)
+        if ways is None:
+            return
+        self.explored += 1
+        self.effort += PRICE
+        step_s = self.space.model.step_s(seats, node_times(units, seats, ways))
+        if self.choice is None or step_s < self.choice.step_s:
+            self.choice = Choice(dict(seats), ways, step_s)
