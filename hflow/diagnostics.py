@@ -67,6 +67,7 @@ CODES: dict[str, str] = {
     "HF307": "the graph asks for what the compiler cannot schedule yet",
     "HF308": "models that read the same tokens have different vocabularies",
     "HF309": "what a planner cannot plan",
+    "HF310": "bad choice of an engine",
     # 4xx: running
     "HF401": "a node failed",
     "HF402": "a worker died",
@@ -77,6 +78,7 @@ CODES: dict[str, str] = {
     "HF407": "run folder cannot be used",
     "HF408": "a repeat region found too few rows",
     "HF409": "texts are older than a train node allows",
+    "HF410": "a server does not serve the weights that it should",
 }
 
 

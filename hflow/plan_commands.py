@@ -14,6 +14,7 @@ import typer
 from hflow.arguments import (
     DEFAULT_CLUSTER,
     ClusterFile,
+    Engines,
     Files,
     GraphFile,
     Overrides,
@@ -43,6 +44,7 @@ def compile_command(
     graph: GraphFile,
     cluster: ClusterFile = None,
     pin: Pins = None,
+    engine: Engines = None,
     file: Files = None,
     set_: Overrides = None,
     output: Annotated[
@@ -76,7 +78,7 @@ def compile_command(
     """Show who runs where, what moves, how long it takes and whether it fits. Needs no GPU."""
     if as_json and (explain or print_after or diff):
         raise typer.BadParameter("--json prints one object: leave out --explain, --print-after and --diff")
-    options = PlannerOptions(placement, planner, budget)
+    options = PlannerOptions(placement, planner, budget, tuple(engine or ()))
     loaded = load_graph(graph, file, set_)
     machines = _cluster(cluster)
     if explain:
@@ -129,6 +131,7 @@ def exec_command(
     graph: Annotated[Path, typer.Argument(help="A graph file, or a plan.json that is executed as it is.")],
     cluster: ClusterFile = None,
     pin: Pins = None,
+    engine: Engines = None,
     file: Files = None,
     set_: Overrides = None,
     run_dir: Annotated[Path | None, typer.Option(help="Folder to fill; default runs/NAME-TIME.")] = None,
@@ -139,9 +142,10 @@ def exec_command(
 ) -> None:
     """Run a graph (or a plan) to its end, and leave a run folder with metrics, report and trained models."""
     if graph.suffix == ".json":
-        plan = _only_plan(graph, cluster, pin, file, set_)
+        plan = _only_plan(graph, cluster, pin, engine, file, set_)
     else:
-        plan = _plan(load_graph(graph, file, set_), _cluster(cluster), pin, DEFAULTS)
+        options = PlannerOptions(engines=tuple(engine or ()))
+        plan = _plan(load_graph(graph, file, set_), _cluster(cluster), pin, options)
     from hflow.runtime.execute import execute
 
     run = execute(plan, run_dir=run_dir, address=address, workers=workers.value)
@@ -174,7 +178,7 @@ def _read(path: Path) -> Any:
 
 def _only_plan(path: Path, *given: str | Sequence[Any] | None) -> Any:
     if any(given):
-        message = "--cluster, --pin, -f and --set are for graphs; a plan is executed as it is"
+        message = "--cluster, --pin, --engine, -f and --set are for graphs; a plan is executed as it is"
         raise HflowError(Diagnostic("HF306", message, help="compile the graph with them"))
     return _read(path)
 

@@ -25,12 +25,17 @@ FLAGS = {
     "schema": [],
     "new": ["name", "--from", "--force"],
     "compile": [
-        "graph", "--cluster", "--pin", "-f", "--file", "--set", "-o", "--output", "--json", "--html",
-        "--trace", "--ascii", "--placement", "--planner", "--budget", "--diff", "--explain", "--print-after",
+        "graph", "--cluster", "--pin", "--engine", "-f", "--file", "--set", "-o", "--output", "--json",
+        "--html", "--trace", "--ascii", "--placement", "--planner", "--budget", "--diff", "--explain",
+        "--print-after",
     ],
     "explain": ["plan", "--analyze", "--html", "--trace", "--json", "--ascii"],
-    "exec": ["graph", "--cluster", "--pin", "-f", "--file", "--set", "--run-dir", "--address", "--workers"],
+    "exec": [
+        "graph", "--cluster", "--pin", "--engine", "-f", "--file", "--set", "--run-dir", "--address",
+        "--workers",
+    ],
     "calibrate": ["-o", "--output", "--workers", "--force"],
+    "doctor": ["--json", "--no-start"],
     "new-model": [
         "folder", "--family", "--layers", "--hidden", "--heads", "--kv-heads", "--ffn", "--alphabet",
         "--max-positions", "--tied", "--no-tied", "--head", "--seed", "--force", "--no-force",

@@ -76,6 +76,7 @@ def test_commands_and_their_options_exist(page: Path) -> None:
 def test_commands_are_found() -> None:
     assert {words[1] for page in PAGES for words in commands(page)} == {
         "check", "show", "fmt", "schema", "new", "compile", "explain", "exec", "new-model", "calibrate",
+        "doctor",
     }  # fmt: skip
 
 
@@ -184,6 +185,7 @@ def test_every_documented_cluster_key_is_needed_or_has_its_default(tmp_path: Pat
 
 def _example(key: str) -> Any:
     values = {"name": "test", "device.kind": "cpu", "device.platform": "cpu", "device.reserve": 0.5}
+    values["engines.generate"] = "sglang"
     return values.get(key, 1)
 
 

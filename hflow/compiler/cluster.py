@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from hflow.compiler.cost.strategy import GenerationEngine
 from hflow.compiler.kept_hash import KeptHash
 
 
@@ -77,7 +78,7 @@ class Cluster(KeptHash):
 
     `intra_host` is the link of one device inside its host, `inter_host` that of one NIC, of which a host
     has `nics_per_host`; `host_link` joins one device with its host's memory (None: nothing can be moved
-    there).
+    there). `generate_engine` runs its generate nodes unless the user says otherwise.
     """
 
     name: str
@@ -89,6 +90,7 @@ class Cluster(KeptHash):
     host_link: Link | None = None
     nics_per_host: int = 1
     more: tuple[HostGroup, ...] = ()
+    generate_engine: GenerationEngine = "megatron"
 
     @cached_property
     def _hash(self) -> int:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hflow.compiler.cluster import Calibration, Cluster, DeviceKind, HostGroup, Link
+from hflow.compiler.cost.strategy import GenerationEngine
 from hflow.diagnostics import Diagnostic, HflowError, did_you_mean, ordered
 from hflow.graph.source import Document, KeyPath, read
 from hflow.shipped import find
@@ -62,10 +63,15 @@ class _Group(_Base):
     devices_per_host: Count
 
 
+class _Engines(_Base):
+    generate: GenerationEngine = "megatron"
+
+
 class _ClusterFile(_Base):
     hflow_cluster: Literal[1]
     name: Annotated[str, Field(min_length=1)]
     links: _Links
+    engines: _Engines = _Engines()
 
 
 class _EqualHosts(_ClusterFile, _Group):
@@ -101,6 +107,7 @@ def load_cluster(name: str | Path) -> Cluster:
         host_link=_link(links.host) if links.host else None,
         nics_per_host=links.nics_per_host,
         more=tuple(more),
+        generate_engine=file.engines.generate,
     )
 
 
@@ -138,6 +145,7 @@ _MODELS: dict[str, type[BaseModel]] = {
     "device": _Device,
     "calibration": _Calibration,
     "links": _Links,
+    "engines": _Engines,
     "intra_host": _Link,
     "inter_host": _Link,
     "host": _Link,

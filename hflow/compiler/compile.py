@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 from hflow.compiler.cluster import Cluster
 from hflow.compiler.draft import Draft
+from hflow.compiler.engines import generation_engines
 from hflow.compiler.passes.candidates import candidates
 from hflow.compiler.passes.check_memory import check_memory
 from hflow.compiler.passes.lower_edges import lower_edges
@@ -40,7 +41,7 @@ def compile_graph(
         after: called with the name of each pass and what it has made.
 
     Raises:
-        HflowError: HF226, HF302-HF305, HF307, HF308.
+        HflowError: HF226, HF302-HF305, HF307, HF308, HF310.
     """
     draft = new_draft(graph, cluster, pins, options)
     for step in PASSES:
@@ -57,12 +58,13 @@ def compile_graph(
 def new_draft(
     graph: Graph, cluster: Cluster, pins: Iterable[str] = (), options: PlannerOptions = DEFAULTS
 ) -> Draft:
-    """What the first pass is given. Raises HflowError HF302, HF303, HF307, HF308."""
+    """What the first pass is given. Raises HflowError HF302, HF303, HF307, HF308, HF310."""
     if foreign := tuple(foreign_tokens(graph)):
         raise HflowError(foreign)
     _refuse_mixed(cluster)
     found = parse_pins(pins, graph, cluster)
-    return Draft(graph, evaluation_graph(graph), cluster, _shapes(graph), found, options)
+    engines = generation_engines(options.engines, graph, cluster)
+    return Draft(graph, evaluation_graph(graph), cluster, _shapes(graph), found, options, engines)
 
 
 def _refuse_mixed(cluster: Cluster) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hflow.compiler.cluster import Cluster
+from hflow.compiler.cost.strategy import GenerationEngine
 from hflow.compiler.pins import Pin
 from hflow.compiler.plan import DeviceMemory, NodePlan, Program, Search
 from hflow.compiler.planner.options import DEFAULTS, PlannerOptions
@@ -31,7 +32,7 @@ class WeightEdge:
 
 @dataclass(frozen=True)
 class Draft:
-    """`candidates`: the options of every unit of nodes, by its name."""
+    """`engines`: of the generate nodes. `candidates`: the options of every unit of nodes, by its name."""
 
     graph: Graph
     evaluation_graph: Graph | None
@@ -39,6 +40,7 @@ class Draft:
     shapes: Mapping[str, ModelShape]
     pins: tuple[Pin, ...] = ()
     options: PlannerOptions = DEFAULTS
+    engines: Mapping[str, GenerationEngine] = field(default_factory=dict[str, GenerationEngine])
     weight_edges: tuple[WeightEdge, ...] = ()
     candidates: Mapping[str, Options] = field(default_factory=dict[str, Options])
     nodes: tuple[NodePlan, ...] = ()

@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from hflow.compiler.cost.memory import weight_bytes
+from hflow.compiler.cost.memory import awake_bytes, sleeps, weight_bytes
 from hflow.compiler.draft import Draft
 from hflow.compiler.instances import Instance, instance_of
 from hflow.compiler.plan import DeviceMemory, Instruction, NodePlan, Program
 from hflow.compiler.tasks import device_classes
+from hflow.compiler.workload import workload
 
 Moment = tuple[int, str]  # a node runs: of the step (0) or of the evaluation (1), its name
 Part = tuple[str, int]  # a label, and bytes
@@ -84,6 +85,13 @@ def _held(
         state = "weights, gradients, Adam", weight_bytes(*what, True, strategy)
         offloaded = all(plan.offload for plan in trainings.values())
         return _Held(instance, weights if offloaded else state, state, frozenset(trainings))
+    if first.engine == "sglang":
+        renewed = bool(draft.graph.trainers(instance.model)) and not instance.lag
+        if not sleeps(draft.cluster.device.platform, renewed):
+            tokens = max(p.micro_batch * workload(draft.graph.node(p.node)).sequence for p in users.values())
+            size = awake_bytes(*what, tokens, draft.cluster.device.platform, strategy)
+            server = "server", size
+            return _Held(instance, server, server, frozenset())
     if instance.lag:
         older = "older weights", weights[1]
         return _Held(instance, older, older, frozenset())

@@ -23,9 +23,9 @@ from hflow.diagnostics import Diagnostic, HflowError, Span
 from hflow.graph.graph import Graph
 from hflow.graph.types import ValueType
 
-VERSION = 3
+VERSION = 4
 Collective = Literal["alias", "all_gather", "broadcast", "scatter", "gather", "all_to_all", "p2p"]
-Engine = Literal["megatron", "python"]
+Engine = Literal["megatron", "sglang", "python"]
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def _weight_edge(edge: WeightEdge) -> str:
 
 def _candidates(draft: Draft, width: int) -> str:
     """Every way of every node in every layout of its unit, the fastest first."""
-    found = {unit.name: unit for unit in units(draft.graph)}
+    found = {unit.name: unit for unit in units(draft.graph, draft.engines)}
     rows = [
         row
         for name, by_size in draft.candidates.items()

@@ -33,7 +33,7 @@ def draft() -> Draft:
 
 
 def options(draft: Draft) -> Iterator[tuple[Unit, Option]]:
-    for unit in units(draft.graph):
+    for unit in units(draft.graph, draft.engines):
         for each in draft.candidates[unit.name].values():
             yield from ((unit, option) for option in each)
 
@@ -43,7 +43,7 @@ def test_layouts_are_all_that_divide(draft: Draft) -> None:
     inside a host; generation without pp."""
     kind = replace(draft.cluster.device, memory_bytes=10**15)
     roomy = candidates(replace(draft, cluster=replace(draft.cluster, device=kind, name="roomy")))
-    for unit in units(draft.graph):
+    for unit in units(draft.graph, draft.engines):
         found = {(o.pp, o.dp, o.tp) for each in roomy.candidates[unit.name].values() for o in each}
         pps = (1,) if unit.role == "generate" else (1, 2, 4, 8, 16)
         expected = {

@@ -32,7 +32,7 @@ from tests.compiler.workloads import ALGORITHMS, large, model_params
 def test_the_schedule_agrees_on_small_cases(name: str) -> None:
     for seed in range(15):
         draft = case(name, seed, 1500)
-        _agrees(draft, space_of(draft))
+        agrees(draft, space_of(draft))
 
 
 @pytest.mark.parametrize("cluster", ["a100x16", "h100x8", "a100x64"])
@@ -42,14 +42,14 @@ def test_the_schedule_agrees_on_large_clusters(algorithm: str, cluster: str) -> 
     graph = large(algorithm, "llama-7b")
     for placement in PLACEMENTS:
         draft = _draft(graph, cluster, placement)
-        _agrees(draft, Space(draft, StepModel(draft)), budget_s=0.0)
+        agrees(draft, Space(draft, StepModel(draft)), budget_s=0.0)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_schedule_agrees_on_the_machine_at_hand(algorithm: str, model: str) -> None:
     overrides = [f"params.{name}={model}" for name in model_params(algorithm)]
     draft = _draft(hflow.load(Path(f"algorithms/{algorithm}.yaml"), overrides), "local4", "auto")
-    _agrees(draft, Space(draft, StepModel(draft)), budget_s=1.0)
+    agrees(draft, Space(draft, StepModel(draft)), budget_s=1.0)
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo", "remax"])
@@ -61,7 +61,7 @@ def test_more_hosts_are_never_slower(algorithm: str) -> None:
     assert all(more <= fewer * (1 + RESOLUTION) for fewer, more in pairwise(seconds))
 
 
-def _agrees(draft: Draft, space: Space, budget_s: float = float("inf")) -> None:
+def agrees(draft: Draft, space: Space, budget_s: float = float("inf")) -> None:
     """Fails unless `schedule` and `check_memory` say of the choice that is found what the planner says."""
     choice = search(space, budget_s).choice
     if choice is None:

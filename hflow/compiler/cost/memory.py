@@ -21,6 +21,7 @@ from hflow.graph.graph import OpKind
 
 GRADIENT_BYTES = 4
 OPTIMIZER_BYTES = {"f32": 8, "bf16": 12}  # two moments, and the master copy of bf16 weights
+SERVER_BYTES = 1_400_000_000  # of host memory: the processes of an SGLang server, measured on a CPU
 LOGITS_CHUNK_BYTES = 64 * 2**20  # float32 copies of logits are made in parts of this size
 
 
@@ -111,6 +112,22 @@ def routed_width(shape: ModelShape) -> int:
 def kv_cache_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mesh) -> int:
     """Keys and values of `tokens` positions on one device."""
     return ceil(tokens * shape.kv_bytes_per_token(BYTES[dtype]) / (mesh.tp * mesh.pp))
+
+
+def sleeps(platform: str, renewed: bool) -> bool:
+    """Whether a server's weights and KV cache are only there while it generates. It gives them back after its
+    last generation in a step, where the memory is CUDA's and where its weights come anew in each step."""
+    return platform == "cuda" and renewed
+
+
+def awake_bytes(
+    shape: ModelShape, dtype: str, mesh: Mesh, tokens: int, platform: str, strategy: Strategy
+) -> int:
+    """What a server that does not sleep always keeps: weights, a KV cache of `tokens` positions, and on a
+    CPU, where they share the memory, its processes."""
+    processes = SERVER_BYTES if platform == "cpu" else 0
+    weights = weight_bytes(shape, dtype, mesh, False, strategy)
+    return weights + kv_cache_bytes(shape, dtype, tokens, mesh) + processes
 
 
 def gathered_bytes(shape: ModelShape, dtype: str, mesh: Mesh, strategy: Strategy) -> int:

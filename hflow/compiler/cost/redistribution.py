@@ -16,6 +16,7 @@ from math import lcm
 from hflow.compiler.cluster import Cluster
 from hflow.compiler.cost.comm import reached
 from hflow.compiler.cost.device import BYTES
+from hflow.compiler.cost.flops import expert_parameters
 from hflow.compiler.layout import Layout, Shard
 from hflow.compiler.shape import ModelShape
 from hflow.compiler.sharding import Sharding
@@ -25,11 +26,14 @@ Masks = Mapping[int, int]
 
 @lru_cache(maxsize=65536)
 def weights_s(shape: ModelShape, dtype: str, source: Sharding, target: Sharding, cluster: Cluster) -> float:
-    """All weights of a model, as if all layers were of one size and everything were split over tp."""
+    """All weights of a model, as if all layers were of one size and everything were split over tp. A server
+    copies what has arrived for it once more."""
     if source == target:
         return 0.0
-    size, experts = shape.num_parameters * BYTES[dtype], _expert_parameters(shape) * BYTES[dtype]
-    seconds = _weights_s(size - experts, source, target, cluster, 1)
+    size, experts = shape.num_parameters * BYTES[dtype], expert_parameters(shape) * BYTES[dtype]
+    handed = size / target.mesh.tp if target.engine == "sglang" else 0
+    seconds = 2 * handed / cluster.device.memory_bandwidth  # each byte is read and written
+    seconds += _weights_s(size - experts, source, target, cluster, 1)
     if experts:
         seconds += _weights_s(experts, source, target, cluster, lcm(source.ep, target.ep))
     return seconds
@@ -148,9 +152,3 @@ def _repeat(mask: int, places: range, width: int) -> int:
     for place in places:
         out |= mask << (place * width)
     return out
-
-
-def _expert_parameters(shape: ModelShape) -> int:
-    if shape.moe is None:
-        return 0
-    return shape.num_layers * shape.moe.num_experts * 3 * shape.hidden * shape.moe.ffn

@@ -25,7 +25,7 @@ def candidates(draft: Draft) -> Draft:
     where only memory is in the way."""
     found: dict[str, Options] = {}
     errors: list[Diagnostic] = []
-    for unit in units(draft.graph):
+    for unit in units(draft.graph, draft.engines):
         found[unit.name] = options_of(draft, unit)
         if not found[unit.name] and not _is_too_large(draft, unit):
             errors.append(_nothing_fits(draft, unit))

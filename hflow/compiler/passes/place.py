@@ -65,6 +65,6 @@ def _node_plan(node: Node, meshes: Mapping[str, Mesh], unit: Unit | None, choice
     way, option = choice.ways[node.name], choice.seats[unit.name].option
     strategy = replace(option.strategy, recompute=way.recompute)
     return NodePlan(
-        node.name, node.op, unit.model, "megatron", mesh, way.micro_batch,
+        node.name, node.op, unit.model, strategy.engine, mesh, way.micro_batch,
         0.0, way.time_s, way.need_bytes - option.swapped_bytes, strategy, option.offload,
     )  # fmt: skip

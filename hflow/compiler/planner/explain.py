@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from hflow.compiler.compile import new_draft
 from hflow.compiler.cost.strategy import PLAIN
 from hflow.compiler.draft import Draft
+from hflow.compiler.engines import generation_engines
 from hflow.compiler.layout import Mesh
 from hflow.compiler.passes.weight_edges import weight_edges
 from hflow.compiler.pins import parse_pins, placed_node
@@ -91,12 +92,14 @@ def check_explained(graph: Graph, node: str) -> None:
 
 def _question(plan: Plan, pins: Iterable[str], options: PlannerOptions, node: str) -> _Question:
     check_explained(plan.graph, node)
-    unit = next(u for u in units(plan.graph) if node in {n.name for n in u.nodes})
+    engines = generation_engines(options.engines, plan.graph, plan.cluster)
+    all_units = units(plan.graph, engines)
+    unit = next(u for u in all_units if node in {n.name for n in u.nodes})
     own = {n.name for n in unit.nodes}
     given = parse_pins(pins, plan.graph, plan.cluster)
     kept = [pin.text for pin in given if pin.node not in own]
     draft = weight_edges(new_draft(plan.graph, plan.cluster, kept, replace(options, planner="exact")))
-    found = {u.name: options_of(draft, u) for u in units(plan.graph)}
+    found = {u.name: options_of(draft, u) for u in all_units}
     return _Question(plan, replace(draft, candidates=found), unit, plan.node(node), len(kept) < len(given))
 
 

@@ -38,7 +38,7 @@ def misfit(draft: Draft) -> Diagnostic:
 
 def _leanest(draft: Draft) -> Lean:
     wide = unlimited(draft)
-    found = {unit.name: options_of(wide, unit) for unit in units(wide.graph)}
+    found = {unit.name: options_of(wide, unit) for unit in units(wide.graph, wide.engines)}
     wide = replace(wide, candidates=found)
     lean = leanest(Space(wide, StepModel(wide)))
     assert lean, "all models on all devices are always a plan"

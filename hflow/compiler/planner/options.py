@@ -23,11 +23,14 @@ class PlannerOptions:
 
     `budget_s`: seconds after which ``exact`` returns the best plan so far, with the gap that is left; None
     for a fixed effort of some seconds, so that equal input gives equal plans on any machine.
+
+    `engines`: texts like ``rollout=sglang``, for generate nodes that shall not run on what the cluster has.
     """
 
     placement: Placement = "auto"
     planner: Planner = "exact"
     budget_s: float | None = None
+    engines: tuple[str, ...] = ()
 
 
 DEFAULTS = PlannerOptions()

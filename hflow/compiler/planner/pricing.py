@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from math import ceil
 from typing import Literal
 
 from hflow.compiler.cluster import Cluster
 from hflow.compiler.cost.comm import host_transfer_s
 from hflow.compiler.cost.compute import node_time_s
-from hflow.compiler.cost.memory import optimizer_bytes, weight_bytes, working_bytes
+from hflow.compiler.cost.memory import (
+    awake_bytes,
+    kv_cache_bytes,
+    optimizer_bytes,
+    sleeps,
+    weight_bytes,
+    working_bytes,
+)
 from hflow.compiler.cost.strategy import Strategy
 from hflow.compiler.layout import Mesh
 from hflow.compiler.pins import Pin
@@ -67,14 +75,19 @@ class Pricing:
         zeros: set[Literal[0, 1, 3]] = {p.zero for p in self.pins if p.zero is not None}
         if not zeros:
             zeros = {0, 1} if self.unit.role == "train" and mesh.dp > 1 else {0}
+        engine = self.unit.engine
         experts = self.shape.moe.num_experts if self.shape.moe else 1
         parts = {p.ep for p in self.pins if p.ep} or range(1, mesh.dp + 1)
         for ep in (ep for ep in parts if mesh.dp % ep == 0 and experts % ep == 0):
-            yield from (Strategy(zero=zero, ep=ep) for zero in sorted(zeros))
+            yield from (Strategy(zero=zero, ep=ep, engine=engine) for zero in sorted(zeros))
 
     def _resident_or_not(self, mesh: Mesh, strategy: Strategy, ways: tuple[Ways, ...]) -> Iterator[Option]:
         sizes = mesh.pp, mesh.dp, mesh.tp
         weights = weight_bytes(self.shape, self.model.dtype, mesh, False, strategy)
+        renewed = self.unit.role == "generate" and not self.unit.lag
+        if self.unit.served and not sleeps(self.cluster.device.platform, renewed):
+            yield from self._awake(mesh, strategy, ways)
+            return
         if self.unit.role in ("generate", "score"):
             idle, copy = (weights, 0) if self.unit.lag else (0, weights)
             yield from self._fitting(Option(*sizes, strategy, False, idle, copy, 0, 0.0, ways))
@@ -92,6 +105,17 @@ class Pricing:
             idle = weights if trains else 0
             extra = tuple(_more(w, state - idle) for w in ways)
             yield from self._fitting(Option(*sizes, strategy, True, idle, 0, state - idle, swap_s, extra))
+
+    def _awake(self, mesh: Mesh, strategy: Strategy, ways: tuple[Ways, ...]) -> Iterator[Option]:
+        """Of a server that keeps its KV cache while other nodes run: an option for each size of the cache."""
+        shape, dtype, platform = self.shape, self.model.dtype, self.cluster.device.platform
+        for chosen in product(*(each.ways for each in ways)):
+            tokens = [way.micro_batch * work.sequence for way, work in zip(chosen, self.works)]
+            idle = awake_bytes(shape, dtype, mesh, max(tokens), platform, strategy)
+            caches = (kv_cache_bytes(shape, dtype, count, mesh) for count in tokens)
+            rest = tuple(_more(Ways((way,)), -cache) for way, cache in zip(chosen, caches))
+            sizes = mesh.pp, mesh.dp, mesh.tp
+            yield from self._fitting(Option(*sizes, strategy, False, idle, 0, 0, 0.0, rest))
 
     def _offloads(self) -> Sequence[bool]:
         pinned = {p.offload for p in self.pins if p.offload is not None}

@@ -32,7 +32,7 @@ class StepModel:
 
     def __init__(self, draft: Draft):
         self.draft, self.graph = draft, draft.graph
-        self.units = units(draft.graph)
+        self.units = units(draft.graph, draft.engines)
         self.unit_of = {node.name: unit.name for unit in self.units for node in unit.nodes}
         self.order = node_order(draft.graph)
         self.rounds = {n.name: rounds(draft.graph, n) for n in draft.graph.nodes}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from hflow.compiler.cost.strategy import Strategy
+from hflow.compiler.cost.strategy import GenerationEngine, Strategy
 from hflow.compiler.layout import Mesh
 from hflow.compiler.sharding import Sharding
 from hflow.graph.evaluation import evaluation_graph
@@ -21,7 +21,8 @@ Role = Literal["train", "generate", "score", "frozen"]
 class Unit:
     """The nodes that train a model (they share its optimizer), that generate or that score with one which is
     trained (each set has one copy of its weights at most), or all that use a frozen one. `evaluated`: the
-    evaluation runs one of them too, with the newest weights whatever their `lag`."""
+    evaluation runs one of them too, with the newest weights whatever their `lag`. `engine`: of its generate
+    nodes; those of two engines are two units, since these share no weights."""
 
     name: str
     model: str
@@ -29,6 +30,12 @@ class Unit:
     nodes: tuple[Node, ...]
     lag: int = 0
     evaluated: bool = False
+    engine: GenerationEngine = "megatron"
+
+    @property
+    def served(self) -> bool:
+        """Whether a server generates, whose weights nobody else can use."""
+        return self.engine != "megatron"
 
 
 @dataclass(frozen=True)
@@ -110,17 +117,22 @@ class Option:
 Options = Mapping[int, tuple[Option, ...]]  # by number of devices
 
 
-def units(graph: Graph) -> tuple[Unit, ...]:
-    """The units of a graph, in the order of their first nodes."""
-    members: dict[tuple[str, Role, int], list[Node]] = {}
+def units(graph: Graph, engines: Mapping[str, GenerationEngine]) -> tuple[Unit, ...]:
+    """The units of a graph, in the order of their first nodes.
+
+    Args:
+        engines: of its generate nodes.
+    """
+    members: dict[tuple[str, Role, int, GenerationEngine], list[Node]] = {}
     for node in (n for n in graph.nodes if n.model):
         assert node.model
-        members.setdefault((node.model.model, _role(graph, node), node.model.lag), []).append(node)
+        key = node.model.model, _role(graph, node), node.model.lag, engines.get(node.name, "megatron")
+        members.setdefault(key, []).append(node)
     evaluation = evaluation_graph(graph)
     again = {n.name for n in evaluation.nodes} if evaluation else set[str]()
     return tuple(
-        Unit(nodes[0].name, model, role, tuple(nodes), lag, any(n.name in again for n in nodes))
-        for (model, role, lag), nodes in members.items()
+        Unit(nodes[0].name, model, role, tuple(nodes), lag, any(n.name in again for n in nodes), engine)
+        for (model, role, lag, engine), nodes in members.items()
     )
 
 

@@ -1,0 +1,49 @@
+"""Which engine each generate node runs on: what ``--engine NODE=NAME`` says, else what its cluster has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import cast, get_args
+
+from hflow.compiler.cluster import Cluster
+from hflow.compiler.cost.strategy import GenerationEngine
+from hflow.diagnostics import Diagnostic, HflowError, did_you_mean
+from hflow.graph.graph import Graph
+
+ENGINES: tuple[GenerationEngine, ...] = get_args(GenerationEngine)
+
+
+def generation_engines(
+    texts: Iterable[str], graph: Graph, cluster: Cluster
+) -> Mapping[str, GenerationEngine]:
+    """The engine of every generate node of `graph`.
+
+    Args:
+        texts: like ``rollout=sglang``; the last one about a node counts.
+
+    Raises:
+        HflowError: HF310 with one diagnostic per text that names no generate node, or no engine.
+    """
+    chosen: dict[str, GenerationEngine] = {
+        n.name: cluster.generate_engine for n in graph.nodes if n.op == "generate"
+    }
+    bad: list[Diagnostic] = []
+    for text in texts:
+        node, _, engine = text.partition("=")
+        problem, help_ = _problem(node, engine, chosen)
+        if problem:
+            bad.append(Diagnostic("HF310", f"--engine {text}: {problem}", help=help_))
+        else:
+            chosen[node] = cast(GenerationEngine, engine)
+    if bad:
+        raise HflowError(bad)
+    return chosen
+
+
+def _problem(node: str, engine: str, known: Mapping[str, GenerationEngine]) -> tuple[str, str]:
+    """What is wrong, and what helps; empty if nothing is."""
+    if node not in known:
+        return f"no generate node `{node}`", did_you_mean(node, known, "generate nodes")
+    if engine not in ENGINES:
+        return f"`{engine}` is no engine that generates", f"engines: {', '.join(ENGINES)}"
+    return "", ""

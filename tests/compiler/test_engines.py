@@ -1,0 +1,130 @@
+"""What generates: who chooses it, and what a plan makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import hflow
+from hflow.compiler.cluster import Cluster
+from hflow.compiler.cluster_file import load_cluster
+from hflow.compiler.compile import new_draft
+from hflow.compiler.cost.memory import SERVER_BYTES, kv_cache_bytes, weight_bytes
+from hflow.compiler.engines import generation_engines
+from hflow.compiler.passes.candidates import candidates
+from hflow.compiler.passes.weight_edges import weight_edges
+from hflow.compiler.plan import Plan
+from hflow.compiler.planner.options import DEFAULTS
+from hflow.compiler.planner.space import Space
+from hflow.compiler.planner.step import StepModel
+from hflow.compiler.workload import workload
+from hflow.diagnostics import HflowError
+from hflow.graph.graph import Graph
+from tests.compiler.test_planner import agrees
+from tests.compiler.workloads import large
+
+COLOCATED = "actor_train=tp2,dp4@0-7", "rollout=tp2,dp4@0-7"
+
+
+def served(name: str) -> Cluster:
+    return replace(load_cluster(name), generate_engine="sglang")
+
+
+def planned(
+    graph: Graph, cluster: Cluster, *pins: str, engines: tuple[str, ...] = ("rollout=sglang",)
+) -> Plan:
+    return hflow.compile(graph, cluster, pins, engines=engines)
+
+
+@pytest.fixture(scope="module")
+def grpo() -> Graph:
+    return large("grpo", "llama-7b")
+
+
+def test_the_user_goes_before_the_cluster(grpo: Graph) -> None:
+    assert generation_engines((), grpo, load_cluster("a100x8")) == {"rollout": "megatron"}
+    assert generation_engines((), grpo, served("a100x8")) == {"rollout": "sglang"}
+    assert generation_engines(("rollout=megatron",), grpo, served("a100x8")) == {"rollout": "megatron"}
+
+
+def test_a_cluster_file_may_say_it(tmp_path: Path) -> None:
+    text = Path("clusters/local.yaml").read_text()
+    (tmp_path / "mine.yaml").write_text(f"{text}\nengines: {{generate: sglang}}\n")
+    assert load_cluster(tmp_path / "mine.yaml").generate_engine == "sglang"
+    (tmp_path / "mine.yaml").write_text(f"{text}\nengines: {{generate: vllm}}\n")
+    with pytest.raises(HflowError, match="HF301.*`engines.generate`"):
+        load_cluster(tmp_path / "mine.yaml")
+
+
+def test_every_bad_choice_is_told(grpo: Graph) -> None:
+    with pytest.raises(HflowError) as caught:
+        generation_engines(
+            ("rolout=sglang", "actor_train=sglang", "rollout=vllm"), grpo, load_cluster("local")
+        )
+    assert [d.code for d in caught.value.diagnostics] == ["HF310"] * 3
+    assert "did you mean `rollout`" in str(caught.value)
+
+
+def test_a_server_shares_no_weights(grpo: Graph) -> None:
+    """In the trainer's own layout nothing travels, and yet the server has to be given the weights."""
+    cluster = load_cluster("a100x8")
+    own, apart = (
+        planned(grpo, cluster, *COLOCATED, engines=(f"rollout={e}",)) for e in ("megatron", "sglang")
+    )
+    for plan, moved in ((own, False), (apart, True)):
+        instructions = [i for i in plan.step.instructions if i.op == "weights"]
+        assert bool(instructions) == moved
+        (edge,) = (e for e in plan.step.edges if e.kind == "weights")
+        assert edge.bytes_per_device == 0
+        assert (edge.time_s > 0) == moved
+    assert apart.node("rollout").engine == "sglang"
+    assert own.hash != apart.hash
+
+
+def test_on_gpus_a_server_sleeps_while_others_run(grpo: Graph) -> None:
+    plan = planned(grpo, load_cluster("a100x8"), COLOCATED[0], "rollout=tp2,dp4,micro8@0-7")
+    assert [i.target for i in plan.step.instructions if i.op == "release"] == ["rollout"]
+    (memory,) = plan.memory
+    assert memory.node == "actor_train"
+    assert not any("server" in part for part in memory.parts)
+    trained = [part for part in memory.parts if part.startswith("actor")]
+    assert len(trained) == 2, "what it trains and what it works with, and no copy of the weights"
+
+
+def test_on_cpus_a_server_stays_awake(model: str) -> None:
+    """Weights, KV cache and processes lie there whoever runs."""
+    graph = hflow.load("tests/runtime/graphs/grpo_tiny.yaml", [f"params.model={model}"])
+    plan = planned(graph, load_cluster("local4"), "actor_train=dp2@0-1", "rollout=dp2@0-1")
+    node, shape = plan.node("rollout"), plan.shapes["actor"]
+    memory = next(m for m in plan.memory if 0 in m.devices)
+    (size,) = (size for part, size in memory.parts.items() if "server" in part)
+    tokens = node.micro_batch * workload(graph.node("rollout")).sequence
+    cache = kv_cache_bytes(shape, "f32", tokens, node.mesh)
+    assert size == weight_bytes(shape, "f32", node.mesh, False) + cache + SERVER_BYTES
+
+
+def test_two_engines_for_one_model_are_two_copies(model: str) -> None:
+    overrides = [f"params.model={model}"]
+    files = ["tests/runtime/graphs/greedy_twice.yaml"]
+    graph = hflow.load("tests/runtime/graphs/grpo_tiny.yaml", overrides, files)
+    plan = planned(graph, load_cluster("local4"), engines=("rollout=sglang", "greedy=sglang"))
+    readers = [i.target for i in plan.step.instructions if i.op == "weights"]
+    assert readers.count("greedy_again") <= 1
+    assert len([name for name in readers if name in ("rollout", "greedy")]) == 1
+    assert plan.node("rollout").mesh == plan.node("greedy").mesh
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["ppo", "grpo", "async_grpo", "dapo", "tool_grpo", "on_policy_distillation"]
+)
+@pytest.mark.parametrize("cluster", ["a100x16", "local4"])
+def test_the_planner_and_the_passes_agree(algorithm: str, cluster: str, model: str) -> None:
+    """The time of a step, and that it fits."""
+    graph = large(algorithm, "llama-7b")
+    machines = served(cluster)
+    if cluster == "local4":
+        machines = replace(machines, device=replace(machines.device, memory_bytes=10**12))
+    draft = candidates(weight_edges(new_draft(graph, machines, (), replace(DEFAULTS, budget_s=0.0))))
+    agrees(draft, Space(draft, StepModel(draft)), budget_s=0.0)
