@@ -32,6 +32,14 @@ def uniform(seed: int, step: int, rows: Tensor, positions: Tensor | int, stream:
     return _shift_right(state, 11).double() * 2.0**-53
 
 
+def row_seeds(seed: int, step: int, rows: Tensor, stream: int = 0) -> Tensor:
+    """62-bit numbers, int64 like `rows`, for engines that draw a whole row's tokens from one seed."""
+    state = torch.zeros_like(rows)
+    for counter in (seed, step, rows, *([stream] if stream else [])):
+        state = splitmix(state + counter)
+    return _shift_right(state, 2)
+
+
 def splitmix(state: Tensor) -> Tensor:
     """The output of SplitMix64 for an int64 `state`; wraps modulo 2^64."""
     x = state + GAMMA

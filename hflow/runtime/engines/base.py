@@ -58,6 +58,10 @@ class NodeError(Exception):
         self.code = code
 
 
+class Stopped(Exception):  # noqa: N818  (it is what happened)
+    """Nobody waits for the node any more: another worker failed."""
+
+
 class Engine(Protocol):
     def run(self, call: Call, inputs: Mapping[str, Rows]) -> Result:
         """Execute the node on the local rows. Collective over the engine's mesh."""

@@ -13,47 +13,36 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from megatron.core.models.gpt import GPTModel
 
 from hflow.runtime.engines.base import Call, NodeError, Result
-from hflow.runtime.engines.megatron.generate import Sampling, generate
-from hflow.runtime.engines.megatron.groups import Groups
-from hflow.runtime.rows import Rows, from_lists, from_padded, from_strings, joined
+from hflow.runtime.engines.sampler import Answers, Sampler, Sampling
+from hflow.runtime.rows import Rows, from_lists, from_strings, joined
 from hflow.runtime.tokenizer import Tokenizer, UnknownTextError
 
 Metrics = dict[str, tuple[float, float]]
 
 
 @dataclass(frozen=True)
-class Answers:
-    """What was sampled, as ragged rows: tokens int32 and their log-probs."""
-
-    tokens: Rows
-    log_probs: Rows
-
-
-@dataclass(frozen=True)
 class Rollout:
-    """One execution of a generate node on this rank's rows."""
+    """One execution of a generate node on this rank's rows.
+
+    `max_positions`: the longest sequence that the model can read. `dp`, `tp`: the rank's numbers in its mesh.
+    """
 
     call: Call
-    model: GPTModel
-    groups: Groups
+    sampler: Sampler
     max_positions: int
     tokenizer: Tokenizer
-    device: torch.device
+    dp: int
+    tp: int
 
     def run(self, inputs: Mapping[str, Rows]) -> Result:
         """Answer `prompt`, or go on with `tokens`, `mask` and `logprobs` after `observation`.
-
-        Collective over the tensor-parallel group.
 
         Raises:
             NodeError: a prompt is empty, an observation cannot be tokenised, or a row becomes longer than
                 the model's positions.
         """
-        if self.groups.pp.size() > 1:
-            raise self._refused("generation is not split into pipeline stages; use pp 1")
         return self._first(inputs["prompt"]) if "prompt" in inputs else self._further(inputs)
 
     def _first(self, prompts: Rows) -> Result:
@@ -78,7 +67,7 @@ class Rollout:
         mask = joined(inputs["mask"], _filled(observed, False), _filled(answers.tokens, True))
         log_probs = joined(inputs["logprobs"], _filled(observed, 0.0), answers.log_probs)
         # A count over all rows: the weights of the data-parallel ranks add up to 1.
-        metrics = {"cut_observations": (float(cut), float(self.groups.dp.rank() == 0))}
+        metrics = {"cut_observations": (float(cut), float(self.dp == 0))}
         return self._result(tokens, log_probs, mask, metrics, 1)
 
     def _observed(self, texts: list[str]) -> tuple[Rows, int]:
@@ -103,10 +92,7 @@ class Rollout:
             eos_id=self.tokenizer.eos_id,
         )
         self._check_length(prompts, sampling.max_new_tokens)
-        found = generate(self.model, prompts, ids, sampling, self.call.plan.micro_batch, self.device)
-        lengths = found.lengths.cpu()
-        tokens = from_padded(found.tokens.cpu().to(torch.int32), lengths)
-        return Answers(tokens, from_padded(found.log_probs.cpu(), lengths))
+        return self.sampler(prompts, ids, sampling)
 
     def _check_length(self, prompts: Rows, new: int) -> None:
         assert prompts.lengths is not None
@@ -120,7 +106,7 @@ class Rollout:
         outputs = {"tokens": tokens, "logprobs": log_probs, "mask": mask}
         if self.call.node.output("text"):
             outputs["text"] = from_strings(self.tokenizer.decode(_tails(tokens, mask.lengths)))
-        if self.groups.tp.rank() > 0:
+        if self.tp > 0:
             return Result(outputs)
         length = {"response_length": (float(mask.lengths.sum()), float(len(mask)))}
         return Result(outputs, length | metrics, digest(tokens, self.call.first_row * n))

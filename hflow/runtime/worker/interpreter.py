@@ -12,17 +12,18 @@ import torch.distributed as dist
 
 from hflow.compiler.instances import Instance, instance_of
 from hflow.compiler.layout import Mesh
-from hflow.compiler.plan import Instruction, NodePlan, Plan, Program
+from hflow.compiler.plan import EdgePlan, Instruction, NodePlan, Plan, Program
 from hflow.compiler.ports import input_layout, is_replicated, output_layout, row_unit
+from hflow.compiler.shape import ModelShape
 from hflow.compiler.workload import token_makers
 from hflow.graph.graph import Graph, Node
 from hflow.runtime.engines.base import Call, Result
 from hflow.runtime.engines.megatron.engine import MegatronModel
-from hflow.runtime.engines.megatron.weights import MegatronWeights
+from hflow.runtime.engines.sglang.weights import ServedWeights, buckets
 from hflow.runtime.rows import TORCH_DTYPES, Rows
 from hflow.runtime.worker.carried import Carried
 from hflow.runtime.worker.collector import Collector
-from hflow.runtime.worker.models import Engines
+from hflow.runtime.worker.models import Engines, ModelEngine, ModelWeights
 from hflow.runtime.worker.move_weights import move_weights, tell_version
 from hflow.runtime.worker.route import Route, make_route
 from hflow.runtime.worker.staleness import sampled, staleness
@@ -43,7 +44,7 @@ class _Step:
     digests: dict[str, int] = field(default_factory=dict[str, int])
     events: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     tokens: int = 0
-    trained: set[MegatronWeights] = field(default_factory=set[MegatronWeights])
+    trained: set[ModelWeights] = field(default_factory=set["ModelWeights"])
 
     def report(self) -> dict[str, Any]:
         names = ("metrics", "digests", "events", "tokens")
@@ -68,7 +69,8 @@ class Interpreter:
         self._peers = _peers(plan, world.group)
         self._streams = _streams(plan.graph)
         self._carried = Carried()
-        self._routes: dict[tuple[bool, int], Route] = {}  # of weight edges, by program and number
+        # Of weight edges, by program and number; several where weights move in buckets.
+        self._routes: dict[tuple[bool, int], tuple[Route, ...]] = {}
         self._rounds = Counter[str]()  # that each region has run so far, over all steps
 
     def run(self, number: int, evaluation: bool) -> dict[str, Any]:
@@ -114,8 +116,8 @@ class Interpreter:
             "call": self._call,
             "transfer": self._transfer,
             "weights": self._weights,
-            "onload": lambda i, s: Received(self._model(i, s).onload()),
-            "offload": lambda i, s: Received(self._model(i, s).offload()),
+            "onload": self._onload,
+            "offload": self._offload,
         }
         moved = actions[instruction.op](instruction, step)
         name = _name(instruction, step.program)
@@ -138,9 +140,20 @@ class Interpreter:
             metrics = {"rounds": (float(collector.rounds), 1.0), "kept": share}
             step.measure(loop.target, Result(metrics=metrics))
 
-    def _model(self, instruction: Instruction, step: _Step) -> MegatronModel:
+    def _model(self, instruction: Instruction, step: _Step) -> ModelEngine:
         node = step.program.graph.node(instruction.target)
         return self.engines.model(node, self.plan.node(node.name))
+
+    def _onload(self, instruction: Instruction, step: _Step) -> Received:
+        return Received(self._offloadable(instruction, step).onload())
+
+    def _offload(self, instruction: Instruction, step: _Step) -> Received:
+        return Received(self._offloadable(instruction, step).offload())
+
+    def _offloadable(self, instruction: Instruction, step: _Step) -> MegatronModel:
+        model = self._model(instruction, step)
+        assert isinstance(model, MegatronModel), f"{instruction.target}: a server is not offloaded"
+        return model
 
     def _call(self, instruction: Instruction, step: _Step) -> Received:
         node = step.program.graph.node(instruction.target)
@@ -211,9 +224,23 @@ class Interpreter:
         tell_version(edge, source, target, self.world, peers)
         key = step.evaluation, instruction.edge
         if key not in self._routes:
-            shape = self.plan.shapes[trainer]
-            self._routes[key] = make_route(edge.copies, shape, source, target, self.world.rank)
-        return Received(move_weights(self._routes[key], source, target, dtype, self.world, peers))
+            self._routes[key] = self._make_routes(edge, self.plan.shapes[trainer], source, target)
+        received = 0
+        for route in self._routes[key]:
+            received += move_weights(route, source, target, dtype, self.world, peers)
+            if isinstance(target, ServedWeights):
+                target.hand_over()
+        return Received(received)
+
+    def _make_routes(
+        self, edge: EdgePlan, shape: ModelShape, source: ModelWeights | None, target: ModelWeights | None
+    ) -> tuple[Route, ...]:
+        """One for all weights; to a server, one for each bucket."""
+        assert edge.target_sharding
+        served = edge.target_sharding.engine == "sglang"
+        parts = buckets(shape, edge.target_mesh.tp) if served else (None,)
+        rank = self.world.rank
+        return tuple(make_route(edge.copies, shape, source, target, rank, names) for names in parts)
 
 
 def _name(instruction: Instruction, program: Program) -> str:

@@ -2,78 +2,132 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from hflow.compiler.cost.strategy import PLAIN
 from hflow.compiler.instances import Instance, instance_of, instances
-from hflow.compiler.plan import Instruction, NodePlan, Plan
+from hflow.compiler.plan import Instruction, NodePlan, Plan, Program
 from hflow.graph.graph import Node
 from hflow.runtime.engines.base import Engine
 from hflow.runtime.engines.megatron.engine import MegatronModel
 from hflow.runtime.engines.megatron.weights import MegatronWeights
 from hflow.runtime.engines.python.engine import PythonEngine
+from hflow.runtime.engines.sglang.engine import SglangModel
+from hflow.runtime.engines.sglang.weights import ServedWeights
 from hflow.runtime.tokenizer import Tokenizer, load_tokenizer
 from hflow.runtime.worker.world import World
+
+ModelEngine = MegatronModel | SglangModel
+ModelWeights = MegatronWeights | ServedWeights
 
 
 @dataclass(frozen=True)
 class Engines:
     """`models` has an entry for every instance whose mesh this device belongs to."""
 
-    models: dict[Instance, MegatronModel]
+    models: dict[Instance, ModelEngine]
     python: PythonEngine
 
     def of(self, node: Node, plan: NodePlan) -> Engine:
         return self.model(node, plan) if node.model else self.python
 
-    def model(self, node: Node, plan: NodePlan) -> MegatronModel:
+    def model(self, node: Node, plan: NodePlan) -> ModelEngine:
         """What runs a node that uses a model, on a device of its mesh."""
         return self.models[instance_of(node, plan.sharding)]
 
-    def weights(self, instance: Instance) -> MegatronWeights | None:
+    def weights(self, instance: Instance) -> ModelWeights | None:
         """The weights of an instance on this device, or None when its mesh is elsewhere."""
         model = self.models.get(instance)
         return model.weights if model else None
 
+    def close(self) -> None:
+        """End the processes that engines have started."""
+        for model in self.models.values():
+            if isinstance(model, SglangModel):
+                model.close()
 
-def build_engines(plan: Plan, world: World) -> Engines:
+
+def build_engines(plan: Plan, world: World, told: Callable[[str], None]) -> Engines:
     """Collective over the world: all ranks make all groups, members build and load their shards.
 
     What the programs put away after its use begins there, before the next model is built.
+
+    Args:
+        told: hears what is done while it takes long.
     """
     tokenizers: dict[str, Tokenizer] = {m.name: load_tokenizer(m.path) for m in plan.graph.models}
-    models: dict[Instance, MegatronModel] = {}
+    engines = Engines({}, PythonEngine(tokenizers))
     offloaded, released = _put_away(plan, "offload"), _put_away(plan, "release")
-    graphs = [p.graph for p in (plan.step, plan.evaluation) if p]
+    graphs = [program.graph for program in _programs(plan)]
     for instance, trainer in instances(graphs, {n.node: n.sharding for n in plan.nodes}).items():
-        model = MegatronModel(
-            model=plan.graph.model(instance.model),
-            shape=plan.shapes[instance.model],
-            mesh=instance.mesh,
-            rank=world.rank,
-            new_group=world.group,
-            tokenizer=tokenizers[instance.model],
-            device=world.device,
-            train_options=trainer.options if trainer else None,
-            strategy=plan.node(trainer.name).strategy if trainer else PLAIN,
-        )
+        tokenizer = tokenizers[instance.model]
+        if instance.sharding.engine == "sglang":
+            model = _served(plan, instance, instance in released, world, tokenizer, told)
+        else:
+            model = _built(plan, instance, trainer, world, tokenizer)
         if not model.member:
             continue
-        models[instance] = model
-        if instance in offloaded:
+        engines.models[instance] = model
+        if instance in offloaded and isinstance(model, MegatronModel):
             model.offload()
         if instance in released:
             model.weights.release()
-    return Engines(models, PythonEngine(tokenizers))
+    return engines
+
+
+def _built(
+    plan: Plan, instance: Instance, trainer: Node | None, world: World, tokenizer: Tokenizer
+) -> MegatronModel:
+    return MegatronModel(
+        model=plan.graph.model(instance.model),
+        shape=plan.shapes[instance.model],
+        mesh=instance.mesh,
+        rank=world.rank,
+        new_group=world.group,
+        tokenizer=tokenizer,
+        device=world.device,
+        train_options=trainer.options if trainer else None,
+        strategy=plan.node(trainer.name).strategy if trainer else PLAIN,
+    )
+
+
+def _served(
+    plan: Plan,
+    instance: Instance,
+    renewed: bool,
+    world: World,
+    tokenizer: Tokenizer,
+    told: Callable[[str], None],
+) -> SglangModel:
+    nodes = {n.name: n for program in _programs(plan) for n in program.graph.nodes if n.model}
+    planned = ((node, plan.node(name)) for name, node in nodes.items())
+    return SglangModel(
+        model=plan.graph.model(instance.model),
+        shape=plan.shapes[instance.model],
+        sharding=instance.sharding,
+        rank=world.rank,
+        size=world.size,
+        new_group=world.group,
+        tokenizer=tokenizer,
+        device=world.device,
+        nodes=[(n, own) for n, own in planned if instance_of(n, own.sharding) == instance],
+        renewed=renewed,
+        seed=plan.graph.seed,
+        stopped=world.aborted,
+        told=told,
+    )
 
 
 def _put_away(plan: Plan, op: Literal["offload", "release"]) -> set[Instance]:
     """The instances that some instruction `op` puts away."""
-    programs = [p for p in (plan.step, plan.evaluation) if p]
-    nodes = [p.graph.node(i.target) for p in programs for i in _all(p.instructions) if i.op == op]
+    nodes = [p.graph.node(i.target) for p in _programs(plan) for i in _all(p.instructions) if i.op == op]
     return {instance_of(node, plan.node(node.name).sharding) for node in nodes}
+
+
+def _programs(plan: Plan) -> list[Program]:
+    return [p for p in (plan.step, plan.evaluation) if p]
 
 
 def _all(instructions: Iterable[Instruction]) -> Iterator[Instruction]:

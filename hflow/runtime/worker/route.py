@@ -11,13 +11,14 @@ Engines interleave queries, keys and values by query group; so these are cut int
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from hflow.compiler.layout import Box, intersect, volume
 from hflow.compiler.plan import Copy, CopySet
 from hflow.compiler.shape import ModelShape
+from hflow.compiler.weights import parameters
 from hflow.runtime.engines.base import Weights
 
 SMALL_ELEMENTS = 2**14  # up to here, a message costs more than its bytes
@@ -69,18 +70,27 @@ class Route:
 
 
 def make_route(
-    sets: Sequence[CopySet], shape: ModelShape, source: Weights | None, target: Weights | None, rank: int
+    sets: Sequence[CopySet],
+    shape: ModelShape,
+    source: Weights | None,
+    target: Weights | None,
+    rank: int,
+    names: Collection[str] | None = None,
 ) -> Route:
     """The part of `rank` in lowered copies.
 
     Args:
         source, target: what it holds, and what is to be written, if anything.
+        names: of the parameters that move; None for all.
     """
+    chosen = (
+        frozenset(parameter.name for parameter in parameters(shape)) if names is None else frozenset(names)
+    )
     phases: dict[int, list[tuple[str, Copy]]] = defaultdict(list)
     for copy_set in sets:
         unit = _group_rows(shape, copy_set.tensors[0])
         mine = [c for copy in copy_set.copies if rank in (copy.source, copy.target) for c in _cut(copy, unit)]
-        for name in copy_set.tensors if mine else ():
+        for name in filter(chosen.__contains__, copy_set.tensors if mine else ()):
             for copy in mine:
                 phases[copy.phase].append((name, copy))
     rounds = [
@@ -88,7 +98,8 @@ def make_route(
         for phase in sorted(phases)
         for messages in _rounds([*_packed(phases[phase]), *_single(phases[phase])])
     ]
-    return Route(rank, tuple(_own(source, target)) if source and target else (), tuple(rounds))
+    own = _own(source, target, chosen) if source and target else ()
+    return Route(rank, tuple(own), tuple(rounds))
 
 
 def _group_rows(shape: ModelShape, name: str) -> int:
@@ -109,9 +120,9 @@ def _cut(copy: Copy, unit: int) -> Iterator[Copy]:
         yield replace(copy, box=((max(first, start), min(last, start + unit)), *columns))
 
 
-def _own(source: Weights, target: Weights) -> Iterator[Part]:
+def _own(source: Weights, target: Weights, chosen: Set[str]) -> Iterator[Part]:
     held = set(source.names())
-    for name in target.names():
+    for name in filter(chosen.__contains__, target.names()):
         box = intersect(source.box(name), target.box(name)) if name in held else None
         if box:
             yield name, box

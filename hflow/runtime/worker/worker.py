@@ -16,6 +16,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from hflow.compiler.instances import Instance
 from hflow.compiler.plan import Plan
 from hflow.diagnostics import Span
+from hflow.runtime.engines.sglang.weights import ServedWeights
 from hflow.runtime.worker.export import export_model
 from hflow.runtime.worker.failure import failure_of
 from hflow.runtime.worker.interpreter import Interpreter
@@ -69,6 +70,8 @@ class Worker:
         return self._loading or (self.interpreter.now if self.interpreter else "")
 
     def close(self) -> None:
+        if self.interpreter:
+            self.interpreter.engines.close()
         self.plan = self.interpreter = None
         if self.world:
             self.world.close()
@@ -86,10 +89,14 @@ class Worker:
     def _load(self, plan: Plan) -> Report:
         assert self.world
         self.plan, self.interpreter = plan, None
-        engines = build_engines(plan, self.world)
+        engines = build_engines(plan, self.world, self._tell)
+        self._loading = ""
         self.interpreter = Interpreter(plan, self.world, engines)
         self._open_data(plan, engines, self.world.rank)
         return {}
+
+    def _tell(self, text: str) -> None:
+        self._loading = text
 
     def _open_data(self, plan: Plan, engines: Engines, rank: int) -> None:
         """Read all data before the first step, so that bad data end the run at once. Nothing collective
@@ -108,6 +115,7 @@ class Worker:
         assert self.world and self.plan and self.interpreter
         trainer = self.plan.node(self.plan.graph.trainers(name)[0].name)
         weights = self.interpreter.engines.weights(Instance(name, trainer.sharding))
+        assert not isinstance(weights, ServedWeights)
         export_model(self.plan, trainer, weights, folder, self.world)
         return {}
 

@@ -19,6 +19,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
+from hflow.runtime.engines.base import Stopped
+
 TIMEOUT = timedelta(minutes=10)
 ABORT_TAG = 2**16  # of a message that nobody sends
 CLOSED = "Application timeout caused pair closure"  # what gloo says to all but the one that timed out
@@ -122,8 +124,9 @@ class World:
                 _disconnect(group)
 
     def explain(self, error: BaseException) -> BaseException:
-        """`Aborted`, if the error only says that `abort` closed a connection under an engine's collective."""
-        return Aborted() if self.aborted.is_set() and CLOSED in str(error) else error
+        """`Aborted`, if the error only says that an engine heard of `abort`, or lost a connection by it."""
+        heard = isinstance(error, Stopped) or CLOSED in str(error)
+        return Aborted() if self.aborted.is_set() and heard else error
 
     def close(self) -> None:
         self._groups.clear()

@@ -14,15 +14,17 @@ from hflow.compiler.shape import ModelShape
 from hflow.graph.graph import Model
 from hflow.runtime.engines.base import Call, NodeError, Result
 from hflow.runtime.engines.megatron.build import build_model
+from hflow.runtime.engines.megatron.generate import generate
 from hflow.runtime.engines.megatron.groups import NewGroup, make_groups
 from hflow.runtime.engines.megatron.load import load_safetensors
 from hflow.runtime.engines.megatron.optimizer import Adam, AdamOptions
-from hflow.runtime.engines.megatron.rollout import Rollout
 from hflow.runtime.engines.megatron.score import judge, score
 from hflow.runtime.engines.megatron.sequences import Sequences
 from hflow.runtime.engines.megatron.train import Training
 from hflow.runtime.engines.megatron.weights import MegatronWeights
-from hflow.runtime.rows import Rows
+from hflow.runtime.engines.rollout import Rollout
+from hflow.runtime.engines.sampler import Answers, Sampling
+from hflow.runtime.rows import Rows, from_padded
 from hflow.runtime.tokenizer import Tokenizer
 
 _LOG = logging.getLogger(__name__)
@@ -93,9 +95,18 @@ class MegatronModel:
         return self.adam.offload() if self.adam else self.weights.offload()
 
     def _generate(self, call: Call, inputs: Mapping[str, Rows]) -> Result:
-        longest = self.shape.max_positions
-        rollout = Rollout(call, self.model, self.groups, longest, self.tokenizer, self.device)
-        return rollout.run(inputs)
+        if self.groups.pp.size() > 1:
+            problem = "generation is not split into pipeline stages; use pp 1"
+            raise NodeError(call.node.name, problem)
+
+        def sampler(prompts: Rows, ids: torch.Tensor, sampling: Sampling) -> Answers:
+            found = generate(self.model, prompts, ids, sampling, call.plan.micro_batch, self.device)
+            lengths = found.lengths.cpu()
+            tokens = from_padded(found.tokens.cpu().to(torch.int32), lengths)
+            return Answers(tokens, from_padded(found.log_probs.cpu(), lengths))
+
+        at = self.groups.dp.rank(), self.groups.tp.rank()
+        return Rollout(call, sampler, self.shape.max_positions, self.tokenizer, *at).run(inputs)
 
     def _score(self, call: Call, inputs: Mapping[str, Rows]) -> Result:
         """Metrics: the mean score, value or entropy."""

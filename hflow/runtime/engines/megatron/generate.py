@@ -9,20 +9,9 @@ from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
 from hflow.runtime.engines.megatron.decoder import Decoder
+from hflow.runtime.engines.sampler import Sampling
 from hflow.runtime.rows import Rows, length_mask
 from hflow.runtime.sampling import sample, uniform
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """Responses of at most `max_new_tokens`; `seed`, `step` and `stream` choose the random numbers."""
-
-    max_new_tokens: int
-    temperature: float
-    seed: int
-    step: int
-    stream: int
-    eos_id: int
 
 
 @dataclass(frozen=True)

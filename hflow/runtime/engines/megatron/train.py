@@ -9,7 +9,7 @@ whoever computes which part.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 
 import torch
@@ -30,16 +30,20 @@ from hflow.runtime.engines.megatron.schedule import run_schedule
 from hflow.runtime.engines.megatron.sequences import Sequences
 from hflow.runtime.rows import Rows
 
+SAMPLED = "old_logprobs"  # of losses that weigh what was sampled
+
 Metrics = dict[str, tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class Minibatch:
-    """What one update learns from: this rank's `rows` (int64), and counts over all ranks."""
+    """What one update learns from: this rank's `rows` (int64), and counts over all ranks. `first`: no update
+    of this execution came before, so the model still is what sampled the rows, if no lag is between."""
 
     rows: Tensor
     global_tokens: float
     global_rows: float
+    first: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,8 @@ class Training:
         """Make all updates. Collective over the mesh.
 
         Returns:
-            (sum, weight) pairs; each is reported by one of the ranks that share a value.
+            (sum, weight) pairs; each is reported by one of the ranks that share a value. `mismatch` is how far
+            the log-probs that came with the rows are from those before the first update, mean of |difference|.
 
         Raises:
             NodeError: HF405, on all ranks, when a loss or a gradient is not finite; that update is not
@@ -118,7 +123,8 @@ class Training:
         self.adam.model.train()
         set_recompute(self.adam.model, self.call.plan.strategy.recompute == "full")
         for i in range(updates):
-            found = self._update(minibatches[i % len(minibatches)], self.call.step * updates + i)
+            minibatch = replace(minibatches[i % len(minibatches)], first=i == 0)
+            found = self._update(minibatch, self.call.step * updates + i)
             for name, (total, weight) in found.items():
                 before = metrics.get(name, (0.0, 0.0))
                 metrics[name] = (before[0] + total, before[1] + weight)
@@ -175,6 +181,9 @@ class Training:
         for port in self.loss.outputs:
             counts = counted[self.loss.level(port)]
             sums[port.name] = _sum(outputs[port.name].detach().float(), counts), counts.sum()
+        if minibatch.first and SAMPLED in given and "logprobs" in trained:
+            apart = (trained["logprobs"].detach() - given[SAMPLED]).abs()
+            sums["mismatch"] = _sum(apart, counted["token"]), counted["token"].sum()
         level = self.loss.level(self.loss.outputs[0])
         weights = self._weights(level, counted[level], minibatch)
         total = _sum(outputs["loss"], counted[level], weights)

@@ -1,0 +1,106 @@
+"""The one room for running SGLang without CUDA; a server with devices never enters it.
+
+SGLang serves CPUs through kernels for Intel AMX that have to be built from source. Without them, everything
+that hflow uses runs on PyTorch's own operations: with the settings below, a stand-in for the kernel package,
+and deterministic inference as on CUDA, but for its Triton kernels. SGLang reads its environment as it is
+imported, so this module imports SGLang in functions only.
+"""
+
+# SGLang is installed on demand
+# pyright: reportMissingImports=false
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+STAND_IN = Path(__file__).parent / "stand_in"
+BIND = "SGLANG_CPU_OMP_THREADS_BIND"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """`name` must be `value` on CPUs, because of `reason`."""
+
+    name: str
+    value: str
+    reason: str
+
+
+ENVIRONMENT = (
+    Setting("SGLANG_USE_CPU_ENGINE", "1", "without, SGLang knows of no device on this machine"),
+    Setting(
+        "TORCHDYNAMO_DISABLE",
+        "1",
+        "sampling with a seed is compiled, and the compiler cannot look into the stand-in",
+    ),
+)
+ARGUMENTS = (
+    Setting(
+        "attention_backend",
+        "torch_native",
+        "the default on CPUs is intel_amx, which needs AMX and is not deterministic",
+    ),
+)
+
+
+def prepare(cores: Sequence[int], ranks: int) -> None:
+    """Make SGLang importable in this process and its children; before SGLang or torch is imported.
+
+    `cores`: all that they may use; none: those that this process may.
+    """
+    for setting in ENVIRONMENT:
+        os.environ[setting.name] = setting.value
+    sys.path.append(str(STAND_IN))  # last: a kernel package that somebody has built comes first
+    if cores:
+        os.sched_setaffinity(0, cores)
+    os.environ[BIND] = bind(sorted(os.sched_getaffinity(0)), ranks)
+
+
+def bind(cores: Sequence[int], ranks: int) -> str:
+    """The cores of each rank as SGLang writes it, ``0,1|2,3``: as evenly as can be; with fewer cores than
+    ranks some share one."""
+    at = [rank * len(cores) // ranks for rank in range(ranks + 1)]
+    shares = [cores[start : max(stop, start + 1)] for start, stop in pairwise(at)]
+    return "|".join(",".join(map(str, share)) for share in shares)
+
+
+def arguments() -> dict[str, Any]:
+    """Arguments of the server; from now on SGLang takes them."""
+    from sglang.srt.arg_groups.choices import add_deterministic_attention_backend_choices
+
+    # PyTorch's attention treats one sequence after the other, so batches cannot change it
+    add_deterministic_attention_backend_choices(["torch_native"])
+    return {setting.name: setting.value for setting in ARGUMENTS}
+
+
+def run_scheduler(server_args: Any, port_args: Any, gpu_id: int, tp_rank: int, *rest: Any) -> None:
+    """SGLang's `run_scheduler_process` for one rank, on its own cores, with the patches that it needs."""
+    from sglang.srt.managers.scheduler import run_scheduler_process
+
+    use_cores([int(core) for core in os.environ[BIND].split("|")[tp_rank].split(",")])
+    keep_torch_kernels()
+    run_scheduler_process(server_args, port_args, gpu_id, tp_rank, *rest)
+
+
+def use_cores(cores: Sequence[int]) -> None:
+    """SGLang leaves it to its kernel package to bind a rank's threads."""
+    import torch
+
+    os.sched_setaffinity(0, cores)
+    torch.set_num_threads(len(cores))
+
+
+def keep_torch_kernels() -> None:
+    """Deterministic inference replaces PyTorch's matrix products by Triton kernels, which CPUs cannot run."""
+    from sglang.srt import batch_invariant_ops
+
+    batch_invariant_ops.enable_batch_invariant_mode = _enable_nothing
+
+
+def _enable_nothing(*_args: Any, **_options: Any) -> None:
+    pass

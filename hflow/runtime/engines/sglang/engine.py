@@ -1,0 +1,155 @@
+"""Generate nodes on SGLang, as one rank of their mesh sees them."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+
+from hflow.compiler.cost.memory import sleeps
+from hflow.compiler.layout import Mesh
+from hflow.compiler.plan import NodePlan
+from hflow.compiler.shape import ModelShape
+from hflow.compiler.sharding import Sharding
+from hflow.compiler.workload import workload
+from hflow.diagnostics import Diagnostic, HflowError
+from hflow.graph.graph import Model, Node
+from hflow.runtime.engines.base import Call, NodeError, Result
+from hflow.runtime.engines.megatron.groups import NewGroup, make_groups
+from hflow.runtime.engines.rollout import Rollout
+from hflow.runtime.engines.sampler import Answers, Sampling
+from hflow.runtime.engines.sglang.options import ServerOptions
+from hflow.runtime.engines.sglang.replica import Replica
+from hflow.runtime.engines.sglang.requests import Response, Row
+from hflow.runtime.engines.sglang.tiles import LOADER, VOCAB_UNIT
+from hflow.runtime.engines.sglang.weights import ServedWeights
+from hflow.runtime.rows import TORCH_DTYPES, Rows, from_lists
+from hflow.runtime.sampling import row_seeds
+from hflow.runtime.tokenizer import Tokenizer
+
+DTYPES = {"f32": "float32", "bf16": "bfloat16"}
+
+
+class SglangModel:
+    """The engine of the generate nodes that read one copy of a model's weights; `base.Engine`."""
+
+    def __init__(
+        self,
+        model: Model,
+        shape: ModelShape,
+        sharding: Sharding,
+        rank: int,
+        size: int,
+        new_group: NewGroup,
+        tokenizer: Tokenizer,
+        device: torch.device,
+        nodes: Iterable[tuple[Node, NodePlan]],
+        renewed: bool,
+        seed: int,
+        stopped: threading.Event,
+        told: Callable[[str], None],
+    ):
+        """Start the server of this rank's replica, with the weights in ``model.path``. Collective over the
+        whole world.
+
+        Args:
+            rank, size: of this process in the torch.distributed world.
+            nodes: that it will run.
+            renewed: whether its weights come anew in every step, so that it need not keep them between.
+
+        Raises:
+            HflowError: HF406 when SGLang is not installed, or cannot hold the model so.
+            NodeError: HF404 when the server does not start.
+        """
+        self.tokenizer, self.device, self.shape = tokenizer, device, shape
+        groups = make_groups(sharding.mesh, rank, new_group)
+        self.member = groups is not None
+        if groups is None:
+            return
+        _check(model, shape, sharding.mesh)
+        self.groups = groups
+        planned = tuple(nodes)
+        works = [(plan.micro_batch, workload(node)) for node, plan in planned]
+        sequence = max(work.sequence for _, work in works)
+        cores = _cores(sharding.mesh, rank, size)
+
+        def options(devices: tuple[str, ...]) -> ServerOptions:
+            return ServerOptions(
+                model_path=model.path,
+                dtype=DTYPES[model.dtype],
+                tp=sharding.mesh.tp,
+                devices=devices if device.type == "cuda" else (),
+                cores=() if device.type == "cuda" else cores,
+                max_running=max(rows for rows, _ in works),
+                max_tokens=max(rows * work.sequence for rows, work in works),
+                max_length=min(sequence, shape.max_positions),
+                seed=seed % 2**31,
+                sleeps=sleeps(device.type, renewed),
+                weight_loader=LOADER,
+            )
+
+        node = planned[0][0].name
+        self.replica = Replica(node, options, groups.tp, stopped, told)
+        dtype = TORCH_DTYPES[model.dtype]
+        self.weights = ServedWeights(shape, sharding, rank, dtype, device, self.replica)
+
+    def run(self, call: Call, inputs: Mapping[str, Rows]) -> Result:
+        """Execute a generate node on this rank's rows. Collective over its replica.
+
+        Raises:
+            NodeError: HF401 for inputs that the node cannot work on, HF404 when the server died again and
+                again, HF410 when it does not serve the weights that it should.
+        """
+        if not self.weights.present:
+            raise NodeError(call.node.name, "the weights it reads were released")
+        at = self.groups.dp.rank(), self.groups.tp.rank()
+        return Rollout(call, self._sample, self.shape.max_positions, self.tokenizer, *at).run(inputs)
+
+    def close(self) -> None:
+        """End the server. Not collective."""
+        if self.member:
+            self.replica.close()
+
+    def _sample(self, prompts: Rows, ids: torch.Tensor, sampling: Sampling) -> Answers:
+        assert prompts.lengths is not None
+        texts = [part.tolist() for part in prompts.values.split(prompts.lengths.tolist())]
+        n = len(ids) // len(prompts) if len(prompts) else 1
+        seeds = row_seeds(sampling.seed, sampling.step, ids, sampling.stream).tolist()
+        rows = [Row(texts[number // n], seed) for number, seed in enumerate(seeds)]
+        responses = self.replica.generate(rows, sampling, self.weights.restore)
+        self._check_versions(responses)
+        log_probs = torch.tensor([x for r in responses for x in r.log_probs], dtype=torch.float32)
+        tokens = from_lists([r.tokens for r in responses])
+        return Answers(tokens, Rows(log_probs, tokens.lengths))
+
+    def _check_versions(self, responses: Iterable[Response]) -> None:
+        """Raises NodeError HF410 when the server sampled with other weights than it was given last."""
+        served = {version for response in responses for version in response.versions}
+        wanted = str(self.weights.version)
+        if self.weights.renewed and served - {wanted}:
+            told = ", ".join(sorted(served))
+            problem = f"SGLang sampled with weights of version {told}, not {wanted}"
+            raise NodeError(self.replica.node, problem, "HF410")
+
+
+def _check(model: Model, shape: ModelShape, mesh: Mesh) -> None:
+    if importlib.util.find_spec("sglang") is None:
+        help_ = "without a GPU `make setup-sglang` installs it, else `pip install 'hflow[sglang]'`"
+        raise HflowError(Diagnostic("HF406", "SGLang is not installed here", model.span, help_))
+    if mesh.tp > 1 and shape.vocab % VOCAB_UNIT:
+        problem = f"SGLang cuts a vocabulary of {shape.vocab} otherwise than hflow: it is no multiple of"
+        help_ = f"plan tp1, or add rows to the embedding of `{model.path}`"
+        message = f"model `{model.name}`: {problem} {VOCAB_UNIT}"
+        raise HflowError(Diagnostic("HF406", message, model.span, help_))
+
+
+def _cores(mesh: Mesh, rank: int, size: int) -> tuple[int, ...]:
+    """The cores of this rank's replica, if all `size` ranks of the world share this machine's equally."""
+    every = sorted(os.sched_getaffinity(0))
+    replica = next(ranks for ranks in mesh.groups("tp") if rank in ranks)
+    shares = ([number for number in range(len(every)) if number * size // len(every) == r] for r in replica)
+    found = sorted({every[number] for share in shares for number in share})
+    return tuple(found) or (every[replica[0] % len(every)],)

@@ -1,0 +1,44 @@
+"""What a worker asks of an SGLang server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """`devices` are the entries of CUDA_VISIBLE_DEVICES for the server's `tp` ranks; none: it runs on CPUs.
+
+    `cores` are those that a server on CPUs may use, shared out among its ranks; none: all that this process
+    may. Its KV cache holds `max_tokens`. A request has at most `max_length` tokens, prompt and response
+    together, and at most `max_running` requests run at once. `sleeps`: its device memory can be released and
+    taken again (CUDA). `weight_loader` is the import path of a function(model, named_tensors) that a weight
+    update may name as its `load_format`.
+
+    Raises:
+        ValueError: the options contradict each other.
+    """
+
+    model_path: str
+    dtype: str  # "float32" or "bfloat16"
+    tp: int
+    devices: tuple[str, ...]
+    cores: tuple[int, ...]
+    max_running: int
+    max_tokens: int
+    max_length: int
+    seed: int
+    sleeps: bool
+    weight_loader: str = ""
+
+    def __post_init__(self) -> None:
+        if self.devices and len(self.devices) != self.tp:
+            raise ValueError(f"{self.tp} ranks on {len(self.devices)} devices")
+        if self.devices and self.cores:
+            raise ValueError("cores are for servers on CPUs; this one has devices")
+        if self.max_tokens < self.max_length:
+            raise ValueError(
+                f"a KV cache of {self.max_tokens} tokens does not hold a request of {self.max_length}"
+            )
+        if self.sleeps and not self.devices:
+            raise ValueError("only the memory of CUDA devices can be released")

@@ -1,0 +1,165 @@
+"""One SGLang server, as the ranks of a tensor-parallel group share it: the first of them speaks to it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from hflow.runtime.engines.base import NodeError
+from hflow.runtime.engines.sampler import Sampling
+from hflow.runtime.engines.sglang.options import ServerOptions
+from hflow.runtime.engines.sglang.requests import Lost, Response, Row, ask
+from hflow.runtime.engines.sglang.server import Server, ServerError
+from hflow.runtime.engines.sglang.share import handle
+from hflow.runtime.engines.sglang.tiles import LOADER
+
+RESTARTS = 3  # while one node runs
+UPDATE_S = 600.0
+
+_LOG = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Replica:
+    """All methods are collective over the group. What the speaker meets, all ranks raise."""
+
+    def __init__(
+        self,
+        node: str,
+        options: Callable[[tuple[str, ...]], ServerOptions],
+        group: ProcessGroup,
+        stopped: threading.Event,
+        told: Callable[[str], None],
+    ):
+        """Start the server.
+
+        Args:
+            node: in whose name errors are raised.
+            options: given the devices of the group's ranks (entries of CUDA_VISIBLE_DEVICES; none on a CPU).
+            stopped: set when nobody waits for answers any more.
+            told: hears what is done while it takes long.
+
+        Raises:
+            NodeError: HF404 when the server does not start.
+        """
+        self.node, self.group, self.stopped, self.told = node, group, stopped, told
+        self.speaks = group.rank() == 0
+        visible = filter(None, self._gathered(os.environ.get("CUDA_VISIBLE_DEVICES", "")))
+        self.options = options(tuple(visible))
+        self._server: Server | None = None
+        self._start()
+
+    def generate(
+        self, rows: Sequence[Row], sampling: Sampling, restore: Callable[[], None]
+    ) -> list[Response]:
+        """Responses to `rows` (of which the speaker's count), in their order.
+
+        Args:
+            restore: gives a server that had to be started again its weights; collective over the group.
+
+        Raises:
+            NodeError: HF404 when one server after the other dies; HF401 when a request is refused.
+        """
+        answered: dict[int, Response] = {}
+        for attempt in range(RESTARTS + 1):
+            lost = self._together(lambda: self._attempt(rows, sampling, answered), "HF401")
+            if lost is None:
+                return self._told([answered.get(number) for number in range(len(rows))])
+            if self.speaks:
+                done = f"{len(answered)} of {len(rows)} rows are done"
+                _LOG.warning("%s: SGLang was lost (%s); %s; starting it again", self.node, lost, done)
+            if attempt < RESTARTS:
+                self._start()
+                restore()
+        raise NodeError(self.node, f"SGLang was lost {RESTARTS + 1} times", "HF404")
+
+    def begin(self) -> None:
+        self._update("/begin_weight_update", {})
+
+    def take(self, header: str, flat: Tensor, version: str) -> None:
+        """`weights.Taker`: what this rank of the server shall hold; `version`: with the last bucket."""
+        handles = self._gathered(handle(header, flat))
+        body: dict[str, Any] = {
+            "serialized_named_tensors": handles,
+            "load_format": LOADER,
+            "flush_cache": bool(version),
+        }
+        self._update("/update_weights_from_tensor", body | ({"weight_version": version} if version else {}))
+
+    def end(self) -> None:
+        self._update("/end_weight_update", {})
+
+    def sleep(self) -> None:
+        if self.options.sleeps:
+            self._update("/release_memory_occupation", {})
+
+    def wake(self) -> None:
+        if self.options.sleeps:
+            self._update("/resume_memory_occupation", {})
+
+    def close(self) -> None:
+        """Not collective."""
+        if self._server:
+            self._server.close()
+            self._server = None
+
+    def _start(self) -> None:
+        self.close()
+        self._together(self._start_here, "HF404")
+
+    def _start_here(self) -> None:
+        self._server = Server.start(self.options, lambda text: self.told(f"{self.node}: {text}"))
+
+    def _attempt(self, rows: Sequence[Row], sampling: Sampling, answered: dict[int, Response]) -> str | None:
+        """What happened to the server, or None when all rows are answered."""
+        assert self._server
+        try:
+            ask(self._server, rows, sampling, answered, self.stopped)
+        except Lost as lost:
+            return str(lost)
+        return None
+
+    def _update(self, path: str, body: dict[str, Any]) -> None:
+        """Raises NodeError HF410: what the server serves now is not what it should."""
+
+        def post() -> None:
+            assert self._server
+            answer = self._server.post(path, body, UPDATE_S)
+            if isinstance(answer, dict) and answer.get("success") is False:
+                raise ServerError(f"{path}: {answer.get('message')}")
+
+        self._together(post, "HF410")
+
+    def _together(self, action: Callable[[], T], code: str) -> T:
+        """What `action` gives to the speaker."""
+        outcome: list[Any] = [None, ""]
+        if self.speaks:
+            try:
+                outcome[0] = action()
+            except ServerError as error:
+                outcome[1] = str(error)
+        result, problem = self._told(outcome)
+        if problem:
+            raise NodeError(self.node, f"SGLang: {problem}", code)
+        return result
+
+    def _told(self, value: list[Any]) -> list[Any]:
+        """The speaker's list, on all ranks, which give one of the same length."""
+        if self.group.size() > 1:
+            dist.broadcast_object_list(value, group=self.group, group_src=0)
+        return value
+
+    def _gathered(self, value: str) -> list[str]:
+        """The values of all ranks."""
+        found = [""] * self.group.size()
+        if self.group.size() == 1:
+            return [value]
+        dist.all_gather_object(found, value, group=self.group)
+        return found

@@ -1,0 +1,140 @@
+"""Rows sent to a server to be continued, and what becomes of them when it dies or hangs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any
+
+from hflow.runtime.engines.base import Stopped
+from hflow.runtime.engines.sampler import Sampling
+from hflow.runtime.engines.sglang.server import Server, ServerError
+
+ROWS_PER_REQUEST = 16  # that come back together: the death of a server costs no rows that are done
+CONNECTIONS = 64
+POLL_S = 1.0
+STALL_S = 60.0  # without any answer, until the server is asked whether it is well
+DEATH_S = 15.0  # the longest that a server takes to notice that a part of it died
+LONGEST_S = 24 * 3600.0
+
+
+class Lost(Exception):  # noqa: N818  (it is what happened)
+    """The server died or hangs; another may answer the rest."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Token ids to be continued, with random numbers that belong to `seed`."""
+
+    prompt: list[int]
+    seed: int
+
+
+@dataclass(frozen=True)
+class Response:
+    """Token ids, their log-probs, and the versions of the weights that sampled them, oldest first."""
+
+    tokens: list[int]
+    log_probs: list[float]
+    versions: tuple[str, ...]
+
+
+def ask(
+    server: Server,
+    rows: Sequence[Row],
+    sampling: Sampling,
+    answered: MutableMapping[int, Response],
+    stopped: threading.Event,
+) -> None:
+    """Have `server` continue those `rows` that are not yet `answered`, and put its answers there, by row.
+
+    Raises:
+        Lost: the server died or hangs, and is closed; the answers so far are kept.
+        ServerError: it refused a request.
+        Stopped: `stopped` was set meanwhile.
+    """
+    left = [number for number in range(len(rows)) if number not in answered]
+    parts = [left[at : at + ROWS_PER_REQUEST] for at in range(0, len(left), ROWS_PER_REQUEST)]
+    with ThreadPoolExecutor(max(1, min(CONNECTIONS, len(parts)))) as pool:
+        waiting = {pool.submit(_post, server, [rows[i] for i in part], sampling): part for part in parts}
+        try:
+            _collect(server, waiting, answered, stopped)
+        except (Lost, Stopped):
+            server.close()  # which ends the requests that still wait for it
+            raise
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _collect(
+    server: Server,
+    waiting: Mapping[Future[list[Response]], list[int]],
+    answered: MutableMapping[int, Response],
+    stopped: threading.Event,
+) -> None:
+    pending, heard = set(waiting), time.monotonic()
+    while pending:
+        done, pending = wait(pending, POLL_S, FIRST_COMPLETED)
+        for future in done:
+            answered.update(zip(waiting[future], _result(server, future)))
+            heard = time.monotonic()
+        if stopped.is_set():
+            raise Stopped
+        if pending and not server.alive:
+            raise Lost("it died")
+        if time.monotonic() - heard > STALL_S:
+            if not server.healthy():
+                raise Lost(f"it gave no answer for {STALL_S:.0f} s")
+            heard = time.monotonic()
+
+
+def _result(server: Server, future: Future[list[Response]]) -> list[Response]:
+    try:
+        return future.result()
+    except ServerError as error:
+        if _dies(server):
+            raise Lost(str(error)) from None
+        raise
+
+
+def _dies(server: Server) -> bool:
+    """Whether it is dead within a short time: a part of it may have died before it has noticed."""
+    until = time.monotonic() + DEATH_S
+    while server.alive and time.monotonic() < until:
+        if server.healthy():
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+def _post(server: Server, rows: Sequence[Row], sampling: Sampling) -> list[Response]:
+    body = {
+        "input_ids": [row.prompt for row in rows],
+        "sampling_params": [_params(row, sampling) for row in rows],
+        "return_logprob": True,
+    }
+    return [_response(answer) for answer in server.post("/generate", body, LONGEST_S)]
+
+
+def _params(row: Row, sampling: Sampling) -> dict[str, Any]:
+    return {
+        "max_new_tokens": sampling.max_new_tokens,
+        "temperature": sampling.temperature,
+        "sampling_seed": row.seed,
+        "stop_token_ids": [sampling.eos_id],
+    }
+
+
+def _response(answer: Mapping[str, Any]) -> Response:
+    meta = answer["meta_info"]
+    log_probs = [float(told[0]) for told in meta["output_token_logprobs"]]
+    return Response(answer["output_ids"], log_probs, tuple(_versions(meta)))
+
+
+def _versions(meta: Mapping[str, Any]) -> Iterable[str]:
+    """A response that was under way when the weights changed tells of which version its tokens are."""
+    spans = meta.get("weight_versions") or [{"version": meta["weight_version"]}]
+    return dict.fromkeys(str(span["version"]) for span in spans)

@@ -1,0 +1,148 @@
+"""The program that a worker starts: SGLang's HTTP server in this process, its schedulers in children.
+
+    python -m hflow.runtime.engines.sglang.serve < request.json
+
+Ends when the worker ends, and all its children with it.
+"""
+
+# SGLang is installed on demand
+# pyright: reportMissingImports=false
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hflow.runtime.engines.sglang import cpu
+from hflow.runtime.engines.sglang.lifetime import die_with
+from hflow.runtime.engines.sglang.options import ServerOptions
+from hflow.runtime.engines.sglang.shared_memory import remove_at_end
+
+SERVER = "HFLOW_SGLANG_SERVER"  # in the environment of its children: the process id of the server
+
+# SGLang refuses prompts, and shortens responses without a word, that come within this of its own limits.
+SPARE = 6
+
+# A child of the server: before all else, multiprocessing imports its parent's main module. SGLang's children
+# ask for the same as this, but only after their imports, and their parent may have died by then.
+if __name__ == "__mp_main__":
+    die_with(int(os.environ[SERVER]))
+
+
+@dataclass(frozen=True)
+class Request:
+    """`parent` is the process that asks; `store` a file, not yet there, where the ranks may meet."""
+
+    options: ServerOptions
+    port: int
+    parent: int
+    store: str
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Request:
+        values = json.loads(text)
+        options = values.pop("options")
+        options |= {"devices": tuple(options["devices"]), "cores": tuple(options["cores"])}
+        return cls(ServerOptions(**options), **values)
+
+
+def environment(store: str) -> dict[str, str]:
+    """For CPUs and CUDA alike."""
+    return {
+        SERVER: str(os.getpid()),
+        "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",  # by SPARE; see check_length
+        # Ranks meet in a file and talk over loopback: a TCP store would listen on every interface.
+        "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE": Path(store).as_uri(),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
+        # Models are local folders: nothing is looked up elsewhere, and nobody is told.
+        "HF_HUB_OFFLINE": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+    }
+
+
+def arguments(options: ServerOptions, port: int) -> dict[str, Any]:
+    """SGLang's arguments, for CPUs and CUDA alike.
+
+    Deterministic inference gives a request with a `sampling_seed` the same tokens alone and in any batch.
+    Texts are none of the server's business: requests and answers are token ids.
+    """
+    loaders = [options.weight_loader] if options.weight_loader else None
+    return {
+        "model_path": options.model_path,
+        "dtype": options.dtype,
+        "tp_size": options.tp,
+        "host": "127.0.0.1",
+        "port": port,
+        "context_length": options.max_length + SPARE,
+        "max_total_tokens": options.max_tokens + SPARE,
+        "max_running_requests": options.max_running,
+        "random_seed": options.seed,
+        "enable_deterministic_inference": True,
+        "disable_radix_cache": True,
+        "enable_memory_saver": options.sleeps,
+        "custom_weight_loader": loaders,
+        "skip_tokenizer_init": True,
+        "grammar_backend": "none",
+        "log_level": "warning",
+    }
+
+
+def check_length(options: ServerOptions) -> None:
+    """Instead of SGLang's own check, which SPARE would fail."""
+    config = Path(options.model_path) / "config.json"
+    positions = json.loads(config.read_text())["max_position_embeddings"]
+    if options.max_length > positions:
+        raise ValueError(f"requests of {options.max_length} tokens, but the model has {positions} positions")
+
+
+def wait_until_it_listens(server_args: Any) -> bool:
+    """In the place of SGLang's warm-up. With none, its next step is to ask itself something, and fail."""
+    from sglang.srt.entrypoints.http_server import get_global_state
+    from sglang.srt.managers.tokenizer_manager import ServerStatus
+
+    while not _listens(server_args.port):
+        time.sleep(0.05)
+    manager: Any = get_global_state().tokenizer_manager
+    manager.server_status = ServerStatus.Up
+    return True
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as connection:
+        return connection.connect_ex(("127.0.0.1", port)) == 0
+
+
+def main() -> None:
+    request = Request.from_json(sys.stdin.read())
+    die_with(request.parent)
+    options = request.options
+    check_length(options)
+    os.environ.update(environment(request.store))
+    on_cpu = not options.devices
+    if on_cpu:
+        cpu.prepare(options.cores, options.tp)
+
+    from sglang.srt.entrypoints.http_server import launch_server  # reads the environment
+    from sglang.srt.server_args import ServerArgs
+
+    given = arguments(options, request.port) | (cpu.arguments() if on_cpu else {})
+    special = {"run_scheduler_process_func": cpu.run_scheduler} if on_cpu else {}
+    launch_server(
+        ServerArgs(**given),
+        execute_warmup_func=wait_until_it_listens,
+        launch_callback=remove_at_end,
+        **special,
+    )
+
+
+if __name__ == "__main__":
+    main()

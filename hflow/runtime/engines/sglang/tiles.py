@@ -1,0 +1,113 @@
+"""Parts of HF parameters on their way into an SGLang process, as one buffer and a header that describes it.
+
+A worker fills the buffer with what the rank of SGLang on its device shall hold, and no more: SGLang's own
+loading wants whole parameters on every rank and cuts them itself. So the header speaks of SGLang's fused
+parameters, and `load_tiles` runs inside SGLang as its custom weight loader.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from math import prod
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from hflow.compiler.shape import ModelShape
+
+LOADER = f"{__name__}.load_tiles"
+VOCAB_UNIT = 64  # SGLang cuts a vocabulary rounded up to a multiple of this
+CHUNK_ELEMENTS = 2**20  # of a checksum, in memory at once
+INTEGERS = {2: torch.int16, 4: torch.int32}  # by bytes of an element
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Rows of SGLang's `parameter`, from row `start` of its first or second `half` on, of this shape.
+
+    SGLang may have wider ones, filled up with zeros: it rounds the width of an MLP up on some devices.
+    """
+
+    parameter: str
+    start: int
+    shape: tuple[int, ...]
+    half: Literal[0, 1] = 0
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+
+def tile(name: str, part: tuple[int, ...], shape: ModelShape, tp: int) -> Tile:
+    """Where SGLang keeps the part, of shape `part`, that a rank of `tp` holds of an HF parameter."""
+    head, _, kind = name.rpartition(".")
+    block, _, module = head.rpartition(".")
+    queries, pairs = (heads * shape.head_dim // tp for heads in (shape.num_heads, shape.num_kv_heads))
+    fused = {
+        "q_proj": ("qkv_proj", 0),
+        "k_proj": ("qkv_proj", queries),
+        "v_proj": ("qkv_proj", queries + pairs),
+    }
+    if module in fused:
+        inner, start = fused[module]
+        return Tile(f"{block}.{inner}.{kind}", start, part)
+    if module in ("gate_proj", "up_proj"):
+        return Tile(f"{block}.gate_up_proj.{kind}", 0, part, 1 if module == "up_proj" else 0)
+    return Tile(name, 0, part)
+
+
+def header(tiles: Sequence[Tile], flat: Tensor) -> str:
+    """What describes `flat`, in which the tiles lie one after the other."""
+    return json.dumps({"tiles": [asdict(tile) for tile in tiles], "checksum": checksum([flat])})
+
+
+def load_tiles(model: torch.nn.Module, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
+    """Write buffers into a model of SGLang, named by their headers; called by SGLang.
+
+    Raises:
+        ValueError: a tile does not fit, or what was read back is not what was sent.
+    """
+    parameters = dict(model.named_parameters())
+    for text, flat in named_tensors:
+        told = json.loads(text)
+        written = list(_written(parameters, told["tiles"], flat))
+        if checksum(written) != told["checksum"]:
+            raise ValueError("weights that were read back have another checksum than those that were sent")
+
+
+def _written(
+    parameters: dict[str, torch.nn.Parameter], tiles: list[dict[str, Any]], flat: Tensor
+) -> Iterator[Tensor]:
+    at = 0
+    for each in (Tile(**told) for told in tiles):
+        place = _place(parameters[each.parameter].data, each)
+        if list(place.shape) != list(each.shape) or place.dtype != flat.dtype:
+            found, wanted = f"{list(place.shape)} of {place.dtype}", f"{each.shape} of {flat.dtype}"
+            raise ValueError(f"`{each.parameter}` has {found} at row {each.start}, not {wanted}")
+        yield place.copy_(flat[at : at + each.size].view(each.shape))
+        at += each.size
+
+
+def _place(parameter: Tensor, tile: Tile) -> Tensor:
+    start = tile.start + tile.half * (len(parameter) // 2)
+    rows = parameter[start : start + tile.shape[0]]
+    if rows.dim() < 2 or rows.shape[1] <= tile.shape[1]:
+        return rows
+    if rows[:, tile.shape[1] :].any():
+        raise ValueError(f"`{tile.parameter}` is wider than {tile.shape}, and not filled up with zeros")
+    return rows[:, : tile.shape[1]]
+
+
+def checksum(parts: Sequence[Tensor]) -> int:
+    """A sum modulo 2^64 over the elements' bits, each times an odd number that tells its place."""
+    total, place = torch.zeros((), dtype=torch.int64), 0
+    for part in parts:
+        bits = part.reshape(-1).view(INTEGERS[part.element_size()])
+        for chunk in bits.split(CHUNK_ELEMENTS):
+            places = torch.arange(place, place + len(chunk), device=chunk.device)
+            total = total + (chunk.to(torch.int64) * (2 * places + 1)).sum().cpu()
+            place += len(chunk)
+    return int(total)

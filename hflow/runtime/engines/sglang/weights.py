@@ -1,0 +1,160 @@
+"""The weights of a model that SGLang serves, as the worker on the same device renews them.
+
+They arrive in buckets, so that beside SGLang's own copy only one bucket lies on the device. A copy of each
+stays in the host's memory: with it a server that died is started again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from hflow.compiler.layout import Box, volume
+from hflow.compiler.shape import ModelShape
+from hflow.compiler.sharding import Sharding
+from hflow.compiler.weights import Parameter, parameters, weight_boxes
+from hflow.runtime.engines.sglang.tiles import header, tile
+
+BUCKET_ELEMENTS = 2**27
+
+
+def buckets(shape: ModelShape, tp: int) -> tuple[tuple[str, ...], ...]:
+    """The names of a model's parameters, cut so that a rank of `tp` holds no more than BUCKET_ELEMENTS of a
+    bucket, or one parameter. Every rank of an edge cuts alike."""
+    found: list[list[str]] = [[]]
+    size = 0
+    for parameter in parameters(shape):
+        share = parameter.size // (1 if parameter.shard is None else tp)
+        if found[-1] and size + share > BUCKET_ELEMENTS:
+            found.append([])
+            size = 0
+        found[-1].append(parameter.name)
+        size += share
+    return tuple(map(tuple, found))
+
+
+class Taker(Protocol):
+    """What takes the weights over: the server of a replica, as one of its ranks reaches it."""
+
+    def begin(self) -> None: ...
+
+    def take(self, header: str, flat: Tensor, version: str) -> None:
+        """Collective over the replica; the memory may be used anew afterwards."""
+        ...
+
+    def end(self) -> None: ...
+
+    def sleep(self) -> None: ...
+
+    def wake(self) -> None: ...
+
+
+class Bucket:
+    """Parameters of which this rank holds `boxes`, one after the other in one buffer."""
+
+    def __init__(self, boxes: dict[str, Box], shape: ModelShape, tp: int, dtype: torch.dtype):
+        self.boxes = boxes
+        self.tiles = [tile(name, _lengths(box), shape, tp) for name, box in boxes.items()]
+        self.dtype = dtype
+        self.memory: Tensor | None = None  # on the device, or, between updates, in the host's memory
+        ends = torch.tensor([0, *(volume(box) for box in boxes.values())]).cumsum(0).tolist()
+        self._starts = dict(zip(boxes, ends))
+        self.size = ends[-1]
+
+    def allocate(self, device: torch.device) -> None:
+        if self.memory is None or self.memory.device != device:
+            self.memory = torch.empty(self.size, dtype=self.dtype, device=device)
+
+    def view(self, name: str, box: Box) -> Tensor:
+        assert self.memory is not None, f"no memory for `{name}`"
+        held, start = self.boxes[name], self._starts[name]
+        whole = self.memory[start : start + volume(held)].view(_lengths(held))
+        return whole[tuple(slice(a - base, b - base) for (a, b), (base, _) in zip(box, held))]
+
+
+class ServedWeights:
+    """`hflow.runtime.engines.base.Weights` and `Versioned`, for what a server serves.
+
+    A renewal is ``allocate``, then for each bucket writing into its views and ``hand_over``.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        sharding: Sharding,
+        rank: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        taker: Taker,
+    ):
+        held = {p.name: box for p in parameters(shape) if (box := _own_box(shape, sharding, p, rank))}
+        self.changed, self.version, self.present = False, 0, True
+        self.renewed = False  # ever: until then the server has what it read from the model's folder
+        self.device, self.taker = device, taker
+        self.buckets = [
+            Bucket({name: held[name] for name in names if name in held}, shape, sharding.mesh.tp, dtype)
+            for names in buckets(shape, sharding.mesh.tp)
+        ]
+        self._bucket_of = {name: bucket for bucket in self.buckets for name in bucket.boxes}
+        self._next = 0
+
+    def names(self) -> Sequence[str]:
+        return tuple(self._bucket_of)
+
+    def box(self, name: str) -> Box:
+        return self._bucket_of[name].boxes[name]
+
+    def view(self, name: str, box: Box) -> Tensor:
+        return self._bucket_of[name].view(name, box)
+
+    def allocate(self) -> None:
+        """Begin a renewal: wake the server, and make room for the first bucket."""
+        if not self.present:
+            self.taker.wake()
+            self.present = True
+        self.taker.begin()
+        self._next = 0
+        self.buckets[0].allocate(self.device)
+
+    def hand_over(self) -> None:
+        """Give the bucket that has been written to the server, and make room for the next."""
+        self._give(self.buckets[self._next])
+        self._next += 1
+        if self._next < len(self.buckets):
+            self.buckets[self._next].allocate(self.device)
+            return
+        self.taker.end()
+        self.renewed = True
+
+    def restore(self) -> None:
+        """Give the server, which has been started again, the weights of the last renewal."""
+        if not self.renewed:
+            return
+        self.taker.begin()
+        for bucket in self.buckets:
+            assert bucket.memory is not None
+            bucket.memory = bucket.memory.to(self.device)
+            self._give(bucket)
+        self.taker.end()
+
+    def release(self) -> None:
+        """Put the server to sleep, where it can: its weights and its KV cache give their memory back."""
+        self.taker.sleep()
+        self.present = False
+
+    def _give(self, bucket: Bucket) -> None:
+        assert bucket.memory is not None
+        last = bucket is self.buckets[-1]
+        self.taker.take(header(bucket.tiles, bucket.memory), bucket.memory, str(self.version) if last else "")
+        bucket.memory = bucket.memory.cpu()
+
+
+def _own_box(shape: ModelShape, sharding: Sharding, parameter: Parameter, rank: int) -> Box | None:
+    return weight_boxes(shape, sharding, parameter).get(rank)
+
+
+def _lengths(box: Box) -> tuple[int, ...]:
+    return tuple(stop - start for start, stop in box)

@@ -1,0 +1,197 @@
+"""The engine on one rank with a real server: new weights, lost servers, refused updates."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping
+
+import psutil
+import pytest
+import torch
+from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
+
+import hflow
+from hflow.compiler.instances import instance_of
+from hflow.compiler.plan import NodePlan
+from hflow.graph.graph import Node
+from hflow.runtime.engines.base import Call, NodeError, Result
+from hflow.runtime.engines.sglang import weights as served_weights
+from hflow.runtime.engines.sglang.engine import SglangModel
+from hflow.runtime.new_model import new_model
+from hflow.runtime.rows import Rows, from_lists
+from hflow.runtime.tokenizer import load_tokenizer
+from hflow.runtime.worker.world import World
+from tests.engines.models import load_hf
+from tests.engines.sglang.installed import needs_sglang
+from tests.engines.sglang.servers import lives, tree_of
+
+pytestmark = [needs_sglang, pytest.mark.slow, pytest.mark.timeout(400)]
+ROWS, NEW = 24, 100  # enough to be interrupted
+LOG_PROBS = 1e-4  # float32, other kernels
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model") / "lm"
+    new_model(
+        folder, family="qwen2", layers=2, hidden=32, heads=4, kv_heads=2, ffn=64, alphabet="0123456789+=. ",
+        max_positions=256, tied=True, seed=3,
+    )  # fmt: skip
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    world = World.join(HashStore(), 0, 1, torch.device("cpu"))
+    yield world
+    world.close()
+
+
+@pytest.fixture(scope="module")
+def plan(folder: str) -> hflow.Plan:
+    """Two prompts, half of the rows each."""
+    overrides = [
+        f"params.model={folder}", "nodes.prompts.with.batch=2", f"nodes.rollout.with.n={ROWS // 2}",
+        f"nodes.rollout.with.max_new_tokens={NEW}", "nodes.actor_train.repeat.minibatch=24",
+    ]  # fmt: skip
+    graph = hflow.load("tests/runtime/graphs/grpo_tiny.yaml", overrides)
+    return hflow.compile(graph, "local1", engines=("rollout=sglang",))
+
+
+@pytest.fixture(scope="module")
+def engine(plan: hflow.Plan, world: World) -> Iterator[SglangModel]:
+    """Weights reach it in several buckets."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(served_weights, "BUCKET_ELEMENTS", 4000)
+        model, own = plan.graph.model("actor"), plan.node("rollout")
+        node = plan.graph.node("rollout")
+        made = SglangModel(
+            model, plan.shapes["actor"], instance_of(node, own.sharding).sharding, 0, 1, world.group,
+            load_tokenizer(model.path), world.device, [(node, own)], True, plan.graph.seed, world.aborted,
+            lambda _: None,
+        )  # fmt: skip
+    assert len(made.weights.buckets) > 3
+    yield made
+    made.close()
+
+
+def run(engine: SglangModel, node: Node, plan: NodePlan, step: int = 0) -> Result:
+    prompts = from_lists([[3, 4, 5, 6], [7, 8, 9]])
+    return engine.run(Call(node, plan, 0, 2, seed=5, step=step), {"prompt": prompts})
+
+
+def renew(engine: SglangModel, values: Mapping[str, torch.Tensor], version: int) -> None:
+    weights = engine.weights
+    weights.version = version
+    weights.allocate()
+    for bucket in weights.buckets:
+        for name, box in bucket.boxes.items():
+            weights.view(name, box).copy_(values[name])
+        weights.hand_over()
+
+
+def perturbed(folder: str, seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    state = load_hf(folder).state_dict()
+    return {
+        n: v + 0.1 * torch.randn(v.shape, generator=generator) for n, v in state.items() if "lm_head" not in n
+    }
+
+
+def log_probs(folder: str, values: Mapping[str, torch.Tensor], tokens: list[int], new: int) -> torch.Tensor:
+    """transformers' log-probs of the last `new` tokens."""
+    model = load_hf(folder)
+    model.load_state_dict(dict(values), strict=False)
+    with torch.inference_mode():
+        found = model(torch.tensor([tokens])).logits[0].log_softmax(-1)
+    return found[-new - 1 : -1].gather(1, torch.tensor(tokens[-new:])[:, None]).squeeze(1)
+
+
+def scheduler(engine: SglangModel) -> psutil.Process:
+    found = [p for p in psutil.Process().children(recursive=True) if "scheduler" in " ".join(p.cmdline())]
+    assert len(found) == 1, found
+    return found[0]
+
+
+def same(a: Result, b: Result) -> bool:
+    return all(torch.equal(a.outputs[n].values, b.outputs[n].values) for n in ("tokens", "logprobs"))
+
+
+def lists(rows: Rows) -> list[list[int]]:
+    assert rows.lengths is not None
+    return [part.tolist() for part in rows.values.split(rows.lengths.tolist())]
+
+
+def test_it_samples_with_the_weights_that_it_was_given(
+    engine: SglangModel, plan: hflow.Plan, folder: str
+) -> None:
+    node, own = plan.graph.node("rollout"), plan.node("rollout")
+    seen = []
+    for version in (1, 2):
+        values = perturbed(folder, version)
+        renew(engine, values, version)
+        result = run(engine, node, own)
+        seen.append(result.digest)
+        responses = result.outputs["logprobs"]
+        assert responses.lengths is not None
+        ends = responses.values.split(responses.lengths.tolist())
+        for tokens, told in list(zip(lists(result.outputs["tokens"]), ends))[::5]:
+            wanted = log_probs(folder, values, tokens, len(told))
+            assert torch.allclose(told, wanted, atol=LOG_PROBS), (told - wanted).abs().max()
+    assert seen[0] != seen[1]
+    assert run(engine, node, own).digest == seen[1]
+    assert run(engine, node, own, step=1).digest != seen[1]
+
+
+def test_a_killed_scheduler_costs_no_row(
+    engine: SglangModel, plan: hflow.Plan, folder: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next server gets the last weights, and the rows that were not done: they come out the same."""
+    node, own = plan.graph.node("rollout"), plan.node("rollout")
+    renew(engine, perturbed(folder, 3), 3)
+    undisturbed = run(engine, node, own)
+    victim, tree = scheduler(engine), tree_of(psutil.Process().pid)[1:]
+    killer = threading.Timer(0.3, victim.kill)
+    killer.start()
+    disturbed = run(engine, node, own)
+    killer.join()
+    assert not lives(victim)
+    assert "SGLang was lost" in caplog.text
+    assert same(undisturbed, disturbed)
+    assert not [p for p in tree if lives(p) and "sglang" in " ".join(p.cmdline())]
+    assert same(undisturbed, run(engine, node, own))
+
+
+def test_other_weights_than_the_newest_are_noticed(
+    engine: SglangModel, plan: hflow.Plan, folder: str
+) -> None:
+    renew(engine, perturbed(folder, 4), 4)
+    engine.weights.version = 5
+    with pytest.raises(NodeError, match="sampled with weights of version 4, not 5") as caught:
+        run(engine, plan.graph.node("rollout"), plan.node("rollout"))
+    assert caught.value.code == "HF410"
+
+
+def test_a_refused_update_is_told_in_sglangs_words(engine: SglangModel, folder: str) -> None:
+    server = engine.replica._server
+    assert server
+    server.post("/begin_weight_update")
+    with pytest.raises(NodeError, match="session is already open") as caught:
+        renew(engine, perturbed(folder, 5), 5)
+    assert caught.value.code == "HF410"
+    server.post("/end_weight_update")
+    renew(engine, perturbed(folder, 5), 5)
+
+
+def test_it_gives_up_when_nobody_waits(engine: SglangModel, plan: hflow.Plan, world: World) -> None:
+    """Also the end of the server: what it works on is of no use any more."""
+    node, own = plan.graph.node("rollout"), plan.node("rollout")
+    told = threading.Timer(0.3, world.aborted.set)
+    told.start()
+    began = time.monotonic()
+    with pytest.raises(Exception) as caught:
+        run(engine, node, own)
+    assert type(world.explain(caught.value)).__name__ == "Aborted"
+    assert time.monotonic() - began < 60
+    world.aborted.clear()

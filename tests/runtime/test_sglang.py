@@ -1,0 +1,83 @@
+"""Rollouts by the real SGLang in runs with real workers, beside Megatron's in the same runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import string
+from pathlib import Path
+
+import pytest
+
+import hflow
+from hflow.compiler.cluster_file import load_cluster
+from hflow.runtime.controller.pool import Pool
+from hflow.runtime.execute import Run, execute
+from hflow.runtime.new_model import new_model
+from tests.runtime.matrix import GRAPHS
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="make setup-sglang"),
+]
+STEPS = 3
+AGREE = 2e-3  # mean |difference| of log-probs, nats
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _model(tmp_path_factory.mktemp("model") / "lm", "lm")
+
+
+@pytest.fixture(scope="module")
+def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _model(tmp_path_factory.mktemp("model") / "scalar", "scalar")
+
+
+def _model(folder: Path, head: str) -> Path:
+    """Random weights; 64 tokens, which SGLang cuts over tp as hflow does."""
+    new_model(
+        folder, family="qwen2", layers=2, hidden=32, heads=4, kv_heads=2, ffn=64,
+        alphabet="+=. " + string.digits + string.ascii_letters[:42], max_positions=64, tied=False,
+        seed=3 if head == "lm" else 5, force=False, head=head,
+    )  # fmt: skip
+    return folder
+
+
+def _run(name: str, pool: Pool, folder: Path, pins: tuple[str, ...], **params: object) -> Run:
+    """Three steps; in each, the actor also answers greedily, on SGLang and on Megatron."""
+    overrides = [f"params.{key}={value}" for key, value in {**params, "steps": STEPS}.items()]
+    graph = hflow.load(GRAPHS / f"{name}.yaml", overrides, [GRAPHS / "greedy_twice.yaml"])
+    engines = "rollout=sglang", "greedy=sglang"
+    plan = hflow.compile(graph, load_cluster("local4"), pins, engines=engines)
+    assert [n.node for n in plan.nodes if n.engine == "sglang"] == ["rollout", "greedy"]
+    return execute(plan, folder, pool=pool, export=False)
+
+
+def _check(run: Run) -> None:
+    """It learned in every step, and SGLang had the newest weights in each."""
+    assert len({line["digest.rollout"] for line in run.metrics}) == STEPS
+    assert len({line["digest.greedy"] for line in run.metrics}) == STEPS
+    for line in run.metrics:
+        assert line["digest.greedy"] == line["digest.greedy_again"]
+        assert line["actor_train.grad_norm"] > 1e-3
+        assert 0 < line["actor_train.mismatch"] < AGREE
+        assert line["actor_train.staleness"] == 0
+
+
+def test_ppo_on_a_colocated_pair(workers: Pool, model: Path, reward_model: Path, tmp_path: Path) -> None:
+    """Weights change their layout on the way, from two replicas to two ranks that share them."""
+    pins = "actor_train=dp2@0-1", "rollout=tp2@0-1", "values=dp2@0-1", "reward=dp2@0-1"
+    models = {"model": model, "reward_model": reward_model}
+    _check(_run("ppo_small", workers, tmp_path / "run", pins, **models))
+
+
+def test_grpo_on_two_replicas_elsewhere(workers: Pool, model: Path, tmp_path: Path) -> None:
+    """Weights come from other devices. The same rows get the same tokens on one server and on two."""
+    train = "actor_train=tp2@0-1"
+    two = _run("grpo_tiny", workers, tmp_path / "two", (train, "rollout=dp2@2-3"), model=model)
+    one = _run("grpo_tiny", workers, tmp_path / "one", (train, "rollout=tp1@2"), model=model)
+    _check(two)
+    for mine, theirs in zip(two.metrics, one.metrics, strict=True):
+        assert mine["digest.rollout"] == theirs["digest.rollout"]
+        assert mine["loss.actor_train"] == pytest.approx(theirs["loss.actor_train"], rel=1e-4, abs=1e-6)
