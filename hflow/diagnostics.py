@@ -158,7 +158,8 @@ def render(diagnostic: Diagnostic, sources: dict[str, str] | None = None) -> str
             out.append(f"{span.line} | {line}")
             out.append(f"{' ' * gutter} | {' ' * (column - 1)}{'^' * min(width, EXCERPT)}")
     if diagnostic.help:
-        out.append(f"{' ' * gutter} = help: {diagnostic.help}")
+        start = f"{' ' * gutter} = help: "
+        out.append(start + diagnostic.help.replace("\n", "\n" + " " * len(start)))
     return "\n".join(out)
 
 

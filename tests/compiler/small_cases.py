@@ -69,7 +69,7 @@ def all_allocations(space: Space) -> Iterator[Allocation]:
     for partition in space.partitions():
         sizes = [space.sizes(members) for members in partition]
         for spread in space.spreads(partition):
-            for each in allocations(partition, sizes, space.num_devices, lambda number, count: True):
+            for each in allocations(partition, sizes, space.num_devices):
                 yield replace(each, spread=spread)
 
 

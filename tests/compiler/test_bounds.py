@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
 
 from hflow.compiler.cost.redistribution import weights_s
 from hflow.compiler.planner.bounds import Bounds
+from hflow.compiler.planner.branch import Branch
 from hflow.compiler.planner.choice import fastest_ways, node_times
+from hflow.compiler.planner.incumbent import Incumbent
 from hflow.compiler.planner.least import LeastTimes
-from hflow.compiler.planner.placements import Allocation
+from hflow.compiler.planner.paces import Paces
+from hflow.compiler.planner.placements import Allocation, Partition
 from hflow.compiler.planner.seats import Seats, shardings
 from hflow.compiler.planner.space import Space
 from tests.compiler.small_cases import GRAPHS, all_allocations, case, space_of
@@ -49,12 +53,67 @@ def test_bounds_of_allocations_hold_for_each_choice(name: str) -> None:
         space = space_of(case(name, seed, 10_000))
         least = LeastTimes(space, Bounds(space.draft))
         for allocation in random.choices(list(all_allocations(space)), k=DRAWS):
-            seats = _seats(space, allocation, random)
-            ways = fastest_ways(space.units, seats, space.draft.cluster.device.usable_bytes)
-            if ways is None:
-                continue
-            step_s = space.model.step_s(seats, node_times(space.units, seats, ways))
-            assert least.step_s(allocation) <= step_s * (1 + 1e-9), (name, seed)
+            assert least.step_s(allocation) <= _step_s(space, allocation, random) * (1 + 1e-9), (name, seed)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_bounds_of_allocations_that_begin_alike_hold_for_each_of_them(name: str) -> None:
+    """Of the first sets the devices are known, and of the others that they are so many together, or that each
+    has no more than so many. Fewer known: the bound is no greater."""
+    for seed in range(CASES):
+        random = Random(seed)
+        space = space_of(case(name, seed, 10_000))
+        least = LeastTimes(space, Bounds(space.draft))
+        for allocation in random.choices(list(all_allocations(space)), k=DRAWS):
+            step_s, sets = _step_s(space, allocation, random), allocation.partition
+            spread, bounds = allocation.spread, [least.step_s(allocation)]
+            for known in reversed(range(len(sets))):
+                rest, counts = sets[known:], allocation.counts
+                assert least.shared_out_s(rest, spread, sum(counts[known:])) <= step_s * (1 + 1e-9), (
+                    name,
+                    seed,
+                )
+                greater = (*counts[:known], *(random.randint(n, space.num_devices) for n in counts[known:]))
+                bounds.append(least.step_s(replace(allocation, counts=greater), known))
+            assert bounds[0] <= step_s * (1 + 1e-9), (name, seed)
+            assert max(bounds[1:], default=0.0) <= bounds[0] * (1 + 1e-9), (name, seed)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_sharing_out_finds_the_best_way_to(name: str) -> None:
+    """That in which the busiest set does least, of all."""
+    for seed in range(CASES):
+        space = space_of(case(name, seed, 10_000))
+        least = LeastTimes(space, Bounds(space.draft))
+        found: dict[tuple[Partition, frozenset[str]], float] = {}
+        for each in all_allocations(space):
+            sets = zip(each.partition, each.counts)
+            busiest = max((least.busy_s(m, n, each.spread) for m, n in sets), default=0.0)
+            kind = each.partition, each.spread
+            found[kind] = min(found.get(kind, float("inf")), busiest)
+        for (partition, spread), expected in found.items():
+            assert least.shared_out_s(partition, spread, space.num_devices) == expected, (name, seed)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_a_closer_look_finds_no_more_than_choices_take(name: str) -> None:
+    """The bound of an allocation in which every model has one of its paces."""
+    for seed in range(CASES):
+        random = Random(seed)
+        space = space_of(case(name, seed, 10_000))
+        bounds, paces = Bounds(space.draft), Paces()
+        for allocation in random.choices(list(all_allocations(space)), k=DRAWS):
+            bound_s = Branch(allocation, Incumbent(space), bounds).bound_s(paces)
+            assert LeastTimes(space, bounds).step_s(allocation) <= bound_s * (1 + 1e-9), (name, seed)
+            for _ in range(DRAWS):
+                assert bound_s <= _step_s(space, allocation, random) * (1 + 1e-9), (name, seed)
+
+
+def _step_s(space: Space, allocation: Allocation, random: Random) -> float:
+    """Of a random choice; infinite where that does not fit."""
+    seats = _seats(space, allocation, random)
+    ways = fastest_ways(space.units, seats, space.draft.cluster.device.usable_bytes)
+    return space.model.step_s(seats, node_times(space.units, seats, ways)) if ways else float("inf")
 
 
 def _factor(random: Random) -> float:

@@ -12,9 +12,9 @@ from hflow.compiler.cluster_file import load_cluster
 from hflow.compiler.compile import compile_graph
 from hflow.compiler.named_shapes import NAMED_SHAPES
 from hflow.compiler.planner.leanest import leanest
-from hflow.compiler.planner.options import PlannerOptions
+from hflow.compiler.planner.options import Planner, PlannerOptions
 from hflow.compiler.planner.search import exhaustive
-from hflow.diagnostics import Diagnostic, HflowError
+from hflow.diagnostics import Diagnostic, HflowError, render
 from hflow.graph.graph import Graph
 from tests.compiler.small_cases import case, space_of
 from tests.compiler.workloads import large
@@ -65,9 +65,9 @@ def test_ppo_of_70b_on_one_host_is_refused_with_the_smallest_cluster_that_works(
 
 def test_parts_add_up_to_what_is_needed() -> None:
     found = refusal(large("ppo", "llama-34b"), cluster("a100x8", link=False)).help
-    needs, _, parts = found.partition(";")[0].partition(" runs: ")
+    needs, _, parts = found.partition(";")[0].partition(" runs:\n")
     total = float(needs.removeprefix("the leanest one needs ").split()[0])
-    sizes = [float(part.split()[-2]) for part in parts.split(" + ")]
+    sizes = [float(part.split()[-2]) for part in parts.split("\n+ ")]
     assert len(sizes) == 5 and total == pytest.approx(sum(sizes), abs=0.05 * len(sizes))
 
 
@@ -94,6 +94,33 @@ def test_what_restricts_the_search_is_named() -> None:
     pins = "actor_train=no-offload", "critic_train=no-offload"
     found = refusal(large("ppo", "llama-34b"), cluster("a100x16", hosts=2), *pins)
     assert found.code == "HF305" and all(f"--pin {pin}" in found.help for pin in pins)
+
+
+@pytest.mark.parametrize("planner", ["exact", "exhaustive", "hybridflow"])
+def test_one_model_cannot_be_split(planner: Planner) -> None:
+    """It would fit: not the memory is in the way."""
+    options = PlannerOptions(placement="split", planner=planner)
+    found = refusal(large("sft", "llama-7b"), cluster("a100x8"), options=options)
+    assert (found.code, found.help) == ("HF309", "leave it out")
+    assert found.message == "--placement split needs two models, and `sft` has only `actor`"
+
+
+def test_a_pinned_model_is_not_split_from_the_others() -> None:
+    found = refusal(
+        large("grpo", "llama-7b"),
+        cluster("a100x8"),
+        "ref_logprobs=@0-3",
+        options=PlannerOptions(placement="split"),
+    )
+    assert found.code == "HF309" and "two models that are not pinned to devices" in found.message
+
+
+def test_lines_of_the_help_begin_below_each_other() -> None:
+    found = refusal(large("ppo", "llama-70b"), cluster("a100x8"))
+    lines = render(found).splitlines()
+    start = lines[2].index("the leanest")
+    assert all(line[:start].isspace() and len(line) < 110 for line in lines[3:])
+    assert lines[-1][start:].startswith("the smallest cluster")
 
 
 def test_a_plan_that_needs_offload_says_what_it_costs() -> None:

@@ -21,6 +21,20 @@ def test_search_finds_the_best_of_all_plans(name: str) -> None:
         _compare(name, seed, most=1500)
 
 
+@pytest.mark.parametrize("name", GRAPHS)
+def test_a_search_cut_short_proves_no_more_than_is_true(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After any effort; and what it says of the gap is what it has proven."""
+    for seed in range(PER_GRAPH // 2):
+        draft = case(name, seed, most=1500)
+        expected = exhaustive(space_of(draft)).choice
+        for effort in (0, 50, 300) if expected else ():
+            monkeypatch.setattr("hflow.compiler.planner.search.EFFORT", effort)
+            found = search(space_of(draft), None)
+            assert expected and found.choice
+            assert 0 < found.bound_s <= expected.step_s * (1 + 1e-9), (name, seed, effort)
+            assert found.gap in (0.0, 1 - found.bound_s / found.choice.step_s)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ppo", "remax", "async_grpo", "dapo"])
 def test_search_finds_the_best_of_many_plans(name: str) -> None:

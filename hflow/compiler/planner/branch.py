@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 from heapq import nsmallest
 from math import prod
@@ -12,6 +12,7 @@ from hflow.compiler.cost.redistribution import weights_s
 from hflow.compiler.planner.bounds import Bounds
 from hflow.compiler.planner.chosen import Chosen
 from hflow.compiler.planner.incumbent import Incumbent
+from hflow.compiler.planner.paces import Pace, Paces, Place
 from hflow.compiler.planner.placements import Allocation
 from hflow.compiler.planner.rooms import Curve, Held, Left, Rooms, curve, left, undominated
 from hflow.compiler.planner.seats import Seat, sharding_of
@@ -19,17 +20,10 @@ from hflow.compiler.planner.unit import Role, Unit
 
 SPLITS = 6  # of intervals of memory, each into halves
 FEW = 100_000
+LOOK = 100  # bounds that a first look costs
 INTERVAL = 20  # bounds that one interval costs
 TRIES = 6  # choices of one model that are priced at a time, to begin with something good
 FIRST: tuple[Role, ...] = ("train", "generate", "score", "frozen")  # what decides most is chosen first
-
-
-@dataclass(frozen=True)
-class _Place:
-    """A seat, with what its nodes take at least when all other units leave as much memory as they can."""
-
-    seat: Seat
-    times: tuple[float, ...]
 
 
 class Branch:
@@ -48,7 +42,10 @@ class Branch:
             for resource in self.resources[name]:
                 self.free[resource] -= size
         self.nodes = {unit.name: [n.name for n in unit.nodes] for unit in self.space.units}
-        self.priced: list[float] = []  # bounds of what was priced
+        self.priced: list[float] = []  # bounds of what was priced, and of all that it beats
+        self._taken: Chosen | None = None  # by `dive`
+        self._parts: list[list[Chosen]] | None = None  # by `descend`
+        self._searched = False
         self.places = {name: self._places(name, each) for name, each in seats.items()}
         self.order = sorted(self.space.units, key=self._rank)
         self.readers = {
@@ -62,40 +59,76 @@ class Branch:
             for i, node in enumerate(unit.nodes)
         }
 
-    def run(self) -> bool:
-        """Try them; False when the budget was spent before."""
-        if self._bound_s(Chosen()) >= self.best.limit_s:
-            return True
-        taken = self.dive()
-        bundles = self._bundles()
-        if taken and all(bundles):
-            self._descend(taken, bundles)
-            self._search(dict.fromkeys(self.free, (0, self.capacity)), bundles, SPLITS)
+    def bound_s(self, paces: Paces) -> float:
+        """No choice takes less: whatever the others do, the units of each model keep one of its paces."""
+        self.best.effort += LOOK
+        best = self._bound_s(Chosen())
+        for units in self._models():
+            if best < self.best.limit_s:
+                best = self._paced_s(paces.of(units, self.places, self._with), best)
+        return best
+
+    def _paced_s(self, paces: Sequence[Pace], enough_s: float) -> float:
+        """With the best of some model's paces and all others at their fastest; `enough_s` where that is no
+        less."""
+        least = float("inf")
+        for pace in paces:
+            self.best.effort += 1
+            times = {**self.times, **pace.times}
+            least = min(least, self.bounds.step_s(times, self.on, pace.moves, self.best.limit_s))
+            if least <= enough_s:
+                return enough_s
+        return least
+
+    def raised_s(self) -> float:
+        """What no choice takes less than, after another effort: infinite where none can be better than the
+        best, 0 where the budget is spent before.
+
+        First the choices that no other beats are tried: what they are bounded by bounds all. That leaves
+        little, so that the others, which are many more, are tried only when they are asked for.
+        """
         if self.best.late:
-            return False
-        settled = all(bound_s >= self.best.limit_s for bound_s in self.priced)
-        return settled or self._extend(Chosen(), 0)
+            return 0.0
+        if self._searched:
+            self._extend(Chosen(), 0)
+            self.priced.clear()
+        else:
+            self._searched, limit_s = True, self.best.limit_s
+            bundles = [[c for c in bundle if self._bound_s(c) < limit_s] for bundle in self.descend()]
+            if all(bundles):
+                self._search(dict.fromkeys(self.free, (0, self.capacity)), bundles, SPLITS)
+        left = (bound_s for bound_s in self.priced if bound_s < self.best.limit_s)
+        return 0.0 if self.best.late else min(left, default=float("inf"))
 
     def dive(self) -> Chosen | None:
-        """Price what always taking the seat with the least bound leads to: something good to begin with."""
-        if not all(self.places.values()):
-            return None
-        chosen = Chosen()
-        for unit in self.order:
-            longer = [self._with(chosen, unit, place.seat) for place in self.places[unit.name]]
-            chosen = min(longer, key=self._bound_s)
-        self.best.offer(chosen.seats)
-        return chosen
+        """Price, once, what always taking the seat with the least bound leads to: something good to begin
+        with. None where some unit has no seat."""
+        if self._taken is None and all(self.places.values()):
+            self._taken = reduce(self._cheapest, self.order, Chosen())
+            self.best.offer(self._taken.seats)
+        return self._taken
 
-    def _descend(self, taken: Chosen, bundles: Sequence[Sequence[Chosen]]) -> None:
-        """Change one model's choice after the other while a step becomes shorter: then more can be cut."""
-        parts = [next((c for c in b if c.seats.items() <= taken.seats.items()), b[0]) for b in bundles]
+    def _cheapest(self, chosen: Chosen, unit: Unit) -> Chosen:
+        """The seat of `unit` with the least bound taken too."""
+        longer = (self._with(chosen, unit, place.seat) for place in self.places[unit.name])
+        return min(longer, key=self._bound_s)
+
+    def descend(self) -> list[list[Chosen]]:
+        """From there, once, change one model's choice after the other while a step becomes shorter: then more
+        can be cut. The bundles to choose from; an empty one where no choice can be better than the best."""
+        if self._parts is not None:
+            return self._parts
+        taken, self._parts = self.dive(), self._bundles()
+        if taken is None or not all(self._parts):
+            return self._parts
+        parts = [next((c for c in b if c.seats.items() <= taken.seats.items()), b[0]) for b in self._parts]
         before = float("inf")
         while self.best.limit_s < before and not self.best.late:
             before = self.best.limit_s
-            for number, bundle in enumerate(bundles):
+            for number, bundle in enumerate(self._parts):
                 others = reduce(Chosen.joined, (*parts[:number], *parts[number + 1 :]), Chosen())
                 parts[number] = self._best_with(others, bundle) or parts[number]
+        return self._parts
 
     def _best_with(self, others: Chosen, bundle: Sequence[Chosen]) -> Chosen | None:
         """Which of the choices with the least bounds gives a step shorter than any before."""
@@ -113,21 +146,25 @@ class Branch:
         places = self.places[unit.name]
         return FIRST.index(unit.role), -min((sum(p.times) for p in places), default=0.0)
 
-    def _places(self, name: str, seats: Sequence[Seat]) -> list[_Place]:
+    def _places(self, name: str, seats: Sequence[Seat]) -> list[Place]:
         """The seats in which every node of the unit can run, the fastest first."""
-        found: list[_Place] = []
+        found: list[Place] = []
         for seat in seats:
             limit = min(self.free[r] for r in seat.resources) + self.idle[name] - seat.option.idle_bytes
             ways = [each.fastest(limit) for each in seat.option.ways]
             if all(ways):
-                found.append(_Place(seat, tuple(w.time_s + seat.option.swap_s for w in ways if w)))
+                found.append(Place(seat, tuple(w.time_s + seat.option.swap_s for w in ways if w)))
         return sorted(found, key=lambda place: sum(place.times))
 
     def _bundles(self) -> list[list[Chosen]]:
         """For each model the choices for all its units, by themselves below the limit, that no other beats in
         time and memory: whatever contains a worse one has no lower bound."""
+        return list(map(self._bundle, self._models()))
+
+    def _models(self) -> list[list[Unit]]:
+        """The units of each model."""
         models = dict.fromkeys(unit.model for unit in self.order)
-        return [self._bundle([u for u in self.order if u.model == model]) for model in models]
+        return [[u for u in self.order if u.model == model] for model in models]
 
     def _bundle(self, units: Sequence[Unit]) -> list[Chosen]:
         choices = [Chosen()]
@@ -203,22 +240,19 @@ class Branch:
         self.priced.append(self._bound_s(chosen))
         self.best.offer(chosen.seats)
 
-    def _extend(self, chosen: Chosen, level: int) -> bool:
-        """Try all seats of the units from `level` on; False when the time is up."""
+    def _extend(self, chosen: Chosen, level: int) -> None:
+        """Try all seats of the units from `level` on."""
         if self.best.late:
-            return False
+            return
         if level == len(self.order):
             self.best.offer(chosen.seats)
-            return True
+            return
         unit = self.order[level]
         longer = (self._with(chosen, unit, place.seat) for place in self.places[unit.name])
         bounded = [(self._bound_s(c), number, c) for number, c in enumerate(longer)]
         for bound_s, _, choice in sorted(bounded, key=lambda b: b[:2]):
-            if bound_s >= self.best.limit_s:
-                break
-            if not self._extend(choice, level + 1):
-                return False
-        return True
+            if bound_s < self.best.limit_s:
+                self._extend(choice, level + 1)
 
     def _with(self, chosen: Chosen, unit: Unit, seat: Seat) -> Chosen:
         """`seat` taken too. A reader whose weights lie elsewhere than the trainer's gets its own copy."""

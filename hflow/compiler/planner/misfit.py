@@ -21,8 +21,11 @@ SLOW = Link(1.0, 0.0)  # to the host's memory: whether it helps at all
 
 
 def misfit(draft: Draft) -> Diagnostic:
-    """HF305: no plan of `draft` fits into the memory of its cluster."""
+    """HF305: no plan of `draft` fits into the memory of its cluster; HF309: its placement admits none."""
     cluster, graph = draft.cluster, draft.graph
+    undivided = indivisible(Space(draft, StepModel(draft)))
+    if undivided:
+        return undivided
     free = replace(draft, pins=(), options=DEFAULTS)
     lean = _leanest(free)
     usable = cluster.device.usable_bytes
@@ -32,8 +35,19 @@ def misfit(draft: Draft) -> Diagnostic:
         restrictions = " ".join(_restrictions(draft))
         return Diagnostic("HF305", message, help=f"without {restrictions} there are plans that fit")
     full = lean.fullest
-    helps = "; ".join((_needs(full), *_remedies(free, full), _smallest(free)))
+    helps = ";\n".join((_needs(full), *_remedies(free, full), _smallest(free)))
     return Diagnostic("HF305", message, _hungriest(full.neediest).span, helps)
+
+
+def indivisible(space: Space) -> Diagnostic | None:
+    """HF309 where the models are too few for their placement."""
+    if any(True for _ in space.partitions()):
+        return None
+    draft = space.draft
+    needed = "two models that are not pinned to devices" if draft.pins else "two models"
+    has = f"only `{space.models[0]}`" if space.models else "none"
+    message = f"--placement {draft.options.placement} needs {needed}, and `{draft.graph.name}` has {has}"
+    return Diagnostic("HF309", message, help="leave it out")
 
 
 def _leanest(draft: Draft) -> Lean:
@@ -69,8 +83,8 @@ def _hungriest(held: Held) -> Node:
 def _needs(load: Load) -> str:
     node = _hungriest(load.neediest)
     sizes = sorted(_parts(load), key=lambda part: -part[1])
-    parts = " + ".join(f"{label} {bytes_text(size)}" for label, size in sizes if size)
-    return f"the leanest one needs {bytes_text(load.peak_bytes)} while `{node.name}` runs: {parts}"
+    parts = "\n+ ".join(f"{label} {bytes_text(size)}" for label, size in sizes if size)
+    return f"the leanest one needs {bytes_text(load.peak_bytes)} while `{node.name}` runs:\n  {parts}"
 
 
 def _parts(load: Load) -> Iterator[tuple[str, int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hflow.compiler.planner.options import Placement
@@ -65,15 +65,9 @@ def _all(models: tuple[str, ...]) -> Iterator[Partition]:
         yield *partition, (last,)
 
 
-def allocations(
-    partition: Partition, sizes: Sequence[Sequence[int]], total: int, worth: Callable[[int, int], bool]
-) -> Iterator[Allocation]:
-    """All ways to give each set of `partition` one of its `sizes` (ascending), `total` devices at most.
-
-    Args:
-        worth: whether a set, by number, may have so many devices in a plan better than the best known one.
-    """
-    least = [next((n for n in options if worth(i, n)), total + 1) for i, options in enumerate(sizes)]
+def allocations(partition: Partition, sizes: Sequence[Sequence[int]], total: int) -> Iterator[Allocation]:
+    """All ways to give each set of `partition` one of its `sizes`, `total` devices at most."""
+    least = [min(options, default=total + 1) for options in sizes]
 
     def extend(counts: tuple[int, ...], left: int) -> Iterator[Allocation]:
         number = len(counts)
@@ -82,7 +76,7 @@ def allocations(
             return
         rest = sum(least[number + 1 :])
         for count in sizes[number]:
-            if count + rest <= left and worth(number, count):
+            if count + rest <= left:
                 yield from extend((*counts, count), left - count)
 
     yield from extend((), total)

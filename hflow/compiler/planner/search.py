@@ -1,25 +1,26 @@
 """Branch and bound over a `Space`: the plan with the shortest step, and the proof that none is shorter.
 
 Allocations (a partition of the models, and the number of devices of each set) are taken in the order of a
-lower bound of theirs. Within one, `branch` chooses seats unit by unit.
+lower bound of theirs (`frontier`). Within one, `branch` chooses seats unit by unit.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import chain, product
 
 from hflow.compiler.planner.bounds import Bounds
 from hflow.compiler.planner.branch import Branch
 from hflow.compiler.planner.choice import Choice
+from hflow.compiler.planner.frontier import Frontier
 from hflow.compiler.planner.incumbent import RESOLUTION, Incumbent
-from hflow.compiler.planner.least import LeastTimes
 from hflow.compiler.planner.placements import Allocation, Partition, allocations
 from hflow.compiler.planner.space import Space
 
 EFFORT = 60_000  # bounds, of about 0.2 ms each
+DIVES, DESCENTS = 10, 2  # allocations into which it looks before it tries all choices of one
 
 
 @dataclass(frozen=True)
@@ -46,56 +47,42 @@ def search(space: Space, budget_s: float | None, resolution: float = RESOLUTION)
     else:
         best = Incumbent(space, time.monotonic() + budget_s, resolution)
     bounds = Bounds(space.draft)
-    least = LeastTimes(space, bounds)
     for partition in (p for p in space.partitions() if len(p) == 1):  # to begin with something good
         Branch(Allocation(partition, space.sizes(partition[0])[-1:]), best, bounds).dive()
-    best.most /= 2  # the other half is for what is found
-    waiting = [a for partition in space.partitions() for a in _promising(partition, space, least, best)]
-    proven_s = least.work_s() if best.late else float("inf")  # of allocations that were not looked at
-    best.most *= 2
-    for bound_s, allocation in sorted(waiting, key=lambda a: a[0]):
-        if bound_s >= best.limit_s:
-            break
-        if not Branch(allocation, best, bounds).run():
-            proven_s = min(proven_s, bound_s)
-            break
+    proven_s = _proven_s(Frontier(best, bounds))
     if best.choice is None or proven_s >= best.limit_s:
         return Found(best.choice, best.limit_s if best.choice else 0.0, best.explored)
     return Found(best.choice, proven_s, best.explored, 1 - proven_s / best.choice.step_s)
+
+
+def _proven_s(frontier: Frontier) -> float:
+    """Try all that may be better than the best choice; what the budget leaves untried takes no less."""
+    best = frontier.best
+    first = [taken for _ in range(DIVES) if (taken := frontier.take())]
+    for _, branch in first:  # what they lead to lets more of each be cut
+        branch.dive()
+    for _, branch in first[:DESCENTS]:
+        if not best.late:
+            branch.descend()
+    for begun, branch in chain(first, iter(frontier.take, None)):
+        if begun.bound_s < best.limit_s:
+            frontier.put(begun, branch.raised_s())
+    return frontier.bound_s
 
 
 def exhaustive(space: Space) -> Found:
     """Price every choice of the space: slow, but without bounds that could be wrong."""
     best = Incumbent(space)
     for partition in space.partitions():
-        for allocation in _allocations(partition, space, lambda spread: lambda number, count: True):
+        for allocation in _allocations(partition, space):
             seats = space.seats(allocation)
             for chosen in product(*seats.values()):
                 best.offer(dict(zip(seats, chosen)))
     return Found(best.choice, best.choice.step_s if best.choice else 0.0, best.explored)
 
 
-def _promising(
-    partition: Partition, space: Space, least: LeastTimes, best: Incumbent
-) -> Iterator[tuple[float, Allocation]]:
-    """The allocations of a partition whose bound is below the best step so far, with it."""
-
-    def worth(spread: frozenset[str]) -> Callable[[int, int], bool]:
-        return lambda number, count: least.busy_s(partition[number], count, spread) < best.limit_s
-
-    for allocation in _allocations(partition, space, worth):
-        if best.late:
-            return
-        best.effort += 1
-        bound_s = least.step_s(allocation)
-        if bound_s < best.limit_s:
-            yield bound_s, allocation
-
-
-def _allocations(
-    partition: Partition, space: Space, worth: Callable[[frozenset[str]], Callable[[int, int], bool]]
-) -> Iterator[Allocation]:
+def _allocations(partition: Partition, space: Space) -> Iterator[Allocation]:
     sizes = list(map(space.sizes, partition))
     for spread in space.spreads(partition):
-        for allocation in allocations(partition, sizes, space.num_devices, worth(spread)):
+        for allocation in allocations(partition, sizes, space.num_devices):
             yield replace(allocation, spread=spread)

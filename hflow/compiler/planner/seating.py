@@ -10,6 +10,7 @@ from hflow.compiler.draft import Draft
 from hflow.compiler.pins import Pin
 from hflow.compiler.planner.incumbent import Incumbent
 from hflow.compiler.planner.layouts import options_of
+from hflow.compiler.planner.misfit import indivisible
 from hflow.compiler.planner.search import Found
 from hflow.compiler.planner.seats import Seat
 from hflow.compiler.planner.unit import Option, Options, Unit
@@ -48,9 +49,12 @@ def refuse_wishes(draft: Draft, placements: bool = False) -> None:
 
 
 def unproven(best: Incumbent, explored: int) -> Found:
-    """What a planner that proves nothing has found. Raises HF305 where no plan of its kind fits."""
+    """What a planner that proves nothing has found. Raises HF305 where no plan of its kind fits, HF309 where
+    there is none."""
     if best.choice:
         return Found(best.choice, 0.0, explored)
-    draft = best.space.draft
+    draft, undivided = best.space.draft, indivisible(best.space)
+    if undivided:
+        raise HflowError(undivided)
     message = f"no plan of the planner `{draft.options.planner}` fits on `{draft.cluster.name}`"
     raise HflowError(Diagnostic("HF305", message, help="use more devices, or the planner `exact`"))

@@ -1,0 +1,95 @@
+"""Allocations by rising bounds, made only as far as the search gets (best first).
+
+An allocation is begun with a partition of the models and the units that run on all devices; then one set
+after the other gets its number of devices. What begins alike is bounded together; a whole one is looked at
+closer, which raises its bound, before it is taken.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+from hflow.compiler.planner.bounds import Bounds
+from hflow.compiler.planner.branch import Branch
+from hflow.compiler.planner.incumbent import Incumbent
+from hflow.compiler.planner.least import NEVER, LeastTimes
+from hflow.compiler.planner.paces import Paces
+from hflow.compiler.planner.placements import Allocation, Partition
+
+
+class Begun(NamedTuple):
+    """Allocations of partition `number` whose first sets have `counts`; of a whole one that was looked at,
+    its `branch`. Equal bounds: in the order of numbers and counts."""
+
+    bound_s: float
+    number: int
+    counts: tuple[int, ...]
+    branch: Branch | None = None
+
+
+class Frontier:
+    """The allocations not yet taken that may be better than the best choice so far."""
+
+    def __init__(self, best: Incumbent, bounds: Bounds):
+        self.best, self.bounds, self.space = best, bounds, best.space
+        self.least = LeastTimes(best.space, bounds)
+        self.paces, self.promising_s = Paces(), NEVER
+        self._kinds = [(p, spread) for p in self.space.partitions() for spread in self.space.spreads(p)]
+        self._open = [Begun(self._bound_s(number, ()), number, ()) for number in range(len(self._kinds))]
+        heapify(self._open)
+
+    @property
+    def bound_s(self) -> float:
+        """No plan that is left takes less."""
+        return self._open[0].bound_s if self._open else NEVER
+
+    def take(self) -> tuple[Begun, Branch] | None:
+        """The allocation with the least bound; None where none can be better than the best, or where the
+        budget is spent."""
+        while self.bound_s < self.best.limit_s and not self.best.late:
+            begun = heappop(self._open)
+            if begun.branch:
+                return begun, begun.branch
+            partition, spread = self._kinds[begun.number]
+            if len(begun.counts) == len(partition):
+                self._look(begun, Allocation(partition, begun.counts, spread))
+            else:
+                self._extend(begun, partition)
+        return None
+
+    def put(self, begun: Begun, bound_s: float) -> None:
+        """What was taken is not finished, but no choice of it takes less than `bound_s`."""
+        raised = begun._replace(bound_s=max(begun.bound_s, bound_s))
+        if raised.bound_s < self.best.limit_s:
+            heappush(self._open, raised)
+
+    def _look(self, begun: Begun, allocation: Allocation) -> None:
+        branch = Branch(allocation, self.best, self.bounds)
+        bound_s = branch.bound_s(self.paces)
+        self.put(begun._replace(branch=branch), bound_s)
+        if bound_s < self.promising_s:  # the sooner there is something good, the less is looked at
+            self.promising_s = bound_s
+            branch.dive()
+
+    def _extend(self, begun: Begun, partition: Partition) -> None:
+        for count in self.space.sizes(partition[len(begun.counts)]):
+            counts = (*begun.counts, count)
+            bound_s = max(begun.bound_s, self._bound_s(begun.number, counts))
+            if bound_s < self.best.limit_s:
+                heappush(self._open, Begun(bound_s, begun.number, counts))
+
+    def _bound_s(self, number: int, counts: tuple[int, ...]) -> float:
+        (partition, spread), fixed, limit_s = self._kinds[number], len(counts), self.best.limit_s
+        busy_s = max(
+            (self.least.busy_s(m, count, spread) for m, count in zip(partition, counts)), default=0.0
+        )
+        rest = partition[fixed:]
+        left = self.space.num_devices - sum(counts)
+        fewest = [self.least.fewest(members, spread, limit_s) for members in rest]
+        spare = left - sum(fewest)
+        if spare < 0 or busy_s >= limit_s:
+            return NEVER
+        self.best.effort += 1
+        most = Allocation(partition, (*counts, *(spare + few for few in fewest)), spread)
+        return max(busy_s, self.least.shared_out_s(rest, spread, left), self.least.step_s(most, fixed))
