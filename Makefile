@@ -6,13 +6,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.hflow-installed
+SGLANG_STAMP := .venv/.sglang-installed
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup setup-sglang demo test lint bench clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## install hflow and its tools into .venv (instant when nothing changed)
 
@@ -23,6 +24,16 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet $(TORCH)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[tasks,math,dev]'
+	@touch $@
+
+setup-sglang: $(SGLANG_STAMP) ## install SGLang for CPUs into .venv, beside hflow (instant when nothing changed)
+
+# What SGLang's wheel asks for is for CUDA, torch included, hence --no-deps.
+$(SGLANG_STAMP): $(STAMP) constraints-sglang-cpu.txt scripts/mend_torchvision.py
+	@$(BIN)/python -c 'import sys, torch; sys.exit(torch.version.cuda is not None)' || { \
+		echo "torch has CUDA here, and SGLang's own wheels fit it: pip install 'hflow[sglang]'" >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet --no-deps --requirement constraints-sglang-cpu.txt
+	$(BIN)/python scripts/mend_torchvision.py
 	@touch $@
 
 demo: setup ## train a tiny model to add: supervised, then GRPO (three minutes on two cores)

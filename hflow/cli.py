@@ -194,6 +194,17 @@ def calibrate_command(
     print(f"wrote                   {output}\nnext                    hflow compile GRAPH --cluster {output}")
 
 
+@app.command("doctor")
+def doctor(
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    no_start: Annotated[bool, typer.Option("--no-start", help="Start no engine.")] = False,
+) -> None:
+    """Tell what works on this machine: each engine is started on a tiny model. Takes up to a minute."""
+    from hflow.doctor.command import doctor_command
+
+    doctor_command(json_, start=not no_start)
+
+
 def _counts(graph: Any) -> str:
     from hflow.view.units import plural
 

@@ -98,9 +98,9 @@ class Reference:
         self.adam.zero_grad()
         trained = sum(int(data["mask"].slice(r, r + 1).values.sum()) for r in rows)
         total = torch.zeros((), dtype=torch.float64)
-        sums = {"kl": 0.0, "clip_fraction": 0.0}
+        sums = {"kl": 0.0, "clip_fraction": 0.0, "apart": 0.0}
         for row in rows:
-            loss, kl, clipped = self.row(data, row)
+            loss, kl, clipped, apart = self.row(data, row)
             tokens = len(loss)
             if not tokens:
                 continue
@@ -112,11 +112,12 @@ class Reference:
             total = total + loss.sum() * weight
             sums["kl"] += float(kl.detach().sum())
             sums["clip_fraction"] += float(clipped.sum())
+            sums["apart"] += float(apart.sum())
         total.backward()
         return {"loss": total.item(), "tokens": trained, **sums}
 
-    def row(self, data: dict[str, Rows], row: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Loss, kl and clipped of the tokens of one row that are learnt from."""
+    def row(self, data: dict[str, Rows], row: int) -> tuple[torch.Tensor, ...]:
+        """Loss, kl, clipped and |new - old| of the tokens of one row that are learnt from."""
         o, part = self.options, {name: rows.slice(row, row + 1) for name, rows in data.items()}
         tokens, mask = part["tokens"].values.long(), part["mask"].values
         new = response_log_probs(self.model, tokens, len(mask), o["temperature"])[0][mask]
@@ -125,7 +126,7 @@ class Reference:
         clamped = ratio.clamp(1 - o["clip"], 1 + o["clip"])
         kl = (ref - new).exp() - (ref - new) - 1
         loss = torch.maximum(-ratio * advantage, -clamped * advantage) + o["kl_coef"] * kl
-        return loss, kl, (clamped * advantage < ratio * advantage).double()
+        return loss, kl, (clamped * advantage < ratio * advantage).double(), (new - old).abs().detach()
 
     def update(self, lr: float) -> float:
         limit = self.options["clip_grad"] or float("inf")
@@ -140,17 +141,21 @@ def reference(folder: str, data: dict[str, Rows], options: dict[str, Any], updat
     """Metrics, last gradients and final weights of one execution at step 3."""
     model = Reference(folder, options)
     metrics: dict[str, float] = {}
+    mismatch = 0.0
     for i in range(epochs * updates):
         number = 3 * epochs * updates + i
         lr = options["lr"] * min(1.0, (number + 1) / max(1, options["warmup_steps"]))
         rows = [r for r in range(ROWS) if r % updates == i % updates]
         found = model.gradients(data, rows) | {"grad_norm": model.update(lr), "lr": lr}
+        apart = found.pop("apart")
+        mismatch = apart / found["tokens"] if i == 0 else mismatch
         metrics = {name: metrics.get(name, 0.0) + value for name, value in found.items()}
     state = model.model.named_parameters()
     named = {n: (p.grad, p.detach()) for n, p in state}
     tokens = metrics.pop("tokens")
     weights = {"kl": tokens, "clip_fraction": tokens}
-    return {n: v / weights.get(n, epochs * updates) for n, v in metrics.items()}, named
+    means = {n: v / weights.get(n, epochs * updates) for n, v in metrics.items()}
+    return means | {"mismatch": mismatch}, named
 
 
 def train_on_rank(

@@ -55,10 +55,9 @@ def gone(processes: list[psutil.Process]) -> bool:
 
 
 def files_of(processes: list[psutil.Process]) -> set[Path]:
-    """Those in shared memory that they have open or mapped."""
-    maps = {mapped.path for process in processes for mapped in process.memory_maps()}
-    files = {file.path for process in processes for file in process.open_files()}
-    return {path for path in map(Path, maps | files) if str(path).startswith(SHARED_MEMORY) and path.exists()}
+    """Those in shared memory that they have mapped; the names of removed ones end in "(deleted)"."""
+    paths = {mapped.path for process in processes for mapped in process.memory_maps()}
+    return {Path(path) for path in paths if path.startswith(SHARED_MEMORY)}
 
 
 @contextmanager

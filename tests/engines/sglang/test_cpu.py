@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[3]
 # what each needs to be shown with: a program that prints this with the setting, and something else without
 CASES = {
     "SGLANG_USE_CPU_ENGINE": ("from sglang.srt.utils import is_cpu; print(is_cpu())", "True"),
+    "GOMP_SPINCOUNT": ("print(os.environ.get('GOMP_SPINCOUNT'))", "2000"),
     "TORCHDYNAMO_DISABLE": (
         "import torch; from sglang.srt.layers.sampler import multinomial_with_seed as draw\n"
         "print(draw(torch.zeros(1, 9), torch.tensor([1]), torch.tensor([2])).shape)",

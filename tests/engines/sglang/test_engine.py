@@ -115,7 +115,9 @@ def scheduler(engine: SglangModel) -> psutil.Process:
 
 
 def same(a: Result, b: Result) -> bool:
-    return all(torch.equal(a.outputs[n].values, b.outputs[n].values) for n in ("tokens", "logprobs"))
+    """Tokens are equal; log-probs as far as rounding does not depend on who is in a batch."""
+    mine, theirs = (result.outputs["logprobs"].values for result in (a, b))
+    return a.digest == b.digest and torch.allclose(mine, theirs, atol=LOG_PROBS)
 
 
 def lists(rows: Rows) -> list[list[int]]:

@@ -108,8 +108,8 @@ class Training:
         """Make all updates. Collective over the mesh.
 
         Returns:
-            (sum, weight) pairs; each is reported by one of the ranks that share a value. `mismatch` is how far
-            the log-probs that came with the rows are from those before the first update, mean of |difference|.
+            (sum, weight) pairs; each is reported by one of the ranks that share a value. `mismatch`: how far
+            the log-probs that came with the rows are from those before the first update, mean |difference|.
 
         Raises:
             NodeError: HF405, on all ranks, when a loss or a gradient is not finite; that update is not

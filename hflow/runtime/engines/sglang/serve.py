@@ -21,7 +21,7 @@ from typing import Any
 from hflow.runtime.engines.sglang import cpu
 from hflow.runtime.engines.sglang.lifetime import die_with
 from hflow.runtime.engines.sglang.options import ServerOptions
-from hflow.runtime.engines.sglang.shared_memory import remove_at_end
+from hflow.runtime.engines.sglang.shared_memory import remove_names
 
 SERVER = "HFLOW_SGLANG_SERVER"  # in the environment of its children: the process id of the server
 
@@ -139,7 +139,7 @@ def main() -> None:
     launch_server(
         ServerArgs(**given),
         execute_warmup_func=wait_until_it_listens,
-        launch_callback=remove_at_end,
+        launch_callback=remove_names,
         **special,
     )
 

@@ -1,9 +1,8 @@
-"""SGLang's files in shared memory: who is killed leaves them there."""
+"""SGLang's files in shared memory: who is killed would leave them there."""
 
 from __future__ import annotations
 
 from contextlib import suppress
-from multiprocessing import resource_tracker
 from pathlib import Path
 
 import psutil
@@ -12,21 +11,17 @@ SHARED_MEMORY = Path("/dev/shm")
 PREFIX = "sglang_"
 
 
-def remove_at_end() -> None:
-    """Have those that this process and its children have open removed when these have ended, however that is.
-
-    multiprocessing has a process for that, which outlives them.
-    """
+def remove_names() -> None:
+    """Of those that this process and its children have open: so they serve on, and are gone with these."""
     this = psutil.Process()
     for process in (this, *this.children(recursive=True)):
-        for name in _names(process.pid):
-            resource_tracker.register(f"/{name}", "shared_memory")
+        for file in _open_files(process.pid):
+            file.unlink(missing_ok=True)
 
 
-def _names(pid: int) -> set[str]:
-    names: set[str] = set()
+def _open_files(pid: int) -> set[Path]:
+    found: set[Path] = set()
     for descriptor in Path(f"/proc/{pid}/fd").glob("*"):
         with suppress(OSError):  # closed meanwhile
-            file = descriptor.readlink()
-            names |= {file.name} if file.parent == SHARED_MEMORY and file.name.startswith(PREFIX) else set()
-    return names
+            found.add(descriptor.readlink())
+    return {file for file in found if file.parent == SHARED_MEMORY and file.name.startswith(PREFIX)}

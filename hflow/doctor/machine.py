@@ -1,0 +1,69 @@
+"""What there is: versions, devices, memory, and whether processes can talk to each other."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+import psutil
+import torch
+
+import hflow
+
+PACKAGES = ("torch", "megatron-core", "ray", "sglang", "transformers")
+
+
+@dataclass(frozen=True)
+class Device:
+    name: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Machine:
+    """`versions` by name, None for what is not installed; `cores` are those that this process may use;
+    `loopback`: whether a port can be opened there, and reached."""
+
+    versions: dict[str, str | None]
+    devices: tuple[Device, ...]
+    cores: int
+    memory_bytes: int
+    free_bytes: int
+    loopback: bool
+
+
+def this_machine() -> Machine:
+    memory = psutil.virtual_memory()
+    own = {"hflow": hflow.__version__, "python": platform.python_version()}
+    return Machine(
+        own | {name: _version(name) for name in PACKAGES},
+        tuple(_device(index) for index in range(torch.cuda.device_count())),
+        len(os.sched_getaffinity(0)),
+        memory.total,
+        memory.available,
+        _reaches_itself(),
+    )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _device(index: int) -> Device:
+    found = torch.cuda.get_device_properties(index)
+    return Device(found.name, found.total_memory)
+
+
+def _reaches_itself() -> bool:
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=5).close()
+    except OSError:
+        return False
+    return True
