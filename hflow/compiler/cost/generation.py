@@ -29,6 +29,8 @@ from hflow.compiler.layout import Mesh
 from hflow.compiler.shape import ModelShape
 from hflow.compiler.workload import Workload
 
+SERVER_STEP_S = 0.02  # of an SGLang server on CPUs beside its kernels, per token: benchmarks/rollout.py
+
 
 def generate_s(
     shape: ModelShape,
@@ -108,6 +110,8 @@ def decode_s(
     cache = stream_s(rows * context * shape.kv_bytes_per_token(BYTES[dtype]) / mesh.tp, device)
     latency = shape.num_layers * layer_latency_s(device)
     part = products + cache + latency + _messages_s(shape, dtype, rows, mesh, cluster, strategy)
+    if strategy.engine == "sglang" and device.platform == "cpu":
+        part += SERVER_STEP_S
     return work.response * part
 
 

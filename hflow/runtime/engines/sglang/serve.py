@@ -90,6 +90,7 @@ def arguments(options: ServerOptions, port: int) -> dict[str, Any]:
         "disable_radix_cache": True,
         "enable_memory_saver": options.sleeps,
         "custom_weight_loader": loaders,
+        "sleep_on_idle": True,  # its scheduler would take a core while other nodes run
         "skip_tokenizer_init": True,
         "grammar_backend": "none",
         "log_level": "warning",
