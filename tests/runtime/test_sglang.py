@@ -81,3 +81,21 @@ def test_grpo_on_two_replicas_elsewhere(workers: Pool, model: Path, tmp_path: Pa
     for mine, theirs in zip(two.metrics, one.metrics, strict=True):
         assert mine["digest.rollout"] == theirs["digest.rollout"]
         assert mine["loss.actor_train"] == pytest.approx(theirs["loss.actor_train"], rel=1e-4, abs=1e-6)
+
+
+def test_older_weights_are_the_older_ones(workers: Pool, model: Path, tmp_path: Path) -> None:
+    """With `lag: 1` the server keeps generating with the weights before, while the newest are trained."""
+    older = "{use: actor, lag: 1}"
+    overrides = [
+        f"params.model={model}", f"params.steps={STEPS}", "eval=null",
+        f"nodes.greedy.model={older}", f"nodes.greedy_again.model={older}",
+    ]  # fmt: skip
+    graph = hflow.load(GRAPHS / "lagged.yaml", overrides, [GRAPHS / "greedy_twice.yaml"])
+    pins = "rollout=tp1@1", "actor_train=tp1@0"
+    engines = "rollout=sglang", "greedy=sglang"
+    plan = hflow.compile(graph, load_cluster("local4"), pins, engines=engines)
+    run = execute(plan, tmp_path / "run", pool=workers, export=False)
+    assert [line["actor_train.staleness"] for line in run.metrics] == [0, 1, 1]
+    assert len({line["digest.greedy"] for line in run.metrics}) == STEPS
+    for line in run.metrics:
+        assert line["digest.greedy"] == line["digest.greedy_again"]

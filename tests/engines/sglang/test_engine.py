@@ -16,6 +16,7 @@ from hflow.compiler.instances import instance_of
 from hflow.compiler.plan import NodePlan
 from hflow.graph.graph import Node
 from hflow.runtime.engines.base import Call, NodeError, Result
+from hflow.runtime.engines.sglang import requests, server
 from hflow.runtime.engines.sglang import weights as served_weights
 from hflow.runtime.engines.sglang.engine import SglangModel
 from hflow.runtime.new_model import new_model
@@ -165,6 +166,23 @@ def test_a_killed_scheduler_costs_no_row(
     assert same(undisturbed, run(engine, node, own))
 
 
+def test_a_server_that_hangs_is_replaced(
+    engine: SglangModel, plan: hflow.Plan, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, own = plan.graph.node("rollout"), plan.node("rollout")
+    undisturbed = run(engine, node, own)
+    monkeypatch.setattr(requests, "STALL_S", 2.0)
+    monkeypatch.setattr(server, "HEALTH_S", 2.0)
+    victim = scheduler(engine)
+    stopper = threading.Timer(0.3, victim.suspend)
+    stopper.start()
+    disturbed = run(engine, node, own)
+    stopper.join()
+    assert "no answer for 2 s" in caplog.text
+    assert not lives(victim)
+    assert same(undisturbed, disturbed)
+
+
 def test_other_weights_than_the_newest_are_noticed(
     engine: SglangModel, plan: hflow.Plan, folder: str
 ) -> None:
@@ -176,13 +194,13 @@ def test_other_weights_than_the_newest_are_noticed(
 
 
 def test_a_refused_update_is_told_in_sglangs_words(engine: SglangModel, folder: str) -> None:
-    server = engine.replica._server
-    assert server
-    server.post("/begin_weight_update")
+    present = engine.replica._server
+    assert present
+    present.post("/begin_weight_update")
     with pytest.raises(NodeError, match="session is already open") as caught:
         renew(engine, perturbed(folder, 5), 5)
     assert caught.value.code == "HF410"
-    server.post("/end_weight_update")
+    present.post("/end_weight_update")
     renew(engine, perturbed(folder, 5), 5)
 
 
