@@ -76,6 +76,9 @@ class LightWorker:
     def leave(self) -> Report:
         return {}
 
+    def end_servers(self) -> None:
+        pass
+
     def join_at(self, host: str, port: int, generation: int, rank: int, size: int) -> Report:
         self.rank = rank
         return {}

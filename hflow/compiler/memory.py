@@ -89,7 +89,8 @@ def _held(
         renewed = bool(draft.graph.trainers(instance.model)) and not instance.lag
         if not sleeps(draft.cluster.device.platform, renewed):
             tokens = max(p.micro_batch * workload(draft.graph.node(p.node)).sequence for p in users.values())
-            size = awake_bytes(*what, tokens, draft.cluster.device.platform, strategy)
+            trained = bool(draft.graph.trainers(instance.model))
+            size = awake_bytes(*what, tokens, draft.cluster.device.platform, trained, strategy)
             server = "server", size
             return _Held(instance, server, server, frozenset())
     if instance.lag:

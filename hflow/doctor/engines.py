@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -62,7 +63,7 @@ def _try(engine: str, model: Path, devices: int, tell: Tell) -> Trial:
             _serve(model, devices, tell)
         else:
             _probe(engine, model)
-    except (ProbeError, ServerError) as error:
+    except (ProbeError, ServerError, OSError) as error:
         return Trial(engine, "fails", time.monotonic() - begin, str(error))
     return Trial(engine, "works", time.monotonic() - begin)
 
@@ -80,7 +81,7 @@ def _probe(engine: str, model: Path) -> None:
 
 
 def _serve(model: Path, devices: int, tell: Tell) -> None:
-    on = ("0",) if devices else ()
+    on = (os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0],) if devices else ()
     options = ServerOptions(
         str(model), "float32", 1, on, (), max_running=4, max_tokens=4 * MAX_POSITIONS,
         max_length=MAX_POSITIONS, seed=0, sleeps=False,

@@ -11,13 +11,14 @@ from hflow.compiler.shape import NAMED, Family
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.graph.graph import Node
 
+VOCAB_UNIT = 64
 BUILT: tuple[Family, ...] = ("llama", "qwen2")  # by engines/megatron
 
 
 def check_runnable(plan: Plan) -> None:
     """Raises HflowError HF406 with every model that no engine can build, and every node that none can run as
     planned; asks nothing of the file system."""
-    problems = (*_models(plan), *_nodes(plan), *_optimizers(plan))
+    problems = (*_models(plan), *_nodes(plan), *_optimizers(plan), *_servers(plan))
     if problems:
         raise HflowError(problems)
 
@@ -46,6 +47,19 @@ def _nodes(plan: Plan) -> Iterator[Diagnostic]:
         for name in (name for name, planned in names.items() if planned):
             message = f"`{node.name}` is planned with {name}, which no engine runs yet: compile only"
             yield Diagnostic("HF406", message, node.span, "tp, pp, dp, recompute and ZeRO-1 run")
+
+
+def _servers(plan: Plan) -> Iterator[Diagnostic]:
+    """SGLang cuts a vocabulary over tp that it has rounded up to a multiple of VOCAB_UNIT."""
+    for node in (n for n in plan.graph.nodes if plan.node(n.name).engine == "sglang"):
+        assert node.model
+        name, tp = node.model.model, plan.node(node.name).mesh.tp
+        vocab = plan.shapes[name].vocab
+        if tp > 1 and vocab % VOCAB_UNIT:
+            message = f"`{node.name}` is planned on SGLang with tp{tp}, which cuts the {vocab} tokens of"
+            message += f" `{name}` otherwise than hflow: they are no multiple of {VOCAB_UNIT}"
+            help_ = f"`--pin {node.name}=tp1`, or add rows to the embedding"
+            yield Diagnostic("HF406", message, node.span, help_)
 
 
 def _optimizers(plan: Plan) -> Iterator[Diagnostic]:

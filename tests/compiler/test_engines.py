@@ -94,7 +94,7 @@ def test_on_gpus_a_server_sleeps_while_others_run(grpo: Graph) -> None:
 
 
 def test_on_cpus_a_server_stays_awake(model: str) -> None:
-    """Weights, KV cache and processes lie there whoever runs."""
+    """Weights, KV cache, processes and the worker's copy of the weights lie there whoever runs."""
     graph = hflow.load("tests/runtime/graphs/grpo_tiny.yaml", [f"params.model={model}"])
     plan = planned(graph, load_cluster("local4"), "actor_train=dp2@0-1", "rollout=dp2@0-1")
     node, shape = plan.node("rollout"), plan.shapes["actor"]
@@ -102,7 +102,25 @@ def test_on_cpus_a_server_stays_awake(model: str) -> None:
     (size,) = (size for part, size in memory.parts.items() if "server" in part)
     tokens = node.micro_batch * workload(graph.node("rollout")).sequence
     cache = kv_cache_bytes(shape, "f32", tokens, node.mesh)
-    assert size == weight_bytes(shape, "f32", node.mesh, False) + cache + SERVER_BYTES
+    weights = weight_bytes(shape, "f32", node.mesh, False)
+    assert size == weights + cache + SERVER_BYTES + weights  # the worker's copy
+
+
+def test_a_server_does_not_leave_its_host(grpo: Graph) -> None:
+    cluster = replace(load_cluster("a100x16"), devices_per_host=2, hosts=2)
+    with pytest.raises(HflowError, match="HF302"):
+        planned(grpo, cluster, "rollout=tp4@0-3")
+    assert planned(grpo, cluster, "rollout=tp4@0-3", engines=()).node("rollout").mesh.tp == 4
+
+
+def test_what_does_not_fit_says_why_though_two_servers_are_needed(model: str) -> None:
+    """One of the older weights, and one that evaluates the newest."""
+    graph = hflow.load("algorithms/async_grpo.yaml", [f"params.model={model}"])
+    cluster = load_cluster("local1")
+    cluster = replace(cluster, device=replace(cluster.device, memory_bytes=2_400_000_000))
+    with pytest.raises(HflowError, match="HF305") as caught:
+        planned(graph, cluster)
+    assert "server" in str(caught.value) and "without  there" not in str(caught.value)
 
 
 def test_two_engines_for_one_model_are_two_copies(model: str) -> None:

@@ -121,13 +121,13 @@ def sleeps(platform: str, renewed: bool) -> bool:
 
 
 def awake_bytes(
-    shape: ModelShape, dtype: str, mesh: Mesh, tokens: int, platform: str, strategy: Strategy
+    shape: ModelShape, dtype: str, mesh: Mesh, tokens: int, platform: str, trained: bool, strategy: Strategy
 ) -> int:
-    """What a server that does not sleep always keeps: weights, a KV cache of `tokens` positions, and on a
-    CPU, where they share the memory, its processes."""
-    processes = SERVER_BYTES if platform == "cpu" else 0
+    """What a server that does not sleep always keeps: weights and a KV cache of `tokens` positions; on a CPU,
+    where they share the memory, also its processes, and the worker's copy of weights that are `trained`."""
     weights = weight_bytes(shape, dtype, mesh, False, strategy)
-    return weights + kv_cache_bytes(shape, dtype, tokens, mesh) + processes
+    on_host = SERVER_BYTES + weights * trained if platform == "cpu" else 0
+    return weights + kv_cache_bytes(shape, dtype, tokens, mesh) + on_host
 
 
 def gathered_bytes(shape: ModelShape, dtype: str, mesh: Mesh, strategy: Strategy) -> int:

@@ -14,7 +14,7 @@ from functools import lru_cache
 from math import lcm
 
 from hflow.compiler.cluster import Cluster
-from hflow.compiler.cost.comm import reached
+from hflow.compiler.cost.comm import host_transfer_s, reached
 from hflow.compiler.cost.device import BYTES
 from hflow.compiler.cost.flops import expert_parameters
 from hflow.compiler.layout import Layout, Shard
@@ -27,12 +27,14 @@ Masks = Mapping[int, int]
 @lru_cache(maxsize=65536)
 def weights_s(shape: ModelShape, dtype: str, source: Sharding, target: Sharding, cluster: Cluster) -> float:
     """All weights of a model, as if all layers were of one size and everything were split over tp. A server
-    copies what has arrived for it once more."""
+    copies what has arrived for it once more; on GPUs a further copy goes to the host's memory."""
     if source == target:
         return 0.0
     size, experts = shape.num_parameters * BYTES[dtype], expert_parameters(shape) * BYTES[dtype]
     handed = size / target.mesh.tp if target.engine == "sglang" else 0
     seconds = 2 * handed / cluster.device.memory_bandwidth  # each byte is read and written
+    if handed and cluster.host_link and cluster.device.platform == "cuda":
+        seconds += host_transfer_s(round(handed), cluster)
     seconds += _weights_s(size - experts, source, target, cluster, 1)
     if experts:
         seconds += _weights_s(experts, source, target, cluster, lcm(source.ep, target.ep))

@@ -62,7 +62,7 @@ class CopyBytes:
 
 def own_copies(units: tuple[Unit, ...], seats: Seats) -> dict[str, CopyBytes]:
     """By unit; a copy that two units share counts for the first. A reader of older weights has, while it runs
-    in the evaluation, a copy of the newest as well."""
+    in the evaluation, a copy of the newest as well; a server of these is always there."""
     lie = shardings(units, seats)
     trained = {(u.model, lie[u.name]) for u in units if u.role == "train"}
     readers = [u for u in units if seats[u.name].option.copy_bytes]
@@ -77,5 +77,6 @@ def own_copies(units: tuple[Unit, ...], seats: Seats) -> dict[str, CopyBytes]:
             found[unit.name] = CopyBytes(staying=size) if counts[key] > 1 else CopyBytes(passing=size)
         seen.add(key)
     for unit in (u for u in units if u.lag and u.evaluated and (u.model, lie[u.name]) not in trained):
-        found[unit.name] = CopyBytes(passing=seats[unit.name].option.idle_bytes)
+        size = seats[unit.name].option.idle_bytes
+        found[unit.name] = CopyBytes(staying=size) if unit.served else CopyBytes(passing=size)
     return found

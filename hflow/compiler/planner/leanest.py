@@ -118,10 +118,13 @@ def _of_model(space: Space, model: str, count: int) -> list[Load]:
 
 
 def _alone(unit: Unit, options: Iterable[Option]) -> list[Load]:
-    """A copy of weights that are trained elsewhere stays where several nodes read it."""
+    """A copy of weights that are trained elsewhere stays where several nodes read it. Beside a server of
+    older weights there is another, which evaluates the newest."""
     stays = len(unit.nodes) > 1
+    twice = unit.served and unit.evaluated and unit.lag > 0
     return _undominated(
-        _load(unit, o, staying=o.copy_bytes * stays, passing=o.copy_bytes * (not stays)) for o in options
+        _load(unit, o, o.copy_bytes * stays + o.idle_bytes * twice, o.copy_bytes * (not stays))
+        for o in options
     )
 
 

@@ -31,8 +31,8 @@ def misfit(draft: Draft) -> Diagnostic:
     usable = cluster.device.usable_bytes
     where = f"{cluster.num_devices} {cluster.device.name} with {bytes_text(usable)} each"
     message = f"no plan of `{graph.name}` fits into the memory of `{cluster.name}`: {where}"
-    if lean.fullest.peak_bytes <= usable:
-        restrictions = " ".join(_restrictions(draft))
+    restrictions = " ".join(_restrictions(draft))
+    if restrictions and lean.fullest.peak_bytes <= usable:
         return Diagnostic("HF305", message, help=f"without {restrictions} there are plans that fit")
     full = lean.fullest
     helps = ";\n".join((_needs(full), *_remedies(free, full), _smallest(free)))
@@ -96,7 +96,7 @@ def _parts(load: Load) -> Iterator[tuple[str, int]]:
             size += held.need_bytes - working
             yield f"{_hungriest(held).name} working set", working
         whole = held.unit.role == "train" and (runs or not option.offload)
-        what = "weights, gradients, Adam" if whole else "weights"
+        what = "weights, gradients, Adam" if whole else "server" if held.unit.served else "weights"
         yield f"{held.unit.model} {what} ({option_text(option)})", size
 
 

@@ -55,6 +55,9 @@ class Pricing:
         for setting in ("zero", "ep", "offload"):
             if len({getattr(pin, setting) for pin in self.pins} - {None}) > 1:
                 return f"the pins disagree about {setting}"
+        hosts = (len({self.cluster.host(d) for d in group}) for group in mesh.groups("tp"))
+        if self.unit.served and max(hosts) > 1:
+            return "the ranks of a server are on one host"
         works = {node.name: work for node, work in zip(self.unit.nodes, self.works)}
         reasons = (self._split_refusal(p, mesh) or _micro_refusal(p, works[p.node], mesh) for p in self.pins)
         return next(filter(None, reasons), "")
@@ -109,9 +112,10 @@ class Pricing:
     def _awake(self, mesh: Mesh, strategy: Strategy, ways: tuple[Ways, ...]) -> Iterator[Option]:
         """Of a server that keeps its KV cache while other nodes run: an option for each size of the cache."""
         shape, dtype, platform = self.shape, self.model.dtype, self.cluster.device.platform
+        trained = self.unit.role != "frozen"
         for chosen in product(*(each.ways for each in ways)):
             tokens = [way.micro_batch * work.sequence for way, work in zip(chosen, self.works)]
-            idle = awake_bytes(shape, dtype, mesh, max(tokens), platform, strategy)
+            idle = awake_bytes(shape, dtype, mesh, max(tokens), platform, trained, strategy)
             caches = (kv_cache_bytes(shape, dtype, count, mesh) for count in tokens)
             rest = tuple(_more(Ways((way,)), -cache) for way, cache in zip(chosen, caches))
             sizes = mesh.pp, mesh.dp, mesh.tp

@@ -31,6 +31,7 @@ from hflow.runtime.worker.failure import Failure
 
 OBJECT_STORE_BYTES = 100 * 2**20  # programs and reports only
 START_WAIT_S = 300  # to import torch and Megatron, with cold disks
+END_S = 15  # for the servers of engines to end
 GRACE_S = 10  # for survivors to give up after a failure
 IN_FLIGHT = 2  # calls that each worker has at most: this one and the next
 
@@ -131,6 +132,8 @@ class RayPool:
         children = psutil.Process().children(recursive=True) if self._local else []
         actors, self._actors = self._actors, []
         if ray.is_initialized():
+            with suppress(RayError):  # killed workers end their servers too, but leave their folders
+                ray.get([actor.end_servers.remote() for actor in actors], timeout=END_S)
             for actor in actors:
                 ray.kill(actor)
             ray.shutdown()

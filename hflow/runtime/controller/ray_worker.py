@@ -51,6 +51,10 @@ class RayWorker(Worker):
         super().abort()
 
     @ray.method(concurrency_group="control")
+    def end_servers(self) -> None:
+        super().end_servers()
+
+    @ray.method(concurrency_group="control")
     def where(self) -> str:
         return super().where()
 

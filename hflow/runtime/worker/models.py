@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -52,13 +52,29 @@ class Engines:
 def build_engines(plan: Plan, world: World, told: Callable[[str], None]) -> Engines:
     """Collective over the world: all ranks make all groups, members build and load their shards.
 
-    What the programs put away after its use begins there, before the next model is built.
+    What the programs put away after its use begins there, before the next model is built. When one fails, the
+    servers of those before it end.
 
     Args:
         told: hears what is done while it takes long.
     """
     tokenizers: dict[str, Tokenizer] = {m.name: load_tokenizer(m.path) for m in plan.graph.models}
     engines = Engines({}, PythonEngine(tokenizers))
+    try:
+        _build(engines, plan, world, tokenizers, told)
+    except BaseException:
+        engines.close()
+        raise
+    return engines
+
+
+def _build(
+    engines: Engines,
+    plan: Plan,
+    world: World,
+    tokenizers: Mapping[str, Tokenizer],
+    told: Callable[[str], None],
+) -> None:
     offloaded, released = _put_away(plan, "offload"), _put_away(plan, "release")
     graphs = [program.graph for program in _programs(plan)]
     for instance, trainer in instances(graphs, {n.node: n.sharding for n in plan.nodes}).items():
@@ -74,7 +90,6 @@ def build_engines(plan: Plan, world: World, told: Callable[[str], None]) -> Engi
             model.offload()
         if instance in released:
             model.weights.release()
-    return engines
 
 
 def _built(

@@ -69,9 +69,13 @@ class Worker:
         """What runs now, for the progress line."""
         return self._loading or (self.interpreter.now if self.interpreter else "")
 
-    def close(self) -> None:
+    def end_servers(self) -> None:
+        """End the processes that engines have started (called from another thread, too)."""
         if self.interpreter:
             self.interpreter.engines.close()
+
+    def close(self) -> None:
+        self.end_servers()
         self.plan = self.interpreter = None
         if self.world:
             self.world.close()

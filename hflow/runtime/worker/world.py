@@ -21,7 +21,7 @@ from torch.distributed.distributed_c10d import Store
 
 from hflow.runtime.engines.base import Stopped
 
-TIMEOUT = timedelta(minutes=10)
+TIMEOUT = timedelta(days=1)  # a rollout elsewhere may take hours; who dies is told by `abort`, not by time
 ABORT_TAG = 2**16  # of a message that nobody sends
 CLOSED = "Application timeout caused pair closure"  # what gloo says to all but the one that timed out
 

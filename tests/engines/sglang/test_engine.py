@@ -25,7 +25,7 @@ from hflow.runtime.tokenizer import load_tokenizer
 from hflow.runtime.worker.world import World
 from tests.engines.models import load_hf
 from tests.engines.sglang.installed import needs_sglang
-from tests.engines.sglang.servers import lives, tree_of
+from tests.engines.sglang.servers import lives, tree_of, within
 
 pytestmark = [needs_sglang, pytest.mark.slow, pytest.mark.timeout(400)]
 ROWS, NEW = 24, 100  # enough to be interrupted
@@ -181,6 +181,24 @@ def test_a_server_that_hangs_is_replaced(
     assert "no answer for 2 s" in caplog.text
     assert not lives(victim)
     assert same(undisturbed, disturbed)
+
+
+def test_a_server_that_died_meanwhile_is_started_again_for_new_weights(
+    engine: SglangModel, plan: hflow.Plan, folder: str
+) -> None:
+    node, own = plan.graph.node("rollout"), plan.node("rollout")
+    renew(engine, perturbed(folder, 6), 6)
+    wanted = run(engine, node, own)
+    victim = scheduler(engine)
+    victim.kill()
+    assert within(5.0, lambda: not lives(victim))
+    renew(engine, perturbed(folder, 6), 6)
+    assert same(wanted, run(engine, node, own))
+
+
+def test_no_rows(engine: SglangModel, plan: hflow.Plan) -> None:
+    call = Call(plan.graph.node("rollout"), plan.node("rollout"), 0, 0, seed=5, step=0)
+    assert len(engine.run(call, {"prompt": from_lists([])}).outputs["tokens"]) == 0
 
 
 def test_other_weights_than_the_newest_are_noticed(

@@ -24,7 +24,7 @@ from hflow.runtime.engines.sampler import Answers, Sampling
 from hflow.runtime.engines.sglang.options import ServerOptions
 from hflow.runtime.engines.sglang.replica import Replica
 from hflow.runtime.engines.sglang.requests import Response, Row
-from hflow.runtime.engines.sglang.tiles import LOADER, VOCAB_UNIT
+from hflow.runtime.engines.sglang.tiles import LOADER
 from hflow.runtime.engines.sglang.weights import ServedWeights
 from hflow.runtime.rows import TORCH_DTYPES, Rows, from_lists
 from hflow.runtime.sampling import row_seeds
@@ -61,15 +61,15 @@ class SglangModel:
             renewed: whether its weights come anew in every step, so that it need not keep them between.
 
         Raises:
-            HflowError: HF406 when SGLang is not installed, or cannot hold the model so.
+            HflowError: HF406 when SGLang is not installed.
             NodeError: HF404 when the server does not start.
         """
-        self.tokenizer, self.device, self.shape = tokenizer, device, shape
+        self.tokenizer, self.shape = tokenizer, shape
         groups = make_groups(sharding.mesh, rank, new_group)
         self.member = groups is not None
         if groups is None:
             return
-        _check(model, shape, sharding.mesh)
+        _check_installed(model)
         self.groups = groups
         planned = tuple(nodes)
         works = [(plan.micro_batch, workload(node)) for node, plan in planned]
@@ -92,7 +92,7 @@ class SglangModel:
             )
 
         node = planned[0][0].name
-        self.replica = Replica(node, options, groups.tp, stopped, told)
+        self.replica = Replica(node, _visible(device), options, groups.tp, stopped, told)
         dtype = TORCH_DTYPES[model.dtype]
         self.weights = ServedWeights(shape, sharding, rank, dtype, device, self.replica)
 
@@ -135,15 +135,19 @@ class SglangModel:
             raise NodeError(self.replica.node, problem, "HF410")
 
 
-def _check(model: Model, shape: ModelShape, mesh: Mesh) -> None:
+def _check_installed(model: Model) -> None:
     if importlib.util.find_spec("sglang") is None:
+        message = f"the plan has `{model.name}` generate on SGLang, which is not installed here"
         help_ = "without a GPU `make setup-sglang` installs it, else `pip install 'hflow[sglang]'`"
-        raise HflowError(Diagnostic("HF406", "SGLang is not installed here", model.span, help_))
-    if mesh.tp > 1 and shape.vocab % VOCAB_UNIT:
-        problem = f"SGLang cuts a vocabulary of {shape.vocab} otherwise than hflow: it is no multiple of"
-        help_ = f"plan tp1, or add rows to the embedding of `{model.path}`"
-        message = f"model `{model.name}`: {problem} {VOCAB_UNIT}"
         raise HflowError(Diagnostic("HF406", message, model.span, help_))
+
+
+def _visible(device: torch.device) -> str:
+    """The entry of CUDA_VISIBLE_DEVICES for this process's device; empty on a CPU."""
+    if device.type != "cuda":
+        return ""
+    entries, index = os.environ.get("CUDA_VISIBLE_DEVICES", ""), torch.cuda.current_device()
+    return entries.split(",")[index] if entries else str(index)
 
 
 def _cores(mesh: Mesh, rank: int, size: int) -> tuple[int, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -28,11 +27,13 @@ T = TypeVar("T")
 
 
 class Replica:
-    """All methods are collective over the group. What the speaker meets, all ranks raise."""
+    """All methods but `close` are collective over the group. What a server refuses, all ranks raise; another
+    failure of the speaker is its own, and ends the others' wait by ending the run."""
 
     def __init__(
         self,
         node: str,
+        device: str,
         options: Callable[[tuple[str, ...]], ServerOptions],
         group: ProcessGroup,
         stopped: threading.Event,
@@ -42,7 +43,8 @@ class Replica:
 
         Args:
             node: in whose name errors are raised.
-            options: given the devices of the group's ranks (entries of CUDA_VISIBLE_DEVICES; none on a CPU).
+            device: this rank's entry of CUDA_VISIBLE_DEVICES; empty on a CPU.
+            options: given those of all ranks of the group.
             stopped: set when nobody waits for answers any more.
             told: hears what is done while it takes long.
 
@@ -51,8 +53,7 @@ class Replica:
         """
         self.node, self.group, self.stopped, self.told = node, group, stopped, told
         self.speaks = group.rank() == 0
-        visible = filter(None, self._gathered(os.environ.get("CUDA_VISIBLE_DEVICES", "")))
-        self.options = options(tuple(visible))
+        self.options = options(tuple(filter(None, self._gathered(device))))
         self._server: Server | None = None
         self._start()
 
@@ -80,6 +81,13 @@ class Replica:
                 restore()
         raise NodeError(self.node, f"SGLang was lost {RESTARTS + 1} times", "HF404")
 
+    def revive(self) -> bool:
+        """Start the server again if it has died since it was asked last. Returns whether it had."""
+        alive = self._together(lambda: self._server is not None and self._server.alive, "HF404")
+        if not alive:
+            self._start()
+        return not alive
+
     def begin(self) -> None:
         self._update("/begin_weight_update", {})
 
@@ -97,7 +105,8 @@ class Replica:
         self._update("/end_weight_update", {})
 
     def sleep(self) -> None:
-        if self.options.sleeps:
+        """One that has died needs none: the next renewal finds it."""
+        if self.options.sleeps and self._together(lambda: bool(self._server and self._server.alive), "HF404"):
             self._update("/release_memory_occupation", {})
 
     def wake(self) -> None:
@@ -115,7 +124,10 @@ class Replica:
         self._together(self._start_here, "HF404")
 
     def _start_here(self) -> None:
-        self._server = Server.start(self.options, lambda text: self.told(f"{self.node}: {text}"))
+        try:
+            self._server = Server.start(self.options, lambda text: self.told(f"{self.node}: {text}"))
+        finally:
+            self.told("")
 
     def _attempt(self, rows: Sequence[Row], sampling: Sampling, answered: dict[int, Response]) -> str | None:
         """What happened to the server, or None when all rows are answered."""
@@ -151,10 +163,11 @@ class Replica:
         return result
 
     def _told(self, value: list[Any]) -> list[Any]:
-        """The speaker's list, on all ranks, which give one of the same length."""
+        """The speaker's list, on all ranks."""
+        told = [value]
         if self.group.size() > 1:
-            dist.broadcast_object_list(value, group=self.group, group_src=0)
-        return value
+            dist.broadcast_object_list(told, group=self.group, group_src=0)
+        return told[0]
 
     def _gathered(self, value: str) -> list[str]:
         """The values of all ranks."""

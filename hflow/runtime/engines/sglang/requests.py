@@ -16,7 +16,7 @@ from hflow.runtime.engines.sglang.server import Server, ServerError
 ROWS_PER_REQUEST = 16  # that come back together: the death of a server costs no rows that are done
 CONNECTIONS = 64
 POLL_S = 1.0
-STALL_S = 60.0  # without any answer, until the server is asked whether it is well
+STALL_S = 300.0  # without any answer, until the server is asked whether it is well
 DEATH_S = 15.0  # the longest that a server takes to notice that a part of it died
 LONGEST_S = 24 * 3600.0
 
@@ -52,9 +52,9 @@ def ask(
     """Have `server` continue those `rows` that are not yet `answered`, and put its answers there, by row.
 
     Raises:
-        Lost: the server died or hangs, and is closed; the answers so far are kept.
+        Lost: the server died or hangs; the answers so far are kept.
         ServerError: it refused a request.
-        Stopped: `stopped` was set meanwhile.
+        Stopped: `stopped` was set meanwhile. After any of these, `server` is closed.
     """
     left = [number for number in range(len(rows)) if number not in answered]
     parts = [left[at : at + ROWS_PER_REQUEST] for at in range(0, len(left), ROWS_PER_REQUEST)]
@@ -62,11 +62,10 @@ def ask(
         waiting = {pool.submit(_post, server, [rows[i] for i in part], sampling): part for part in parts}
         try:
             _collect(server, waiting, answered, stopped)
-        except (Lost, Stopped):
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
             server.close()  # which ends the requests that still wait for it
             raise
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _collect(
@@ -131,7 +130,10 @@ def _params(row: Row, sampling: Sampling) -> dict[str, Any]:
 def _response(answer: Mapping[str, Any]) -> Response:
     meta = answer["meta_info"]
     log_probs = [float(told[0]) for told in meta["output_token_logprobs"]]
-    return Response(answer["output_ids"], log_probs, tuple(_versions(meta)))
+    tokens, reason = answer["output_ids"], (meta["finish_reason"] or {}).get("type")
+    if reason not in ("stop", "length") or len(log_probs) != len(tokens):
+        raise ServerError(f"a row ended by `{reason}` with {len(tokens)} tokens, {len(log_probs)} log-probs")
+    return Response(tokens, log_probs, tuple(_versions(meta)))
 
 
 def _versions(meta: Mapping[str, Any]) -> Iterable[str]:

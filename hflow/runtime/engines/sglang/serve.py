@@ -36,10 +36,13 @@ if __name__ == "__mp_main__":
 
 @dataclass(frozen=True)
 class Request:
-    """`parent` is the process that asks; `store` a file, not yet there, where the ranks may meet."""
+    """`key` is what requests must carry, `parent` the process that asks; `store`: a file, not yet there,
+    where the ranks may meet.
+    """
 
     options: ServerOptions
     port: int
+    key: str
     parent: int
     store: str
 
@@ -61,6 +64,8 @@ def environment(store: str) -> dict[str, str]:
         "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",  # by SPARE; see check_length
         # Ranks meet in a file and talk over loopback: a TCP store would listen on every interface.
         "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE": Path(store).as_uri(),
+        # Other models may lie on some of its devices only; `server` checks that the KV cache fits.
+        "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "0",
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "lo",
         # Models are local folders: nothing is looked up elsewhere, and nobody is told.
@@ -69,19 +74,22 @@ def environment(store: str) -> dict[str, str]:
     }
 
 
-def arguments(options: ServerOptions, port: int) -> dict[str, Any]:
+def arguments(options: ServerOptions, port: int, key: str) -> dict[str, Any]:
     """SGLang's arguments, for CPUs and CUDA alike.
 
     Deterministic inference gives a request with a `sampling_seed` the same tokens alone and in any batch.
     Texts are none of the server's business: requests and answers are token ids.
     """
     loaders = [options.weight_loader] if options.weight_loader else None
-    return {
+    # The attention that SGLang prefers knows half precision only.
+    attention = {"attention_backend": "triton"} if options.dtype == "float32" else {}
+    return attention | {
         "model_path": options.model_path,
         "dtype": options.dtype,
         "tp_size": options.tp,
         "host": "127.0.0.1",
         "port": port,
+        "api_key": key,
         "context_length": options.max_length + SPARE,
         "max_total_tokens": options.max_tokens + SPARE,
         "max_running_requests": options.max_running,
@@ -135,7 +143,7 @@ def main() -> None:
     from sglang.srt.entrypoints.http_server import launch_server  # reads the environment
     from sglang.srt.server_args import ServerArgs
 
-    given = arguments(options, request.port) | (cpu.arguments() if on_cpu else {})
+    given = arguments(options, request.port, request.key) | (cpu.arguments() if on_cpu else {})
     special = {"run_scheduler_process_func": cpu.run_scheduler} if on_cpu else {}
     launch_server(
         ServerArgs(**given),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import secrets
 import socket
 import sys
 import threading
@@ -25,7 +26,7 @@ from hflow.runtime.engines.sglang.log import cause, last_lines
 from hflow.runtime.engines.sglang.options import ServerOptions
 from hflow.runtime.engines.sglang.tree import Tree
 
-START_S = 300.0  # to load a model
+START_S = 1800.0  # to load a model, which may lie on a slow disk
 ANSWER_S = 600.0  # to a request
 HEALTH_S = 30.0  # SGLang itself gives up after 20
 ASK_S = 5.0  # to a question that needs no device
@@ -52,9 +53,16 @@ class Server:
         self._tree: Tree | None = None
         self.port: int = self._port.getsockname()[1]
         atexit.register(self.close)
-        request = serve.Request(options, self.port, os.getpid(), str(self._folder.path / "store"))
+        key = secrets.token_hex(32)
+        self._headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+        store = str(self._folder.path / "store")
+        request = serve.Request(options, self.port, key, os.getpid(), store)
         command = [sys.executable, "-m", serve.__name__]
-        self._tree = Tree(command, request.to_json(), _environment(options, self._folder.path), self._log)
+        try:
+            self._tree = Tree(command, request.to_json(), _environment(options, self._folder.path), self._log)
+        except OSError:
+            self.close()
+            raise
 
     @classmethod
     def start(cls, options: ServerOptions, told: Callable[[str], None] = _nobody) -> Server:
@@ -63,7 +71,10 @@ class Server:
         Raises:
             ServerError: it did not start; with the cause and the end of its log. Nothing is left of it.
         """
-        server = cls(options)
+        try:
+            server = cls(options)
+        except OSError as error:
+            raise ServerError(f"SGLang cannot be started: {error}") from None
         try:
             server._wait(told)
             server._check(options)
@@ -92,7 +103,7 @@ class Server:
     def _check(self, options: ServerOptions) -> None:
         """That SGLang has not made anything smaller than it was told to."""
         assert self._tree is not None
-        self._tree.need_all()
+        self._tree.need_children()
         tokens = self.get("/server_info", ASK_S)["max_total_num_tokens"]
         if tokens < options.max_tokens:
             raise ServerError(
@@ -126,7 +137,7 @@ class Server:
         """Never through a proxy: unlike other clients, this one does not know of them."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
         try:
-            connection.request(method, path, body, {"Content-Type": "application/json"})
+            connection.request(method, path, body, self._headers)
             response = connection.getresponse()
             return response.status, response.read().decode()
         finally:
@@ -153,7 +164,8 @@ class Server:
     @property
     def alive(self) -> bool:
         """Whether the server and all processes that it had when it was ready live."""
-        return self._tree is not None and self._tree.whole
+        tree = self._tree
+        return tree is not None and tree.whole
 
     def healthy(self) -> bool:
         """Whether it lives and generates: when idle, SGLang makes a token for this. Not while paused."""

@@ -19,7 +19,6 @@ from torch import Tensor
 from hflow.compiler.shape import ModelShape
 
 LOADER = f"{__name__}.load_tiles"
-VOCAB_UNIT = 64  # SGLang cuts a vocabulary rounded up to a multiple of this
 CHUNK_ELEMENTS = 2**20  # of a checksum, in memory at once
 INTEGERS = {2: torch.int16, 4: torch.int32}  # by bytes of an element
 

@@ -71,9 +71,10 @@ class Tree:
         """The processes that live."""
         return [p for p in psutil.process_iter() if _session(p.pid) == self._first.pid and _lives(p)]
 
-    def need_all(self) -> None:
-        """From now on, the tree is whole only with all processes that live now."""
-        self._needed = self.members()
+    def need_children(self) -> None:
+        """From now on, the tree is whole only with the processes that the program itself has started. What
+        these start for a while, as compilers do, may end."""
+        self._needed = psutil.Process(self._first.pid).children()
 
     def end(self) -> None:
         """Kill all processes and wait until they have ended. Once."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from hflow.compiler.layout import Box, volume
 from hflow.compiler.shape import ModelShape
 from hflow.compiler.sharding import Sharding
-from hflow.compiler.weights import Parameter, parameters, weight_boxes
+from hflow.compiler.weights import parameters, weight_boxes
 from hflow.runtime.engines.sglang.tiles import header, tile
 
 BUCKET_ELEMENTS = 2**27
@@ -38,6 +38,8 @@ def buckets(shape: ModelShape, tp: int) -> tuple[tuple[str, ...], ...]:
 
 class Taker(Protocol):
     """What takes the weights over: the server of a replica, as one of its ranks reaches it."""
+
+    def revive(self) -> bool: ...
 
     def begin(self) -> None: ...
 
@@ -90,7 +92,7 @@ class ServedWeights:
         device: torch.device,
         taker: Taker,
     ):
-        held = {p.name: box for p in parameters(shape) if (box := _own_box(shape, sharding, p, rank))}
+        held = {p.name: box for p in parameters(shape) if (box := weight_boxes(shape, sharding, p).get(rank))}
         self.changed, self.version, self.present = False, 0, True
         self.renewed = False  # ever: until then the server has what it read from the model's folder
         self.device, self.taker = device, taker
@@ -111,10 +113,12 @@ class ServedWeights:
         return self._bucket_of[name].view(name, box)
 
     def allocate(self) -> None:
-        """Begin a renewal: wake the server, and make room for the first bucket."""
-        if not self.present:
+        """Begin a renewal: wake the server, or start it again, and make room for the first bucket."""
+        if self.device.type == "cuda":  # a server is another process: it cannot use what this one has cached
+            torch.cuda.empty_cache()
+        if not self.taker.revive() and not self.present:
             self.taker.wake()
-            self.present = True
+        self.present = True
         self.taker.begin()
         self._next = 0
         self.buckets[0].allocate(self.device)
@@ -150,10 +154,6 @@ class ServedWeights:
         last = bucket is self.buckets[-1]
         self.taker.take(header(bucket.tiles, bucket.memory), bucket.memory, str(self.version) if last else "")
         bucket.memory = bucket.memory.cpu()
-
-
-def _own_box(shape: ModelShape, sharding: Sharding, parameter: Parameter, rank: int) -> Box | None:
-    return weight_boxes(shape, sharding, parameter).get(rank)
 
 
 def _lengths(box: Box) -> tuple[int, ...]:
