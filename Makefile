@@ -39,10 +39,10 @@ $(SGLANG_STAMP): $(STAMP) constraints-sglang-cpu.txt scripts/mend_torchvision.py
 demo: setup ## train a tiny model to add: supervised, then GRPO (three minutes on two cores)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/demo.sh
 
-# Tests of runs share one Ray and use all cores by themselves; the others run side by side.
+# Tests that share one Ray use all cores by themselves; the others run side by side.
 test: setup lint ## lint, every test, and the notebooks
-	$(BIN)/python -m pytest -n auto --dist loadfile --ignore tests/runtime
-	$(BIN)/python -m pytest tests/runtime
+	$(BIN)/python -m pytest -n auto --dist loadfile -m 'not one_ray'
+	$(BIN)/python -m pytest -m one_ray tests/runtime
 	$(BIN)/python -m pytest --nbmake notebooks
 
 lint: setup ## ruff and pyright

@@ -24,6 +24,13 @@ def _tiny(folder: Path, seed: int, head: str) -> Path:
     return folder
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that share one Ray run one after the other (Makefile)."""
+    for item in items:
+        if "workers" in getattr(item, "fixturenames", ()):
+            item.add_marker("one_ray")
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Random weights: 4 layers x 32, 4 heads, vocabulary 32."""

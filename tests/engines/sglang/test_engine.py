@@ -196,6 +196,14 @@ def test_a_server_that_died_meanwhile_is_started_again_for_new_weights(
     assert same(wanted, run(engine, node, own))
 
 
+def test_rows_are_the_same_on_another_replica(engine: SglangModel, plan: hflow.Plan) -> None:
+    """The second prompt's rows, asked for alone and by their global numbers."""
+    node, own = plan.graph.node("rollout"), plan.node("rollout")
+    both = lists(run(engine, node, own).outputs["tokens"])
+    alone = engine.run(Call(node, own, 1, 1, seed=5, step=0), {"prompt": from_lists([[7, 8, 9]])})
+    assert lists(alone.outputs["tokens"]) == both[ROWS // 2 :]
+
+
 def test_no_rows(engine: SglangModel, plan: hflow.Plan) -> None:
     call = Call(plan.graph.node("rollout"), plan.node("rollout"), 0, 0, seed=5, step=0)
     assert len(engine.run(call, {"prompt": from_lists([])}).outputs["tokens"]) == 0
