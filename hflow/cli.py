@@ -16,6 +16,7 @@ from hflow.arguments import (
     load_graph,
     print_diagnostics,
     refuse_plan,
+    width,
     write_text,
 )
 from hflow.diagnostics import Diagnostic, HflowError, Terminated
@@ -200,9 +201,9 @@ def doctor(
     no_start: Annotated[bool, typer.Option("--no-start", help="Start no engine.")] = False,
 ) -> None:
     """Tell what works on this machine: each engine is started on a tiny model. Takes up to a minute."""
-    from hflow.doctor.command import doctor_command
+    from hflow.runtime.doctor.command import doctor_command
 
-    doctor_command(json_, start=not no_start)
+    doctor_command(json_, not no_start, width())
 
 
 def _counts(graph: Any) -> str:

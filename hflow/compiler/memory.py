@@ -85,18 +85,16 @@ def _held(
         state = "weights, gradients, Adam", weight_bytes(*what, True, strategy)
         offloaded = all(plan.offload for plan in trainings.values())
         return _Held(instance, weights if offloaded else state, state, frozenset(trainings))
-    if first.engine == "sglang":
-        renewed = bool(draft.graph.trainers(instance.model)) and not instance.lag
-        if not sleeps(draft.cluster.device.platform, renewed):
-            tokens = max(p.micro_batch * workload(draft.graph.node(p.node)).sequence for p in users.values())
-            trained = bool(draft.graph.trainers(instance.model))
-            size = awake_bytes(*what, tokens, draft.cluster.device.platform, trained, strategy)
-            server = "server", size
-            return _Held(instance, server, server, frozenset())
+    platform, trained = draft.cluster.device.platform, bool(draft.graph.trainers(instance.model))
+    if first.engine == "sglang" and not sleeps(platform, trained and not instance.lag):
+        tokens = max(p.micro_batch * workload(draft.graph.node(p.node)).sequence for p in users.values())
+        changes = trained or draft.graph.model(instance.model).refresh is not None
+        server = "server", awake_bytes(*what, tokens, platform, changes, strategy)
+        return _Held(instance, server, server, frozenset())
     if instance.lag:
         older = "older weights", weights[1]
         return _Held(instance, older, older, frozenset())
-    if draft.graph.trainers(instance.model):
+    if trained:
         return _Held(instance, nothing, weights, frozenset({*users, *waiting}))
     offloaded = all(plan.offload for plan in users.values())
     return _Held(instance, nothing if offloaded else weights, weights, frozenset(users))

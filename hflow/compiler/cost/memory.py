@@ -121,12 +121,12 @@ def sleeps(platform: str, renewed: bool) -> bool:
 
 
 def awake_bytes(
-    shape: ModelShape, dtype: str, mesh: Mesh, tokens: int, platform: str, trained: bool, strategy: Strategy
+    shape: ModelShape, dtype: str, mesh: Mesh, tokens: int, platform: str, changes: bool, strategy: Strategy
 ) -> int:
     """What a server that does not sleep always keeps: weights and a KV cache of `tokens` positions; on a CPU,
-    where they share the memory, also its processes, and the worker's copy of weights that are `trained`."""
+    where they share the memory, also its processes and, if its weights ever change, the worker's copy."""
     weights = weight_bytes(shape, dtype, mesh, False, strategy)
-    on_host = SERVER_BYTES + weights * trained if platform == "cpu" else 0
+    on_host = SERVER_BYTES + weights * changes if platform == "cpu" else 0
     return weights + kv_cache_bytes(shape, dtype, tokens, mesh) + on_host
 
 

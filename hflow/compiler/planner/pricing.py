@@ -58,6 +58,8 @@ class Pricing:
         hosts = (len({self.cluster.host(d) for d in group}) for group in mesh.groups("tp"))
         if self.unit.served and max(hosts) > 1:
             return "the ranks of a server are on one host"
+        if self.unit.served and any(pin.offload for pin in self.pins):
+            return "a server is not offloaded"
         works = {node.name: work for node, work in zip(self.unit.nodes, self.works)}
         reasons = (self._split_refusal(p, mesh) or _micro_refusal(p, works[p.node], mesh) for p in self.pins)
         return next(filter(None, reasons), "")
@@ -112,10 +114,10 @@ class Pricing:
     def _awake(self, mesh: Mesh, strategy: Strategy, ways: tuple[Ways, ...]) -> Iterator[Option]:
         """Of a server that keeps its KV cache while other nodes run: an option for each size of the cache."""
         shape, dtype, platform = self.shape, self.model.dtype, self.cluster.device.platform
-        trained = self.unit.role != "frozen"
+        changes = self.unit.role != "frozen" or self.model.refresh is not None
         for chosen in product(*(each.ways for each in ways)):
             tokens = [way.micro_batch * work.sequence for way, work in zip(chosen, self.works)]
-            idle = awake_bytes(shape, dtype, mesh, max(tokens), platform, trained, strategy)
+            idle = awake_bytes(shape, dtype, mesh, max(tokens), platform, changes, strategy)
             caches = (kv_cache_bytes(shape, dtype, count, mesh) for count in tokens)
             rest = tuple(_more(Ways((way,)), -cache) for way, cache in zip(chosen, caches))
             sizes = mesh.pp, mesh.dp, mesh.tp

@@ -44,7 +44,7 @@ class _Step:
     digests: dict[str, int] = field(default_factory=dict[str, int])
     events: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     tokens: int = 0
-    trained: set[ModelWeights] = field(default_factory=set["ModelWeights"])
+    trained: set[ModelWeights] = field(default_factory=set[ModelWeights])
 
     def report(self) -> dict[str, Any]:
         names = ("metrics", "digests", "events", "tokens")

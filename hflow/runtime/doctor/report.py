@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from hflow.doctor.engines import Trial
-from hflow.doctor.machine import Machine
+from hflow.runtime.doctor.engines import Trial
+from hflow.runtime.doctor.machine import Machine
 from hflow.view import units
 from hflow.view.table import Column, table
 
