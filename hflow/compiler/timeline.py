@@ -66,13 +66,15 @@ def _list_schedule(
     order: list[int] = []
     while ready:
         begin = {n: _start(tasks[n], known[n], free) for n in ready}
-        soon = min(begin.values()) + close
-        if patient:
-            number = min(ready, key=lambda n: (urgent[n], begin[n], n))
-        else:
-            number = min((n for n in ready if begin[n] <= soon), key=lambda n: (rank[n], n))
         if order and tasks[order[-1]].leads:
             number = order[-1] + 1
+        elif len(ready) == 1:
+            number = ready[0]
+        elif patient:
+            number = min((urgent[n], begin[n], n) for n in ready)[2]
+        else:
+            soon = min(begin.values()) + close
+            number = min((rank[n], n) for n in ready if begin[n] <= soon)[1]
         end = begin[number] + tasks[number].time_s
         ready.remove(number)
         order.append(number)
@@ -92,20 +94,33 @@ def _work_after(tasks: Sequence[Task]) -> list[float]:
     for number in range(len(tasks) - 1, -1, -1):
         for before in tasks[number].after:
             descendants[before] |= descendants[number] | 1 << number
-    return [busiest_s([t for n, t in enumerate(tasks) if t.time_s and mask >> n & 1]) for mask in descendants]
+    lasting = [(1 << n, task) for n, task in enumerate(tasks) if task.time_s]
+    known: dict[int, float] = {}
+    for mask in descendants:
+        if mask not in known:
+            known[mask] = busiest_s([task for bit, task in lasting if mask & bit])
+    return [known[mask] for mask in descendants]
 
 
 def starts(tasks: Sequence[Task], order: Sequence[int], steps: int = 1) -> list[list[float]]:
     """When each task starts, step by step."""
-    free: dict[int, float] = {}
+    free = dict.fromkeys((r for task in tasks for r in task.resources), 0.0)
+    known = [(n, tasks[n].time_s, tasks[n].resources, tasks[n].after) for n in order]
     out: list[list[float]] = []
     for _ in range(steps):
-        began = [0.0] * len(tasks)
-        for number in order:
-            task = tasks[number]
-            known = max((began[n] + tasks[n].time_s for n in task.after), default=0.0)
-            began[number] = _start(task, known, free)
-            free.update(dict.fromkeys(task.resources, began[number] + task.time_s))
+        began, ended = [0.0] * len(tasks), [0.0] * len(tasks)
+        for number, time_s, resources, after in known:  # the innermost loop of the planner
+            start = 0.0
+            for before in after:
+                if ended[before] > start:
+                    start = ended[before]
+            for resource in resources:
+                if free[resource] > start:
+                    start = free[resource]
+            began[number] = start
+            ended[number] = end = start + time_s
+            for resource in resources:
+                free[resource] = end
         out.append(began)
     return out
 

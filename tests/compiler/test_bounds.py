@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
+import numpy as np
 import pytest
 
 from hflow.compiler.cost.redistribution import weights_s
@@ -36,13 +37,41 @@ def test_no_schedule_beats_a_bound(name: str) -> None:
             scale = 10 ** random.uniform(-3, 3)
             times = {node: scale * _factor(random) for node in bounds.nodes}
             places = {n.name: seats[u.name].resources for u in space.units for n in u.nodes}
-            bound_s = bounds.step_s(times, places, _moves(space, seats))
+            taking = {node: np.array([seconds]) for node, seconds in times.items()}
+            moves = {reader: np.array([seconds]) for reader, seconds in _moves(space, seats).items()}
             step_s = space.model.step_s(seats, times)
-            shares.append(bound_s / step_s)
+            shares.append(bounds.steps_s(taking, places, moves, float("inf"))[0] / step_s)
             above_s = step_s * (1 + 1e-6)
-            assert bounds.step_s(times, places, _moves(space, seats), above_s) < above_s, (name, seed)
+            assert bounds.steps_s(taking, places, moves, above_s)[0] < above_s, (name, seed)
     assert max(shares) <= 1 + 1e-9
     assert sorted(shares)[len(shares) // 2] > 0.95
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_bounds_of_many_choices_are_those_of_each(name: str) -> None:
+    """One by one, in whatever company, weights that move beside others that do not; and the bound of a choice
+    whose weights do not move is what floats give."""
+    for seed in range(CASES):
+        random = Random(seed)
+        space = space_of(case(name, seed, 10_000))
+        bounds, choices = Bounds(space.draft), list(all_allocations(space))
+        seats = _seats(space, random.choice(choices), random)
+        places = {n.name: seats[u.name].resources for u in space.units for n in u.nodes}
+        moving = [random.choice([{}, _moves(space, seats)]) for _ in range(DRAWS)]
+        times = {node: np.array([_factor(random) for _ in moving]) for node in bounds.nodes}
+        moves = {r: np.array([each.get(r, np.nan) for each in moving]) for r in bounds.trainer_of}
+        together = bounds.steps_s(times, places, moves, float("inf"))
+        enough_s = float(np.median(together))
+        cut = bounds.steps_s(times, places, moves, enough_s) >= enough_s
+        for number, each in enumerate(moving):
+            one = {node: seconds[number : number + 1] for node, seconds in times.items()}
+            own = {reader: np.array([seconds]) for reader, seconds in each.items()}
+            assert bounds.steps_s(one, places, own, float("inf"))[0] == pytest.approx(together[number])
+            assert (bounds.steps_s(one, places, own, enough_s)[0] >= enough_s) == cut[number]
+            assert cut[number] or together[number] < enough_s
+            if not each:
+                floats = {node: float(seconds[0]) for node, seconds in one.items()}
+                assert bounds.step_s(floats, places) == pytest.approx(together[number])
 
 
 @pytest.mark.parametrize("name", GRAPHS)

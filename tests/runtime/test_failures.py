@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -132,6 +133,36 @@ def test_node_failure_names_its_cause(
     summary = json.loads((run_dir / "summary.json").read_text())
     assert (summary["status"], summary["steps"]) == ("failed", 1)
     assert "no such reward" in (run_dir / "report.html").read_text()
+
+
+MEDDLE = """
+        import gc
+        from hflow.runtime.engines.sglang.server import Server
+        if calls == 3:
+            [s.post("/begin_weight_update") for s in gc.get_objects() if isinstance(s, Server)]
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="make setup-sglang")
+@pytest.mark.parametrize("failure", [MEDDLE.strip()])
+def test_a_refused_weight_update_ends_the_run(
+    start: Start, breaking_graph: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    """In the second step somebody else begins to renew SGLang's weights, so that it refuses the run's: it
+    does not train on with what older weights sample, and no process is left."""
+    run_dir = tmp_path / "run"
+    options = "--set", "params.steps=500", "--engine", "rollout=sglang", "--cluster", "local1"
+    process = start(breaking_graph, tiny_model, run_dir, *options)
+    wait_for_steps(process, run_dir, 1)
+    processes = descendants(process)
+    code, output = finish(process)
+    assert code == 1
+    assert "error[HF410]: node `rollout`" in output
+    assert "session is already open" in output
+    assert "Traceback" not in output
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert (summary["status"], summary["steps"]) == ("failed", 2)
+    assert_all_gone(processes)
 
 
 @pytest.mark.parametrize(

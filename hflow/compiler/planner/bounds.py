@@ -11,20 +11,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Generic
 
 import networkx as nx
+import numpy as np
 
 from hflow.compiler.draft import Draft
 from hflow.compiler.planner.crossings import crossings, meetings
+from hflow.compiler.planner.numbers import ARRAYS, FLOATS, Bools, Floats, Ints, Job, N, Numbers
 from hflow.compiler.planner.step import PYTHON_CALL_S
-from hflow.compiler.planner.turns import Job, Jobs, jobs_of, machine_s, too_long
+from hflow.compiler.planner.turns import Jobs, jobs_of, too_long
 from hflow.compiler.workload import rounds
 
 Places = Mapping[str, tuple[int, ...]]  # resources by node
-Seconds = Mapping[str, float]
 Before = tuple[tuple[str, float], ...]  # predecessors, with the least time between
 
 
@@ -36,17 +38,27 @@ class Reach:
     nodes: tuple[tuple[str, Before], ...]
 
     @cached_property
-    def before(self) -> dict[str, frozenset[str]]:
+    def before(self) -> dict[str, tuple[str, ...]]:
         """All that each node follows from."""
         found: dict[str, frozenset[str]] = {}
         for name, before in self.nodes:
             found[name] = frozenset().union(*({b} | found[b] for b, _ in before))
-        return found
+        return {name: tuple(n for n, _ in self.nodes if n in found[name]) for name in found}
 
     @cached_property
-    def after(self) -> dict[str, frozenset[str]]:
+    def after(self) -> dict[str, tuple[str, ...]]:
         """All that follows from each node."""
-        return {name: frozenset(n for n in self.before if name in self.before[n]) for name in self.before}
+        return {name: tuple(n for n in self.before if name in self.before[n]) for name in self.before}
+
+
+@dataclass(frozen=True)
+class Ring(Generic[N]):
+    """`least_s`: what it takes at least; `heads`, `tails`: the earliest starts of nodes and the least that
+    follows them, without tails where a single node closes it."""
+
+    least_s: N
+    heads: Mapping[str, N]
+    tails: Mapping[str, N]
 
 
 class Bounds:
@@ -64,119 +76,159 @@ class Bounds:
         self._jobs: dict[object, Jobs] = {}
         self.reaches = tuple(Reach(name, _in_order(dag, {name, *_after(dag, name)})) for name in self.nodes)
 
-    def step_s(self, times: Seconds, places: Places, moves: Seconds, enough_s: float = float("inf")) -> float:
-        """The best of the bounds, or the first that reaches `enough_s`.
+    def step_s(self, times: Mapping[str, float], places: Places) -> float:
+        """The best of the bounds, if no weights move.
 
         Args:
-            times: of one run of each node. places: the sets of devices that each is on. moves: of the weights
-                to each reader, as far as they are known.
+            times: of one run of each node. places: the sets of devices that each is on.
         """
-        best = 0.0
-        for bound in self._bounds(times, places, moves, enough_s):
-            best = max(best, bound)
-            if best >= enough_s:
-                break
+        work = {name: times[name] * self.rounds[name] for name in self.nodes}
+        best = max(_busy(work, places).values(), default=0.0)
+        for reach in self.reaches:
+            best = max(best, self._ring(FLOATS, reach, set(places[reach.first]), times, work, places).least_s)
         return best
 
-    def _bounds(self, times: Seconds, places: Places, moves: Seconds, enough_s: float) -> Iterator[float]:
+    def steps_s(
+        self, times: Mapping[str, Floats], places: Places, moves: Mapping[str, Floats], enough_s: float
+    ) -> Floats:
+        """The same for many choices at once, and closer: the best of the bounds, or one that is not below
+        `enough_s`.
+
+        Args:
+            times: of each node, by choice. moves: of the weights to each reader, NaN where none move or it is
+                not known yet.
+        """
+        seconds = {reader: np.nan_to_num(each) for reader, each in moves.items()}
         work = {name: times[name] * self.rounds[name] for name in self.nodes}
-        busy: dict[int, float] = {}
-        for name in self.nodes:
-            for resource in places[name]:
-                busy[resource] = busy.get(resource, 0.0) + work[name]
-        for reader, seconds in moves.items():
+        busy = _busy(work, places)
+        for reader in moves:
             for resource in {*places[reader], *places[self.trainer_of[reader]]}:
-                busy[resource] += seconds
-        yield max(busy.values(), default=0.0)
-        arriving = {r: s for r, s in moves.items() if not self.lags[r, self.trainer_of[r]]}
-        times = {**times, **{r: times[r] + s for r, s in arriving.items()}}  # directly before their readers
-        work.update((r, work[r] + s) for r, s in arriving.items())
+                busy[resource] = busy[resource] + seconds[reader]
+        best = ARRAYS.most(busy.values())
+        arriving = {r: s for r, s in seconds.items() if not self.lags[r, self.trainer_of[r]]}
+        late = {name: arriving.get(name, 0.0) for name in self.nodes}  # directly before their readers
+        lasting = np.stack([times[name] + late[name] for name in self.nodes])
+        worked = np.stack([work[name] + late[name] for name in self.nodes])
         for reach in self.reaches:
-            wide = set(places[reach.first])
-            if reach.first in arriving:
-                wide.update(places[self.trainer_of[reach.first]])
-            yield from self._ring(reach, wide, times, work, places, enough_s)
+            for some, wide in self._alike(reach.first, arriving, moves, best < enough_s, places):
+                times, work = (dict(zip(self.nodes, each[:, some])) for each in (lasting, worked))
+                ring = self._ring(ARRAYS, reach, wide, times, work, places)
+                left = np.flatnonzero(ring.least_s < enough_s)
+                best[some] = np.maximum(best[some], ring.least_s)
+                if left.size and ring.tails and enough_s < np.inf:
+                    jobs = self._jobs_of(reach, ring, places)
+                    long = too_long(jobs, left, ring.heads, times, ring.tails, work, enough_s)
+                    best[some[left[long]]] = enough_s
+        return best
+
+    def _alike(
+        self,
+        first: str,
+        arriving: Collection[str],
+        moves: Mapping[str, Floats],
+        open_: Bools,
+        places: Places,
+    ) -> Iterator[tuple[Ints, set[int]]]:
+        """Numbers of the choices that are `open_`, with the devices that a ring begins on: those of its first
+        node, and those from which weights come to it."""
+        if first not in arriving:
+            parts = [(open_, set(places[first]))]
+        else:
+            still, both = np.isnan(moves[first]), {*places[first], *places[self.trainer_of[first]]}
+            parts = [(open_ & still, set(places[first])), (open_ & ~still, both)]
+        for part, wide in parts:
+            some = np.flatnonzero(part)
+            if some.size:
+                yield some, wide
 
     def _ring(
         self,
+        numbers: Numbers[N],
         reach: Reach,
         wide: set[int],
-        times: Seconds,
-        work: Seconds,
+        times: Mapping[str, N],
+        work: Mapping[str, N],
         places: Places,
-        enough_s: float,
-    ) -> Iterator[float]:
+    ) -> Ring[N]:
         """`wide`: the devices that the first node occupies; `work`: of all runs of a node in a step."""
-        heads = _heads(reach, times, work, places)
+        heads = _heads(numbers, reach, times, work, places)
         lags = {name: self.lags.get((reach.first, name)) for name, _ in reach.nodes}
-        closing = {name for name in lags if lags[name] == 0 or not wide.isdisjoint(places[name])}
-        yield max((heads[name] + times[name] for name in closing), default=0.0)
-        yield max(((heads[n] + times[n]) / (1 + lag) for n, lag in lags.items() if lag), default=0.0)
+        closing = [name for name in lags if lags[name] == 0 or not wide.isdisjoint(places[name])]
+        ends = [heads[name] + times[name] for name in closing]
+        ends += [(heads[name] + times[name]) / (1 + lag) for name, lag in lags.items() if lag]
+        zero = numbers.zero(times[reach.first])
         if len(closing) < 2:
-            return
-        tails = _tails(reach, closing, times, work, places)
-        jobs: dict[int, list[Job]] = {}
+            return Ring(numbers.most((zero, *ends)), heads, {})
+        tails = _tails(numbers, reach, closing, times, work, places)
+        jobs: dict[int, list[Job[N]]] = {}
         for name, tail in tails.items():
             for resource in places[name]:
                 jobs.setdefault(resource, []).append((heads[name], work[name], tail))
-        yield max(map(machine_s, jobs.values()), default=0.0)
-        if enough_s < float("inf") and self._too_long(reach, heads, times, tails, work, places, enough_s):
-            yield enough_s
+        return Ring(numbers.most((zero, *ends, *map(numbers.machine_s, jobs.values()))), heads, tails)
 
-    def _too_long(
-        self,
-        reach: Reach,
-        heads: Seconds,
-        times: Seconds,
-        tails: Seconds,
-        work: Seconds,
-        places: Places,
-        enough_s: float,
-    ) -> bool:
-        """Whether no order of the nodes and of the values that cross lets the ring take less."""
-        key = (reach.first, tuple(tails), tuple(map(places.__getitem__, self.nodes)))
+    def _jobs_of(self, reach: Reach, ring: Ring[Floats], places: Places) -> Jobs:
+        key = (reach.first, tuple(ring.tails), tuple(map(places.__getitem__, self.nodes)))
         jobs = self._jobs.get(key)
         if jobs is None:
-            names = [name for name, _ in reach.nodes if name in tails]
+            names = [name for name, _ in reach.nodes if name in ring.tails]
             met, whole = meetings(self.crossings, names, places), [n for n in names if self.rounds[n] == 1]
             jobs = self._jobs[key] = jobs_of(names, reach.before, places, met, whole)
-        return bool(jobs.open) and too_long(jobs, heads, times, tails, work, enough_s)
+        return jobs
 
 
-def _heads(reach: Reach, times: Seconds, work: Seconds, places: Places) -> dict[str, float]:
+def _busy(work: Mapping[str, N], places: Places) -> dict[int, N]:
+    """What each set of devices does in a step."""
+    busy: dict[int, N] = {}
+    for name, seconds in work.items():
+        for resource in places[name]:
+            busy[resource] = busy[resource] + seconds if resource in busy else seconds
+    return busy
+
+
+def _heads(
+    numbers: Numbers[N], reach: Reach, times: Mapping[str, N], work: Mapping[str, N], places: Places
+) -> dict[str, N]:
     """The earliest start of each node: after the longest path to it, and after what has to be done before it
     on any one set of devices."""
-    heads = {reach.first: 0.0}
+    heads = {reach.first: numbers.zero(times[reach.first])}
     for name, before in reach.nodes[1:]:
-        path = max(heads[b] + times[b] + gap for b, gap in before)
-        heads[name] = max(path, _done_s(reach.before[name], heads, work, places))
+        paths = (heads[b] + times[b] + gap for b, gap in before)
+        heads[name] = numbers.most((*paths, *_done_s(numbers, reach.before[name], heads, work, places)))
     return heads
 
 
 def _tails(
-    reach: Reach, closing: set[str], times: Seconds, work: Seconds, places: Places
-) -> dict[str, float]:
+    numbers: Numbers[N],
+    reach: Reach,
+    closing: Iterable[str],
+    times: Mapping[str, N],
+    work: Mapping[str, N],
+    places: Places,
+) -> dict[str, N]:
     """The least time from each node's end to that of the last closing one after it, where there is one."""
-    tails = dict.fromkeys(closing, 0.0)
+    tails = {name: numbers.zero(times[name]) for name in closing}
     for name, before in reversed(reach.nodes):
         if name not in tails:
             continue
-        tails[name] = max(tails[name], _done_s(reach.after[name], tails, work, places))
+        done = _done_s(numbers, reach.after[name], tails, work, places)
+        tails[name] = numbers.most((tails[name], *done))
         for b, gap in before:
-            tails[b] = max(tails.get(b, 0.0), tails[name] + times[name] + gap)
+            path = tails[name] + times[name] + gap
+            tails[b] = numbers.most((tails[b], path)) if b in tails else path
     return tails
 
 
-def _done_s(names: Iterable[str], known: Seconds, work: Seconds, places: Places) -> float:
-    """When a set of devices can have done its part of `names`, each of which waits for a `known` time."""
-    least: dict[int, float] = {}
-    total: dict[int, float] = {}
+def _done_s(
+    numbers: Numbers[N], names: Iterable[str], known: Mapping[str, N], work: Mapping[str, N], places: Places
+) -> Iterator[N]:
+    """When each set of devices can have done its part of `names`, each of which waits for a `known` time."""
+    parts: dict[int, list[str]] = {}
     for name in names:
         if name in known:
             for resource in places[name]:
-                least[resource] = min(least.get(resource, known[name]), known[name])
-                total[resource] = total.get(resource, 0.0) + work[name]
-    return max((least[r] + total[r] for r in total), default=0.0)
+                parts.setdefault(resource, []).append(name)
+    for part in parts.values():
+        yield numbers.least([known[n] for n in part]) + sum(work[n] for n in part)
 
 
 def _of_models(graph: nx.DiGraph[str], nodes: tuple[str, ...]) -> nx.DiGraph[str]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from hflow.compiler.planner.bounds import Bounds
 from hflow.compiler.planner.branch import Branch
-from hflow.compiler.planner.incumbent import Incumbent
+from hflow.compiler.planner.incumbent import ALONE, Incumbent
 from hflow.compiler.planner.least import NEVER, LeastTimes
 from hflow.compiler.planner.paces import Paces
 from hflow.compiler.planner.placements import Allocation, Partition
@@ -90,6 +90,6 @@ class Frontier:
         spare = left - sum(fewest)
         if spare < 0 or busy_s >= limit_s:
             return NEVER
-        self.best.effort += 1
+        self.best.effort += ALONE
         most = Allocation(partition, (*counts, *(spare + few for few in fewest)), spread)
         return max(busy_s, self.least.shared_out_s(rest, spread, left), self.least.step_s(most, fixed))

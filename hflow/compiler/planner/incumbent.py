@@ -11,7 +11,9 @@ from hflow.compiler.planner.seats import Seat
 from hflow.compiler.planner.space import Space
 
 RESOLUTION = 1e-3  # steps that differ by less count as equally long: predictions are not that good
-PRICE = 10  # pricing a choice takes about as long as so many bounds
+PRICE = 25  # pricing a choice takes about as long as so many bounds in a batch,
+BATCH = 50  # beginning a batch as so many more,
+ALONE = 4  # and the bound of one choice, in floats, as so many
 
 
 @dataclass

@@ -46,7 +46,7 @@ class LeastTimes:
                 on, found = (number,), least(unit.name, allocation.counts[number])
             times |= found
             places |= dict.fromkeys((n.name for n in unit.nodes), on)
-        return self.bounds.step_s(times, places, {})
+        return self.bounds.step_s(times, places)
 
     def shared_out_s(self, sets: Partition, spread: Spread, num_devices: int) -> float:
         """What the busiest of some sets does at least, however `num_devices` are shared out among them."""

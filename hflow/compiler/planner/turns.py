@@ -12,12 +12,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 
+import numpy as np
+
 from hflow.compiler.planner.crossings import Meeting
+from hflow.compiler.planner.numbers import Bools, Floats, Ints, one_machines_s
 
 PASSES = 4  # more of them seldom find more
-Seconds = Mapping[str, float]  # by node
+Seconds = Mapping[str, Floats]  # by node, for each choice
 Arc = tuple[int, int]  # numbers of two jobs, of which the one is before the other
-Job = tuple[float, float, float]  # its earliest start, its work, the least time that follows it
 
 
 @dataclass(frozen=True)
@@ -64,66 +66,71 @@ def jobs_of(
 
 
 def too_long(
-    jobs: Jobs, heads_of: Seconds, times_of: Seconds, tails_of: Seconds, work_of: Seconds, limit_s: float
-) -> bool:
-    """Whether no order of the jobs takes less than `limit_s`.
+    jobs: Jobs,
+    some: Ints,
+    heads_of: Seconds,
+    times_of: Seconds,
+    tails_of: Seconds,
+    work_of: Seconds,
+    limit_s: float,
+) -> Bools:
+    """For each of `some` choices, whether no order of the jobs takes less than `limit_s`.
 
     Args:
-        heads_of: the earliest starts of nodes. tails_of: the least times that follow them. times_of, work_of:
-            of one run, and of all of a step.
+        heads_of: the earliest starts of nodes, for each choice. tails_of: the least times that follow them.
+            times_of, work_of: of one run, and of all of a step.
     """
-    zeros = [0.0] * len(jobs.meetings)
-    times, work = (
-        [*map(times_of.__getitem__, jobs.names), *zeros],
-        [*map(work_of.__getitem__, jobs.names), *zeros],
+    if not jobs.open:
+        return np.zeros(some.shape, dtype=np.bool_)
+    zeros = np.zeros((len(jobs.meetings), len(some)))
+    heads, times, tails, work = (
+        np.concatenate([np.stack([of[name][some] for name in jobs.names]), zeros])
+        for of in (heads_of, times_of, tails_of, work_of)
     )
-    heads, tails = ([*map(of.__getitem__, jobs.names), *zeros] for of in (heads_of, tails_of))
+    firsts, lasts = (np.array(each) for each in zip(*jobs.open))
+    both = times[firsts] + times[lasts]
+    long = np.zeros(some.shape, dtype=np.bool_)
     _meet(jobs, heads, tails, work)
-    _raised(jobs.arcs, heads, times, tails)
+    _wait(jobs, heads, times, tails)
+    known = -1
     for _ in range(PASSES):
-        certain: list[Arc] = []
-        for a, b in jobs.open:
-            both = times[a] + times[b]
-            late_b, late_a = heads[a] + both + tails[b] >= limit_s, heads[b] + both + tails[a] >= limit_s
-            if late_a and late_b:
-                return True
-            if late_a or late_b:
-                certain.append((b, a) if late_b else (a, b))
-        if not _raised((*certain, *jobs.arcs), heads, times, tails):
-            return False
+        late_last = heads[firsts] + both + tails[lasts] >= limit_s
+        late_first = heads[lasts] + both + tails[firsts] >= limit_s
+        long |= (late_last & late_first).any(axis=0)
+        certain = int(late_last.sum() + late_first.sum())
+        if certain == known or long.all():
+            break
+        known = certain
+        for number in np.flatnonzero(late_last.any(axis=1) | late_first.any(axis=1)):
+            first, last = jobs.open[number]
+            _precede(last, first, late_last[number], heads, times, tails)
+            _precede(first, last, late_first[number], heads, times, tails)
+        _wait(jobs, heads, times, tails)
         _meet(jobs, heads, tails, work)
-        every = [(head, seconds, tail) for head, seconds, tail in zip(heads, work, tails)]
-        if any(machine_s([every[n] for n in numbers]) >= limit_s for numbers in jobs.on):
-            return True
-    return False
+        for numbers in map(list, jobs.on):
+            long |= one_machines_s(heads[numbers], work[numbers], tails[numbers]) >= limit_s
+    return long
 
 
-def machine_s(jobs: Sequence[Job]) -> float:
-    """For all jobs that start no earlier and are followed by no less than some: the earliest start, their
-    work, the least that follows."""
-    best, late_first = 0.0, sorted(jobs, reverse=True)
-    for _, _, least in jobs:
-        total = 0.0
-        for head, work, tail in late_first:
-            if tail >= least:
-                total += work
-                best = max(best, head + total + least)
-    return best
+def _precede(first: int, last: int, certain: Bools, heads: Floats, times: Floats, tails: Floats) -> None:
+    """Let `last` wait for `first` where it is `certain` to."""
+    np.maximum(heads[last], heads[first] + times[first], out=heads[last], where=certain)
+    np.maximum(tails[first], tails[last] + times[last], out=tails[first], where=certain)
 
 
-def _raised(arcs: Sequence[Arc], heads: list[float], times: Sequence[float], tails: list[float]) -> bool:
+def _wait(jobs: Jobs, heads: Floats, times: Floats, tails: Floats) -> None:
     """Let every job wait for those before it."""
-    before = (*heads, *tails)
-    for a, b in arcs:
-        heads[b] = max(heads[b], heads[a] + times[a])
-    for a, b in reversed(arcs):
-        tails[a] = max(tails[a], tails[b] + times[b])
-    return before != (*heads, *tails)
+    for a, b in jobs.arcs:
+        np.maximum(heads[b], heads[a] + times[a], out=heads[b])
+    for a, b in reversed(jobs.arcs):
+        np.maximum(tails[a], tails[b] + times[b], out=tails[a])
 
 
-def _meet(jobs: Jobs, heads: list[float], tails: list[float], work: Sequence[float]) -> None:
+def _meet(jobs: Jobs, heads: Floats, tails: Floats, work: Floats) -> None:
     """Let meetings wait until a set of devices has done all that is before them, and others for them."""
     for meeting, part in jobs.firsts:
-        heads[meeting] = max(heads[meeting], min(heads[n] for n in part) + sum(work[n] for n in part))
+        before = list(part)
+        np.maximum(heads[meeting], heads[before].min(axis=0) + work[before].sum(axis=0), out=heads[meeting])
     for meeting, part in jobs.lasts:
-        tails[meeting] = max(tails[meeting], min(tails[n] for n in part) + sum(work[n] for n in part))
+        after = list(part)
+        np.maximum(tails[meeting], tails[after].min(axis=0) + work[after].sum(axis=0), out=tails[meeting])
