@@ -19,7 +19,7 @@ from hflow.compiler.planner.incumbent import RESOLUTION, Incumbent
 from hflow.compiler.planner.placements import Allocation, Partition, allocations
 from hflow.compiler.planner.space import Space
 
-EFFORT = 700_000  # bounds, of about 0.03 ms each
+EFFORT = 500_000  # bounds, of about 0.03 ms each
 DIVES, DESCENTS = 10, 2  # allocations into which it looks before it tries all choices of one
 
 
