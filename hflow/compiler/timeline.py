@@ -29,31 +29,41 @@ class Task:
 def arrange(tasks: Sequence[Task]) -> tuple[int, ...]:
     """The order in which tasks are given to their devices, the fastest in a long run of: list scheduling on
     idle devices; from where that leaves them (some are done with a step before others); and patient, where a
-    device rather idles than does what less work waits for."""
+    device rather idles than does what less work waits for. Each also with tasks that lead among the short
+    ones, if there are such."""
     later = _work_after(tasks)
-    first, ends = _list_schedule(tasks, later, {})
-    others = (_list_schedule(tasks, later, ends), _list_schedule(tasks, later, {}, patient=True))
-    orders = dict.fromkeys((first, *(order for order, _ in others)))
-    return min(orders, key=lambda order: period_s(tasks, order)) if len(orders) > 1 else first
+    orders: dict[tuple[int, ...], None] = {}
+    for hasty in (False, True) if any(task.leads for task in tasks) else (False,):
+        first, ends = _list_schedule(tasks, later, {}, hasty)
+        again, _ = _list_schedule(tasks, later, ends, hasty)
+        patiently, _ = _list_schedule(tasks, later, {}, hasty, patient=True)
+        orders |= dict.fromkeys((first, again, patiently))
+    return min(orders, key=lambda order: period_s(tasks, order)) if len(orders) > 1 else next(iter(orders))
 
 
 def _list_schedule(
-    tasks: Sequence[Task], later: Sequence[float], free: Mapping[int, float], patient: bool = False
+    tasks: Sequence[Task],
+    later: Sequence[float],
+    free: Mapping[int, float],
+    hasty: bool,
+    patient: bool = False,
 ) -> tuple[tuple[int, ...], dict[int, float]]:
     """List scheduling: among tasks whose predecessors are placed, always one that can start first. Starts
     that differ by less than a hundredth of the longest task count as equal. Then tasks shorter than that go
     first, so that a transfer does not wait for a long task which could start a moment before it; then those
-    that the most work waits for; then the first in the list.
+    that the most work waits for; then the first in the list. A task that leads is as long as what it leads.
 
     Args:
         later: the least time of what follows from each task. free: from when on resources are free.
+        hasty: a task that leads is as short as it is by itself.
         patient: that much work waits for a task counts more than that it can start first.
 
     Returns:
         The order, and when each resource is free again.
     """
     close = max((t.time_s for t in tasks), default=0.0) / 100
-    rank = [-seconds if task.time_s > close else -FIRST for task, seconds in zip(tasks, later)]
+    long = [task.time_s > close or (task.leads and not hasty) for task in tasks]
+    rank = [-seconds if is_long else -FIRST for is_long, seconds in zip(long, later)]
     urgent = [round(r / close) if r > -FIRST else r for r in rank]
     waiting = [len(t.after) for t in tasks]
     unlocks: list[list[int]] = [[] for _ in tasks]

@@ -74,6 +74,21 @@ def test_bounds_of_many_choices_are_those_of_each(name: str) -> None:
                 assert bounds.step_s(floats, places) == pytest.approx(together[number])
 
 
+def test_sets_that_meet_wait_for_each_other() -> None:
+    """PPO with the critic elsewhere: the rollout's tokens go to `values` once the other devices are done with
+    the last step. Either `reward` and `ref_logprobs` follow, and `critic_train` waits for both (50 + 164), or
+    `reward` is done before (45 + 98 + 58 + 25), or both are, which takes no less."""
+    bounds = Bounds(space_of(case("ppo", 0, 10_000)).draft)
+    seconds = {"rollout": 58.0, "reward": 25.0, "ref_logprobs": 25.0}
+    seconds |= {"values": 45.0, "actor_train": 98.0, "critic_train": 164.0}
+    times = {name: np.array([seconds[name]]) for name in bounds.nodes}
+    places = {name: (int(name in ("values", "critic_train")),) for name in bounds.nodes}
+    calls_s = 0.01  # of the nodes without a model in between
+    assert bounds.steps_s(times, places, {}, 214.0)[0] >= 214.0
+    assert bounds.steps_s(times, places, {}, 214.0 + calls_s)[0] < 214.0 + calls_s
+    assert bounds.steps_s(times, places, {}, float("inf"))[0] < 210.0  # what each set does by itself
+
+
 @pytest.mark.parametrize("name", GRAPHS)
 def test_bounds_of_allocations_hold_for_each_choice(name: str) -> None:
     """What `search` cuts an allocation by is below all that its choices take."""

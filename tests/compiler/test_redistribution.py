@@ -26,7 +26,7 @@ LLAMA = NAMED_SHAPES["llama-7b"]
 SPLIT = [(pp, dp, tp) for pp, dp, tp in product((1, 2, 4), (1, 2, 4, 8), (1, 2, 4, 8)) if pp * dp * tp == 16]
 
 
-def testbed(hosts: int = 2, per_host: int = 8) -> Cluster:
+def a100s(hosts: int = 2, per_host: int = 8) -> Cluster:
     return Cluster("test", KIND, hosts, per_host, INTRA, INTER)
 
 
@@ -53,7 +53,7 @@ def copied_s(sets: Iterable[CopySet], width: int, cluster: Cluster) -> float:
 def test_weights_take_as_long_as_their_copies(train: tuple[int, int, int]) -> None:
     """To every generation layout, regrouped or not. Embeddings are on one stage only and norms are not split
     over tp, which the prediction neglects: within 0.5 %."""
-    cluster = testbed()
+    cluster = a100s()
     source = Mesh.of(cluster.devices, *train)
     for tp in (1, 2, 4, 8):
         for target in (Mesh.of(cluster.devices, dp=16 // tp, tp=tp), generation_mesh(source, tp)):
@@ -66,7 +66,7 @@ def test_weights_take_as_long_as_their_copies(train: tuple[int, int, int]) -> No
 
 def test_weights_to_another_host() -> None:
     """Eight devices of a host send 1/8 each over one NIC: 13.48 GB / (25 GB/s x what is reached)."""
-    cluster = testbed()
+    cluster = a100s()
     here, there = (Mesh.of(tuple(range(first, first + 8)), tp=8) for first in (0, 8))
     nics, link = reached(cluster, INTER), reached(cluster, INTRA)
     size = LLAMA.num_parameters * 2
@@ -80,7 +80,7 @@ def test_rows_take_as_long_as_their_copies(seed: int) -> None:
     random = Random(seed)
     type_ = ValueType("i32", (Dim((Factor("batch", 960),)), Dim((Factor("seq", 256),), True)))
     for _ in range(60):
-        cluster = random.choice((testbed(1, 16), testbed(2, 8), testbed(4, 4)))
+        cluster = random.choice((a100s(1, 16), a100s(2, 8), a100s(4, 4)))
         source, target = (rows_layout(_mesh(random, cluster)) for _ in range(2))
         copies = lower_rows((type_,), source, target, cluster).copies
         predicted = rows_s(960, 4 * 256, source, target, cluster)
@@ -90,7 +90,7 @@ def test_rows_take_as_long_as_their_copies(seed: int) -> None:
 def test_redistribution_by_hand() -> None:
     """Two hosts of two: device 0 holds all 4 cells of 1 GB. Device 1 lacks 4; 2 and 3 lack 2 different ones
     each, which enter their host once: 4 cells over the NIC, 4 into device 1."""
-    cluster = testbed(2, 2)
+    cluster = a100s(2, 2)
     held, needed = {0: 0b1111}, {0: 0b1111, 1: 0b1111, 2: 0b0011, 3: 0b1100}
     link, nics = reached(cluster, INTRA), reached(cluster, INTER)
     by_hand = 4e9 / link.bandwidth + 1e-5 + 4e9 / nics.bandwidth + 1e-5

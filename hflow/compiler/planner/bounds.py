@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Generic
 
 import networkx as nx
@@ -22,33 +21,13 @@ import numpy as np
 from hflow.compiler.draft import Draft
 from hflow.compiler.planner.crossings import crossings, meetings
 from hflow.compiler.planner.numbers import ARRAYS, FLOATS, Bools, Floats, Ints, Job, N, Numbers
+from hflow.compiler.planner.reach import Before, Reach
 from hflow.compiler.planner.step import PYTHON_CALL_S
 from hflow.compiler.planner.turns import Jobs, jobs_of, too_long
+from hflow.compiler.planner.windows import BEGIN, END, windows
 from hflow.compiler.workload import rounds
 
 Places = Mapping[str, tuple[int, ...]]  # resources by node
-Before = tuple[tuple[str, float], ...]  # predecessors, with the least time between
-
-
-@dataclass(frozen=True)
-class Reach:
-    """What follows from `first`, itself included, in topological order with predecessors among it."""
-
-    first: str
-    nodes: tuple[tuple[str, Before], ...]
-
-    @cached_property
-    def before(self) -> dict[str, tuple[str, ...]]:
-        """All that each node follows from."""
-        found: dict[str, frozenset[str]] = {}
-        for name, before in self.nodes:
-            found[name] = frozenset().union(*({b} | found[b] for b, _ in before))
-        return {name: tuple(n for n, _ in self.nodes if n in found[name]) for name in found}
-
-    @cached_property
-    def after(self) -> dict[str, tuple[str, ...]]:
-        """All that follows from each node."""
-        return {name: tuple(n for n in self.before if name in self.before[n]) for name in self.before}
 
 
 @dataclass(frozen=True)
@@ -71,8 +50,9 @@ class Bounds:
         edges = [e for e in draft.weight_edges if not e.every]
         self.trainer_of = {e.reader: e.trainer for e in edges}
         self.lags = {(e.reader, e.trainer): e.lag for e in edges}
-        dag = _of_models(graph.dag(), self.nodes)
+        self.dag = dag = _of_models(graph.dag(), self.nodes)
         self.crossings = crossings(graph, self.nodes)
+        self._windows: dict[object, list[tuple[Reach, ...]]] = {}
         self._jobs: dict[object, Jobs] = {}
         self.reaches = tuple(Reach(name, _in_order(dag, {name, *_after(dag, name)})) for name in self.nodes)
 
@@ -89,14 +69,19 @@ class Bounds:
         return best
 
     def steps_s(
-        self, times: Mapping[str, Floats], places: Places, moves: Mapping[str, Floats], enough_s: float
+        self,
+        times: Mapping[str, Floats],
+        places: Places,
+        moves: Mapping[str, Floats],
+        enough_s: float,
+        last: bool = True,
     ) -> Floats:
         """The same for many choices at once, and closer: the best of the bounds, or one that is not below
         `enough_s`.
 
         Args:
             times: of each node, by choice. moves: of the weights to each reader, NaN where none move or it is
-                not known yet.
+                not known yet. last: look also at what is done between two meetings, which takes longer.
         """
         seconds = {reader: np.nan_to_num(each) for reader, each in moves.items()}
         work = {name: times[name] * self.rounds[name] for name in self.nodes}
@@ -119,7 +104,36 @@ class Bounds:
                     jobs = self._jobs_of(reach, ring, places)
                     long = too_long(jobs, left, ring.heads, times, ring.tails, work, enough_s)
                     best[some[left[long]]] = enough_s
+        left = np.flatnonzero(best < enough_s)
+        if last and left.size and enough_s < np.inf:
+            times, work = (dict(zip(self.nodes, each[:, left])) for each in (lasting, worked))
+            best[left[self._meet_late(times, work, places, enough_s)]] = enough_s
         return best
+
+    def _meet_late(
+        self, times: Mapping[str, Floats], work: Mapping[str, Floats], places: Places, enough_s: float
+    ) -> Bools:
+        """For which choices some sets of devices cannot meet twice within that time."""
+        nothing = np.zeros_like(next(iter(times.values())))
+        times, work = ({**each, BEGIN: nothing, END: nothing} for each in (times, work))
+        places, late = {**places, BEGIN: (), END: ()}, np.zeros(nothing.shape, dtype=np.bool_)
+        for ways in self._windows_of(places):
+            some = np.flatnonzero(~late)
+            for way in ways:
+                lasting, working = ({n: each[n][some] for n, _ in way.nodes} for each in (times, work))
+                some = some[_heads(ARRAYS, way, lasting, working, places)[END] >= enough_s]
+            late[some] = True
+        return late
+
+    def _windows_of(self, places: Places) -> list[tuple[Reach, ...]]:
+        """Of each meeting the windows that are possible."""
+        key = tuple(map(places.__getitem__, self.nodes))
+        if key not in self._windows:
+            met = meetings(self.crossings, self.nodes, places) if set(self.rounds.values()) == {1} else []
+            renewed = {(trainer, reader) for (reader, trainer), lag in self.lags.items() if not lag}
+            found = (windows(self.dag, each, places, renewed) for each in met)
+            self._windows[key] = [ways for ways in found if ways]
+        return self._windows[key]
 
     def _alike(
         self,
