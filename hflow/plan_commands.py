@@ -165,9 +165,14 @@ def _plan(
     options: PlannerOptions,
     after: Callable[[str, Any], None] | None = None,
 ) -> Any:
+    from rich.console import Console
+
     from hflow.compiler.compile import compile_graph
 
-    return compile_graph(graph, cluster, pins or (), options, after)
+    if after:  # it prints while it compiles
+        return compile_graph(graph, cluster, pins or (), options, after)
+    with Console(stderr=True).status("looking for the best plan"):
+        return compile_graph(graph, cluster, pins or (), options)
 
 
 def _read(path: Path) -> Any:

@@ -89,8 +89,17 @@ class Mesh(KeptHash):
         return tuple(map(tuple, found.values()))
 
     def __str__(self) -> str:
-        shape = " ".join(f"{name}{size}" for name, size in self.axes if size > 1) or "dp1"
-        return f"{shape} @{device_text(self.devices)}"
+        return f"{self._sizes} @{device_text(self.devices)}"
+
+    @property
+    def short_text(self) -> str:
+        """``dp8 tp2 @0-15 regrouped``: without the order of the devices, which may take lines."""
+        ascending = tuple(sorted(self.devices))
+        return f"{self._sizes} @{device_text(ascending)}" + " regrouped" * (ascending != self.devices)
+
+    @property
+    def _sizes(self) -> str:
+        return " ".join(f"{name}{size}" for name, size in self.axes if size > 1) or "dp1"
 
 
 def device_text(devices: tuple[int, ...]) -> str:

@@ -105,7 +105,7 @@ def _parts(here: Sequence[_Held], moment: Moment, plan: NodePlan) -> Counter[str
     parts: Counter[str] = Counter()
     for held in here:
         label, size = held.at(moment)
-        parts[f"{held.instance.model} {label} ({held.instance.mesh})"] += size
+        parts[f"{held.instance.model} {label} ({held.instance.mesh.short_text})"] += size
     parts[f"{plan.node} working set"] += plan.memory_bytes
     return +parts
 

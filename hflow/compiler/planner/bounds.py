@@ -7,6 +7,8 @@
    longest path to a closing node; and for every set of devices its part of that work, between the earliest
    start of it and the least time from its end to a closing node (one-machine bound).
 3. With weights of `lag` steps more, a ring takes so many steps more.
+4. Sets of devices that hand values on meet once per step, and do everything else of theirs in between
+   (`windows`).
 """
 
 from __future__ import annotations
@@ -74,14 +76,14 @@ class Bounds:
         places: Places,
         moves: Mapping[str, Floats],
         enough_s: float,
-        last: bool = True,
+        closely: bool = True,
     ) -> Floats:
         """The same for many choices at once, and closer: the best of the bounds, or one that is not below
         `enough_s`.
 
         Args:
             times: of each node, by choice. moves: of the weights to each reader, NaN where none move or it is
-                not known yet. last: look also at what is done between two meetings, which takes longer.
+                not known yet. closely: look also at what is done between two meetings, which takes longer.
         """
         seconds = {reader: np.nan_to_num(each) for reader, each in moves.items()}
         work = {name: times[name] * self.rounds[name] for name in self.nodes}
@@ -96,32 +98,41 @@ class Bounds:
         worked = np.stack([work[name] + late[name] for name in self.nodes])
         for reach in self.reaches:
             for some, wide in self._alike(reach.first, arriving, moves, best < enough_s, places):
-                times, work = (dict(zip(self.nodes, each[:, some])) for each in (lasting, worked))
-                ring = self._ring(ARRAYS, reach, wide, times, work, places)
-                left = np.flatnonzero(ring.least_s < enough_s)
-                best[some] = np.maximum(best[some], ring.least_s)
-                if left.size and ring.tails and enough_s < np.inf:
-                    jobs = self._jobs_of(reach, ring, places)
-                    long = too_long(jobs, left, ring.heads, times, ring.tails, work, enough_s)
-                    best[some[left[long]]] = enough_s
+                found = self._rings_s(reach, wide, lasting[:, some], worked[:, some], places, enough_s)
+                best[some] = np.maximum(best[some], found)
         left = np.flatnonzero(best < enough_s)
-        if last and left.size and enough_s < np.inf:
-            times, work = (dict(zip(self.nodes, each[:, left])) for each in (lasting, worked))
-            best[left[self._meet_late(times, work, places, enough_s)]] = enough_s
+        if closely and left.size and enough_s < np.inf:
+            best[left[self._meet_late(lasting[:, left], worked[:, left], places, enough_s)]] = enough_s
         return best
 
-    def _meet_late(
-        self, times: Mapping[str, Floats], work: Mapping[str, Floats], places: Places, enough_s: float
-    ) -> Bools:
+    def _rings_s(
+        self, reach: Reach, wide: set[int], lasting: Floats, worked: Floats, places: Places, enough_s: float
+    ) -> Floats:
+        """What one ring takes at least, by choice; `enough_s` where no order of its nodes takes less.
+
+        Args:
+            lasting, worked: by node and choice, what one run takes, and all of a step.
+        """
+        times, work = dict(zip(self.nodes, lasting)), dict(zip(self.nodes, worked))
+        ring = self._ring(ARRAYS, reach, wide, times, work, places)
+        best, left = ring.least_s.copy(), np.flatnonzero(ring.least_s < enough_s)
+        if left.size and ring.tails and enough_s < np.inf:
+            jobs = self._jobs_of(reach, ring, places)
+            long = too_long(jobs, left, ring.heads, times, ring.tails, work, enough_s)
+            best[left[long]] = enough_s
+        return best
+
+    def _meet_late(self, lasting: Floats, worked: Floats, places: Places, enough_s: float) -> Bools:
         """For which choices some sets of devices cannot meet twice within that time."""
-        nothing = np.zeros_like(next(iter(times.values())))
-        times, work = ({**each, BEGIN: nothing, END: nothing} for each in (times, work))
+        nothing = np.zeros(lasting.shape[1])
+        ends = {BEGIN: nothing, END: nothing}
+        times, work = ({**dict(zip(self.nodes, each)), **ends} for each in (lasting, worked))
         places, late = {**places, BEGIN: (), END: ()}, np.zeros(nothing.shape, dtype=np.bool_)
         for ways in self._windows_of(places):
             some = np.flatnonzero(~late)
             for way in ways:
-                lasting, working = ({n: each[n][some] for n, _ in way.nodes} for each in (times, work))
-                some = some[_heads(ARRAYS, way, lasting, working, places)[END] >= enough_s]
+                taken, done = ({n: each[n][some] for n, _ in way.nodes} for each in (times, work))
+                some = some[_heads(ARRAYS, way, taken, done, places)[END] >= enough_s]
             late[some] = True
         return late
 

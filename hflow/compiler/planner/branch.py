@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
+from itertools import accumulate, chain
 from math import prod
 
 import numpy as np
@@ -16,12 +17,12 @@ from hflow.compiler.planner.joints import Joints
 from hflow.compiler.planner.knapsack import left
 from hflow.compiler.planner.numbers import Floats, Ints
 from hflow.compiler.planner.outlook import Outlook
-from hflow.compiler.planner.paces import Pace, Paces
+from hflow.compiler.planner.paces import Paces
 from hflow.compiler.planner.placements import Allocation
 from hflow.compiler.planner.unit import Unit
 
 SPLITS = 3  # of intervals of memory, each into halves
-FEW = 100_000
+FEW = 10_000_000  # choices of an interval that is not halved any more
 LOOK = 100  # bounds that a first look costs
 INTERVAL = 100  # bounds that one interval costs
 FEWEST, MOST = 8, 256  # beginnings of choices that are made longer at a time: each time twice as many
@@ -44,19 +45,14 @@ class Branch:
     def bound_s(self, paces: Paces) -> float:
         """No choice takes less: whatever the others do, the units of each model keep one of its paces."""
         self.best.effort += LOOK
-        best = float(self.outlook.bounds_s([Chosen()])[0])
-        for units in self.outlook.models():
-            if best < self.best.limit_s:
-                best = self._paced_s(paces.of(units, self.outlook.places, self.outlook.with_seat), best)
-        return best
-
-    def _paced_s(self, paces: Sequence[Pace], enough_s: float) -> float:
-        """With the best of some model's paces and all others at their fastest; `enough_s` where that is no
-        less."""
-        if not paces:
+        outlook = self.outlook
+        found = [paces.of(units, outlook.places, outlook.with_seat) for units in outlook.models()]
+        if not all(found):
             return float("inf")
-        times = [{**self.outlook.times, **pace.times} for pace in paces]
-        return max(enough_s, float(self.outlook.steps_s(times, [pace.moves for pace in paces]).min()))
+        every = list(chain(*found))
+        times = [{**outlook.times, **pace.times} for pace in every]
+        bounds_s = outlook.steps_s(times, [pace.moves for pace in every])
+        return max(float(of_model.min()) for of_model in _parted(bounds_s, found))
 
     def raised_s(self) -> float:
         """What no choice takes less than, after another effort: infinite where none can be better than the
@@ -67,8 +63,7 @@ class Branch:
         """
         if self.best.late:
             return 0.0
-        limit_s = self.best.limit_s
-        bundles = [self._below(limit_s, bundle) for bundle in self.descend()]
+        bundles = self._below(self.descend())
         if all(bundles) and self._searched:
             self._try_all(bundles)
             self.priced.clear()
@@ -128,12 +123,14 @@ class Branch:
         choices = [Chosen()]
         for unit in units:
             longer = [c for chosen in choices for c in self.outlook.longer(chosen, unit)]
-            choices = self._below(self.best.limit_s, longer)
+            [choices] = self._below([longer])
         return choices
 
-    def _below(self, limit_s: float, choices: Sequence[Chosen]) -> list[Chosen]:
-        """Those that may take less than that."""
-        return [c for c, bound_s in zip(choices, self.outlook.bounds_s(choices)) if bound_s < limit_s]
+    def _below(self, bundles: Sequence[Sequence[Chosen]]) -> list[list[Chosen]]:
+        """The choices that may take less than the best."""
+        limit_s, bounds_s = self.best.limit_s, self.outlook.bounds_s(list(chain(*bundles)))
+        pairs = zip(bundles, _parted(bounds_s, bundles))
+        return [[c for c, below in zip(bundle, part < limit_s) if below] for bundle, part in pairs]
 
     def _search(self, rooms: Rooms, bundles: Sequence[Sequence[Chosen]], splits: int) -> None:
         """Price what is made of bundles and leaves so much room, part by part where that is much."""
@@ -189,3 +186,8 @@ class Branch:
             self._offered.add(seats)
             self.priced.append(bound_s)
             self.best.offer(chosen.seats)
+
+
+def _parted(bounds_s: Floats, parts: Sequence[Sequence[object]]) -> list[Floats]:
+    """What belongs to each of some parts, of which all together have so many members."""
+    return np.split(bounds_s, list(accumulate(map(len, parts)))[:-1])

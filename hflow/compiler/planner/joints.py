@@ -123,8 +123,8 @@ class Joints:
         moves = np.full((len(rows), len(self.readers)), np.nan)
         for bundle, numbers in zip(self.bundles, rows.T):
             moves = np.fmax(moves, bundle.moves[numbers])
-        moving, last = dict(zip(self.readers, moves.T)), level == len(self.bundles)
-        bounds_s = self.bounds.steps_s(times, self.places, moving, limit_s, last)
+        moving, whole = dict(zip(self.readers, moves.T)), level == len(self.bundles)
+        bounds_s = self.bounds.steps_s(times, self.places, moving, limit_s, whole)
         below = bounds_s < limit_s
         return rows[below], bounds_s[below]
 

@@ -114,7 +114,7 @@ class Outlook:
         taking = {name: np.array([each[name] for each in times]) for name in self.bounds.nodes}
         readers = dict.fromkeys(reader for each in moves for reader in each)
         moving = {reader: np.array([each.get(reader, np.nan) for each in moves]) for reader in readers}
-        return self.bounds.steps_s(taking, self.on, moving, enough_s or self.best.limit_s, False)
+        return self.bounds.steps_s(taking, self.on, moving, enough_s or self.best.limit_s, closely=False)
 
     def _rank(self, unit: Unit) -> tuple[int, float]:
         places = self.places[unit.name]
