@@ -20,6 +20,7 @@ pytestmark = pytest.mark.slow
 FOLDER = Path(__file__).parent
 HFLOW = [sys.executable, "-m", "hflow.cli"]
 DEADLINE_S = 200
+SHARED_MEMORY = Path("/dev/shm")
 
 
 Start = Callable[..., subprocess.Popen[str]]
@@ -150,7 +151,7 @@ def test_a_refused_weight_update_ends_the_run(
 ) -> None:
     """In the second step somebody else begins to renew SGLang's weights, so that it refuses the run's: it
     does not train on with what older weights sample, and no process is left."""
-    run_dir = tmp_path / "run"
+    run_dir, before = tmp_path / "run", set(SHARED_MEMORY.glob("torch_*"))
     options = "--set", "params.steps=500", "--engine", "rollout=sglang", "--cluster", "local1"
     process = start(breaking_graph, tiny_model, run_dir, *options)
     wait_for_steps(process, run_dir, 1)
@@ -163,6 +164,7 @@ def test_a_refused_weight_update_ends_the_run(
     summary = json.loads((run_dir / "summary.json").read_text())
     assert (summary["status"], summary["steps"]) == ("failed", 2)
     assert_all_gone(processes)
+    assert not set(SHARED_MEMORY.glob("torch_*")) - before
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import psutil
 import ray
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
+from hflow.runtime.engines.sglang.shared_memory import remove_own
 from hflow.runtime.worker.failure import failure_of
 from hflow.runtime.worker.worker import Report, Worker
 from hflow.runtime.worker.world import Aborted
@@ -52,7 +53,9 @@ class RayWorker(Worker):
 
     @ray.method(concurrency_group="control")
     def end_servers(self) -> None:
+        """The last call: the controller kills this process then."""
         super().end_servers()
+        remove_own()
 
     @ray.method(concurrency_group="control")
     def where(self) -> str:

@@ -1,7 +1,8 @@
-"""SGLang's files in shared memory: who is killed would leave them there."""
+"""Files in shared memory, SGLang's and those of weights on their way there: killed processes leave them."""
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,6 +18,16 @@ def remove_names() -> None:
     for process in (this, *this.children(recursive=True)):
         for file in _open_files(process.pid):
             file.unlink(missing_ok=True)
+
+
+def remove_own() -> None:
+    """Of what this process has shared with its servers. A handle that no server has opened, since it refused
+    an update, would keep its memory beyond the end of both.
+
+    Only just before this process is killed: PyTorch aborts when it frees memory whose file is gone.
+    """
+    for file in SHARED_MEMORY.glob(f"torch_{os.getpid()}_*"):
+        file.unlink(missing_ok=True)
 
 
 def _open_files(pid: int) -> set[Path]:
