@@ -133,7 +133,7 @@ class RayPool:
         actors, self._actors = self._actors, []
         if ray.is_initialized():
             with suppress(RayError):  # killed workers end their servers too, but leave their folders
-                ray.get([actor.end_servers.remote() for actor in actors], timeout=END_S)
+                ray.get([actor.last_act.remote() for actor in actors], timeout=END_S)
             for actor in actors:
                 ray.kill(actor)
             ray.shutdown()

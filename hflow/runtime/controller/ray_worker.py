@@ -52,9 +52,9 @@ class RayWorker(Worker):
         super().abort()
 
     @ray.method(concurrency_group="control")
-    def end_servers(self) -> None:
-        """The last call: the controller kills this process then."""
-        super().end_servers()
+    def last_act(self) -> None:
+        """The controller kills this process next."""
+        self.end_servers()
         remove_own()
 
     @ray.method(concurrency_group="control")
