@@ -1,4 +1,4 @@
-"""Choosing seats unit by unit within one allocation; branches that cannot win are cut."""
+"""Choosing seats for all units within one allocation; what cannot win is cut."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Branch:
         self._taken: Chosen | None = None  # by `dive`
         self._parts: list[list[Chosen]] | None = None  # by `descend`
         self._searched = False
-        self._offered: set[tuple[int, ...]] = set()
+        self._offered: set[frozenset[int]] = set()
 
     def bound_s(self, paces: Paces) -> float:
         """No choice takes less: whatever the others do, the units of each model keep one of its paces."""
@@ -181,7 +181,7 @@ class Branch:
             first, together = first + together, min(2 * together, MOST)
 
     def _price(self, chosen: Chosen, bound_s: float) -> None:
-        seats = tuple(map(id, chosen.seats.values()))
+        seats = frozenset(map(id, chosen.seats.values()))  # parts may have been joined in another order
         if bound_s < self.best.limit_s and not self.best.late and seats not in self._offered:
             self._offered.add(seats)
             self.priced.append(bound_s)
