@@ -2,14 +2,16 @@
 
     python benchmarks/reshard.py [--repetitions 9] [--cases NAME ...] [--save]
 
-257 MiB of fp32 weights of a llama in Megatron's own layout, in 4 or 8 processes of one thread. Beside hflow's
-exact copies: gathering everything and slicing, HybridFlow's all-gather per parameter in micro data-parallel
-groups, DTensor's redistribute, and Megatron's swap_model_weights (resharding/peers.py). All end in the same
-devices' generation layout, and every result is compared with the weights in one process. Repetitions of all
-ways are interleaved.
+257 MiB of fp32 weights of a llama in Megatron's own layout, in 4 or 8 processes of one thread. hflow's exact
+copies are read straight out of the other processes' memory, as between workers of one CPU host; "hflow over
+sockets" sends them, as where that is not allowed. Beside them: gathering everything and slicing, HybridFlow's
+all-gather per parameter in micro data-parallel groups, DTensor's redistribute, and Megatron's
+swap_model_weights (resharding/peers.py). All end in the same devices' generation layout, and every result is
+compared with the weights in one process. Repetitions of all ways are interleaved.
 
 Seconds: of the slowest rank, the median and the minimum over repetitions. Received bytes: what the kernel
-counted on the TCP connections of the busiest process (Linux), with gloo's own headers; `bound_bytes` is what
+counted on the TCP connections of the busiest process (Linux), with gloo's own headers, and what it copied out
+of other processes; `bound_bytes` is what
 that process needs and does not hold. Peak: the source weights of the busiest process and all that torch's
 allocator gave out besides at once, the generation weights included. `all_gather_gib_per_s`: what a rank
 receives in a plain all-gather of 32 MiB per rank. The last line is one JSON object; with --save it also goes
@@ -26,7 +28,7 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -125,8 +127,8 @@ def on_rank(rank: int, size: int, name: str, store: str, repetitions: int, resul
     generate = generation_mesh(train, tp_g, pp_g)
     assert generate
     case = make_case(train, generate, rank, world)
-    ours, bound, plan_s = hflow_way(case)
-    actions: dict[str, Action] = {OURS: ours}
+    ours, bound, plan_s = hflow_way(case, world.neighbours.pairs)
+    actions: dict[str, Action] = {OURS: ours, f"{OURS} over sockets": hflow_way(case, frozenset())[0]}
     actions |= {way: action for way, prepare in WAYS.items() if (action := prepare(case))}
     costs = {way: first_run(case, way, action) for way, action in actions.items()}
     seconds: dict[str, list[float]] = {way: [] for way in actions}
@@ -166,15 +168,20 @@ def expected(name: str, shape: tuple[int, ...], box: Box) -> torch.Tensor:
     return numbers.view(shape)[tuple(slice(*span) for span in box)].float()
 
 
-def hflow_way(case: Case) -> tuple[Action, int, float]:
-    """The action, what the busiest device must receive, and seconds to make this rank's route."""
+def hflow_way(case: Case, readable: Set[tuple[int, int]]) -> tuple[Action, int, float]:
+    """The action, what the busiest device must receive, and seconds to make this rank's route.
+
+    Args:
+        readable: pairs of a rank and another whose memory it reads.
+    """
     size = case.world.size
     cluster = Cluster("here", DeviceKind("cpu", "cpu", 1e11, 4 * 10**9, 1e10, 0.5, 1e-4), 1, size, LINK, LINK)
     ends = ("train", Sharding(case.train)), ("generate", Sharding(case.generate))
     edge = weight_edge("weights", "f32", SHAPE, *ends, cluster)
     ranks = tuple(range(size))
     peers, began = Peers(ranks, case.world.group(ranks)), time.perf_counter()
-    route = make_route(edge.copies, SHAPE, case.source, case.target, case.world.rank)
+    rank = case.world.rank
+    route = make_route(edge.copies, SHAPE, case.source, case.target, rank, readable=readable)
     plan_s = time.perf_counter() - began
 
     def action() -> None:

@@ -21,6 +21,7 @@ from hflow.runtime.engines.megatron.build import build_model
 from hflow.runtime.engines.megatron.groups import make_groups
 from hflow.runtime.engines.megatron.weights import MegatronWeights
 from hflow.runtime.worker import route
+from hflow.runtime.worker.cross_memory import Neighbours, meet
 from hflow.runtime.worker.move_weights import move_weights
 from hflow.runtime.worker.world import Peers, World
 from tests.engines.processes import Pool
@@ -84,30 +85,47 @@ class Boxes:
         return self.tensors[name][index(box)]
 
 
-def move(edge: EdgePlan, shape: ModelShape, source: Any, target: Any, rank: int, new_group: Any) -> int:
+def move(
+    edge: EdgePlan,
+    shape: ModelShape,
+    source: Any,
+    target: Any,
+    rank: int,
+    new_group: Any,
+    neighbours: Neighbours | None = None,
+) -> int:
     """Bytes received."""
     peers = Peers(ranks_of(edge), new_group(ranks_of(edge)))
     if rank not in peers.ranks:
         return 0
-    mine = route.make_route(edge.copies, shape, source, target, rank)
-    return move_weights(mine, source, target, torch.float32, World(rank, 4, torch.device("cpu")), peers)
+    world = World(rank, 4, torch.device("cpu"), neighbours)
+    pairs = world.neighbours.pairs
+    mine = route.make_route(edge.copies, shape, source, target, rank, readable=pairs)
+    return move_weights(mine, source, target, torch.float32, world, peers)
 
 
 LIMITS = [(0, 2**24), (64, 2**24), (2**14, 300)]  # all parts alone; small ones packed; many rounds
+HOST_OF = (0, 0, 1, 1)
 
 
 def on_rank(rank: int, new_group: Any, edge: EdgePlan) -> list[tuple[int, int]]:
-    """For each of `LIMITS` bytes received, and elements of the target's boxes that came out wrong."""
+    """Bytes received, and elements of the target's boxes that came out wrong: over sockets for each of
+    `LIMITS`; read from neighbours' memory; and read within a host, over sockets between hosts."""
     found: list[tuple[int, int]] = []
     for route.SMALL_ELEMENTS, route.ROUND_ELEMENTS in LIMITS:
-        found.append(moved(rank, new_group, edge))
+        found.append(moved(rank, new_group, edge, None))
+    all_ = meet(rank, 4)
+    assert len(all_.pairs) == 12
+    near = frozenset((a, b) for a, b in all_.pairs if HOST_OF[a] == HOST_OF[b])
+    found.append(moved(rank, new_group, edge, all_))
+    found.append(moved(rank, new_group, edge, Neighbours(all_.pids, near)))
     return found
 
 
-def moved(rank: int, new_group: Any, edge: EdgePlan) -> tuple[int, int]:
+def moved(rank: int, new_group: Any, edge: EdgePlan, neighbours: Neighbours | None) -> tuple[int, int]:
     source = Boxes(edge.source_mesh, rank, True) if rank in edge.source_mesh.devices else None
     target = Boxes(edge.target_mesh, rank, False) if rank in edge.target_mesh.devices else None
-    received = move(edge, SHAPE, source, target, rank, new_group)
+    received = move(edge, SHAPE, source, target, rank, new_group, neighbours)
     if not target:
         return received, 0
     assert target.changed
@@ -129,13 +147,14 @@ def test_between_any_meshes(pool: Pool, source: str, target: str) -> None:
     ends = ("a", Sharding(MESHES[source])), ("b", Sharding(MESHES[target]))
     edge = weight_edge("w", "f32", SHAPE, *ends, CLUSTER)
     expected = [(planned_bytes(edge, rank), 0) for rank in range(4)]
-    assert pool.run(4, on_rank, edge) == [[found] * len(LIMITS) for found in expected]
+    assert pool.run(4, on_rank, edge) == [[found] * (len(LIMITS) + 2) for found in expected]
     assert max(received for received, _ in expected) == edge.bytes_per_device
     assert edge.bytes_per_device == edge.lower_bound_bytes_per_device
 
 
 LLAMA = ModelShape("llama", 2, 256, 8, 4, 32, 704, 512, 64, 1e4, 1e-6, False, False)
 ROUND = 2**15  # elements; a model of two megabytes moves in many rounds
+TOLD_BYTES = 2**14  # where the parts of a model lie
 
 
 def megatron(mesh: Mesh, rank: int, new_group: Any) -> MegatronWeights | None:
@@ -143,9 +162,14 @@ def megatron(mesh: Mesh, rank: int, new_group: Any) -> MegatronWeights | None:
     return MegatronWeights(build_model(LLAMA, mesh, "f32", groups), LLAMA, mesh, rank) if groups else None
 
 
-def peak_on_rank(rank: int, new_group: Any, edge: EdgePlan) -> tuple[int, int, int]:
+def peak_on_rank(rank: int, new_group: Any, edge: EdgePlan, near: bool) -> tuple[int, int, int]:
     """Bytes received, bytes that torch's allocator gave out at most while the weights moved into memory
-    that was free before, and wrong elements."""
+    that was free before, and wrong elements.
+
+    Args:
+        near: ranks read each other's memory.
+    """
+    neighbours = meet(rank, 4) if near else None
     route.SMALL_ELEMENTS, route.ROUND_ELEMENTS = 2**8, ROUND
     source, target = (megatron(mesh, rank, new_group) for mesh in (edge.source_mesh, edge.target_mesh))
     assert source and target
@@ -154,7 +178,7 @@ def peak_on_rank(rank: int, new_group: Any, edge: EdgePlan) -> tuple[int, int, i
     target.release()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as measured:
         target.allocate()
-        received = move(edge, LLAMA, source, target, rank, new_group)
+        received = move(edge, LLAMA, source, target, rank, new_group, neighbours)
     wrong = sum(
         int((target.read(name, box) != values_of(name, shape)[index(box)]).sum())
         for name, shape, box in boxes_of(LLAMA, edge.target_mesh, rank)
@@ -185,11 +209,12 @@ def _most_allocated(measured: profile) -> int:
 )
 def test_peak_is_both_layouts_and_a_round(pool: Pool, source: Mesh, target: Mesh) -> None:
     """Of Megatron's own weights: what is allocated besides the source is the target and, at most, a copy of
-    every message of a round."""
+    every message of a round; between neighbours, nothing but who reads what."""
     one_host = Cluster("test", DEVICE, 1, 4, LINK, LINK)
     edge = weight_edge("w", "f32", LLAMA, ("a", Sharding(source)), ("b", Sharding(target)), one_host)
-    for rank, (received, most, wrong) in enumerate(pool.run(4, peak_on_rank, edge)):
-        needed = 4 * sum(volume(box) for _, _, box in boxes_of(LLAMA, target, rank))
-        assert (received, wrong) == (planned_bytes(edge, rank), 0)
-        largest = 4 * max((volume(c.box) for s in edge.copies for c in s.copies), default=0)
-        assert needed <= most <= needed + max(4 * ROUND, largest)
+    largest = 4 * max((volume(c.box) for s in edge.copies for c in s.copies), default=0)
+    for near, more in (False, max(4 * ROUND, largest)), (True, TOLD_BYTES):
+        for rank, (received, most, wrong) in enumerate(pool.run(4, peak_on_rank, edge, near)):
+            needed = 4 * sum(volume(box) for _, _, box in boxes_of(LLAMA, target, rank))
+            assert (received, wrong) == (planned_bytes(edge, rank), 0)
+            assert needed <= most <= needed + more

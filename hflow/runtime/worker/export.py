@@ -67,6 +67,7 @@ def _gathered(
         copies = lower(held, {writer: tuple((0, size) for size in parameter.shape)})
         sets = (CopySet((parameter.name,), parameter.shape, "gather", copies),)
         target = _Whole(parameter, dtype, world.device) if world.rank == writer else None
-        route = make_route(sets, shape, weights, target, world.rank)
+        pairs = world.neighbours.pairs
+        route = make_route(sets, shape, weights, target, world.rank, readable=pairs)
         move_weights(route, weights, target, dtype, world, peers)
         yield parameter.name, target.tensor.cpu() if target else torch.empty(0)

@@ -239,8 +239,10 @@ class Interpreter:
         assert edge.target_sharding
         served = edge.target_sharding.engine == "sglang"
         parts = buckets(shape, edge.target_mesh.tp) if served else (None,)
-        rank = self.world.rank
-        return tuple(make_route(edge.copies, shape, source, target, rank, names) for names in parts)
+        rank, readable = self.world.rank, self.world.neighbours.pairs
+        return tuple(
+            make_route(edge.copies, shape, source, target, rank, names, readable) for names in parts
+        )
 
 
 def _name(instruction: Instruction, program: Program) -> str:

@@ -1,11 +1,13 @@
 """Execute weight edges: parts of HF parameters go from the engine that trains them to those that read them.
 
-A part that lies together in memory is sent from where it lies and received where it belongs. What does not
-(columns, small parts that share a message, another dtype) is copied once, at that end only.
+Neighbours, who can read each other's memory, copy parts from storage to storage. Between others, a part
+that lies together in memory is sent from where it lies and received where it belongs. What does not (columns,
+small parts that share a message, another dtype) is copied once, at that end only.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +18,8 @@ from torch import Tensor
 
 from hflow.compiler.plan import EdgePlan
 from hflow.runtime.engines.base import Versioned, Weights
-from hflow.runtime.worker.route import Message, Part, Round, Route
+from hflow.runtime.worker.cross_memory import Place, place
+from hflow.runtime.worker.route import Message, Part, Phase, Route
 from hflow.runtime.worker.world import Peers, World
 
 
@@ -33,19 +36,63 @@ def move_weights(
     Returns:
         Bytes received.
     """
-    staging = _Staging(max((r.size for r in route.rounds), default=0), dtype, world.device)
+    staging = _Staging(route.staging, dtype, world.device)
     kept = _keep(route.own, source, target)
-    for round_ in route.rounds or (Round((), relay=False),):
-        staging.used = 0
-        holder = target if round_.relay else source
-        coming = [m for m in round_.messages if m.target == world.rank]
-        receives = [(m.source, staging.landing(m, target)) for m in coming]
-        sends = ((m.target, staging.flat(m, holder)) for m in round_.messages if m.source == world.rank)
-        for number in world.messages(receives, chain(sends, kept), peers.group):
-            _unpack(coming[number], receives[number][1], target)
+    for phase in route.phases:
+        holder = target if phase.relay else source
+        _read(phase, holder, target, staging, world, peers, kept)
+        for round_ in phase.rounds:
+            staging.used = 0
+            coming = [m for m in round_.messages if m.target == world.rank]
+            receives = [(m.source, staging.landing(m, target)) for m in coming]
+            sends = ((m.target, staging.flat(m, holder)) for m in round_.messages if m.source == world.rank)
+            for number in world.messages(receives, chain(sends, kept), peers.group):
+                _unpack(coming[number], receives[number][1], target)
+    deque(kept, 0)  # where nothing has travelled
     if target:
         target.changed = True
     return route.received * dtype.itemsize
+
+
+def _read(
+    phase: Phase,
+    holder: Weights | None,
+    target: Weights | None,
+    staging: _Staging,
+    world: World,
+    peers: Peers,
+    kept: Iterator[tuple[int, Tensor]],
+) -> None:
+    """Holders tell where their weights lie; readers copy them, and tell when they have."""
+    mine = [m for m in phase.reads if m.target == world.rank]
+    others = [m for m in phase.reads if m.source == world.rank]
+    told = [(m.source, torch.empty(len(m.parts), 2, dtype=torch.int64)) for m in mine]
+    tell = ((m.target, _places(m, holder)) for m in others)
+    for number in world.messages(told, chain(tell, kept), peers.group):
+        _copy(mine[number], told[number][1], target, phase.relay, staging, world)
+    over = [(m.target, torch.empty(1)) for m in others]
+    deque(world.messages(over, ((m.source, torch.zeros(1)) for m in mine), peers.group), 0)
+
+
+def _places(message: Message, holder: Weights | None) -> Tensor:
+    assert holder
+    return torch.tensor([place(holder.view(name, box)) for name, box in message.parts])
+
+
+def _copy(
+    message: Message, told: Tensor, target: Weights | None, relay: bool, staging: _Staging, world: World
+) -> None:
+    assert target
+    views = [target.view(name, box) for name, box in message.parts]
+    places: list[Place] = [(address, pitch) for address, pitch in told.tolist()]
+    if relay or all(view.dtype == staging.dtype for view in views):  # what is relayed is a target's already
+        world.read(message.source, places, views)
+        return
+    for place_, view in zip(places, views):
+        staging.used = 0
+        part = staging.take(view.numel()).view(view.shape)
+        world.read(message.source, [place_], [part])
+        view.copy_(part)
 
 
 def tell_version(
@@ -82,7 +129,7 @@ class _Staging:
         """What to send, in one dimension."""
         found = self._in_place(message, weights)
         if found is None:
-            found = self._take(message.size)
+            found = self.take(message.size)
             for view, part in _split(message, found, weights):
                 part.copy_(view)
         return found
@@ -90,7 +137,7 @@ class _Staging:
     def landing(self, message: Message, weights: Weights | None) -> Tensor:
         """Where to receive, in one dimension."""
         found = self._in_place(message, weights)
-        return self._take(message.size) if found is None else found
+        return self.take(message.size) if found is None else found
 
     def _in_place(self, message: Message, weights: Weights | None) -> Tensor | None:
         """The part itself, where there is but one and it lies together."""
@@ -101,7 +148,7 @@ class _Staging:
         view = weights.view(name, box)
         return view.view(-1) if view.is_contiguous() and view.dtype == self.dtype else None
 
-    def _take(self, size: int) -> Tensor:
+    def take(self, size: int) -> Tensor:
         self.used += size
         return self.memory[self.used - size : self.used]
 

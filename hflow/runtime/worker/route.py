@@ -1,9 +1,10 @@
-"""What one rank sends, receives and keeps when the weights of a lowered edge move.
+"""What one rank sends, receives, reads and keeps when the weights of a lowered edge move.
 
-Worked out once from the plan's copies; a step only walks it. Every copy is a message of its own, so that it
-can go straight from storage to storage; small ones between the same ranks share one. Both ends of a message
-cut and order their messages by the same rule, from the copies between them alone. The order is the same on
-all ranks, so whoever takes its messages in this order, round by round, waits for nobody who waits for it.
+Worked out once from the plan's copies; a step only walks it. Between ranks of which one can read the other's
+memory, all copies are one read. Otherwise every copy is a message of its own, so that it can go straight from
+storage to storage; small ones between the same ranks share one. Both ends of a message cut and order their
+messages by the same rule, from the copies between them alone. The order is the same on all ranks, so whoever
+takes its messages in this order, round by round, waits for nobody who waits for it.
 
 Engines interleave queries, keys and values by query group; so these are cut into groups, which lie together.
 """
@@ -43,11 +44,9 @@ class Message:
 
 @dataclass(frozen=True)
 class Round:
-    """Messages that are under way at the same time, in the order that all ranks share. In a `relay` they
-    come from weights that an earlier round brought."""
+    """Messages that are under way at the same time, in the order that all ranks share."""
 
     messages: tuple[Message, ...]
-    relay: bool
 
     @cached_property
     def size(self) -> int:
@@ -56,17 +55,39 @@ class Round:
 
 
 @dataclass(frozen=True)
+class Phase:
+    """`reads`: targets copy them out of the sources' memory. In a `relay` all comes from weights that an
+    earlier phase brought."""
+
+    reads: tuple[Message, ...]
+    rounds: tuple[Round, ...]
+    relay: bool
+
+    def messages(self) -> Iterator[Message]:
+        yield from self.reads
+        for round_ in self.rounds:
+            yield from round_.messages
+
+
+@dataclass(frozen=True)
 class Route:
     """`own`: what this rank holds already and keeps."""
 
     rank: int
     own: tuple[Part, ...]
-    rounds: tuple[Round, ...]
+    phases: tuple[Phase, ...]
 
     @cached_property
     def received(self) -> int:
         """Elements."""
-        return sum(m.size for r in self.rounds for m in r.messages if m.target == self.rank)
+        return sum(m.size for p in self.phases for m in p.messages() if m.target == self.rank)
+
+    @cached_property
+    def staging(self) -> int:
+        """Elements that may have to be copied on their way at once: of a round, or of a part that is read."""
+        rounds = [round_.size for phase in self.phases for round_ in phase.rounds]
+        parts = [volume(box) for phase in self.phases for m in phase.reads for _, box in m.parts]
+        return max([0, *rounds, *parts])
 
 
 def make_route(
@@ -76,12 +97,14 @@ def make_route(
     target: Weights | None,
     rank: int,
     names: Collection[str] | None = None,
+    readable: Set[tuple[int, int]] = frozenset(),
 ) -> Route:
     """The part of `rank` in lowered copies.
 
     Args:
         source, target: what it holds, and what is to be written, if anything.
         names: of the parameters that move; None for all.
+        readable: pairs of a rank and another whose memory it can read.
     """
     chosen = (
         frozenset(parameter.name for parameter in parameters(shape)) if names is None else frozenset(names)
@@ -93,13 +116,19 @@ def make_route(
         for name in filter(chosen.__contains__, copy_set.tensors if mine else ()):
             for copy in mine:
                 phases[copy.phase].append((name, copy))
-    rounds = [
-        Round(messages, phase > 0)
-        for phase in sorted(phases)
-        for messages in _rounds([*_packed(phases[phase]), *_single(phases[phase])])
-    ]
+    found = [_phase(phases[number], number > 0, readable) for number in sorted(phases)]
     own = _own(source, target, chosen) if source and target else ()
-    return Route(rank, tuple(own), tuple(rounds))
+    return Route(rank, tuple(own), tuple(found))
+
+
+def _phase(copies: Sequence[tuple[str, Copy]], relay: bool, readable: Set[tuple[int, int]]) -> Phase:
+    sent = [(name, c) for name, c in copies if (c.target, c.source) not in readable]
+    read = [(name, c) for name, c in copies if (c.target, c.source) in readable]
+    reads: dict[tuple[int, int], list[Part]] = defaultdict(list)
+    for name, copy in read:
+        reads[copy.source, copy.target].append((name, copy.box))
+    rounds = map(Round, _rounds([*_packed(sent), *_single(sent)]))
+    return Phase(tuple(Message(*pair, tuple(reads[pair])) for pair in sorted(reads)), tuple(rounds), relay)
 
 
 def _group_rows(shape: ModelShape, name: str) -> int:

@@ -20,6 +20,8 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
 from hflow.runtime.engines.base import Stopped
+from hflow.runtime.worker import cross_memory
+from hflow.runtime.worker.cross_memory import Neighbours, Place
 
 TIMEOUT = timedelta(days=1)  # a rollout elsewhere may take hours; who dies is told by `abort`, not by time
 ABORT_TAG = 2**16  # of a message that nobody sends
@@ -39,10 +41,12 @@ class Peers:
 
 
 class World:
-    """The present world as `rank` sees it; `close` it before joining the next."""
+    """The present world as `rank` sees it; `close` it before joining the next. `neighbours`: whose memory is
+    read instead of waiting for messages."""
 
-    def __init__(self, rank: int, size: int, device: torch.device):
+    def __init__(self, rank: int, size: int, device: torch.device, neighbours: Neighbours | None = None):
         self.rank, self.size, self.device = rank, size, device
+        self.neighbours = neighbours or Neighbours()
         self.aborted = threading.Event()
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
 
@@ -51,7 +55,8 @@ class World:
         """Meet the other ranks at `store`; blocks until all are there."""
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
-        return World(rank, size, device)
+        neighbours = cross_memory.meet(rank, size) if device.type == "cpu" else None
+        return World(rank, size, device, neighbours)
 
     def group(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
         """The group of `ranks`, in ascending order of ranks. Collective over the whole world when new."""
@@ -115,6 +120,18 @@ class World:
                 yield number
             for work in going:
                 work.wait()  # pyright: ignore[reportOptionalMemberAccess]
+
+    def read(self, rank: int, places: Sequence[Place], views: Sequence[Tensor]) -> None:
+        """Fill views from where their values lie in the memory of a neighbour, who waits meanwhile.
+
+        Raises:
+            Aborted: when the controller gave the step up.
+        """
+        with self._giving_up():
+            try:
+                cross_memory.read(self.neighbours.pids[rank], places, views)
+            except OSError as error:  # as gloo says it
+                raise RuntimeError(f"Connection closed by peer: rank {rank}: {error.strerror}") from None
 
     def abort(self) -> None:
         """Give up what waits for other ranks, now and later. Called from another thread."""
