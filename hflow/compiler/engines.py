@@ -8,7 +8,7 @@ from typing import cast, get_args
 from hflow.compiler.cluster import Cluster
 from hflow.compiler.cost.strategy import GenerationEngine
 from hflow.diagnostics import Diagnostic, HflowError, did_you_mean
-from hflow.graph.graph import Graph
+from hflow.graph.graph import Graph, Node
 
 ENGINES: tuple[GenerationEngine, ...] = get_args(GenerationEngine)
 
@@ -22,7 +22,8 @@ def generation_engines(
         texts: like ``rollout=sglang``; the last one about a node counts.
 
     Raises:
-        HflowError: HF310 with one diagnostic per text that names no generate node, or no engine.
+        HflowError: HF310 with one diagnostic per text that names no generate node, or no engine, and per node
+            whose engine cannot do what it asks for.
     """
     chosen: dict[str, GenerationEngine] = {
         n.name: cluster.generate_engine for n in graph.nodes if n.op == "generate"
@@ -35,9 +36,15 @@ def generation_engines(
             bad.append(Diagnostic("HF310", f"--engine {text}: {problem}", help=help_))
         else:
             chosen[node] = cast(GenerationEngine, engine)
+    bad += [_cannot(n) for n in graph.nodes if n.in_flight and chosen[n.name] != "sglang"]
     if bad:
         raise HflowError(bad)
     return chosen
+
+
+def _cannot(node: Node) -> Diagnostic:
+    message = f"`{node.name}` takes over weights `in_flight`, which of the engines only SGLang can"
+    return Diagnostic("HF310", message, node.span, f"choose it: `--engine {node.name}=sglang`")
 
 
 def _problem(node: str, engine: str, known: Mapping[str, GenerationEngine]) -> tuple[str, str]:

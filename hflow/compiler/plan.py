@@ -113,7 +113,9 @@ class EdgePlan:
 class Instruction:
     """One thing the workers on `devices` do.
 
-    - ``call``: run node `target`; `inputs` and `outputs` map ports to handles in the worker's store;
+    - ``call``: run node `target`; `inputs` and `outputs` map ports to handles in the worker's store; with an
+      ``await`` in the same program, only begin to;
+    - ``await``: wait until node `target`, which was called, has ended (`outputs`);
     - ``transfer``: execute data edge number `edge`; handles of its ports;
     - ``weights``: execute weight edge number `edge`, into the weights that node `target` reads; with
       `every`, only in steps that are multiples of it, and not in the first;
@@ -133,7 +135,17 @@ class Instruction:
     """
 
     op: Literal[
-        "call", "transfer", "weights", "recall", "carry", "loop", "onload", "offload", "release", "free"
+        "call",
+        "await",
+        "transfer",
+        "weights",
+        "recall",
+        "carry",
+        "loop",
+        "onload",
+        "offload",
+        "release",
+        "free",
     ]
     target: str
     devices: tuple[int, ...]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from hflow.compiler.plan import Instruction
 from hflow.compiler.timeline import Task
 
-TIMELESS = ("free", "release", "recall", "carry")  # each device does these alone, at once
+TIMELESS = ("await", "free", "release", "recall", "carry")  # each device does these alone, at once
 
 
 def device_classes(groups: Iterable[Sequence[int]]) -> dict[tuple[int, ...], frozenset[int]]:

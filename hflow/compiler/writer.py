@@ -61,23 +61,33 @@ class Writer:
             handles |= {v.port: self.find(value_name(v), layout, rows) or "" for v in values}
         return handles
 
-    def call(self, node: Node, inputs: dict[str, str]) -> None:
+    def call(self, node: Node, inputs: dict[str, str], awaited: bool = False) -> None:
         """The call of a node; around it, what it keeps in the host's memory comes and goes.
 
         It is onloaded no sooner than the node can run.
+
+        Args:
+            awaited: its outputs come later, with `wait`.
         """
         plan = self.draft.node_plan(node.name)
         reads, writes = self._touched(node, plan)
         if plan.offload:
             onload = Instruction("onload", node.name, plan.mesh.devices, time_s=self._onload_s(plan))
             self.script.add(onload, reads | set(inputs.values()), writes | {("onload", node.name)})
-        outputs = self.write_outputs(node)
+        outputs = {} if awaited else self.write_outputs(node)
         call = Instruction("call", node.name, plan.mesh.devices, inputs, outputs, time_s=plan.time_s)
         self.script.add(call, reads | {("onload", node.name)}, writes | {("call", node.name)})
         if plan.offload:
             seconds = self._onload_s(plan) if node.op == "train" else 0.0  # the host still has frozen weights
             offload = Instruction("offload", node.name, plan.mesh.devices, time_s=seconds)
             self.script.add(offload, {("call", node.name)})
+
+    def wait(self, node: Node) -> None:
+        """The end of a node that was called."""
+        plan = self.draft.node_plan(node.name)
+        reads, _ = self._touched(node, plan)
+        await_ = Instruction("await", node.name, plan.mesh.devices, outputs=self.write_outputs(node))
+        self.script.add(await_, reads, {("call", node.name)})
 
     def _touched(self, node: Node, plan: NodePlan) -> tuple[set[Key], set[Key]]:
         """What a call reads beside its inputs, and what it overwrites: it comes after the nodes of `after`,

@@ -45,6 +45,21 @@ def check_lags(drafts: Mapping[str, Draft], problems: Problems) -> None:
             problems.add("HF212", message, (*draft.path, "model", "lag"), key=True)
 
 
+def check_in_flight(drafts: Mapping[str, Draft], problems: Problems) -> None:
+    """HF212 a node would take over weights in flight that never come while it samples."""
+    for draft in drafts.values():
+        if not draft.options.get("in_flight") or not draft.model:
+            continue
+        path = (*draft.path, "with", "in_flight")
+        if draft.in_region:
+            message = "`in_flight` has no effect: weights do not change during the rounds of a region"
+            problems.add("HF212", message, path, key=True)
+        elif not draft.model.lag:
+            message = f"`in_flight` has no effect: `{draft.name}` waits for the newest weights"
+            help_ = f"let it begin with older ones: `model: {{use: {draft.model.model}, lag: 1}}`"
+            problems.add("HF212", message, path, key=True, help=help_)
+
+
 def check_optimizers(nodes: Mapping[str, Node], drafts: Mapping[str, Draft], problems: Problems) -> None:
     """HF212 train nodes of one model, which share its optimizer, disagree on what it is."""
     first: dict[str, Node] = {}

@@ -67,7 +67,8 @@ class _Drafter:
                     drafted = replace(drafted, head=None)
                 drafted = replace(drafted, inputs=generate.inputs(set(node.in_)))
                 drafted = self._reading(drafted, node, generate.options(set(node.in_)), node.with_)
-                return replace(drafted, declared=self._types(bare, node.out))
+                made = generate.ports(drafted.options)
+                return replace(drafted, outputs=made, declared=self._types(bare, node.out))
             case schema.ScoreSpec():
                 drafted = self._using(bare, node.model)
                 outputs = score.output_ports(drafted.head) if drafted.head else None

@@ -148,6 +148,11 @@ class Node:
         """Rows that the node works on: those of its first output, or of its first input."""
         return (self.outputs[0].type if self.outputs else self.inputs[0].type).rows
 
+    @property
+    def in_flight(self) -> bool:
+        """Whether its weights are renewed while it samples."""
+        return bool(self.options.get("in_flight") and self.model and self.model.lag)
+
 
 @dataclass(frozen=True)
 class Region:

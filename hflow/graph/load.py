@@ -11,6 +11,7 @@ from hflow.graph import overrides as overriding
 from hflow.graph.checks import (
     check_evaluation,
     check_groups,
+    check_in_flight,
     check_lags,
     check_optimizers,
     check_refresh,
@@ -126,6 +127,7 @@ def _graph(spec: GraphSpec, document: Document, problems: Problems) -> Graph | N
     nodes = infer(drafts, order(drafts, problems), problems)
     check_trained(drafts, spec, problems)
     check_lags(drafts, problems)
+    check_in_flight(drafts, problems)
     check_optimizers(nodes, drafts, problems)
     check_refresh(drafts, spec, problems)
     check_temperatures(nodes, drafts, problems)

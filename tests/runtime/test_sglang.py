@@ -94,3 +94,19 @@ def test_older_weights_are_the_older_ones(workers: Pool, model: Path, tmp_path: 
     assert len({line["digest.greedy"] for line in run.metrics}) == STEPS
     for line in run.metrics:
         assert line["digest.greedy"] == line["digest.greedy_again"]
+
+
+def test_weights_reach_rollouts_in_flight(workers: Pool, model: Path, tmp_path: Path) -> None:
+    """While a step trains, the next one samples with the weights before; the new ones serve the rest of its
+    responses. Every token says whose it is: by Megatron's log-probs it is right."""
+    graph = hflow.load(GRAPHS / "in_flight.yaml", [f"params.model={model}"])
+    pins = "rollout=tp2@1-2", "actor_train=tp1@0", "scored=tp1@0"
+    plan = hflow.compile(graph, load_cluster("local4"), pins, engines=["rollout=sglang"])
+    run = execute(plan, tmp_path / "run", pool=workers, export=False)
+    first, *later = run.metrics
+    assert first["rollout.renewed_tokens"] == 0
+    for step, line in enumerate(later, 1):
+        assert 0 < line["rollout.renewed_tokens"] < 1
+        assert line["difference.newest"] == step
+        assert line["difference.newer"] < AGREE < 10 * AGREE < line["difference.older"]
+        assert line["actor_train.staleness"] == 1  # as old as its oldest token

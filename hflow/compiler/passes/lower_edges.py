@@ -52,11 +52,20 @@ class _Step:
                 continue
             inputs = self.writer.read(node)
             self._weights_before(node, {*inputs.values(), *(("call", first) for first in node.after)})
-            self.writer.call(node, inputs)
+            self._call(node, inputs)
             self._release_after([node])
         if not self.evaluates:
             self._carry()
         return Program(self.graph, tuple(self.writer.edges), tuple(self.writer.script.instructions))
+
+    def _call(self, node: Node, inputs: dict[str, str]) -> None:
+        """Weights in flight come between the beginning and the end of the node that they are for."""
+        if not node.in_flight:
+            self.writer.call(node, inputs)
+            return
+        self.writer.call(node, inputs, awaited=True)
+        self._move(e for e in self.draft.weight_edges if e.reader == node.name)
+        self.writer.wait(node)
 
     def _loop(self, region: Node, inner: list[Node]) -> None:
         """The rounds of a region. Models do not change meanwhile, so weights move before the first."""

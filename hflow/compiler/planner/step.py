@@ -147,7 +147,14 @@ class _Walk:
         number = self._write(seconds, self.resources[node.name], after | self._weights_read(node))
         self.calls[node.name] = number
         self._has_read(node, number)
-        self._made(node, number)
+        self._made(node, self._await(node, number) if node.in_flight else number)
+
+    def _await(self, node: Node, number: int) -> int:
+        """The end of a node whose weights come in flight, after both."""
+        self._move(e for e in self.model.draft.weight_edges if e.reader == node.name)
+        renewed = self.renewed.get(instance_of(node, self.shardings[self.model.unit_of[node.name]]), number)
+        self.calls[node.name] = self._write(0.0, (), {number, renewed})
+        return self.calls[node.name]
 
     def _made(self, node: Node, number: int) -> None:
         for output in node.outputs:

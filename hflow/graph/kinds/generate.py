@@ -3,11 +3,15 @@
 The first form reads `prompt`. The other reads what an earlier turn made (`tokens`, `mask`, `logprobs`) and an
 `observation` per row (what a tool or an environment answered): the observation is appended, masked
 out, and the model goes on from there. A row with an empty observation is finished and stays as it is.
+
+With `in_flight`, weights that come while the first form samples serve the rest of every response
+(PipelineRL, arXiv:2509.19128); the node then also tells the `versions` of all tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
+from typing import Any
 
 from hflow.graph.draft import Draft
 from hflow.graph.options import Option
@@ -19,7 +23,7 @@ _SAMPLING = (
     Option("max_new_tokens", "int", above=0),
     Option("temperature", "float", 1.0, least=0),  # 0: greedy
 )
-OPTIONS = (Option("n", "int", 1, above=0), *_SAMPLING)
+OPTIONS = (Option("n", "int", 1, above=0), *_SAMPLING, Option("in_flight", "bool", False))
 CONTINUE_OPTIONS = (Option("max_observation_tokens", "int", above=0), *_SAMPLING)
 INPUTS = parse_ports("prompt: i32[rows, prompt~]")
 CONTINUE_INPUTS = parse_ports(
@@ -27,6 +31,7 @@ CONTINUE_INPUTS = parse_ports(
     "observation: str[rows]"
 )
 OUTPUTS = ("tokens", "logprobs", "mask", "text")
+VERSIONS = "versions"
 
 
 def inputs(written: Set[str]) -> tuple[Port, ...]:
@@ -36,6 +41,11 @@ def inputs(written: Set[str]) -> tuple[Port, ...]:
 
 def options(written: Set[str]) -> tuple[Option, ...]:
     return CONTINUE_OPTIONS if continues(written) else OPTIONS
+
+
+def ports(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a node with these options makes."""
+    return (*OUTPUTS, VERSIONS) if options.get("in_flight") else OUTPUTS
 
 
 def continues(written: Set[str]) -> bool:
@@ -79,9 +89,11 @@ def _made(
     response = Dim((Factor("resp", longest_response, draft.name),), ragged=True)
     sequence = Dim((Factor("seq", longest_sequence, draft.name),), ragged=True)
     sampled = Provenance(draft.model.model, "behaviour", max(lag, draft.model.lag))
-    return {
+    made = {
         "tokens": ValueType("i32", (rows, sequence)),
         "logprobs": ValueType("f32", (rows, response), sampled),
         "mask": ValueType("bool", (rows, response)),
         "text": ValueType("str", (rows,)),
+        VERSIONS: ValueType("i32", (rows, response)),
     }
+    return {port: made[port] for port in ports(draft.options)}

@@ -8,12 +8,13 @@ model goes on. A row without an observation is finished and stays as it is.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
+from hflow.graph.kinds.generate import VERSIONS
 from hflow.runtime.engines.base import Call, NodeError, Result
 from hflow.runtime.engines.sampler import Answers, Sampler, Sampling
 from hflow.runtime.rows import Rows, from_lists, from_strings, joined
@@ -36,8 +37,9 @@ class Rollout:
     dp: int
     tp: int
 
-    def run(self, inputs: Mapping[str, Rows]) -> Result:
-        """Answer `prompt`, or go on with `tokens`, `mask` and `logprobs` after `observation`.
+    def begin(self, inputs: Mapping[str, Rows]) -> Callable[[], Result]:
+        """Answer `prompt`, or go on with `tokens`, `mask` and `logprobs` after `observation`. Gives what
+        waits for the result.
 
         Raises:
             NodeError: a prompt is empty, an observation cannot be tokenised, or a row becomes longer than
@@ -45,30 +47,41 @@ class Rollout:
         """
         return self._first(inputs["prompt"]) if "prompt" in inputs else self._further(inputs)
 
-    def _first(self, prompts: Rows) -> Result:
+    def _first(self, prompts: Rows) -> Callable[[], Result]:
         assert prompts.lengths is not None
         n = self.call.node.options["n"]
         if len(prompts) and int(prompts.lengths.min()) == 0:
             raise self._refused("a prompt is empty")
         rows = torch.arange(len(prompts) * n)
-        answers = self._sample(prompts, rows + self.call.first_row * n)
-        tokens = joined(prompts.take(rows // n), answers.tokens)
-        mask = _filled(answers.tokens, True)
-        return self._result(tokens, answers.log_probs, mask, {}, n)
+        sampling = self._sample(prompts, rows + self.call.first_row * n)
 
-    def _further(self, inputs: Mapping[str, Rows]) -> Result:
+        def result() -> Result:
+            answers = sampling()
+            tokens = joined(prompts.take(rows // n), answers.tokens)
+            mask = _filled(answers.tokens, True)
+            return self._with_versions(self._result(tokens, answers.log_probs, mask, {}, n), answers)
+
+        return result
+
+    def _further(self, inputs: Mapping[str, Rows]) -> Callable[[], Result]:
         texts = inputs["observation"].strings()
         going = torch.tensor([i for i, text in enumerate(texts) if text], dtype=torch.int64)
         observed, cut = self._observed(texts)
         before = joined(inputs["tokens"], observed)
-        answers = self._sample(before.take(going), going + self.call.first_row)
-        answers = Answers(*(_spread(a, going, len(texts)) for a in (answers.tokens, answers.log_probs)))
-        tokens = joined(before, answers.tokens)
-        mask = joined(inputs["mask"], _filled(observed, False), _filled(answers.tokens, True))
-        log_probs = joined(inputs["logprobs"], _filled(observed, 0.0), answers.log_probs)
-        # A count over all rows: the weights of the data-parallel ranks add up to 1.
-        metrics = {"cut_observations": (float(cut), float(self.dp == 0))}
-        return self._result(tokens, log_probs, mask, metrics, 1)
+        sampling = self._sample(before.take(going), going + self.call.first_row)
+
+        def result() -> Result:
+            found = sampling()
+            spread = (_spread(rows, going, len(texts)) for rows in (found.tokens, found.log_probs))
+            answers = Answers(*spread, begun=found.begun)
+            tokens = joined(before, answers.tokens)
+            mask = joined(inputs["mask"], _filled(observed, False), _filled(answers.tokens, True))
+            log_probs = joined(inputs["logprobs"], _filled(observed, 0.0), answers.log_probs)
+            # A count over all rows: the weights of the data-parallel ranks add up to 1.
+            metrics = {"cut_observations": (float(cut), float(self.dp == 0))}
+            return self._result(tokens, log_probs, mask, metrics, 1)
+
+        return result
 
     def _observed(self, texts: list[str]) -> tuple[Rows, int]:
         """The observations' tokens, none for a finished row, and how many were cut short."""
@@ -80,7 +93,7 @@ class Rollout:
             raise self._refused(f"observation of row {row}: {error}") from None
         return from_lists([row[:limit] for row in encoded]), sum(len(row) > limit for row in encoded)
 
-    def _sample(self, prompts: Rows, ids: torch.Tensor) -> Answers:
+    def _sample(self, prompts: Rows, ids: torch.Tensor) -> Callable[[], Answers]:
         """Answers of the rows with global numbers `ids`, ``len(ids) / len(prompts)`` to each prompt."""
         options = self.call.node.options
         sampling = Sampling(
@@ -100,6 +113,16 @@ class Rollout:
         if needed > self.max_positions:
             problem = f"prompt and response need {needed} positions, the model has {self.max_positions}"
             raise self._refused(problem)
+
+    def _with_versions(self, result: Result, answers: Answers) -> Result:
+        """Metric `renewed_tokens`: the share that weights sampled which came in flight."""
+        if not self.call.node.output(VERSIONS):
+            return result
+        assert answers.versions is not None, f"{self.call.node.name}: its engine tells no versions"
+        versions = answers.versions.values
+        renewed = float((versions > answers.begun).sum()), float(len(versions))
+        metrics = {**result.metrics, "renewed_tokens": renewed} if result.metrics else {}
+        return replace(result, outputs={**result.outputs, VERSIONS: answers.versions}, metrics=metrics)
 
     def _result(self, tokens: Rows, log_probs: Rows, mask: Rows, metrics: Metrics, n: int) -> Result:
         assert mask.lengths is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,15 +25,19 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Answers:
-    """What was sampled, as ragged rows: tokens int32 and their log-probs float32."""
+    """What was sampled, as ragged rows: tokens int32, their log-probs float32, and, where it is known, int32
+    versions of the weights that sampled each token; `begun`: that of the weights at the beginning."""
 
     tokens: Rows
     log_probs: Rows
+    versions: Rows | None = None
+    begun: int = 0
 
 
 class Sampler(Protocol):
-    def __call__(self, prompts: Rows, ids: Tensor, sampling: Sampling) -> Answers:
-        """Continue prompts (ragged int32 token ids); a response ends with, and includes, its end token.
+    def __call__(self, prompts: Rows, ids: Tensor, sampling: Sampling) -> Callable[[], Answers]:
+        """Begin to continue prompts (ragged int32 token ids); a response ends with, and includes, its end
+        token. Gives what waits for the answers.
 
         Args:
             ids: int64 ``[prompts * n]``, the global numbers of the rows to be made, to which their random

@@ -17,8 +17,10 @@ from hflow.compiler.ports import input_layout, is_replicated, output_layout, row
 from hflow.compiler.shape import ModelShape
 from hflow.compiler.workload import token_makers
 from hflow.graph.graph import Graph, Node
+from hflow.graph.kinds.generate import VERSIONS
 from hflow.runtime.engines.base import Call, Result
 from hflow.runtime.engines.megatron.engine import MegatronModel
+from hflow.runtime.engines.sglang.engine import SglangModel
 from hflow.runtime.engines.sglang.weights import ServedWeights, buckets
 from hflow.runtime.rows import TORCH_DTYPES, Rows
 from hflow.runtime.worker.carried import Carried
@@ -29,6 +31,15 @@ from hflow.runtime.worker.route import Route, make_route
 from hflow.runtime.worker.staleness import sampled, staleness
 from hflow.runtime.worker.transfer import Received, move_rows
 from hflow.runtime.worker.world import Peers, World
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A node under way since `start_s`, in seconds since the epoch."""
+
+    call: Call
+    inputs: Mapping[str, Rows]
+    start_s: float
 
 
 @dataclass
@@ -43,8 +54,13 @@ class _Step:
     metrics: dict[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
     digests: dict[str, int] = field(default_factory=dict[str, int])
     events: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    begun: dict[str, _Begun] = field(default_factory=dict[str, "_Begun"])
     tokens: int = 0
     trained: set[ModelWeights] = field(default_factory=set[ModelWeights])
+
+    def awaits(self, node: str) -> bool:
+        """Whether a call of the node only begins it."""
+        return any(i.op == "await" and i.target == node for i in self.program.instructions)
 
     def report(self) -> dict[str, Any]:
         names = ("metrics", "digests", "events", "tokens")
@@ -105,7 +121,9 @@ class Interpreter:
                 self._loop(instruction, step)
             case "release":
                 self._model(instruction, step).weights.release()
-            case "call" | "transfer" | "weights" | "onload" | "offload":
+            case "call" if step.awaits(instruction.target):
+                self._begin(instruction, step)
+            case "call" | "await" | "transfer" | "weights" | "onload" | "offload":
                 self._timed(instruction, step)
 
     def _timed(self, instruction: Instruction, step: _Step) -> None:
@@ -114,14 +132,17 @@ class Interpreter:
         self.now, started = instruction.target, time.time()
         actions = {
             "call": self._call,
+            "await": self._call,
             "transfer": self._transfer,
             "weights": self._weights,
             "onload": self._onload,
             "offload": self._offload,
         }
+        if instruction.op == "await":
+            started = step.begun[instruction.target].start_s
         moved = actions[instruction.op](instruction, step)
-        name = _name(instruction, step.program)
-        event = {"kind": instruction.op, "name": name, "device": self.world.rank, "step": step.number}
+        name, kind = _name(instruction, step.program), "call" if instruction.op == "await" else instruction.op
+        event = {"kind": kind, "name": name, "device": self.world.rank, "step": step.number}
         event |= {"bytes": moved.values, "told_bytes": moved.told}
         step.events.append({**event, "start_s": started, "end_s": time.time()})
 
@@ -155,9 +176,21 @@ class Interpreter:
         assert isinstance(model, MegatronModel), f"{instruction.target}: a server is not offloaded"
         return model
 
+    def _begin(self, instruction: Instruction, step: _Step) -> None:
+        node = step.program.graph.node(instruction.target)
+        plan, engine = self.plan.node(node.name), self._model(instruction, step)
+        assert isinstance(engine, SglangModel), f"{node.name}: only a server goes on by itself"
+        inputs = {port: step.store[handle] for port, handle in instruction.inputs.items()}
+        self.now = node.name
+        begun = _Begun(self._describe(node, plan, step), inputs, time.time())
+        engine.begin(begun.call, begun.inputs)
+        step.begun[node.name] = begun
+
     def _call(self, instruction: Instruction, step: _Step) -> Received:
         node = step.program.graph.node(instruction.target)
         inputs = {port: step.store[handle] for port, handle in instruction.inputs.items()}
+        if node.name in step.begun:
+            inputs = step.begun.pop(node.name).inputs
         if node.op == "repeat":
             step.collectors[node.name].add(inputs)
             return Received()
@@ -186,7 +219,8 @@ class Interpreter:
             result = engine.run(call, inputs)
             return replace(result, metrics={**result.metrics, "staleness": (float(ages.sum()), len(ages))})
         result = engine.run(call, inputs)
-        texts = sampled(result.outputs["tokens"], weights.version, inputs.values())
+        of_tokens = result.outputs.get(VERSIONS)
+        texts = sampled(result.outputs["tokens"], weights.version, inputs.values(), of_tokens)
         return replace(result, outputs={**result.outputs, "tokens": texts})
 
     def _describe(self, node: Node, plan: NodePlan, step: _Step) -> Call:
@@ -217,11 +251,11 @@ class Interpreter:
         reader = instance_of(step.program.graph.node(edge.target), edge.target_sharding)
         source = self.engines.weights(Instance(trainer, edge.source_sharding))
         target = self.engines.weights(reader)
-        if target:
-            target.allocate()
         dtype = TORCH_DTYPES[self.plan.graph.model(trainer).dtype]
         peers = self._peers[_ranks(edge.source_mesh, edge.target_mesh)]
-        tell_version(edge, source, target, self.world, peers)
+        tell_version(edge, source, target, self.world, peers)  # and so wait for the trainer
+        if target:
+            target.allocate()
         key = step.evaluation, instruction.edge
         if key not in self._routes:
             self._routes[key] = self._make_routes(edge, self.plan.shapes[trainer], source, target)
@@ -240,16 +274,15 @@ class Interpreter:
         served = edge.target_sharding.engine == "sglang"
         parts = buckets(shape, edge.target_mesh.tp) if served else (None,)
         rank, readable = self.world.rank, self.world.neighbours.pairs
-        return tuple(
-            make_route(edge.copies, shape, source, target, rank, names, readable) for names in parts
-        )
+        return tuple(make_route(edge.copies, shape, source, target, rank, names, readable) for names in parts)
 
 
 def _name(instruction: Instruction, program: Program) -> str:
     """The node, the edge, or ``onload NODE``: what events tell apart."""
     if instruction.edge is not None:
         return program.edges[instruction.edge].name
-    return instruction.target if instruction.op == "call" else f"{instruction.op} {instruction.target}"
+    runs = instruction.op in ("call", "await")
+    return instruction.target if runs else f"{instruction.op} {instruction.target}"
 
 
 def _streams(graph: Graph) -> dict[str, int]:

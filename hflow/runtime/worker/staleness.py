@@ -30,14 +30,22 @@ def versions(rows: Rows) -> torch.Tensor:
     return torch.full((len(rows),), UNKNOWN) if rows.versions is None else rows.versions
 
 
-def sampled(texts: Rows, version: int, before: Iterable[Rows]) -> Rows:
-    """`texts` with the version of the weights that sampled them, or that of the turns `before`, if older."""
-    oldest = torch.full((len(texts),), version)
+def sampled(texts: Rows, version: int, before: Iterable[Rows], of_tokens: Rows | None = None) -> Rows:
+    """`texts` with the version of the weights that sampled them: that of the oldest of their tokens, where
+    these have their own, or of the turns `before`, if older."""
+    oldest = torch.full((len(texts),), version) if of_tokens is None else _oldest(of_tokens, version)
     for rows in before:
         if rows.versions is not None and len(rows) == len(texts):
             told = torch.where(rows.versions == UNKNOWN, version, rows.versions)
             oldest = torch.minimum(oldest, told)
     return replace(texts, versions=oldest)
+
+
+def _oldest(of_tokens: Rows, version: int) -> torch.Tensor:
+    """int64 ``[rows]``; `version` for a row without tokens."""
+    assert of_tokens.lengths is not None
+    rows = of_tokens.values.split(of_tokens.lengths.tolist())
+    return torch.tensor([min(row.tolist(), default=version) for row in rows], dtype=torch.int64)
 
 
 def staleness(graph: Graph, node: Node, texts: Rows, version: int) -> torch.Tensor:

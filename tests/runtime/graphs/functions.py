@@ -62,3 +62,18 @@ def preference(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor) -> Tensor:
     """Direct preference optimisation (arXiv:2305.18290): the first row of a pair is better."""
     margin = ((logprobs - ref_logprobs) * mask).sum(-1)
     return (margin[:, 1] - margin[:, 0]).exp().log1p()
+
+
+@op(
+    "sampled: f32[rows, resp~]<behaviour>, scored: f32[rows, resp~]<scored>, versions: i32[rows, resp~], "
+    "mask: bool[rows, resp~] -> newer: f32[], older: f32[], newest: f32[]",
+    whole_batch=True,
+)
+def difference(
+    sampled: Tensor, scored: Tensor, versions: Tensor, mask: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean |difference| of log-probs, of the tokens that the newest weights sampled and of all others."""
+    newest = versions[mask].max()
+    found = (sampled - scored).abs()
+    new, old = mask & (versions == newest), mask & (versions < newest)
+    return found[new].mean(), found[old].sum() / old.sum().clamp(min=1), newest.float()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -99,14 +99,15 @@ class MegatronModel:
             problem = "generation is not split into pipeline stages; use pp 1"
             raise NodeError(call.node.name, problem)
 
-        def sampler(prompts: Rows, ids: torch.Tensor, sampling: Sampling) -> Answers:
+        def sampler(prompts: Rows, ids: torch.Tensor, sampling: Sampling) -> Callable[[], Answers]:
             found = generate(self.model, prompts, ids, sampling, call.plan.micro_batch, self.device)
             lengths = found.lengths.cpu()
             tokens = from_padded(found.tokens.cpu().to(torch.int32), lengths)
-            return Answers(tokens, from_padded(found.log_probs.cpu(), lengths))
+            answers = Answers(tokens, from_padded(found.log_probs.cpu(), lengths))
+            return lambda: answers
 
         at = self.groups.dp.rank(), self.groups.tp.rank()
-        return Rollout(call, sampler, self.shape.max_positions, self.tokenizer, *at).run(inputs)
+        return Rollout(call, sampler, self.shape.max_positions, self.tokenizer, *at).begin(inputs)()
 
     def _score(self, call: Call, inputs: Mapping[str, Rows]) -> Result:
         """Metrics: the mean score, value or entropy."""

@@ -92,47 +92,79 @@ class SglangModel:
             )
 
         node = planned[0][0].name
+        self._begun: dict[str, Callable[[], Result]] = {}
         self.replica = Replica(node, _visible(device), options, groups.tp, stopped, told)
         dtype = TORCH_DTYPES[model.dtype]
         self.weights = ServedWeights(shape, sharding, rank, dtype, device, self.replica)
 
+    def begin(self, call: Call, inputs: Mapping[str, Rows]) -> None:
+        """Begin to execute a generate node on this rank's rows; `run` waits for its end. Weights that come
+        meanwhile serve the rest of every response.
+
+        Raises:
+            NodeError: HF401 for inputs that the node cannot work on.
+        """
+        if not self.weights.present:
+            raise NodeError(call.node.name, "the weights it reads were released")
+        at = self.groups.dp.rank(), self.groups.tp.rank()
+        rollout = Rollout(call, self._sample, self.shape.max_positions, self.tokenizer, *at)
+        self._begun[call.node.name] = rollout.begin(inputs)
+
     def run(self, call: Call, inputs: Mapping[str, Rows]) -> Result:
-        """Execute a generate node on this rank's rows. Collective over its replica.
+        """Execute a generate node on this rank's rows, or end it where it was begun. Collective over its
+        replica.
 
         Raises:
             NodeError: HF401 for inputs that the node cannot work on, HF404 when the server died again and
                 again, HF410 when it does not serve the weights that it should.
         """
-        if not self.weights.present:
-            raise NodeError(call.node.name, "the weights it reads were released")
-        at = self.groups.dp.rank(), self.groups.tp.rank()
-        return Rollout(call, self._sample, self.shape.max_positions, self.tokenizer, *at).run(inputs)
+        if call.node.name not in self._begun:
+            self.begin(call, inputs)
+        return self._begun.pop(call.node.name)()
 
     def close(self) -> None:
         """End the server. Not collective."""
         if self.member:
             self.replica.close()
 
-    def _sample(self, prompts: Rows, ids: torch.Tensor, sampling: Sampling) -> Answers:
+    def _sample(self, prompts: Rows, ids: torch.Tensor, sampling: Sampling) -> Callable[[], Answers]:
         assert prompts.lengths is not None
         texts = [part.tolist() for part in prompts.values.split(prompts.lengths.tolist())]
         n = len(ids) // len(prompts) if len(prompts) else 1
         seeds = row_seeds(sampling.seed, sampling.step, ids, sampling.stream).tolist()
         rows = [Row(texts[number // n], seed) for number, seed in enumerate(seeds)]
-        responses = self.replica.generate(rows, sampling, self.weights.restore)
-        self._check_versions(responses)
-        log_probs = torch.tensor([x for r in responses for x in r.log_probs], dtype=torch.float32)
-        tokens = from_lists([r.tokens for r in responses])
-        return Answers(tokens, Rows(log_probs, tokens.lengths))
+        self.replica.ask(rows, sampling)
+        begun, unnamed = self.weights.version, not self.weights.renewed
 
-    def _check_versions(self, responses: Iterable[Response]) -> None:
-        """Raises NodeError HF410 when the server sampled with other weights than it was given last."""
+        def answers() -> Answers:
+            responses = self.replica.answers(self.weights.restore)
+            numbers = self._numbers(responses, begun, unnamed)
+            log_probs = torch.tensor([x for r in responses for x in r.log_probs], dtype=torch.float32)
+            tokens = from_lists([r.tokens for r in responses])
+            versions = torch.tensor([numbers[v] for r in responses for v in r.versions], dtype=torch.int32)
+            return Answers(tokens, Rows(log_probs, tokens.lengths), Rows(versions, tokens.lengths), begun)
+
+        return answers
+
+    def _numbers(self, responses: Iterable[Response], begun: int, unnamed: bool) -> dict[str, int]:
+        """The versions that the server names.
+
+        Args:
+            begun: that of the weights when it was asked.
+            unnamed: these were those that it had read from the model's folder.
+
+        Raises:
+            NodeError: HF410 when it sampled with other weights than it was given.
+        """
+        known = {str(version): version for version in (begun, self.weights.version)}
         served = {version for response in responses for version in response.versions}
-        wanted = str(self.weights.version)
-        if self.weights.renewed and served - {wanted}:
-            told = ", ".join(sorted(served))
+        if unnamed:  # SGLang has its own name for them
+            return {**dict.fromkeys(served - known.keys(), begun), **known}
+        if served - known.keys():
+            told, wanted = ", ".join(sorted(served)), " or ".join(known)
             problem = f"SGLang sampled with weights of version {told}, not {wanted}"
             raise NodeError(self.replica.node, problem, "HF410")
+        return known
 
 
 def _check_installed(model: Model) -> None:

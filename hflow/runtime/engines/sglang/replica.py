@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -23,12 +25,27 @@ RESTARTS = 3  # while one node runs
 UPDATE_S = 600.0
 
 _LOG = logging.getLogger(__name__)
+_THREADS = ThreadPoolExecutor(thread_name_prefix="ask SGLang")  # one per replica that answers
 T = TypeVar("T")
 
 
+@dataclass
+class _Asked:
+    """Rows that a server continues; `answered` by number so far; `ending`, of the speaker: `_attempt`'s."""
+
+    rows: Sequence[Row]
+    sampling: Sampling
+    answered: dict[int, Response] = field(default_factory=dict[int, Response])
+    ending: Future[str | None] | None = None
+
+    def outcome(self) -> str | None:
+        assert self.ending
+        return self.ending.result()
+
+
 class Replica:
-    """All methods but `close` are collective over the group. What a server refuses, all ranks raise; another
-    failure of the speaker is its own, and ends the others' wait by ending the run."""
+    """All methods but `ask` and `close` are collective over the group. What a server refuses, all ranks
+    raise; another failure of the speaker is its own, and ends the others' wait by ending the run."""
 
     def __init__(
         self,
@@ -55,12 +72,17 @@ class Replica:
         self.speaks = group.rank() == 0
         self.options = options(tuple(filter(None, self._gathered(device))))
         self._server: Server | None = None
+        self._asked: _Asked | None = None
         self._start()
 
-    def generate(
-        self, rows: Sequence[Row], sampling: Sampling, restore: Callable[[], None]
-    ) -> list[Response]:
-        """Responses to `rows` (of which the speaker's count), in their order.
+    def ask(self, rows: Sequence[Row], sampling: Sampling) -> None:
+        """Begin to continue `rows` (of which the speaker's count), one lot after the other. Weights that come
+        meanwhile serve the rest of every response. Not collective."""
+        self._asked = _Asked(rows, sampling)
+        self._send(self._asked)
+
+    def answers(self, restore: Callable[[], None]) -> list[Response]:
+        """Responses to the rows that were asked about, in their order.
 
         Args:
             restore: gives a server that had to be started again its weights; collective over the group.
@@ -68,17 +90,20 @@ class Replica:
         Raises:
             NodeError: HF404 when one server after the other dies; HF401 when a request is refused.
         """
-        answered: dict[int, Response] = {}
+        asked = self._asked
+        assert asked
         for attempt in range(RESTARTS + 1):
-            lost = self._together(lambda: self._attempt(rows, sampling, answered), "HF401")
+            lost = self._together(asked.outcome, "HF401")
             if lost is None:
-                return self._told([answered.get(number) for number in range(len(rows))])
+                self._asked = None
+                return self._told([asked.answered.get(number) for number in range(len(asked.rows))])
             if self.speaks:
-                done = f"{len(answered)} of {len(rows)} rows are done"
+                done = f"{len(asked.answered)} of {len(asked.rows)} rows are done"
                 _LOG.warning("%s: SGLang was lost (%s); %s; starting it again", self.node, lost, done)
             if attempt < RESTARTS:
-                self._start()
-                restore()
+                if self.revive():  # unless new weights have found it dead before
+                    restore()
+                self._send(asked)
         raise NodeError(self.node, f"SGLang was lost {RESTARTS + 1} times", "HF404")
 
     def revive(self) -> bool:
@@ -89,6 +114,10 @@ class Replica:
         return not alive
 
     def begin(self) -> None:
+        """What is under way gives its place in the KV cache up, which knows the weights before, and goes on
+        from its tokens."""
+        if self._asked:
+            self._update("/pause_generation", {"mode": "retract"})
         self._update("/begin_weight_update", {})
 
     def take(self, header: str, flat: Tensor, version: str) -> None:
@@ -103,6 +132,8 @@ class Replica:
 
     def end(self) -> None:
         self._update("/end_weight_update", {})
+        if self._asked:
+            self._update("/continue_generation", {})
 
     def sleep(self) -> None:
         """One that has died needs none: the next renewal finds it."""
@@ -129,14 +160,10 @@ class Replica:
         finally:
             self.told("")
 
-    def _attempt(self, rows: Sequence[Row], sampling: Sampling, answered: dict[int, Response]) -> str | None:
-        """What happened to the server, or None when all rows are answered."""
-        assert self._server
-        try:
-            ask(self._server, rows, sampling, answered, self.stopped)
-        except Lost as lost:
-            return str(lost)
-        return None
+    def _send(self, asked: _Asked) -> None:
+        if self.speaks:
+            assert self._server
+            asked.ending = _THREADS.submit(_attempt, self._server, asked, self.stopped)
 
     def _update(self, path: str, body: dict[str, Any]) -> None:
         """Raises NodeError HF410: what the server serves now is not what it should."""
@@ -176,3 +203,12 @@ class Replica:
             return [value]
         dist.all_gather_object(found, value, group=self.group)
         return found
+
+
+def _attempt(server: Server, asked: _Asked, stopped: threading.Event) -> str | None:
+    """What happened to the server, or None when all rows are answered."""
+    try:
+        ask(server, asked.rows, asked.sampling, asked.answered, stopped)
+    except Lost as lost:
+        return str(lost)
+    return None

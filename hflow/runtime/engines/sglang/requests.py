@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
@@ -35,11 +35,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Response:
-    """Token ids, their log-probs, and the versions of the weights that sampled them, oldest first."""
+    """Token ids, their log-probs, and the versions of the weights that sampled them."""
 
     tokens: list[int]
     log_probs: list[float]
-    versions: tuple[str, ...]
+    versions: list[str]
 
 
 def ask(
@@ -133,10 +133,14 @@ def _response(answer: Mapping[str, Any]) -> Response:
     tokens, reason = answer["output_ids"], (meta["finish_reason"] or {}).get("type")
     if reason not in ("stop", "length") or len(log_probs) != len(tokens):
         raise ServerError(f"a row ended by `{reason}` with {len(tokens)} tokens, {len(log_probs)} log-probs")
-    return Response(tokens, log_probs, tuple(_versions(meta)))
+    versions = list(_versions(meta, len(tokens)))
+    if len(versions) != len(tokens):
+        raise ServerError(f"a row has {len(tokens)} tokens and versions of {len(versions)}")
+    return Response(tokens, log_probs, versions)
 
 
-def _versions(meta: Mapping[str, Any]) -> Iterable[str]:
+def _versions(meta: Mapping[str, Any], tokens: int) -> Iterator[str]:
     """A response that was under way when the weights changed tells of which version its tokens are."""
-    spans = meta.get("weight_versions") or [{"version": meta["weight_version"]}]
-    return dict.fromkeys(str(span["version"]) for span in spans)
+    whole = [{"version": meta["weight_version"], "start": 0, "end": tokens}]
+    for span in meta.get("weight_versions") or whole:
+        yield from [str(span["version"])] * (span["end"] - span["start"])
