@@ -63,9 +63,11 @@ class RegionHandle(NodeHandle):
         super().__init__(name)
         self._write = write
 
-    def until(self, *, rows: int | str, keep: Value | str) -> None:
-        """Rounds go on until `rows` rows are collected for which the value `keep` is true."""
-        self._write("until", {"rows": rows, "keep": str(keep)})
+    def until(self, *, rows: int | str, keep: Value | str, max_age: int | str = 0) -> None:
+        """Rounds go on until `rows` rows are collected for which the value `keep` is true; a surplus serves
+        the next steps while its samples are no more than `max_age` updates old."""
+        age = {"max_age": max_age} if max_age else {}
+        self._write("until", {"rows": rows, "keep": str(keep), **age})
 
     def out(self, **values: Value | str) -> None:
         """What the region hands out, of the rows that it collected."""

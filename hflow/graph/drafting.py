@@ -113,7 +113,12 @@ class _Drafter:
             bare,
             outputs=tuple(node.out),
             sources=sources,
-            options={"rows": node.until.rows, "times": node.times, "short": node.short},
+            options={
+                "rows": node.until.rows,
+                "times": node.times,
+                "short": node.short,
+                "max_age": node.until.max_age,
+            },
         )
         spans = {port: self.document.span(drafted.input_path(port)) for port in sources}
         return replace(drafted, input_spans=spans)

@@ -159,7 +159,8 @@ class Region:
     """Nodes that run again and again: the step loop, or the rounds of a ``repeat`` node.
 
     Rounds go on until `rows` rows for which the value `until` is true have been collected, `times` at
-    most; the step loop just runs `times` times.
+    most; a surplus serves the next steps while its samples are no more than `max_age` updates old. The step
+    loop just runs `times` times.
     """
 
     name: str
@@ -167,6 +168,7 @@ class Region:
     until: Ref | None = None
     rows: int = 0
     parent: str | None = None
+    max_age: int = 0
 
 
 @dataclass(frozen=True)

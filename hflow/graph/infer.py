@@ -70,7 +70,8 @@ class _Inference:
     def _add_region(self, draft: Draft) -> None:
         if not all(self._has(draft, ref) for ref in draft.sources.values()):
             return
-        types = regions.output_types(draft, self.types, self.problems)
+        trained = {d.model.model for d in self.drafts.values() if d.op == "train" and d.model}
+        types = regions.output_types(draft, self.types, trained, self.problems)
         if types is None:
             return
         self.types.update({Ref(draft.name, port): t for port, t in types.items()})

@@ -25,7 +25,7 @@ from hflow.graph.infer import infer
 from hflow.graph.inheritance import inherit, lineage, overlay
 from hflow.graph.log_probs import check_sampler, check_staleness, check_temperatures
 from hflow.graph.problems import Problems
-from hflow.graph.regions import check_borders
+from hflow.graph.regions import check_ages, check_borders
 from hflow.graph.schema import GraphSpec, RepeatNodeSpec
 from hflow.graph.source import Document, dump, parse, read
 from hflow.graph.validate import validate
@@ -128,6 +128,7 @@ def _graph(spec: GraphSpec, document: Document, problems: Problems) -> Graph | N
     check_trained(drafts, spec, problems)
     check_lags(drafts, problems)
     check_in_flight(drafts, problems)
+    check_ages(drafts, problems)
     check_optimizers(nodes, drafts, problems)
     check_refresh(drafts, spec, problems)
     check_temperatures(nodes, drafts, problems)
@@ -170,7 +171,14 @@ def _models(spec: GraphSpec, document: Document) -> tuple[Model, ...]:
 
 def _regions(spec: GraphSpec) -> tuple[Region, ...]:
     return tuple(
-        Region(name, node.times, Ref(*node.until.keep.split(".")), node.until.rows, spec.loop.name)
+        Region(
+            name,
+            node.times,
+            Ref(*node.until.keep.split(".")),
+            node.until.rows,
+            spec.loop.name,
+            node.until.max_age,
+        )
         for name, node in spec.nodes.items()
         if isinstance(node, RepeatNodeSpec)
     )

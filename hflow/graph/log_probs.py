@@ -92,4 +92,7 @@ def _age(node: Node, value: Input, nodes: Mapping[str, Node]) -> int:
     text_of = _sampler(value, nodes) if value.port == "tokens" else None
     sampled = text_of.output("logprobs") if text_of else None
     made_by = sampled.type.provenance if sampled else value.type.provenance
-    return made_by.lag if made_by and made_by.model == node.model.model else 0
+    if not made_by or made_by.model != node.model.model:
+        return 0
+    region = nodes.get(text_of.region) if text_of else None
+    return max(made_by.lag, region.options["max_age"] if region else 0)

@@ -7,11 +7,11 @@ number of rows that it collects as its size; the samples of a prompt stay togeth
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 
 from hflow.graph.draft import KEEP, Draft
-from hflow.graph.graph import Ref
+from hflow.graph.graph import Node, Ref
 from hflow.graph.problems import Problems
 from hflow.graph.types import Dim, Factor, ValueType
 
@@ -59,9 +59,13 @@ def _crossing(draft: Draft, ref: Ref, producer: Draft, drafts: Mapping[str, Draf
 
 
 def output_types(
-    draft: Draft, types: Mapping[Ref, ValueType], problems: Problems
+    draft: Draft, types: Mapping[Ref, ValueType], trained: Set[str], problems: Problems
 ) -> dict[str, ValueType] | None:
-    """The types of what a region hands out; None, after reporting HF224, where they cannot be."""
+    """The types of what a region hands out; None, after reporting HF224, where they cannot be.
+
+    Args:
+        trained: models, whose samples and values grow old while they wait.
+    """
     keep = types[draft.sources[KEEP]]
     if keep.dtype != "bool" or len(keep.dims) != 1 or len(keep.dims[0].significant) != 1:
         message = f"`keep` says for every prompt whether it is kept, `bool[batch]`, but is `{keep}`"
@@ -86,8 +90,33 @@ def output_types(
             message = f"`{ref}` is `{type_}`: it does not have the rows of `{draft.sources[KEEP]}`"
             problems.add("HF224", message, draft.input_path(port))
             return None
-        made[port] = _collected(draft, type_, kept)
+        made[port] = _collected(draft, _aged(draft, type_, trained), kept)
     return made
+
+
+def _aged(draft: Draft, type_: ValueType, trained: Set[str]) -> ValueType:
+    """As old as the region lets it become."""
+    made_by = type_.provenance
+    if not made_by or made_by.model not in trained:
+        return type_
+    return replace(type_, provenance=replace(made_by, lag=max(made_by.lag, draft.options["max_age"])))
+
+
+def check_ages(drafts: Mapping[str, Draft], problems: Problems) -> None:
+    """HF224: a surplus is too old for the next step at once."""
+    for draft in (d for d in drafts.values() if d.op == "repeat" and d.options["max_age"]):
+        age = sample_age(d for d in drafts.values() if d.region == draft.name)
+        if age >= draft.options["max_age"]:
+            updates = "1 update" if age == 1 else f"{age} updates"
+            message = f"`max_age` has no effect: samples are {updates} old when they are made"
+            help_ = f"a surplus waits for a step with `max_age: {age + 1}`"
+            path = (*draft.path, "until", "max_age")
+            problems.add("HF224", message, path, key=True, help=help_)
+
+
+def sample_age(nodes: Iterable[Draft | Node]) -> int:
+    """Of what the nodes of a region sample, in updates, when it is made."""
+    return max((n.model.lag for n in nodes if n.op == "generate" and n.model), default=0)
 
 
 def _collected(draft: Draft, type_: ValueType, kept: Factor) -> ValueType:

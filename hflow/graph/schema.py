@@ -94,10 +94,12 @@ class SourceSpec(_Shape):
 
 
 class UntilSpec(_Shape):
-    """Rounds go on until `rows` rows for which `keep` is true have been collected."""
+    """Rounds go on until `rows` rows for which `keep` is true have been collected. A surplus serves the next
+    steps while its samples are no more than `max_age` updates old."""
 
     rows: Positive
     keep: RefText
+    max_age: Natural = 0
 
 
 ModelUseSpec = Annotated[UseSpec, BeforeValidator(_use)]

@@ -145,7 +145,11 @@ def _region(graph: Graph, node: Node) -> Tree:
         "op": "repeat",
         **_known(after=list(node.after)),
         "nodes": {n.name: _node(graph, n) for n in graph.inside(node.name)},
-        "until": {"rows": node.options["rows"], "keep": str(keep.source)},
+        "until": {
+            "rows": node.options["rows"],
+            "keep": str(keep.source),
+            **_known(max_age=node.options["max_age"] or None),
+        },
         "times": node.options["times"],
         **_known(short=node.options["short"] if node.options["short"] != "fail" else None),
         "out": {i.port: str(i.source) for i in handed_out},

@@ -85,6 +85,7 @@ def _region(graph: Graph, region: Region) -> dict[str, Any]:
         "rounds": rounds(graph, node),
         "most_rounds": region.times,
         "short": node.options["short"],
+        "max_age": region.max_age,
     }
 
 

@@ -28,8 +28,9 @@ def marks(node: NodePlan) -> str:
 
 
 def rule(region: Region) -> str:
-    """How long a region goes on: ``until 128 rows kept, ≤ 16 rounds``."""
-    return f"until {region.rows} rows kept, ≤ {units.plural(region.times, 'round')}"
+    """How long a region goes on, and whom a surplus serves: ``until 128 rows kept, ≤ 16 rounds``."""
+    waits = f", a surplus until {units.plural(region.max_age, 'update')} old" if region.max_age else ""
+    return f"until {region.rows} rows kept, ≤ {units.plural(region.times, 'round')}{waits}"
 
 
 def age(model: Model, lag: int) -> str:

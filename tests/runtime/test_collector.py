@@ -63,3 +63,24 @@ def test_too_few_rows(rows: int, times: int, short: str, message: str) -> None:
     with pytest.raises(NodeError) as caught:
         collect(rows, times, short)
     assert (caught.value.code, caught.value.message) == ("HF408", message)
+
+
+def test_a_surplus_waits_for_the_next_step_and_no_longer() -> None:
+    _, collector = collect(rows=3, times=9)
+    left = collector.surplus()
+    assert left.rows["prompt"].strings() == ["yes f"] and left.waited.tolist() == [0]
+    assert left.rows["sample"].strings() == ["yes f1", "yes f2"]
+    assert len(left.younger(0)) == 0
+    waiting = left.younger(1)
+    next_ = Collector(collector.node, collector.region, waiting)
+    assert (next_.waiting, next_.kept, next_.rounds, next_.done) == (1, 1, 0, False)
+    prompts = ["yes x", "no y", "yes z", "yes w"]
+    samples = [f"{p}{i}" for p in prompts for i in (1, 2)]
+    keep = torch.tensor([p.startswith("yes") for p in prompts])
+    values = {"prompt": from_strings(prompts), "sample": from_strings(samples), "number": Rows(torch.ones(8))}
+    next_.add({"keep": Rows(keep), **values})
+    assert next_.collected()["prompt"].strings() == ["yes f", "yes x", "yes z"]
+    again = next_.surplus()
+    assert again.rows["sample"].strings() == ["yes w1", "yes w2"] and again.waited.tolist() == [0]
+    enough = Collector(collector.node, Region("sampling", 9, rows=1), again.younger(1))
+    assert enough.done and enough.collected()["prompt"].strings() == ["yes w"]

@@ -104,11 +104,12 @@ def test_each_data_node_draws_in_an_order_of_its_own(start: Start, tiny_model: P
 
 
 def texts_of(graph: Graph, name: str, draw: int, stream: int = 0) -> dict[str, list[str]]:
-    """The strings of six rows of a data node, by column."""
+    """The strings of a batch of a data node, by column."""
     node = graph.node(name)
+    rows = node.options["batch"]
     source = open_source(node, {"actor": load_tokenizer(graph.model("actor").path)})
-    plan = NodePlan(name, "data", None, "python", None, 6, 0.0, 0.0, 0)  # type: ignore[arg-type]
-    outputs = source.draw(Call(node, plan, 0, 6, graph.seed, draw, stream=stream)).outputs
+    plan = NodePlan(name, "data", None, "python", None, rows, 0.0, 0.0, 0)  # type: ignore[arg-type]
+    outputs = source.draw(Call(node, plan, 0, rows, graph.seed, draw, stream=stream)).outputs
     return {o.port: outputs[o.port].strings() for o in node.outputs if o.type.dtype == "str"}
 
 
@@ -146,6 +147,35 @@ def test_regions_are_the_same_under_every_plan(start: Start) -> None:
         ours, theirs = (column(r, "loss.actor_train") for r in (other, one))
         assert ours == pytest.approx(theirs, rel=1e-5)
     assert len(set(column(one, "answers.checksum"))) == 3
+
+
+def test_a_surplus_serves_the_next_step(start: Start, tiny_model: Path) -> None:
+    """Batches in which more is kept than two steps need: some waits for one step, and some too long."""
+    runs = [start("region", layout, rows=2, batch=12, age=1, steps=6) for layout in LAYOUTS]
+    graph = load("region", tiny_model, rows=2, batch=12, age=1)
+    waiting: list[tuple[str, int]] = []  # and since which step
+    draws = dropped_in_all = 0
+    for step, metrics in enumerate(runs[0].metrics):
+        kept = [(question, since) for question, since in waiting if step - since <= 1]
+        assert metrics["sampling.waiting"] == len(kept)
+        assert metrics["sampling.dropped"] == len(waiting) - len(kept)
+        dropped_in_all += len(waiting) - len(kept)
+        rounds = 0
+        while len(kept) < 2:
+            kept += [(question, step) for question in by_hand(graph, [draws], 12, fill=False)[0]]
+            draws, rounds = draws + 1, rounds + 1
+        assert metrics["sampling.rounds"] == rounds
+        assert metrics["questions.checksum"] == checksum([question for question, _ in kept[:2]])
+        ages = [step - since for _, since in kept[:2]]
+        assert metrics["actor_train.staleness"] == pytest.approx(sum(ages) / 2)
+        waiting = kept[2:]
+    assert dropped_in_all and {0.0} < set(column(runs[0], "sampling.waiting"))
+    assert 0 in column(runs[0], "sampling.rounds"), "a step that needs no round"
+    for run in runs[1:]:
+        for name in ("answers.checksum", "questions.checksum", "sampling.rounds", "actor_train.staleness"):
+            assert column(run, name) == column(runs[0], name), name
+        ours, theirs = (column(r, "loss.actor_train") for r in (run, runs[0]))
+        assert ours == pytest.approx(theirs, rel=1e-5)
 
 
 def test_a_region_without_enough_rows_fails_or_fills(start: Start, tiny_model: Path) -> None:

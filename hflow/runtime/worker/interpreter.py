@@ -18,13 +18,14 @@ from hflow.compiler.shape import ModelShape
 from hflow.compiler.workload import token_makers
 from hflow.graph.graph import Graph, Node
 from hflow.graph.kinds.generate import VERSIONS
+from hflow.graph.regions import sample_age
 from hflow.runtime.engines.base import Call, Result
 from hflow.runtime.engines.megatron.engine import MegatronModel
 from hflow.runtime.engines.sglang.engine import SglangModel
 from hflow.runtime.engines.sglang.weights import ServedWeights, buckets
 from hflow.runtime.rows import TORCH_DTYPES, Rows
 from hflow.runtime.worker.carried import Carried
-from hflow.runtime.worker.collector import Collector
+from hflow.runtime.worker.collector import Collector, Surplus
 from hflow.runtime.worker.models import Engines, ModelEngine, ModelWeights
 from hflow.runtime.worker.move_weights import move_weights, tell_version
 from hflow.runtime.worker.route import Route, make_route
@@ -87,6 +88,7 @@ class Interpreter:
         self._carried = Carried()
         # Of weight edges, by program and number; several where weights move in buckets.
         self._routes: dict[tuple[bool, int], tuple[Route, ...]] = {}
+        self._surplus: dict[str, Surplus] = {}  # of each region, for the next step
         self._rounds = Counter[str]()  # that each region has run so far, over all steps
 
     def run(self, number: int, evaluation: bool) -> dict[str, Any]:
@@ -147,19 +149,28 @@ class Interpreter:
         step.events.append({**event, "start_s": started, "end_s": time.time()})
 
     def _loop(self, loop: Instruction, step: _Step) -> None:
-        """Rounds until the region has its rows; then they are put into the store."""
-        graph = step.program.graph
-        collector = Collector(graph.node(loop.target), graph.region(loop.target))
-        step.collectors[loop.target] = collector
+        """Rounds until the region has its rows, with what earlier steps have left; then they are put into the
+        store."""
+        graph, name = step.program.graph, loop.target
+        region, left = graph.region(name), self._surplus.get(name)
+        before = left.younger(region.max_age - sample_age(graph.inside(name))) if left else None
+        collector = Collector(graph.node(name), region, before)
+        step.collectors[name] = collector
         while not collector.done:
             self._walk(loop.body, step)
-            self._rounds[loop.target] += 1
+            self._rounds[name] += 1
         for port, rows in collector.collected().items():
             step.store[loop.outputs[port]] = rows
+        if region.max_age:
+            self._surplus[name] = collector.surplus()
         if self.world.rank == loop.devices[0]:
-            share = float(collector.kept), float(collector.drawn)
+            waiting = collector.waiting
+            share = float(collector.kept - waiting), float(collector.drawn - waiting)
             metrics = {"rounds": (float(collector.rounds), 1.0), "kept": share}
-            step.measure(loop.target, Result(metrics=metrics))
+            if region.max_age:
+                dropped = (len(left) if left else 0) - waiting
+                metrics |= {"waiting": (float(waiting), 1.0), "dropped": (float(dropped), 1.0)}
+            step.measure(name, Result(metrics=metrics))
 
     def _model(self, instruction: Instruction, step: _Step) -> ModelEngine:
         node = step.program.graph.node(instruction.target)

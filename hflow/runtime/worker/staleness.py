@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 
 from hflow.graph.graph import Graph, Node
+from hflow.graph.regions import maker
 from hflow.graph.types import ValueType
 from hflow.runtime.engines.base import NodeError
 from hflow.runtime.rows import Rows
@@ -68,7 +69,9 @@ def staleness(graph: Graph, node: Node, texts: Rows, version: int) -> torch.Tens
 
 
 def _own(graph: Graph, node: Node) -> bool:
-    """Whether the texts that a train node reads were sampled by the model that it trains."""
+    """Whether the texts that a train node reads were sampled, in a region or not, by the model that it
+    trains."""
     type_ = next(v.type for v in node.inputs if v.port == "tokens")
-    maker = next((n for n in graph.nodes if n.name == type_.dims[-1].factors[0].origin), None)
-    return bool(maker and maker.model and node.model and maker.model.model == node.model.model)
+    name = maker(type_.dims[-1].factors[0].origin)
+    found = next((n for n in graph.nodes if n.name == name), None)
+    return bool(found and found.model and node.model and found.model.model == node.model.model)
