@@ -4,7 +4,7 @@ lies in the host's memory. Each remark is a label and a sentence."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from hflow.compiler.cost.device import F32_RATE
 from hflow.compiler.critical_path import critical_path, idle
@@ -22,7 +22,8 @@ WORTH = 0.01  # moves that take a smaller part of the step are left out of the p
 def remarks(plan: Plan) -> list[Remark]:
     memory = [("peak", peak_text(max(plan.memory, key=_filled)))] if plan.memory else []
     path = [("path", " -> ".join(path_names(plan)))]
-    return [*memory, *path, *_offloads(plan), *_slow_products(plan), *_unused(plan), *_waits(plan)]
+    notes = _in_flight(plan), _slow_products(plan), _unused(plan), _waits(plan)
+    return [*memory, *path, *_offloads(plan), *chain(*notes)]
 
 
 def peak_text(memory: DeviceMemory) -> str:
@@ -81,6 +82,11 @@ def _left_at_host(node: NodePlan) -> str:
     if node.kind == "train":
         return f"the optimizer of {node.model} waits"
     return f"the weights of {node.model} wait"
+
+
+def _in_flight(plan: Plan) -> Iterator[Remark]:
+    for node in (n for n in plan.graph.nodes if n.in_flight):
+        yield "note", f"weights reach {node.name} while it samples: its tokens depend on the clock"
 
 
 def _slow_products(plan: Plan) -> Iterator[Remark]:

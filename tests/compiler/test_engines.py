@@ -22,6 +22,7 @@ from hflow.compiler.planner.step import StepModel
 from hflow.compiler.workload import workload
 from hflow.diagnostics import HflowError
 from hflow.graph.graph import Graph
+from hflow.view.terminal import plan_text
 from tests.compiler.test_planner import agrees
 from tests.compiler.workloads import large
 
@@ -145,13 +146,34 @@ def test_two_engines_for_one_model_are_two_copies(model: str) -> None:
     assert plan.node("rollout").sharding != plan.node("greedy_again").sharding
 
 
+IN_FLIGHT = "nodes.rollout.with.in_flight=true"
+
+
+def test_weights_in_flight_come_between_the_beginning_and_the_end(model: str) -> None:
+    graph = hflow.load("algorithms/async_grpo.yaml", [f"params.model={model}", IN_FLIGHT])
+    plan = planned(graph, load_cluster("local4"), "rollout=tp1@3", "actor_train=dp2@0-1")
+    shown = ("call", "weights", "await")
+    call, weights, await_ = (i for i in plan.step.instructions if i.target == "rollout" and i.op in shown)
+    assert (call.op, weights.op, await_.op) == shown
+    assert not call.outputs and call.time_s > 0 and await_.outputs and not await_.time_s
+    plain = planned(
+        hflow.load("algorithms/async_grpo.yaml", [f"params.model={model}"]),
+        load_cluster("local4"), "rollout=tp1@3", "actor_train=dp2@0-1",
+    )  # fmt: skip
+    assert plan.step_time_s == pytest.approx(plain.step_time_s, rel=0.05), "they delay nothing else"
+    assert "weights reach rollout while it samples" in plan_text(plan)
+    with pytest.raises(HflowError, match=r"HF310.*`rollout`"):
+        planned(graph, load_cluster("local4"), engines=())
+
+
 @pytest.mark.parametrize(
-    "algorithm", ["ppo", "grpo", "async_grpo", "dapo", "tool_grpo", "on_policy_distillation"]
+    "algorithm", ["ppo", "grpo", "async_grpo", "in_flight", "dapo", "tool_grpo", "on_policy_distillation"]
 )
 @pytest.mark.parametrize("cluster", ["a100x16", "local4"])
 def test_the_planner_and_the_passes_agree(algorithm: str, cluster: str, model: str) -> None:
     """The time of a step, and that it fits."""
-    graph = large(algorithm, "llama-7b")
+    in_flight = algorithm == "in_flight"
+    graph = large("async_grpo", "llama-7b", IN_FLIGHT) if in_flight else large(algorithm, "llama-7b")
     machines = served(cluster)
     if cluster == "local4":
         machines = replace(machines, device=replace(machines.device, memory_bytes=10**12))

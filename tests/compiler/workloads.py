@@ -29,13 +29,13 @@ def model_params(algorithm: str) -> tuple[str, ...]:
     return ("model", *(name for name, value in MORE.get(algorithm, {}).items() if value == SHAPE))
 
 
-def large(algorithm: str, shape: str) -> Graph:
+def large(algorithm: str, shape: str, *overrides: str) -> Graph:
     """`algorithms/<algorithm>.yaml` with all models of the named `shape`, e.g. ``llama-7b``."""
     file = ROOT / f"algorithms/{algorithm}.yaml"
     models = [f"models.{m.name}.dtype=bf16" for m in hflow.load(file).models]
     sizes = _params(algorithm) | MORE.get(algorithm, {})
     params = [f"params.{name}={value}".format(shape=shape) for name, value in sizes.items()]
-    return hflow.load(file, [*params, *models, *_lengths(algorithm)])
+    return hflow.load(file, [*params, *models, *_lengths(algorithm), *overrides])
 
 
 def _params(algorithm: str) -> dict[str, object]:

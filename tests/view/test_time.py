@@ -103,7 +103,7 @@ def test_json_says_the_same() -> None:
     (region,) = rounds["regions"]
     assert region == {
         "name": "sampling", "until": "reward.keep", "rows": ROWS, "rounds": NUM_ROUNDS, "most_rounds": 16,
-        "short": "fill",
+        "short": "fill", "max_age": 0,
     }  # fmt: skip
     assert {n["name"] for n in rounds["nodes"] if n["region"] == "sampling"} == IN_ROUNDS
 

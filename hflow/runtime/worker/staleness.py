@@ -72,6 +72,6 @@ def _own(graph: Graph, node: Node) -> bool:
     """Whether the texts that a train node reads were sampled, in a region or not, by the model that it
     trains."""
     type_ = next(v.type for v in node.inputs if v.port == "tokens")
-    name = maker(type_.dims[-1].factors[0].origin)
+    name = maker(type_.dims[-1].factors[0].origin or "")
     found = next((n for n in graph.nodes if n.name == name), None)
     return bool(found and found.model and node.model and found.model.model == node.model.model)

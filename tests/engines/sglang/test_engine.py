@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -194,6 +195,37 @@ def test_a_server_that_died_meanwhile_is_started_again_for_new_weights(
     assert within(5.0, lambda: not lives(victim))
     renew(engine, perturbed(folder, 6), 6)
     assert same(wanted, run(engine, node, own))
+
+
+def test_weights_come_in_flight_and_a_server_dies_with_them(
+    engine: SglangModel, plan: hflow.Plan, folder: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rows go on with the new weights, also on the server that follows one that died meanwhile; each token is
+    by the version that it tells."""
+    node = plan.graph.node("rollout")
+    own, told = plan.node("rollout"), replace(node.output("mask") or node.outputs[0], port="versions")
+    node = replace(node, outputs=(*node.outputs, told))
+    call, prompts = Call(node, own, 0, 2, seed=5, step=0), from_lists([[3, 4, 5, 6], [7, 8, 9]])
+    values = {version: perturbed(folder, version) for version in (7, 8, 9)}
+    renew(engine, values[7], 7)
+    engine.begin(call, {"prompt": prompts})
+    for version in (8, 9):
+        time.sleep(0.15)
+        renew(engine, values[version], version)
+        engine.weights.version = version
+    scheduler(engine).kill()
+    result = engine.run(call, {"prompt": prompts})
+    assert "SGLang was lost" in caplog.text
+    rows = list(zip(*(lists(result.outputs[port]) for port in ("tokens", "versions", "logprobs"))))
+    assert len(rows) == ROWS
+    assert {v for _, versions, _ in rows for v in versions} <= {7, 8, 9}
+    for tokens, versions, told_log_probs in rows[::5]:
+        assert versions == sorted(versions)
+        for version in set(versions):
+            wanted = log_probs(folder, values[version], tokens, len(versions))
+            mine = torch.tensor([v == version for v in versions])
+            found = torch.tensor(told_log_probs)
+            assert torch.allclose(found[mine], wanted[mine], atol=LOG_PROBS)
 
 
 def test_rows_are_the_same_on_another_replica(engine: SglangModel, plan: hflow.Plan) -> None:

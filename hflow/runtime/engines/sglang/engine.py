@@ -156,7 +156,7 @@ class SglangModel:
         Raises:
             NodeError: HF410 when it sampled with other weights than it was given.
         """
-        known = {str(version): version for version in (begun, self.weights.version)}
+        known = {str(version): version for version in range(begun, self.weights.version + 1)}
         served = {version for response in responses for version in response.versions}
         if unnamed:  # SGLang has its own name for them
             return {**dict.fromkeys(served - known.keys(), begun), **known}
