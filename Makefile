@@ -41,7 +41,7 @@ demo: setup ## train a tiny model to add: supervised, then GRPO (three minutes o
 
 # Tests that share one Ray use all cores by themselves; the others run side by side.
 test: setup lint ## lint, every test, and the notebooks
-	$(BIN)/python -m pytest -n auto --dist loadfile -m 'not one_ray'
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m 'not one_ray'
 	$(BIN)/python -m pytest -m one_ray tests/runtime
 	$(BIN)/python -m pytest --nbmake notebooks
 

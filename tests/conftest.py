@@ -16,6 +16,18 @@ from tests.engines.processes import Pool
 GOLDEN = Path(__file__).parent / "golden"
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: the slow tests often wait, for processes that start or end."""
+    return (os.cpu_count() or 1) + 1
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests come first, so that none of them is still running when all others are done."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Pool]:
     """Four processes that stay alive between tests."""
