@@ -16,11 +16,6 @@ from tests.engines.processes import Pool
 GOLDEN = Path(__file__).parent / "golden"
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are cores: the slow tests often wait, for processes that start or end."""
-    return (os.cpu_count() or 1) + 1
-
-
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests come first, so that none of them is still running when all others are done."""

@@ -37,7 +37,14 @@ def _bad_instructions(program: Program, instructions: tuple[Instruction, ...], w
     """What is wrong in a list of instructions and in the bodies of its loops; `where` names the list."""
     nodes, regions = {n.name for n in program.graph.nodes}, {r.name for r in program.graph.regions}
     alive: set[str] = set()
+    begun: set[str] = set()
     for number, i in enumerate(instructions):
+        if i.op == "await" and i.target not in begun:
+            yield f"{where}{number} waits for `{i.target}`, which nothing has called"
+        begun |= {i.target} if i.op == "call" else set()
+        if i.op == "call" and not i.outputs and _makes(program, i.target):
+            awaited = any(later.op == "await" and later.target == i.target for later in instructions)
+            yield from () if awaited else (f"{where}{number} calls `{i.target}`, and nothing waits for it",)
         if i.target not in nodes:
             yield f"{where}{number} ({i.op}) names `{i.target}`, which is no node"
         if i.op == "loop" and i.target not in nodes & regions:
@@ -48,6 +55,10 @@ def _bad_instructions(program: Program, instructions: tuple[Instruction, ...], w
         yield from (f"{where}{number} reads `{handle}`, which nothing wrote" for handle in missing)
         yield from _bad_instructions(program, i.body, f"{where}{number}.")
         alive |= set(i.outputs.values())
+
+
+def _makes(program: Program, name: str) -> bool:
+    return any(n.name == name and n.op != "repeat" and n.outputs for n in program.graph.nodes)
 
 
 def _out_of_order(instructions: tuple[Instruction, ...], where: str) -> Iterator[str]:

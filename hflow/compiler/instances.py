@@ -1,7 +1,8 @@
 """Copies of models: which weights exist, and which nodes share them.
 
 Nodes of one model that split it alike on one mesh use the same weights, the trainer's where it does so.
-A reader on another mesh, or one that samples with older weights, has its own, renewed over its weight edge.
+A reader on another mesh, or one that samples with older weights, has its own, renewed over its weight edge;
+so do those whose weights are renewed in flight, since others begin with the weights of the step before.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from hflow.graph.graph import Graph, Node
 
 @dataclass(frozen=True)
 class Instance:
-    """One copy of a model's weights, `lag` updates old."""
+    """One copy of a model's weights, `lag` updates old, or at first, where they are renewed `in_flight`."""
 
     model: str
     sharding: Sharding
     lag: int = 0
+    in_flight: bool = False
 
     @property
     def mesh(self) -> Mesh:
@@ -30,7 +32,7 @@ class Instance:
 def instance_of(node: Node, sharding: Sharding) -> Instance:
     """The weights that a node uses which splits them so."""
     assert node.model
-    return Instance(node.model.model, sharding, node.model.lag)
+    return Instance(node.model.model, sharding, node.model.lag, node.in_flight)
 
 
 def instances(graphs: Iterable[Graph], shardings: Mapping[str, Sharding]) -> dict[Instance, Node | None]:

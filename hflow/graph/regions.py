@@ -108,15 +108,15 @@ def check_ages(drafts: Mapping[str, Draft], problems: Problems) -> None:
         age = sample_age(d for d in drafts.values() if d.region == draft.name)
         if age >= draft.options["max_age"]:
             updates = "1 update" if age == 1 else f"{age} updates"
-            message = f"`max_age` has no effect: samples are {updates} old when they are made"
+            message = f"`max_age` has no effect: what a row holds is {updates} old when it is made"
             help_ = f"a surplus waits for a step with `max_age: {age + 1}`"
             path = (*draft.path, "until", "max_age")
             problems.add("HF224", message, path, key=True, help=help_)
 
 
 def sample_age(nodes: Iterable[Draft | Node]) -> int:
-    """Of what the nodes of a region sample, in updates, when it is made."""
-    return max((n.model.lag for n in nodes if n.op == "generate" and n.model), default=0)
+    """Of what the nodes of a region sample, or say of it, in updates, when it is made."""
+    return max((n.model.lag for n in nodes if n.model), default=0)
 
 
 def _collected(draft: Draft, type_: ValueType, kept: Factor) -> ValueType:

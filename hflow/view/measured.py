@@ -83,12 +83,12 @@ def measured_times(metrics: Sequence[Metrics]) -> dict[str, float]:
 
 
 def _rounds_run(plan: Plan, name: str, metrics: Sequence[Metrics]) -> float:
-    """Rounds per step in which a node ran, for each that was predicted; 1 outside regions."""
+    """Rounds per step in which a node ran, for each that was predicted; 1 outside regions. Steps for which
+    enough rows had waited do not count."""
     node = plan.graph.node(name)
     key = f"{node.name if node.op == 'repeat' else node.region}.rounds"
-    if not any(key in line for line in metrics):
-        return 1.0
-    return _median(key, metrics) / rounds(plan.graph, node)
+    ran = [line for line in metrics if line.get(key)]
+    return _median(key, ran) / rounds(plan.graph, node) if ran else 1.0
 
 
 def _median(name: str, metrics: Sequence[Metrics]) -> float:

@@ -56,6 +56,8 @@ class _Printer:
             yield f"{indent}free {', '.join(f'%{handle}' for handle in i.inputs.values())}", ()
         elif i.op == "call":
             yield self._call(i, indent)
+        elif i.op == "await":
+            yield f"{indent}{_results(i)}await {i.target}", self._made(i)
         elif i.edge is not None:
             yield self._move(i, self.program.edges[i.edge], indent)
         else:
@@ -75,8 +77,12 @@ class _Printer:
         verb = node.op if i.outputs else f"{node.op} {node.name}:"  # else its results tell the name
         done = f"{indent}{_results(i)}{' '.join([verb, *model, reads])}".rstrip()
         marks = "".join(f" {mark}" for mark in plan.strategy.marks)
-        types = tuple(placed(o.type, output_layout(node, plan.mesh, o.type)) for o in node.outputs)
-        return f"{done} @{self.meshes[plan.mesh]}{marks}{_time(i)}", types
+        return f"{done} @{self.meshes[plan.mesh]}{marks}{_time(i)}", self._made(i)
+
+    def _made(self, i: Instruction) -> tuple[str, ...]:
+        node, mesh = self.graph.node(i.target), self.plans[i.target].mesh
+        made = (o for o in node.outputs if o.port in i.outputs)
+        return tuple(placed(o.type, output_layout(node, mesh, o.type)) for o in made)
 
     def _move(self, i: Instruction, edge: EdgePlan, indent: str) -> Line:
         where = f"@{self._mesh(edge.source_mesh)} -> @{self._mesh(edge.target_mesh)}  {edge.collective}"

@@ -47,7 +47,7 @@ def test_its_own_node_reads_what_leaves_it(dapo: Graph) -> None:
         ("mask", "rollout.mask"),
         ("score", "reward.score"),
     ]
-    assert node.options == {"rows": 8, "times": 4, "short": "fail"}
+    assert node.options == {"rows": 8, "times": 4, "short": "fail", "max_age": 0}
     assert changed("times: 4", "times: 4\n    short: fill").node("sampling").options["short"] == "fill"
 
 

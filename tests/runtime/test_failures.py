@@ -167,9 +167,7 @@ def test_a_refused_weight_update_ends_the_run(
     assert not set(SHARED_MEMORY.glob("torch_*")) - before
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
-)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals_end_everything(
     start: Start, number: int, code: int, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -233,6 +231,9 @@ def test_a_killed_run_is_cleaned_up_after(start: Start, tiny_model: Path, tmp_pa
     subprocess.run([sys.executable, "-c", start_again], check=True)
     assert left and not any(folder.exists() for folder in left)
     assert used and all(folder.exists() for folder in used)
+    living.send_signal(signal.SIGHUP)
+    assert finish(living)[0] == 129
+    assert not any(folder.exists() for folder in used)
 
 
 def temporary_folders(family: list[psutil.Process]) -> set[Path]:

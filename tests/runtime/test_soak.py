@@ -132,7 +132,7 @@ def test_200_steps_of_grpo(workers: Pool, tiny_model: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.timeout(600)
-def test_100_steps_of_a_region(workers: Pool, tiny_model: Path, tmp_path: Path) -> None:
+def test_60_steps_of_a_region(workers: Pool, tiny_model: Path, tmp_path: Path) -> None:
     """Several rounds a step, whose rows are collected."""
     pins = ("rollout=dp2@0-1", "actor_train=tp2@2-3")
-    check(watched("region", pins, workers, tmp_path / "run", 100, tiny_model))
+    check(watched("region", pins, workers, tmp_path / "run", 60, tiny_model))

@@ -17,7 +17,7 @@ class Chosen:
     seats: Mapping[str, Seat] = field(default_factory=dict[str, Seat])
     copies: Mapping[str, int] = field(default_factory=dict[str, int])
     moves: Mapping[str, float] = field(default_factory=dict[str, float])
-    renewed: frozenset[tuple[str, Sharding, int]] = frozenset()
+    renewed: frozenset[tuple[str, Sharding, int, bool]] = frozenset()
 
     def joined(self, other: Chosen) -> Chosen:
         """Both; they are about units of different models."""

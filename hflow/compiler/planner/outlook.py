@@ -67,7 +67,7 @@ class Outlook:
             return replace(chosen, seats=seats)
         trainer = seats[self.space.model.unit_of[edges[0].trainer]]
         held, lies = trainer.option.sharding(trainer.mesh), sharding_of(unit, seat, trainer)
-        key = (unit.model, lies, unit.lag)
+        key = (unit.model, lies, unit.lag, unit.nodes[0].in_flight)
         if key in chosen.renewed or (lies == held and not unit.lag):
             return replace(chosen, seats=seats)
         draft = self.space.draft

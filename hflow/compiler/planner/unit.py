@@ -123,16 +123,17 @@ def units(graph: Graph, engines: Mapping[str, GenerationEngine]) -> tuple[Unit, 
     Args:
         engines: of its generate nodes.
     """
-    members: dict[tuple[str, Role, int, GenerationEngine], list[Node]] = {}
+    members: dict[tuple[str, Role, int, bool, GenerationEngine], list[Node]] = {}
     for node in (n for n in graph.nodes if n.model):
         assert node.model
-        key = node.model.model, _role(graph, node), node.model.lag, engines.get(node.name, "megatron")
+        engine = engines.get(node.name, "megatron")
+        key = node.model.model, _role(graph, node), node.model.lag, node.in_flight, engine
         members.setdefault(key, []).append(node)
     evaluation = evaluation_graph(graph)
     again = {n.name for n in evaluation.nodes} if evaluation else set[str]()
     return tuple(
         Unit(nodes[0].name, model, role, tuple(nodes), lag, any(n.name in again for n in nodes), engine)
-        for (model, role, lag, engine), nodes in members.items()
+        for (model, role, lag, _, engine), nodes in members.items()
     )
 
 

@@ -59,7 +59,8 @@ class Rollout:
             answers = sampling()
             tokens = joined(prompts.take(rows // n), answers.tokens)
             mask = _filled(answers.tokens, True)
-            return self._with_versions(self._result(tokens, answers.log_probs, mask, {}, n), answers)
+            made = self._result(tokens, answers.log_probs, mask, {}, n)
+            return replace(self._with_versions(made, answers), end_s=answers.end_s)
 
         return result
 

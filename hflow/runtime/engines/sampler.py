@@ -26,12 +26,14 @@ class Sampling:
 @dataclass(frozen=True)
 class Answers:
     """What was sampled, as ragged rows: tokens int32, their log-probs float32, and, where it is known, int32
-    versions of the weights that sampled each token; `begun`: that of the weights at the beginning."""
+    versions of the weights that sampled each token; `begun`: that of the weights at the beginning; `end_s`:
+    when the last was there, in seconds since the epoch."""
 
     tokens: Rows
     log_probs: Rows
     versions: Rows | None = None
     begun: int = 0
+    end_s: float | None = None
 
 
 class Sampler(Protocol):

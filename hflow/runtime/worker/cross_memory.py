@@ -52,7 +52,7 @@ def meet(rank: int, size: int) -> Neighbours:
 
 def place(view: Tensor) -> Place:
     """Of a view of one or two dimensions, for `read` in another process."""
-    assert view.stride(-1) == 1 or view.shape[-1] == 1, view.stride()
+    assert view.dim() <= 2 and (view.stride(-1) == 1 or view.shape[-1] == 1), (view.shape, view.stride())
     return view.data_ptr(), _pitch(view)
 
 

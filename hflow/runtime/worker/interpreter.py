@@ -34,13 +34,13 @@ from hflow.runtime.worker.transfer import Received, move_rows
 from hflow.runtime.worker.world import Peers, World
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Begun:
-    """A node under way since `start_s`, in seconds since the epoch."""
+    """A node under way, from `start_s` to `end_s` in seconds since the epoch."""
 
-    call: Call
     inputs: Mapping[str, Rows]
     start_s: float
+    end_s: float | None = None
 
 
 @dataclass
@@ -140,13 +140,13 @@ class Interpreter:
             "onload": self._onload,
             "offload": self._offload,
         }
-        if instruction.op == "await":
-            started = step.begun[instruction.target].start_s
-        moved = actions[instruction.op](instruction, step)
+        moved, ended = actions[instruction.op](instruction, step), time.time()
+        if begun := step.begun.pop(instruction.target, None) if instruction.op == "await" else None:
+            started, ended = begun.start_s, begun.end_s or ended  # not the wait for its weights
         name, kind = _name(instruction, step.program), "call" if instruction.op == "await" else instruction.op
         event = {"kind": kind, "name": name, "device": self.world.rank, "step": step.number}
         event |= {"bytes": moved.values, "told_bytes": moved.told}
-        step.events.append({**event, "start_s": started, "end_s": time.time()})
+        step.events.append({**event, "start_s": started, "end_s": ended})
 
     def _loop(self, loop: Instruction, step: _Step) -> None:
         """Rounds until the region has its rows, with what earlier steps have left; then they are put into the
@@ -193,20 +193,21 @@ class Interpreter:
         assert isinstance(engine, SglangModel), f"{node.name}: only a server goes on by itself"
         inputs = {port: step.store[handle] for port, handle in instruction.inputs.items()}
         self.now = node.name
-        begun = _Begun(self._describe(node, plan, step), inputs, time.time())
-        engine.begin(begun.call, begun.inputs)
-        step.begun[node.name] = begun
+        step.begun[node.name] = _Begun(inputs, time.time())
+        engine.begin(self._describe(node, plan, step), inputs)
 
     def _call(self, instruction: Instruction, step: _Step) -> Received:
         node = step.program.graph.node(instruction.target)
         inputs = {port: step.store[handle] for port, handle in instruction.inputs.items()}
-        if node.name in step.begun:
-            inputs = step.begun.pop(node.name).inputs
+        begun = step.begun.get(node.name)
+        inputs = begun.inputs if begun else inputs
         if node.op == "repeat":
             step.collectors[node.name].add(inputs)
             return Received()
         plan, rank = self.plan.node(node.name), self.world.rank
         result = self._run_node(node, plan, step, inputs)
+        if begun:
+            begun.end_s = result.end_s
         for output in node.outputs:
             if rank in output_layout(node, plan.mesh, output.type).boxes((output.type.rows,)):
                 step.store[instruction.outputs[output.port]] = result.outputs[output.port]

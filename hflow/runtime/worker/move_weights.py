@@ -40,7 +40,8 @@ def move_weights(
     kept = _keep(route.own, source, target)
     for phase in route.phases:
         holder = target if phase.relay else source
-        _read(phase, holder, target, staging, world, peers, kept)
+        if phase.reads:
+            _read(phase, holder, target, staging, world, peers, kept)
         for round_ in phase.rounds:
             staging.used = 0
             coming = [m for m in round_.messages if m.target == world.rank]
@@ -67,16 +68,20 @@ def _read(
     mine = [m for m in phase.reads if m.target == world.rank]
     others = [m for m in phase.reads if m.source == world.rank]
     told = [(m.source, torch.empty(len(m.parts), 2, dtype=torch.int64)) for m in mine]
-    tell = ((m.target, _places(m, holder)) for m in others)
+    wire = None if phase.relay else staging.dtype  # what is relayed is of the targets' dtype
+    tell = ((m.target, _places(m, holder, wire)) for m in others)
     for number in world.messages(told, chain(tell, kept), peers.group):
         _copy(mine[number], told[number][1], target, phase.relay, staging, world)
     over = [(m.target, torch.empty(1)) for m in others]
     deque(world.messages(over, ((m.source, torch.zeros(1)) for m in mine), peers.group), 0)
 
 
-def _places(message: Message, holder: Weights | None) -> Tensor:
+def _places(message: Message, holder: Weights | None, dtype: torch.dtype | None) -> Tensor:
+    """Where the parts lie, which must be of `dtype`: the reader takes bytes as they are."""
     assert holder
-    return torch.tensor([place(holder.view(name, box)) for name, box in message.parts])
+    views = [holder.view(name, box) for name, box in message.parts]
+    assert all(view.dtype == (dtype or view.dtype) for view in views), f"not all weights are {dtype}"
+    return torch.tensor([place(view) for view in views])
 
 
 def _copy(

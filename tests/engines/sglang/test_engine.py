@@ -197,11 +197,12 @@ def test_a_server_that_died_meanwhile_is_started_again_for_new_weights(
     assert same(wanted, run(engine, node, own))
 
 
-def test_weights_come_in_flight_and_a_server_dies_with_them(
-    engine: SglangModel, plan: hflow.Plan, folder: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("dies", [False, True])
+def test_weights_come_in_flight(
+    engine: SglangModel, plan: hflow.Plan, folder: str, caplog: pytest.LogCaptureFixture, dies: bool
 ) -> None:
-    """Rows go on with the new weights, also on the server that follows one that died meanwhile; each token is
-    by the version that it tells."""
+    """Rows go on with the new weights; if the server dies, unfinished ones begin anew with the newest. Each
+    token is by the version that it tells."""
     node = plan.graph.node("rollout")
     own, told = plan.node("rollout"), replace(node.output("mask") or node.outputs[0], port="versions")
     node = replace(node, outputs=(*node.outputs, told))
@@ -212,13 +213,15 @@ def test_weights_come_in_flight_and_a_server_dies_with_them(
     for version in (8, 9):
         time.sleep(0.15)
         renew(engine, values[version], version)
-        engine.weights.version = version
-    scheduler(engine).kill()
+    if dies:
+        scheduler(engine).kill()
     result = engine.run(call, {"prompt": prompts})
-    assert "SGLang was lost" in caplog.text
+    assert ("SGLang was lost" in caplog.text) == dies
     rows = list(zip(*(lists(result.outputs[port]) for port in ("tokens", "versions", "logprobs"))))
     assert len(rows) == ROWS
-    assert {v for _, versions, _ in rows for v in versions} <= {7, 8, 9}
+    seen = {v for _, versions, _ in rows for v in versions}
+    assert 9 in seen <= {7, 8, 9}
+    assert dies or any(len(set(versions)) == 3 for _, versions, _ in rows), "rows went on, twice"
     for tokens, versions, told_log_probs in rows[::5]:
         assert versions == sorted(versions)
         for version in set(versions):
@@ -226,6 +229,26 @@ def test_weights_come_in_flight_and_a_server_dies_with_them(
             mine = torch.tensor([v == version for v in versions])
             found = torch.tensor(told_log_probs)
             assert torch.allclose(found[mine], wanted[mine], atol=LOG_PROBS)
+
+
+def test_a_server_that_dies_while_it_is_renewed_gets_the_weights_later(
+    engine: SglangModel, plan: hflow.Plan, folder: str
+) -> None:
+    node, own = plan.graph.node("rollout"), plan.node("rollout")
+    renew(engine, perturbed(folder, 10), 10)
+    wanted = run(engine, node, own)
+    renew(engine, perturbed(folder, 11), 11)
+    weights, victim = engine.weights, scheduler(engine)
+    weights.version = 10
+    weights.allocate()
+    for number, bucket in enumerate(weights.buckets):
+        if number == 1:
+            victim.kill()
+            assert within(5.0, lambda: not lives(victim))
+        for name, box in bucket.boxes.items():
+            weights.view(name, box).copy_(perturbed(folder, 10)[name])
+        weights.hand_over()
+    assert same(wanted, run(engine, node, own))
 
 
 def test_rows_are_the_same_on_another_replica(engine: SglangModel, plan: hflow.Plan) -> None:

@@ -133,16 +133,17 @@ class SglangModel:
         n = len(ids) // len(prompts) if len(prompts) else 1
         seeds = row_seeds(sampling.seed, sampling.step, ids, sampling.stream).tolist()
         rows = [Row(texts[number // n], seed) for number, seed in enumerate(seeds)]
-        self.replica.ask(rows, sampling)
+        asked = self.replica.ask(rows, sampling)
         begun, unnamed = self.weights.version, not self.weights.renewed
 
         def answers() -> Answers:
-            responses = self.replica.answers(self.weights.restore)
+            responses = self.replica.answers(asked, self.weights.restore)
             numbers = self._numbers(responses, begun, unnamed)
             log_probs = torch.tensor([x for r in responses for x in r.log_probs], dtype=torch.float32)
             tokens = from_lists([r.tokens for r in responses])
             versions = torch.tensor([numbers[v] for r in responses for v in r.versions], dtype=torch.int32)
-            return Answers(tokens, Rows(log_probs, tokens.lengths), Rows(versions, tokens.lengths), begun)
+            told = Rows(log_probs, tokens.lengths), Rows(versions, tokens.lengths)
+            return Answers(tokens, *told, begun, asked.end_s)
 
         return answers
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -25,22 +26,30 @@ RESTARTS = 3  # while one node runs
 UPDATE_S = 600.0
 
 _LOG = logging.getLogger(__name__)
-_THREADS = ThreadPoolExecutor(thread_name_prefix="ask SGLang")  # one per replica that answers
 T = TypeVar("T")
 
 
-@dataclass
-class _Asked:
-    """Rows that a server continues; `answered` by number so far; `ending`, of the speaker: `_attempt`'s."""
+@dataclass(eq=False)
+class Asked:
+    """Rows that a server continues; `answered` by number so far. `ending`, of the speaker: what happened to
+    the server, or None when all are answered. `end_s`: when that was, in seconds since the epoch."""
 
     rows: Sequence[Row]
     sampling: Sampling
     answered: dict[int, Response] = field(default_factory=dict[int, Response])
-    ending: Future[str | None] | None = None
+    ending: Future[str | None] = field(default_factory=Future["str | None"])
+    end_s: float = 0.0
 
-    def outcome(self) -> str | None:
-        assert self.ending
-        return self.ending.result()
+    def attempt(self, server: Server, paused: threading.Event, stopped: threading.Event) -> None:
+        """For a thread of its own, which does not keep the process alive."""
+        try:
+            ask(server, self.rows, self.sampling, self.answered, paused, stopped)
+            self.end_s = time.time()
+            self.ending.set_result(None)
+        except Lost as lost:
+            self.ending.set_result(str(lost))
+        except BaseException as error:
+            self.ending.set_exception(error)
 
 
 class Replica:
@@ -72,16 +81,20 @@ class Replica:
         self.speaks = group.rank() == 0
         self.options = options(tuple(filter(None, self._gathered(device))))
         self._server: Server | None = None
-        self._asked: _Asked | None = None
+        self._asked: list[Asked] = []  # and not yet answered
+        self._paused = threading.Event()
+        self._died = False  # in the middle of a renewal
         self._start()
 
-    def ask(self, rows: Sequence[Row], sampling: Sampling) -> None:
-        """Begin to continue `rows` (of which the speaker's count), one lot after the other. Weights that come
-        meanwhile serve the rest of every response. Not collective."""
-        self._asked = _Asked(rows, sampling)
-        self._send(self._asked)
+    def ask(self, rows: Sequence[Row], sampling: Sampling) -> Asked:
+        """Begin to continue `rows` (of which the speaker's count). Weights that come meanwhile serve the rest
+        of every response. Not collective."""
+        asked = Asked(rows, sampling)
+        self._asked.append(asked)
+        self._send(asked)
+        return asked
 
-    def answers(self, restore: Callable[[], None]) -> list[Response]:
+    def answers(self, asked: Asked, restore: Callable[[], None]) -> list[Response]:
         """Responses to the rows that were asked about, in their order.
 
         Args:
@@ -90,13 +103,13 @@ class Replica:
         Raises:
             NodeError: HF404 when one server after the other dies; HF401 when a request is refused.
         """
-        asked = self._asked
-        assert asked
         for attempt in range(RESTARTS + 1):
-            lost = self._together(asked.outcome, "HF401")
+            lost = self._together(asked.ending.result, "HF401")
             if lost is None:
-                self._asked = None
-                return self._told([asked.answered.get(number) for number in range(len(asked.rows))])
+                self._asked.remove(asked)
+                told = [asked.answered.get(number) for number in range(len(asked.rows))]
+                asked.end_s, *responses = self._told([asked.end_s, *told])
+                return responses
             if self.speaks:
                 done = f"{len(asked.answered)} of {len(asked.rows)} rows are done"
                 _LOG.warning("%s: SGLang was lost (%s); %s; starting it again", self.node, lost, done)
@@ -108,6 +121,7 @@ class Replica:
 
     def revive(self) -> bool:
         """Start the server again if it has died since it was asked last. Returns whether it had."""
+        self._died = False
         alive = self._together(lambda: self._server is not None and self._server.alive, "HF404")
         if not alive:
             self._start()
@@ -117,6 +131,7 @@ class Replica:
         """What is under way gives its place in the KV cache up, which knows the weights before, and goes on
         from its tokens."""
         if self._asked:
+            self._paused.set()
             self._update("/pause_generation", {"mode": "retract"})
         self._update("/begin_weight_update", {})
 
@@ -134,6 +149,7 @@ class Replica:
         self._update("/end_weight_update", {})
         if self._asked:
             self._update("/continue_generation", {})
+        self._paused.clear()
 
     def sleep(self) -> None:
         """One that has died needs none: the next renewal finds it."""
@@ -160,21 +176,33 @@ class Replica:
         finally:
             self.told("")
 
-    def _send(self, asked: _Asked) -> None:
+    def _send(self, asked: Asked) -> None:
         if self.speaks:
-            assert self._server
-            asked.ending = _THREADS.submit(_attempt, self._server, asked, self.stopped)
+            asked.ending = Future()
+            arguments = self._server, self._paused, self.stopped
+            threading.Thread(target=asked.attempt, args=arguments, daemon=True).start()
 
     def _update(self, path: str, body: dict[str, Any]) -> None:
-        """Raises NodeError HF410: what the server serves now is not what it should."""
+        """With a server that dies meanwhile, nothing more: whoever asks the next one gives it the weights.
 
-        def post() -> None:
+        Raises:
+            NodeError: HF410: what the server serves now is not what it should.
+        """
+
+        def post() -> bool:
             assert self._server
-            answer = self._server.post(path, body, UPDATE_S)
+            try:
+                answer = self._server.post(path, body, UPDATE_S)
+            except ServerError:
+                if self._server.alive:
+                    raise
+                return True
             if isinstance(answer, dict) and answer.get("success") is False:
                 raise ServerError(f"{path}: {answer.get('message')}")
+            return False
 
-        self._together(post, "HF410")
+        if not self._died:
+            self._died = self._together(post, "HF410")
 
     def _together(self, action: Callable[[], T], code: str) -> T:
         """What `action` gives to the speaker."""
@@ -203,12 +231,3 @@ class Replica:
             return [value]
         dist.all_gather_object(found, value, group=self.group)
         return found
-
-
-def _attempt(server: Server, asked: _Asked, stopped: threading.Event) -> str | None:
-    """What happened to the server, or None when all rows are answered."""
-    try:
-        ask(server, asked.rows, asked.sampling, asked.answered, stopped)
-    except Lost as lost:
-        return str(lost)
-    return None

@@ -47,9 +47,13 @@ def ask(
     rows: Sequence[Row],
     sampling: Sampling,
     answered: MutableMapping[int, Response],
+    paused: threading.Event,
     stopped: threading.Event,
 ) -> None:
     """Have `server` continue those `rows` that are not yet `answered`, and put its answers there, by row.
+
+    Args:
+        paused: set while it is not expected to answer.
 
     Raises:
         Lost: the server died or hangs; the answers so far are kept.
@@ -61,7 +65,7 @@ def ask(
     with ThreadPoolExecutor(max(1, min(CONNECTIONS, len(parts)))) as pool:
         waiting = {pool.submit(_post, server, [rows[i] for i in part], sampling): part for part in parts}
         try:
-            _collect(server, waiting, answered, stopped)
+            _collect(server, waiting, answered, paused, stopped)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             server.close()  # which ends the requests that still wait for it
@@ -72,6 +76,7 @@ def _collect(
     server: Server,
     waiting: Mapping[Future[list[Response]], list[int]],
     answered: MutableMapping[int, Response],
+    paused: threading.Event,
     stopped: threading.Event,
 ) -> None:
     pending, heard = set(waiting), time.monotonic()
@@ -84,6 +89,8 @@ def _collect(
             raise Stopped
         if pending and not server.alive:
             raise Lost("it died")
+        if paused.is_set():
+            heard = time.monotonic()
         if time.monotonic() - heard > STALL_S:
             if not server.healthy():
                 raise Lost(f"it gave no answer for {STALL_S:.0f} s")
