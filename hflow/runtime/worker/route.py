@@ -111,10 +111,10 @@ def make_route(
     )
     phases: dict[int, list[tuple[str, Copy]]] = defaultdict(list)
     for copy_set in sets:
-        unit = _group_rows(shape, copy_set.tensors[0])
-        mine = [c for copy in copy_set.copies if rank in (copy.source, copy.target) for c in _cut(copy, unit)]
+        mine = [copy for copy in copy_set.copies if rank in (copy.source, copy.target)]
         for name in filter(chosen.__contains__, copy_set.tensors if mine else ()):
-            for copy in mine:
+            unit = _group_rows(shape, name)  # a set has all tensors of a shape, whatever they are
+            for copy in (c for whole in mine for c in _cut(whole, unit)):
                 phases[copy.phase].append((name, copy))
     found = [_phase(phases[number], number > 0, readable) for number in sorted(phases)]
     own = _own(source, target, chosen) if source and target else ()
