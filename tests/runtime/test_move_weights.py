@@ -242,7 +242,7 @@ def from_megatron(rank: int, new_group: Any, edge: EdgePlan) -> list[int]:
 @pytest.mark.parametrize("target", ["dp4 regrouped", "dp2 tp2"])
 @pytest.mark.parametrize("source", ["dp4", "dp2 tp2", "pp2 tp2"])
 def test_into_another_engine(pool: Pool, source: str, target: str) -> None:
-    """Megatron interleaves queries, keys and values; a set of copies may hold other parameters of that shape."""
+    """Megatron interleaves queries, keys and values; copies of a shape may be of other parameters too."""
     ends = ("a", Sharding(MESHES[source])), ("b", Sharding(MESHES[target]))
     one_host = Cluster("test", DEVICE, 1, 4, LINK, LINK)
     edge = weight_edge("w", "f32", LLAMA, *ends, one_host)

@@ -17,6 +17,9 @@ from typing import IO
 PREFIX = "hflow-"
 
 
+_TOKEN = secrets.token_hex(32)  # of all runs of this process: Ray remembers the first that it has read
+
+
 class LocalRay:
     """A temporary folder for Ray's files, with its access token; `remove` it after Ray has ended.
 
@@ -36,7 +39,7 @@ class LocalRay:
             return  # the program around us imported Ray with its own settings
         token = self._private / "token"
         token.touch(mode=0o600)
-        token.write_text(secrets.token_hex(32))
+        token.write_text(_TOKEN)
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
 

@@ -1,0 +1,26 @@
+"""Ray's files and token, for one run after another."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hflow.runtime.controller.local_ray import LocalRay
+
+
+def test_a_second_run_of_a_process_has_the_first_ones_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray reads it once per process, and could not reach its own second cluster with another."""
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    tokens: list[str] = []
+    for _ in range(2):
+        ray = LocalRay()
+        path = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
+        tokens.append(path.read_text())
+        assert path.stat().st_mode & 0o077 == 0
+        ray.remove()
+        assert not path.exists()
+    assert tokens[0] == tokens[1] and len(tokens[0]) == 64
