@@ -18,6 +18,7 @@ def inconsistencies(plan: Plan) -> Iterator[str]:
         yield from (f"node `{n.name}` has no plan" for n in program.graph.nodes if n.name not in planned)
         yield from _bad_instructions(program, program.instructions, "instruction ")
         yield from _out_of_order(program.instructions, "instruction ")
+        yield from _bad_awaits(program)
     yield from _half_offloaded(plan)
 
 
@@ -37,14 +38,7 @@ def _bad_instructions(program: Program, instructions: tuple[Instruction, ...], w
     """What is wrong in a list of instructions and in the bodies of its loops; `where` names the list."""
     nodes, regions = {n.name for n in program.graph.nodes}, {r.name for r in program.graph.regions}
     alive: set[str] = set()
-    begun: set[str] = set()
     for number, i in enumerate(instructions):
-        if i.op == "await" and i.target not in begun:
-            yield f"{where}{number} waits for `{i.target}`, which nothing has called"
-        begun |= {i.target} if i.op == "call" else set()
-        if i.op == "call" and not i.outputs and _makes(program, i.target):
-            awaited = any(later.op == "await" and later.target == i.target for later in instructions)
-            yield from () if awaited else (f"{where}{number} calls `{i.target}`, and nothing waits for it",)
         if i.target not in nodes:
             yield f"{where}{number} ({i.op}) names `{i.target}`, which is no node"
         if i.op == "loop" and i.target not in nodes & regions:
@@ -57,8 +51,19 @@ def _bad_instructions(program: Program, instructions: tuple[Instruction, ...], w
         alive |= set(i.outputs.values())
 
 
-def _makes(program: Program, name: str) -> bool:
-    return any(n.name == name and n.op != "repeat" and n.outputs for n in program.graph.nodes)
+def _bad_awaits(program: Program) -> Iterator[str]:
+    """Nodes that are begun and never ended, or the reverse."""
+    makers = {n.name for n in program.graph.nodes if n.outputs}
+    called: set[str] = set()
+    for number, i in enumerate(program.instructions):
+        if i.op == "await" and i.target not in called:
+            yield f"instruction {number} waits for `{i.target}`, which nothing has called"
+        if i.op == "call":
+            called.add(i.target)
+    awaited = {i.target for i in program.instructions if i.op == "await"}
+    for number, i in enumerate(program.instructions):
+        if i.op == "call" and i.target in makers - awaited and not i.outputs:
+            yield f"instruction {number} calls `{i.target}`, and nothing waits for it"
 
 
 def _out_of_order(instructions: tuple[Instruction, ...], where: str) -> Iterator[str]:

@@ -95,4 +95,5 @@ def _age(node: Node, value: Input, nodes: Mapping[str, Node]) -> int:
     if not made_by or made_by.model != node.model.model:
         return 0
     region = nodes.get(text_of.region) if text_of else None
-    return max(made_by.lag, region.options["max_age"] if region else 0)
+    waits = region and region.op == "repeat"  # another node may be called like the step loop
+    return max(made_by.lag, region.options["max_age"] if region and waits else 0)

@@ -133,3 +133,9 @@ def test_evaluation_runs_its_nodes_once() -> None:
     assert graph.regions == (Region("step", 10),)
     assert {n.region for n in graph.nodes} == {"step"}
     assert [n.rows for n in graph.nodes] == [16, 16, 16]
+
+
+def test_a_node_may_be_called_like_the_step_loop() -> None:
+    """And is no region because of it."""
+    graph = load(Path("algorithms/grpo.yaml"), ["loop.name=reward"])
+    assert graph.node("reward").op == "call" and graph.node("rollout").region == "reward"

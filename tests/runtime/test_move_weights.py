@@ -115,7 +115,7 @@ def on_rank(rank: int, new_group: Any, edge: EdgePlan) -> list[tuple[int, int]]:
     for route.SMALL_ELEMENTS, route.ROUND_ELEMENTS in LIMITS:
         found.append(moved(rank, new_group, edge, None))
     all_ = meet(rank, 4)
-    assert len(all_.pairs) == 12
+    assert len(all_.pairs) == 12, "this system does not let processes read each other's memory"
     near = frozenset((a, b) for a, b in all_.pairs if HOST_OF[a] == HOST_OF[b])
     found.append(moved(rank, new_group, edge, all_))
     found.append(moved(rank, new_group, edge, Neighbours(all_.pids, near)))

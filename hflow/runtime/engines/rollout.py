@@ -73,8 +73,9 @@ class Rollout:
 
         def result() -> Result:
             found = sampling()
-            spread = (_spread(rows, going, len(texts)) for rows in (found.tokens, found.log_probs))
-            answers = Answers(*spread, begun=found.begun)
+            answers = Answers(
+                _spread(found.tokens, going, len(texts)), _spread(found.log_probs, going, len(texts))
+            )
             tokens = joined(before, answers.tokens)
             mask = joined(inputs["mask"], _filled(observed, False), _filled(answers.tokens, True))
             log_probs = joined(inputs["logprobs"], _filled(observed, 0.0), answers.log_probs)
