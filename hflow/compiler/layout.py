@@ -40,7 +40,11 @@ class Mesh(KeptHash):
         return Mesh(devices, (("pp", pp), ("dp", dp), ("tp", tp)))
 
     def size(self, axis: str) -> int:
-        return dict(self.axes).get(axis, 1)
+        return self._by_axis.get(axis, 1)
+
+    @cached_property
+    def _by_axis(self) -> dict[str, int]:
+        return dict(self.axes)
 
     @cached_property
     def pp(self) -> int:

@@ -14,8 +14,11 @@ from hflow.compiler.planner.branch import Branch
 from hflow.compiler.planner.choice import fastest_ways, node_times
 from hflow.compiler.planner.incumbent import Incumbent
 from hflow.compiler.planner.least import LeastTimes
+from hflow.compiler.planner.numbers import FLOATS
 from hflow.compiler.planner.paces import Paces
+from hflow.compiler.planner.placed import Placed
 from hflow.compiler.planner.placements import Allocation, Partition
+from hflow.compiler.planner.reach import Reach
 from hflow.compiler.planner.seats import Seats, shardings
 from hflow.compiler.planner.space import Space
 from tests.compiler.small_cases import GRAPHS, all_allocations, case, space_of
@@ -72,6 +75,34 @@ def test_bounds_of_many_choices_are_those_of_each(name: str) -> None:
             if not each:
                 floats = {node: float(seconds[0]) for node, seconds in one.items()}
                 assert bounds.step_s(floats, places) == pytest.approx(together[number])
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_rings_that_are_left_out_say_nothing_more(name: str) -> None:
+    """Those within a longer one: of all rings, also with weights that come from elsewhere, none takes longer
+    than the longest of the others."""
+    for seed in range(CASES):
+        random = Random(seed)
+        space = space_of(case(name, seed, 10_000))
+        bounds = Bounds(space.draft)
+        whole = {node for node, times in bounds.rounds.items() if times == 1}
+        for allocation in random.choices(list(all_allocations(space)), k=DRAWS):
+            seats = _seats(space, allocation, random)
+            places = {n.name: seats[u.name].resources for u in space.units for n in u.nodes}
+            placed = Placed(bounds.dag, bounds.reaches, bounds.lags, bounds.crossings, whole, places)
+            times = {node: _factor(random) for node in bounds.nodes}
+            work = {node: seconds * bounds.rounds[node] for node, seconds in times.items()}
+            taken = {r.first: _ring_s(placed, bounds, r, times, work) for r in bounds.reaches}
+            assert max(taken.values()) == pytest.approx(max(taken[r.first] for r in placed.reaches))
+
+
+def _ring_s(
+    placed: Placed, bounds: Bounds, reach: Reach, times: dict[str, float], work: dict[str, float]
+) -> float:
+    """With weights that come from the trainer's devices to the first node, if it reads any."""
+    trainer = bounds.trainer_of.get(reach.first)
+    wide = placed.own[reach.first] | (placed.own[trainer] if trainer else frozenset())
+    return placed.ring(reach, wide).measured(FLOATS, times, work).least_s
 
 
 def test_sets_that_meet_wait_for_each_other() -> None:

@@ -27,6 +27,7 @@ def link_between(cluster: Cluster, devices: Iterable[int]) -> Link:
     return reached(cluster, cluster.inter_host, _device_share(cluster))
 
 
+@lru_cache(maxsize=65536)
 def axis_link(cluster: Cluster, mesh: Mesh, axis: str) -> Link:
     """What each group of `axis` gets when all groups run a collective at once.
 

@@ -9,7 +9,7 @@ recomputation (Megatron-LM, arXiv:2104.04473). A pipeline of p stages and m micr
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import ceil
 from typing import Literal
 
@@ -83,6 +83,7 @@ def train_passes_s(
     return (micro_batches + mesh.pp - 1) * slot
 
 
+@lru_cache(maxsize=4096)
 def update_s(
     shape: ModelShape, dtype: str, mesh: Mesh, cluster: Cluster, strategy: Strategy = PLAIN
 ) -> float:

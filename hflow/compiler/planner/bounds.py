@@ -13,33 +13,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Generic
+from collections.abc import Collection, Iterator, Mapping
 
 import networkx as nx
 import numpy as np
 
 from hflow.compiler.draft import Draft
-from hflow.compiler.planner.crossings import crossings, meetings
-from hflow.compiler.planner.numbers import ARRAYS, FLOATS, Bools, Floats, Ints, Job, N, Numbers
+from hflow.compiler.planner.crossings import crossings
+from hflow.compiler.planner.numbers import ARRAYS, FLOATS, Bools, Floats, Ints, N
+from hflow.compiler.planner.placed import Placed
 from hflow.compiler.planner.reach import Before, Reach
+from hflow.compiler.planner.ring import Places, Ring
 from hflow.compiler.planner.step import PYTHON_CALL_S
-from hflow.compiler.planner.turns import Jobs, jobs_of, too_long
-from hflow.compiler.planner.windows import BEGIN, END, windows
+from hflow.compiler.planner.turns import too_long
+from hflow.compiler.planner.windows import BEGIN, END
 from hflow.compiler.workload import rounds
 
-Places = Mapping[str, tuple[int, ...]]  # resources by node
-
-
-@dataclass(frozen=True)
-class Ring(Generic[N]):
-    """`least_s`: what it takes at least; `heads`, `tails`: the earliest starts of nodes and the least that
-    follows them, without tails where a single node closes it."""
-
-    least_s: N
-    heads: Mapping[str, N]
-    tails: Mapping[str, N]
+CLOSE = 0.9  # of the limit: what takes less is never too long for the order of its nodes alone
 
 
 class Bounds:
@@ -54,8 +44,7 @@ class Bounds:
         self.lags = {(e.reader, e.trainer): e.lag for e in edges}
         self.dag = dag = _of_models(graph.dag(), self.nodes)
         self.crossings = crossings(graph, self.nodes)
-        self._windows: dict[object, list[tuple[Reach, ...]]] = {}
-        self._jobs: dict[object, Jobs] = {}
+        self._placed: dict[object, Placed] = {}
         self.reaches = tuple(Reach(name, _in_order(dag, {name, *_after(dag, name)})) for name in self.nodes)
 
     def step_s(self, times: Mapping[str, float], places: Places) -> float:
@@ -66,8 +55,10 @@ class Bounds:
         """
         work = {name: times[name] * self.rounds[name] for name in self.nodes}
         best = max(_busy(work, places).values(), default=0.0)
-        for reach in self.reaches:
-            best = max(best, self._ring(FLOATS, reach, set(places[reach.first]), times, work, places).least_s)
+        placed = self._on(places)
+        for reach in placed.reaches:
+            ring = placed.ring(reach, placed.own[reach.first])
+            best = max(best, ring.measured(FLOATS, times, work).least_s)
         return best
 
     def steps_s(
@@ -76,14 +67,15 @@ class Bounds:
         places: Places,
         moves: Mapping[str, Floats],
         enough_s: float,
-        closely: bool = True,
+        depth: int = 2,
     ) -> Floats:
         """The same for many choices at once, and closer: the best of the bounds, or one that is not below
         `enough_s`.
 
         Args:
             times: of each node, by choice. moves: of the weights to each reader, NaN where none move or it is
-                not known yet. closely: look also at what is done between two meetings, which takes longer.
+                not known yet. depth: 0 for rings alone; with 1 also orders of nodes, with 2 also what is done
+                between two meetings, which take longer.
         """
         seconds = {reader: np.nan_to_num(each) for reader, each in moves.items()}
         work = {name: times[name] * self.rounds[name] for name in self.nodes}
@@ -96,55 +88,57 @@ class Bounds:
         late = {name: arriving.get(name, 0.0) for name in self.nodes}  # directly before their readers
         lasting = np.stack([times[name] + late[name] for name in self.nodes])
         worked = np.stack([work[name] + late[name] for name in self.nodes])
-        for reach in self.reaches:
-            for some, wide in self._alike(reach.first, arriving, moves, best < enough_s, places):
-                found = self._rings_s(reach, wide, lasting[:, some], worked[:, some], places, enough_s)
+        placed, ordered_s = self._on(places), enough_s if depth else np.inf
+        for reach in placed.reaches:
+            for some, wide in self._alike(reach.first, arriving, moves, best < enough_s, placed):
+                ring = placed.ring(reach, wide)
+                found = self._rings_s(ring, placed, lasting[:, some], worked[:, some], ordered_s)
                 best[some] = np.maximum(best[some], found)
         left = np.flatnonzero(best < enough_s)
-        if closely and left.size and enough_s < np.inf:
-            best[left[self._meet_late(lasting[:, left], worked[:, left], places, enough_s)]] = enough_s
+        if depth > 1 and left.size and enough_s < np.inf:
+            best[left[self._meet_late(placed, lasting[:, left], worked[:, left], enough_s)]] = enough_s
         return best
 
+    def _on(self, places: Places) -> Placed:
+        key = tuple(map(places.__getitem__, self.nodes))
+        if key not in self._placed:
+            whole = {name for name, times in self.rounds.items() if times == 1}
+            own = dict(zip(self.nodes, key))
+            self._placed[key] = Placed(self.dag, self.reaches, self.lags, self.crossings, whole, own)
+        return self._placed[key]
+
     def _rings_s(
-        self, reach: Reach, wide: set[int], lasting: Floats, worked: Floats, places: Places, enough_s: float
+        self, ring: Ring, placed: Placed, lasting: Floats, worked: Floats, enough_s: float
     ) -> Floats:
-        """What one ring takes at least, by choice; `enough_s` where no order of its nodes takes less.
+        """What one ring takes at least, by choice; `enough_s` where no order of its nodes takes less, unless
+        that is infinite.
 
         Args:
             lasting, worked: by node and choice, what one run takes, and all of a step.
         """
         times, work = dict(zip(self.nodes, lasting)), dict(zip(self.nodes, worked))
-        ring = self._ring(ARRAYS, reach, wide, times, work, places)
-        best, left = ring.least_s.copy(), np.flatnonzero(ring.least_s < enough_s)
-        if left.size and ring.tails and enough_s < np.inf:
-            jobs = self._jobs_of(reach, ring, places)
-            long = too_long(jobs, left, ring.heads, times, ring.tails, work, enough_s)
+        found = ring.measured(ARRAYS, times, work)
+        best = found.least_s.copy()
+        left = np.flatnonzero((best < enough_s) & (best >= CLOSE * enough_s))
+        if left.size and found.tails and enough_s < np.inf:
+            jobs = placed.jobs(ring)
+            long = too_long(jobs, left, found.heads, times, found.tails, work, enough_s)
             best[left[long]] = enough_s
         return best
 
-    def _meet_late(self, lasting: Floats, worked: Floats, places: Places, enough_s: float) -> Bools:
+    def _meet_late(self, placed: Placed, lasting: Floats, worked: Floats, enough_s: float) -> Bools:
         """For which choices some sets of devices cannot meet twice within that time."""
         nothing = np.zeros(lasting.shape[1])
         ends = {BEGIN: nothing, END: nothing}
         times, work = ({**dict(zip(self.nodes, each)), **ends} for each in (lasting, worked))
-        places, late = {**places, BEGIN: (), END: ()}, np.zeros(nothing.shape, dtype=np.bool_)
-        for ways in self._windows_of(places):
+        late = np.zeros(nothing.shape, dtype=np.bool_)
+        for ways in placed.windows:
             some = np.flatnonzero(~late)
             for way in ways:
-                taken, done = ({n: each[n][some] for n, _ in way.nodes} for each in (times, work))
-                some = some[_heads(ARRAYS, way, taken, done, places)[END] >= enough_s]
+                taken, done = ({n: each[n][some] for n in way.done} for each in (times, work))
+                some = some[way.heads(ARRAYS, taken, done)[END] >= enough_s]
             late[some] = True
         return late
-
-    def _windows_of(self, places: Places) -> list[tuple[Reach, ...]]:
-        """Of each meeting the windows that are possible."""
-        key = tuple(map(places.__getitem__, self.nodes))
-        if key not in self._windows:
-            met = meetings(self.crossings, self.nodes, places) if set(self.rounds.values()) == {1} else []
-            renewed = {(trainer, reader) for (reader, trainer), lag in self.lags.items() if not lag}
-            found = (windows(self.dag, each, places, renewed) for each in met)
-            self._windows[key] = [ways for ways in found if ways]
-        return self._windows[key]
 
     def _alike(
         self,
@@ -152,53 +146,20 @@ class Bounds:
         arriving: Collection[str],
         moves: Mapping[str, Floats],
         open_: Bools,
-        places: Places,
-    ) -> Iterator[tuple[Ints, set[int]]]:
+        placed: Placed,
+    ) -> Iterator[tuple[Ints, frozenset[int]]]:
         """Numbers of the choices that are `open_`, with the devices that a ring begins on: those of its first
         node, and those from which weights come to it."""
         if first not in arriving:
-            parts = [(open_, set(places[first]))]
+            parts = [(open_, placed.own[first])]
         else:
-            still, both = np.isnan(moves[first]), {*places[first], *places[self.trainer_of[first]]}
-            parts = [(open_ & still, set(places[first])), (open_ & ~still, both)]
+            own = placed.own[first]
+            still, both = np.isnan(moves[first]), own | placed.own[self.trainer_of[first]]
+            parts = [(open_ & still, own), (open_ & ~still, both)]
         for part, wide in parts:
             some = np.flatnonzero(part)
             if some.size:
                 yield some, wide
-
-    def _ring(
-        self,
-        numbers: Numbers[N],
-        reach: Reach,
-        wide: set[int],
-        times: Mapping[str, N],
-        work: Mapping[str, N],
-        places: Places,
-    ) -> Ring[N]:
-        """`wide`: the devices that the first node occupies; `work`: of all runs of a node in a step."""
-        heads = _heads(numbers, reach, times, work, places)
-        lags = {name: self.lags.get((reach.first, name)) for name, _ in reach.nodes}
-        closing = [name for name in lags if lags[name] == 0 or not wide.isdisjoint(places[name])]
-        ends = [heads[name] + times[name] for name in closing]
-        ends += [(heads[name] + times[name]) / (1 + lag) for name, lag in lags.items() if lag]
-        zero = numbers.zero(times[reach.first])
-        if len(closing) < 2:
-            return Ring(numbers.most((zero, *ends)), heads, {})
-        tails = _tails(numbers, reach, closing, times, work, places)
-        jobs: dict[int, list[Job[N]]] = {}
-        for name, tail in tails.items():
-            for resource in places[name]:
-                jobs.setdefault(resource, []).append((heads[name], work[name], tail))
-        return Ring(numbers.most((zero, *ends, *map(numbers.machine_s, jobs.values()))), heads, tails)
-
-    def _jobs_of(self, reach: Reach, ring: Ring[Floats], places: Places) -> Jobs:
-        key = (reach.first, tuple(ring.tails), tuple(map(places.__getitem__, self.nodes)))
-        jobs = self._jobs.get(key)
-        if jobs is None:
-            names = [name for name, _ in reach.nodes if name in ring.tails]
-            met, whole = meetings(self.crossings, names, places), [n for n in names if self.rounds[n] == 1]
-            jobs = self._jobs[key] = jobs_of(names, reach.before, places, met, whole)
-        return jobs
 
 
 def _busy(work: Mapping[str, N], places: Places) -> dict[int, N]:
@@ -208,52 +169,6 @@ def _busy(work: Mapping[str, N], places: Places) -> dict[int, N]:
         for resource in places[name]:
             busy[resource] = busy[resource] + seconds if resource in busy else seconds
     return busy
-
-
-def _heads(
-    numbers: Numbers[N], reach: Reach, times: Mapping[str, N], work: Mapping[str, N], places: Places
-) -> dict[str, N]:
-    """The earliest start of each node: after the longest path to it, and after what has to be done before it
-    on any one set of devices."""
-    heads = {reach.first: numbers.zero(times[reach.first])}
-    for name, before in reach.nodes[1:]:
-        paths = (heads[b] + times[b] + gap for b, gap in before)
-        heads[name] = numbers.most((*paths, *_done_s(numbers, reach.before[name], heads, work, places)))
-    return heads
-
-
-def _tails(
-    numbers: Numbers[N],
-    reach: Reach,
-    closing: Iterable[str],
-    times: Mapping[str, N],
-    work: Mapping[str, N],
-    places: Places,
-) -> dict[str, N]:
-    """The least time from each node's end to that of the last closing one after it, where there is one."""
-    tails = {name: numbers.zero(times[name]) for name in closing}
-    for name, before in reversed(reach.nodes):
-        if name not in tails:
-            continue
-        done = _done_s(numbers, reach.after[name], tails, work, places)
-        tails[name] = numbers.most((tails[name], *done))
-        for b, gap in before:
-            path = tails[name] + times[name] + gap
-            tails[b] = numbers.most((tails[b], path)) if b in tails else path
-    return tails
-
-
-def _done_s(
-    numbers: Numbers[N], names: Iterable[str], known: Mapping[str, N], work: Mapping[str, N], places: Places
-) -> Iterator[N]:
-    """When each set of devices can have done its part of `names`, each of which waits for a `known` time."""
-    parts: dict[int, list[str]] = {}
-    for name in names:
-        if name in known:
-            for resource in places[name]:
-                parts.setdefault(resource, []).append(name)
-    for part in parts.values():
-        yield numbers.least([known[n] for n in part]) + sum(work[n] for n in part)
 
 
 def _of_models(graph: nx.DiGraph[str], nodes: tuple[str, ...]) -> nx.DiGraph[str]:

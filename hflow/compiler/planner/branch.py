@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
+from functools import cached_property, reduce
 from itertools import accumulate, chain
 from math import prod
 
 import numpy as np
 
 from hflow.compiler.planner.bounds import Bounds
+from hflow.compiler.planner.bundle import Bundle, Rooms, undominated
 from hflow.compiler.planner.chosen import Chosen
-from hflow.compiler.planner.held import Held, Parts, Rooms, undominated
 from hflow.compiler.planner.incumbent import BATCH, Incumbent
 from hflow.compiler.planner.joints import Joints
 from hflow.compiler.planner.knapsack import left
@@ -25,7 +25,8 @@ SPLITS = 3  # of intervals of memory, each into halves
 FEW = 10_000_000  # choices of an interval that is not halved any more
 LOOK = 100  # bounds that a first look costs
 INTERVAL = 100  # bounds that one interval costs
-FEWEST, MOST = 8, 256  # beginnings of choices that are made longer at a time: each time twice as many
+FEWEST, MOST = 8, 1024  # beginnings of choices that are made longer at a time: each time more of them,
+MORE = 4  # by this factor
 TRIES = 6  # choices of one model that are priced at a time, to begin with something good
 
 
@@ -34,24 +35,27 @@ class Branch:
 
     def __init__(self, allocation: Allocation, best: Incumbent, bounds: Bounds):
         self.best, self.bounds, self.outlook = best, bounds, Outlook(allocation, best, bounds)
-        self.rooms = dict.fromkeys(self.outlook.free, (0, self.outlook.capacity))
-        self.parts = Parts(self.outlook.nodes, self.outlook.on, tuple(self.rooms), bounds)
+        sets = tuple(self.outlook.free)
+        self.capacity = np.full(len(sets), self.outlook.capacity)
+        self.rooms = Rooms(np.zeros_like(self.capacity), self.capacity)
         self.priced: list[float] = []  # bounds of what was priced, and of all that it beats
         self._taken: Chosen | None = None  # by `dive`
-        self._parts: list[list[Chosen]] | None = None  # by `descend`
-        self._searched = False
+        self._searched, self._limit_s = False, 0.0  # the limit that all `_choices` are below
         self._offered: set[frozenset[int]] = set()
 
     def bound_s(self, paces: Paces) -> float:
         """No choice takes less: whatever the others do, the units of each model keep one of its paces."""
         self.best.effort += LOOK
         outlook = self.outlook
-        found = [paces.of(units, outlook.places, outlook.with_seat) for units in outlook.models()]
+        found = [paces.of(units, outlook.places, outlook.renewal) for units in outlook.models()]
         if not all(found):
             return float("inf")
         every = list(chain(*found))
         times = [{**outlook.times, **pace.times} for pace in every]
-        bounds_s = outlook.steps_s(times, [pace.moves for pace in every])
+        taking = {name: np.array([each[name] for each in times]) for name in self.bounds.nodes}
+        readers = dict.fromkeys(reader for pace in every for reader in pace.moves)
+        moving = {reader: np.array([p.moves.get(reader, np.nan) for p in every]) for reader in readers}
+        bounds_s = outlook.steps_s(taking, moving)
         return max(float(of_model.min()) for of_model in _parted(bounds_s, found))
 
     def raised_s(self) -> float:
@@ -63,12 +67,14 @@ class Branch:
         """
         if self.best.late:
             return 0.0
-        bundles = self._below(self.descend())
-        if all(bundles) and self._searched:
-            self._try_all(bundles)
+        parts = self._choices
+        if self.best.limit_s < self._limit_s:
+            parts = self._below(parts)
+        if all(parts) and self._searched:
+            self._price_all(list(map(self.outlook.bundles.of, parts)), self.rooms)
             self.priced.clear()
-        elif all(bundles):
-            self._search(self.rooms, bundles, SPLITS)
+        elif all(parts):
+            self._search(self.rooms, list(map(self.outlook.bundles.of, parts)), SPLITS)
         self._searched = True
         left = (bound_s for bound_s in self.priced if bound_s < self.best.limit_s)
         return 0.0 if self.best.late else min(left, default=float("inf"))
@@ -86,22 +92,19 @@ class Branch:
         longer = self.outlook.longer(chosen, unit)
         return longer[int(np.argmin(self.outlook.bounds_s(longer, np.inf)))]
 
-    def descend(self) -> list[list[Chosen]]:
-        """From there, once, change one model's choice after the other while a step becomes shorter: then more
-        can be cut. The bundles to choose from; an empty one where no choice can be better than the best."""
-        if self._parts is not None:
-            return self._parts
-        taken, self._parts = self.dive(), self._bundles()
-        if taken is None or not all(self._parts):
-            return self._parts
-        parts = [next((c for c in b if c.seats.items() <= taken.seats.items()), b[0]) for b in self._parts]
+    def descend(self) -> None:
+        """From there, change one model's choice after the other while a step becomes shorter: then more can
+        be cut."""
+        taken = self.dive()
+        if taken is None or not all(self._choices):
+            return
+        parts = [next((c for c in b if c.seats.items() <= taken.seats.items()), b[0]) for b in self._choices]
         before = float("inf")
         while self.best.limit_s < before and not self.best.late:
             before = self.best.limit_s
-            for number, bundle in enumerate(self._parts):
+            for number, bundle in enumerate(self._choices):
                 others = reduce(Chosen.joined, (*parts[:number], *parts[number + 1 :]), Chosen())
                 parts[number] = self._best_with(others, bundle) or parts[number]
-        return self._parts
 
     def _best_with(self, others: Chosen, bundle: Sequence[Chosen]) -> Chosen | None:
         """Which of the choices with the least bounds gives a step shorter than any before."""
@@ -115,11 +118,13 @@ class Branch:
                 found = bundle[number]
         return found
 
-    def _bundles(self) -> list[list[Chosen]]:
+    @cached_property
+    def _choices(self) -> list[list[Chosen]]:
         """For each model the choices for all its units that are, by themselves, below the limit."""
-        return list(map(self._bundle, self.outlook.models()))
+        self._limit_s = self.best.limit_s
+        return list(map(self._of_model, self.outlook.models()))
 
-    def _bundle(self, units: Sequence[Unit]) -> list[Chosen]:
+    def _of_model(self, units: Sequence[Unit]) -> list[Chosen]:
         choices = [Chosen()]
         for unit in units:
             longer = [c for chosen in choices for c in self.outlook.longer(chosen, unit)]
@@ -128,38 +133,29 @@ class Branch:
 
     def _below(self, bundles: Sequence[Sequence[Chosen]]) -> list[list[Chosen]]:
         """The choices that may take less than the best."""
-        limit_s, bounds_s = self.best.limit_s, self.outlook.bounds_s(list(chain(*bundles)))
-        pairs = zip(bundles, _parted(bounds_s, bundles))
-        return [[c for c, below in zip(bundle, part < limit_s) if below] for bundle, part in pairs]
+        limit_s = self.best.limit_s
+        bounds_s = map(self.outlook.bounds_s, bundles)
+        return [[c for c, s in zip(*each) if s < limit_s] for each in zip(bundles, bounds_s)]
 
-    def _search(self, rooms: Rooms, bundles: Sequence[Sequence[Chosen]], splits: int) -> None:
+    def _search(self, rooms: Rooms, bundles: Sequence[Bundle], splits: int) -> None:
         """Price what is made of bundles and leaves so much room, part by part where that is much."""
         self.best.effort += INTERVAL
         if self.best.late:
             return
-        most = [self.outlook.capacity - low for low, _ in rooms.values()]
-        found = undominated([self.parts.held(bundle, rooms) for bundle in bundles], most)
+        most = self.capacity - rooms.low
+        found = undominated([bundle.within(rooms) for bundle in bundles], most)
         if not all(found) or left(found, most, self.best.limit_s).least_s >= self.best.limit_s:
             return
         if not splits or prod(map(len, found)) <= FEW:
             self._price_all(found, rooms)
             return
-        resource = max(rooms, key=lambda r: rooms[r][1] - rooms[r][0])
-        low, high = rooms[resource]
-        middle = (low + high) // 2
-        kept = [[h.chosen for h in each] for each in found]
-        for half in ((middle + 1, high), (low, middle)):
-            self._search({**rooms, resource: half}, kept, splits - 1)
+        for half in rooms.halves():
+            self._search(half, found, splits - 1)
 
-    def _try_all(self, bundles: Sequence[Sequence[Chosen]]) -> None:
+    def _price_all(self, bundles: Sequence[Bundle], rooms: Rooms) -> None:
         """Price whatever is made of bundles, also of parts that others beat."""
-        held = [self.parts.held(bundle, self.rooms) for bundle in bundles]
-        self._price_all(held, self.rooms)
-
-    def _price_all(self, bundles: Sequence[Sequence[Held]], rooms: Rooms) -> None:
-        most = [self.outlook.capacity - low for low, _ in rooms.values()]
-        fewest_first = sorted(bundles, key=len)
-        start = left(fewest_first, most, self.best.limit_s)
+        fewest_first = sorted((bundle.within(rooms) for bundle in bundles), key=len)
+        start = left(fewest_first, self.capacity - rooms.low, self.best.limit_s)
         if start.least_s < self.best.limit_s:
             joints = Joints(fewest_first, start, rooms, self.outlook.on, self.bounds)
             self._skim(joints, *joints.begun)
@@ -178,7 +174,7 @@ class Branch:
                 longer = joints.longer(some, self.best.limit_s)
                 self.best.effort += BATCH + joints.bounded - before
                 self._skim(joints, *longer)
-            first, together = first + together, min(2 * together, MOST)
+            first, together = first + together, min(MORE * together, MOST)
 
     def _price(self, chosen: Chosen, bound_s: float) -> None:
         seats = frozenset(map(id, chosen.seats.values()))  # parts may have been joined in another order

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from hflow.compiler.planner.renewals import Copy
 from hflow.compiler.planner.seats import Seat
-from hflow.compiler.sharding import Sharding
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Chosen:
     seats: Mapping[str, Seat] = field(default_factory=dict[str, Seat])
     copies: Mapping[str, int] = field(default_factory=dict[str, int])
     moves: Mapping[str, float] = field(default_factory=dict[str, float])
-    renewed: frozenset[tuple[str, Sharding, int, bool]] = frozenset()
+    renewed: frozenset[Copy] = frozenset()
 
     def joined(self, other: Chosen) -> Chosen:
         """Both; they are about units of different models."""

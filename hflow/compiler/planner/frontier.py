@@ -90,6 +90,9 @@ class Frontier:
         spare = left - sum(fewest)
         if spare < 0 or busy_s >= limit_s:
             return NEVER
+        shared_s = max(busy_s, self.least.shared_out_s(rest, spread, left))
+        if shared_s >= limit_s:
+            return shared_s
         self.best.effort += ALONE
         most = Allocation(partition, (*counts, *(spare + few for few in fewest)), spread)
-        return max(busy_s, self.least.shared_out_s(rest, spread, left), self.least.step_s(most, fixed))
+        return max(shared_s, self.least.step_s(most, fixed))

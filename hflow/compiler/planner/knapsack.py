@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hflow.compiler.planner.held import Held
+from hflow.compiler.planner.bundle import Bundle
 from hflow.compiler.planner.numbers import Floats, Ints
 
 Front = tuple[Ints, Floats]  # rising bytes that stay, falling seconds of work
@@ -40,18 +40,17 @@ class Left:
         return best
 
 
-def left(bundles: Sequence[Sequence[Held]], most: Sequence[int], limit_s: float) -> Left:
+def left(bundles: Sequence[Bundle], most: Ints, limit_s: float) -> Left:
     """Work of `limit_s` or more need not be told apart."""
     fronts: list[tuple[Front, ...]] = []
-    for number, size in enumerate(most):
+    each = [(bundle.idle, bundle.busy) for bundle in reversed(bundles)]
+    for number, size in enumerate(map(int, most)):
         found: list[Front] = [(np.zeros(1, dtype=np.int64), np.zeros(1))]
-        for bundle in reversed(bundles):
-            idle = np.array([h.idle[number] for h in bundle], dtype=np.int64)
-            busy = np.array([h.busy[number] for h in bundle])
-            one = _front(idle, busy, size, limit_s)
+        for idle, busy in each:
+            one = _front(idle[:, number], busy[:, number], size, limit_s)
             found.append(_joined(one, found[-1], size, limit_s))
         fronts.append(tuple(reversed(found)))
-    return Left(tuple(fronts), np.array(most, dtype=np.int64))
+    return Left(tuple(fronts), most)
 
 
 def _joined(one: Front, other: Front, most: int, limit_s: float) -> Front:

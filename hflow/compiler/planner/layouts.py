@@ -14,7 +14,7 @@ from hflow.compiler.pins import Pin
 from hflow.compiler.planner.pricing import Pricing
 from hflow.compiler.planner.unit import Option, Options, Unit
 from hflow.compiler.shape import ModelShape
-from hflow.compiler.workload import Workload, workload
+from hflow.compiler.workload import Workload
 from hflow.graph.graph import Node
 
 
@@ -61,7 +61,7 @@ def sizes(cluster: Cluster) -> tuple[int, ...]:
 def refusal(draft: Draft, unit: Unit, mesh: Mesh) -> str:
     """Why `mesh` is no choice, whatever the memory; empty if it is one."""
     shape = draft.shapes[unit.model]
-    for node, work in zip(unit.nodes, map(workload, unit.nodes)):
+    for node, work in zip(unit.nodes, unit.works):
         reason = _model_refusal(shape, mesh, node) or _rows_refusal(draft, node, work, mesh)
         if reason:
             return reason
@@ -103,8 +103,8 @@ def unlimited(draft: Draft) -> Draft:
 
 
 def _pricing(draft: Draft, unit: Unit) -> Pricing:
-    model, works = draft.graph.model(unit.model), tuple(map(workload, unit.nodes))
-    return Pricing(unit, model, draft.shapes[unit.model], works, pins_of(draft, unit), draft.cluster)
+    model = draft.graph.model(unit.model)
+    return Pricing(unit, model, draft.shapes[unit.model], pins_of(draft, unit), draft.cluster)
 
 
 def _speed(option: Option) -> tuple[float, int]:

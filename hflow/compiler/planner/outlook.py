@@ -4,18 +4,18 @@ choices of which some seats are taken."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
-from hflow.compiler.cost.redistribution import weights_s
 from hflow.compiler.planner.bounds import Bounds
+from hflow.compiler.planner.bundle import Bundles
 from hflow.compiler.planner.chosen import Chosen
 from hflow.compiler.planner.incumbent import BATCH, Incumbent
-from hflow.compiler.planner.numbers import Floats
+from hflow.compiler.planner.numbers import Floats, Ints
 from hflow.compiler.planner.paces import Place
 from hflow.compiler.planner.placements import Allocation
-from hflow.compiler.planner.seats import Seat, sharding_of
+from hflow.compiler.planner.renewals import Renewal
+from hflow.compiler.planner.seats import Seat
 from hflow.compiler.planner.unit import Role, Unit
 
 FIRST: tuple[Role, ...] = ("train", "generate", "score", "frozen")  # what decides most is chosen first
@@ -37,14 +37,17 @@ class Outlook:
         for name, size in self.idle.items():
             for resource in self.resources[name]:
                 self.free[resource] -= size
-        self.nodes = {unit.name: [n.name for n in unit.nodes] for unit in self.space.units}
+        self.room = np.array(list(self.free.values()), dtype=np.int64)
+        self.idles = {n: self._on_sets(size, self.resources[n]) for n, size in self.idle.items()}
         self.places = {name: self._places(name, each) for name, each in seats.items()}
         self.order = sorted(self.space.units, key=self._rank)
+        edges = [e for e in self.space.draft.weight_edges if not e.every]
         self.readers = {
-            unit.name: [e for e in self.space.draft.weight_edges if e.reader in _names(unit) and not e.every]
-            for unit in self.order
+            unit.name: next((e for e in edges if e.reader in _names(unit)), None) for unit in self.order
         }
         self.on = {n.name: self.resources[u.name] for u in self.order for n in u.nodes}
+        steps = max((len(w.ways) for each in seats.values() for s in each for w in s.option.ways), default=1)
+        self.bundles = Bundles(self.space.units, self.on, tuple(self.free), steps, bounds)
         self.times = {
             node.name: min((p.times[i] for p in self.places[unit.name]), default=float("inf"))
             for unit in self.order
@@ -62,59 +65,45 @@ class Outlook:
 
     def with_seat(self, chosen: Chosen, unit: Unit, seat: Seat) -> Chosen:
         """`seat` taken too. A reader whose weights lie elsewhere than the trainer's gets its own copy."""
-        seats, edges = {**chosen.seats, unit.name: seat}, self.readers[unit.name]
-        if not edges:
-            return replace(chosen, seats=seats)
-        trainer = seats[self.space.model.unit_of[edges[0].trainer]]
-        held, lies = trainer.option.sharding(trainer.mesh), sharding_of(unit, seat, trainer)
-        key = (unit.model, lies, unit.lag, unit.nodes[0].in_flight)
-        if key in chosen.renewed or (lies == held and not unit.lag):
-            return replace(chosen, seats=seats)
-        draft = self.space.draft
-        model = draft.graph.model(unit.model)
-        seconds = weights_s(draft.shapes[unit.model], model.dtype, held, lies, draft.cluster)
-        newest = seat.option.idle_bytes if unit.evaluated and lies != held else 0  # beside its older copy
-        copies = {**chosen.copies, unit.name: newest if unit.lag else seat.option.copy_bytes}
-        return Chosen(seats, copies, {**chosen.moves, edges[0].reader: seconds}, chosen.renewed | {key})
+        seats, new = {**chosen.seats, unit.name: seat}, self.renewal(unit, seat, chosen.seats)
+        if new is None or new.copy in chosen.renewed:
+            return Chosen(seats, chosen.copies, chosen.moves, chosen.renewed)
+        copies = {**chosen.copies, unit.name: new.copy_bytes}
+        return Chosen(seats, copies, {**chosen.moves, new.reader: new.seconds}, chosen.renewed | {new.copy})
+
+    def renewal(self, unit: Unit, seat: Seat, seats: Mapping[str, Seat]) -> Renewal | None:
+        """How the weights of a unit in `seat` are renewed from its trainer, one of those with `seats`; None
+        where they lie there."""
+        edge = self.readers[unit.name]
+        trainer = seats[self.space.model.unit_of[edge.trainer]] if edge else None
+        return self.space.renewals.of(unit, seat, trainer, edge.reader) if edge and trainer else None
 
     def bounds_s(self, choices: Sequence[Chosen], enough_s: float | None = None) -> Floats:
-        """Of each, with the fastest seats for all other units; infinite where the memory does not suffice."""
-        bounds_s = np.full(len(choices), np.inf)
-        times = [self._times(chosen) for chosen in choices]
-        fitting = [number for number, each in enumerate(times) if each]
-        if fitting:
-            moves = [choices[number].moves for number in fitting]
-            bounds_s[fitting] = self.steps_s(list(filter(None, times)), moves, enough_s)
+        """Of each, with the fastest seats for all other units; infinite where the memory does not suffice.
+        The choices are for the same units."""
+        if not choices:
+            return np.zeros(0)
+        bundle = self.bundles.of(choices)
+        units = list(choices[0].seats)
+        least = sum(self.idles[name] for name in units)
+        seconds, fits = bundle.times_in(self.room + least - bundle.idle, np.arange(len(choices)))
+        bounds_s, some = np.full(len(choices), np.inf), np.flatnonzero(fits)
+        if some.size:
+            times = dict(zip(bundle.nodes, seconds[some].T))
+            rest = {n: np.full(some.shape, self.times[n]) for n in self.bounds.nodes if n not in times}
+            moves = dict(zip(bundle.readers, bundle.moves[some].T))
+            bounds_s[some] = self.steps_s({**times, **rest}, moves, enough_s)
         return bounds_s
 
-    def _times(self, chosen: Chosen) -> dict[str, float] | None:
-        """What the nodes take at least; None where the memory does not suffice."""
-        free, times = dict(self.free), dict(self.times)
-        for name, seat in chosen.seats.items():
-            more = seat.option.idle_bytes - self.idle[name]
-            for resource in seat.resources:
-                free[resource] -= more
-        for name, seat in chosen.seats.items():
-            limit = min(map(free.__getitem__, seat.resources)) - chosen.copies.get(name, 0)
-            for node, ways in zip(self.nodes[name], seat.option.ways):
-                way = ways.fastest(limit)
-                if way is None:
-                    return None
-                times[node] = way.time_s + seat.option.swap_s
-        return times
-
     def steps_s(
-        self,
-        times: Sequence[Mapping[str, float]],
-        moves: Sequence[Mapping[str, float]],
-        enough_s: float | None = None,
+        self, times: Mapping[str, Floats], moves: Mapping[str, Floats], enough_s: float | None = None
     ) -> Floats:
         """The bounds of choices whose nodes take `times` and whose weights take `moves`."""
-        self.best.effort += BATCH + len(times)
-        taking = {name: np.array([each[name] for each in times]) for name in self.bounds.nodes}
-        readers = dict.fromkeys(reader for each in moves for reader in each)
-        moving = {reader: np.array([each.get(reader, np.nan) for each in moves]) for reader in readers}
-        return self.bounds.steps_s(taking, self.on, moving, enough_s or self.best.limit_s, closely=False)
+        self.best.effort += BATCH + len(times[self.bounds.nodes[0]])
+        return self.bounds.steps_s(times, self.on, moves, enough_s or self.best.limit_s, depth=0)
+
+    def _on_sets(self, size: int, on: Sequence[int]) -> Ints:
+        return np.array([size if resource in on else 0 for resource in self.free], dtype=np.int64)
 
     def _rank(self, unit: Unit) -> tuple[int, float]:
         places = self.places[unit.name]

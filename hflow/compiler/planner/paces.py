@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from operator import le
 
-from hflow.compiler.planner.chosen import Chosen
+from hflow.compiler.planner.renewals import Copy, Renewal
 from hflow.compiler.planner.seats import Seat
 from hflow.compiler.planner.unit import Unit
 
 UNMOVED = -1.0  # better than what moves in no time: no device waits for another
-Take = Callable[[Chosen, Unit, Seat], Chosen]
+Needs = tuple[float, ...]  # of one node after the other: its seconds, and those of what moves to it
+Renew = Callable[[Unit, Seat, Mapping[str, Seat]], Renewal | None]
 
 
 @dataclass(frozen=True)
@@ -33,12 +35,6 @@ class Pace:
     times: Mapping[str, float]
     moves: Mapping[str, float]
 
-    def no_slower(self, other: Pace) -> bool:
-        """Both are about the same nodes."""
-        mine = (*self.times.values(), *(self.moves.get(name, UNMOVED) for name in self.times))
-        theirs = (*other.times.values(), *(other.moves.get(name, UNMOVED) for name in self.times))
-        return all(map(le, mine, theirs))
-
 
 class Paces:
     """The paces of models, kept: most allocations put a model where some other does."""
@@ -46,17 +42,18 @@ class Paces:
     def __init__(self):
         self._known: dict[object, list[Pace]] = {}
 
-    def of(self, units: Sequence[Unit], places: Mapping[str, Sequence[Place]], take: Take) -> list[Pace]:
+    def of(self, units: Sequence[Unit], places: Mapping[str, Sequence[Place]], renew: Renew) -> list[Pace]:
         """Those of all choices for the units of a model that no other choice beats in all respects.
 
         Args:
+            units: a trainer before those that read from it.
             places: of each unit, on the same devices. With more memory no time is longer and no place is
                 lost, so that equal times are those of equal places.
-            take: a choice with one more seat.
+            renew: how the weights of a unit in a seat are renewed, if the units before it have their seats.
         """
         key = tuple((unit.name, _where(places[unit.name])) for unit in units)
         if key not in self._known:
-            self._known[key] = _unbeaten(units, places, take)
+            self._known[key] = [_pace(units, needs) for needs in _unbeaten(units, places, renew)]
         return self._known[key]
 
 
@@ -65,25 +62,40 @@ def _where(places: Sequence[Place]) -> object:
     return devices[:1], len(devices), tuple(place.times for place in places)
 
 
-def _unbeaten(units: Sequence[Unit], places: Mapping[str, Sequence[Place]], take: Take) -> list[Pace]:
-    least = {
-        node.name: min((place.times[i] for place in places[unit.name]), default=float("inf"))
-        for unit in units
-        for i, node in enumerate(unit.nodes)
-    }
-    kept: list[Pace] = []
+def _pace(units: Sequence[Unit], needs: Needs) -> Pace:
+    names = [node.name for unit in units for node in unit.nodes]
+    moves = {name: seconds for name, seconds in zip(names, needs[1::2]) if seconds != UNMOVED}
+    return Pace(dict(zip(names, needs[::2])), moves)
 
-    def extend(chosen: Chosen, pace: Pace, level: int) -> None:
-        if any(known.no_slower(pace) for known in kept):
+
+def _unbeaten(units: Sequence[Unit], places: Mapping[str, Sequence[Place]], renew: Renew) -> list[Needs]:
+    kept: list[Needs] = []
+    least: list[Needs] = [()]  # of the last units, all last
+    for unit in reversed(units):
+        fastest = map(min, zip(*(place.times for place in places[unit.name])))
+        least.append(_needs(unit, tuple(fastest)) + least[-1])
+
+    def extend(seats: Mapping[str, Seat], copies: frozenset[Copy], needs: Needs, level: int) -> None:
+        every = needs + least[len(units) - level]
+        if any(all(map(le, known, every)) for known in kept):
             return
         if level == len(units):
-            kept[:] = [*(known for known in kept if not pace.no_slower(known)), pace]
+            kept[:] = [*(known for known in kept if not all(map(le, needs, known))), needs]
             return
         unit = units[level]
         for place in places[unit.name]:
-            longer = take(chosen, unit, place.seat)
-            times = dict(zip((node.name for node in unit.nodes), place.times))
-            extend(longer, Pace({**pace.times, **times}, longer.moves), level + 1)
+            found = renew(unit, place.seat, seats)
+            new = found if found and found.copy not in copies else None
+            renewed = copies | {new.copy} if new else copies
+            more = _needs(unit, place.times, new)
+            extend({**seats, unit.name: place.seat}, renewed, needs + more, level + 1)
 
-    extend(Chosen(), Pace(least, {}), 0)
+    if all(places[unit.name] for unit in units):
+        extend({}, frozenset(), (), 0)
     return kept
+
+
+def _needs(unit: Unit, times: Sequence[float], renewal: Renewal | None = None) -> Needs:
+    reader, moves_s = (renewal.reader, renewal.seconds) if renewal else ("", UNMOVED)
+    moves = (moves_s if node.name == reader else UNMOVED for node in unit.nodes)
+    return tuple(chain.from_iterable(zip(times, moves)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from math import ceil
 from typing import Literal
@@ -25,19 +26,18 @@ from hflow.compiler.pins import Pin
 from hflow.compiler.planner.unit import Option, Unit, Way, Ways
 from hflow.compiler.shape import ModelShape
 from hflow.compiler.workload import Workload
-from hflow.graph.graph import Model, Node
+from hflow.graph.graph import Model, Node, OpKind
 
 RECOMPUTE: tuple[Literal["none", "full"], ...] = ("none", "full")
 
 
 @dataclass(frozen=True)
 class Pricing:
-    """Prices a unit; `works`: the workload of each of its nodes; `pins`: those of its nodes."""
+    """Prices a unit; `pins`: those of its nodes."""
 
     unit: Unit
     model: Model
     shape: ModelShape
-    works: tuple[Workload, ...]
     pins: tuple[Pin, ...]
     cluster: Cluster
 
@@ -45,7 +45,7 @@ class Pricing:
         """Those that fit into a device's memory and that no other on the same mesh beats in every respect."""
         found: list[Option] = []
         for strategy in self._strategies(mesh):
-            ways = tuple(self._ways(n, w, mesh, strategy) for n, w in zip(self.unit.nodes, self.works))
+            ways = tuple(self._ways(n, w, mesh, strategy) for n, w in zip(self.unit.nodes, self.unit.works))
             if all(w.ways for w in ways):
                 found += self._resident_or_not(mesh, strategy, ways)
         return _undominated(found)
@@ -60,7 +60,7 @@ class Pricing:
             return "the ranks of a server are on one host"
         if self.unit.served and any(pin.offload for pin in self.pins):
             return "a server is not offloaded"
-        works = {node.name: work for node, work in zip(self.unit.nodes, self.works)}
+        works = {node.name: work for node, work in zip(self.unit.nodes, self.unit.works)}
         reasons = (self._split_refusal(p, mesh) or _micro_refusal(p, works[p.node], mesh) for p in self.pins)
         return next(filter(None, reasons), "")
 
@@ -116,7 +116,7 @@ class Pricing:
         shape, dtype, platform = self.shape, self.model.dtype, self.cluster.device.platform
         changes = self.unit.role != "frozen" or self.model.refresh is not None
         for chosen in product(*(each.ways for each in ways)):
-            tokens = [way.micro_batch * work.sequence for way, work in zip(chosen, self.works)]
+            tokens = [way.micro_batch * work.sequence for way, work in zip(chosen, self.unit.works)]
             idle = awake_bytes(shape, dtype, mesh, max(tokens), platform, changes, strategy)
             caches = (kv_cache_bytes(shape, dtype, count, mesh) for count in tokens)
             rest = tuple(_more(Ways((way,)), -cache) for way, cache in zip(chosen, caches))
@@ -137,20 +137,34 @@ class Pricing:
             yield replace(option, ways=ways)
 
     def _ways(self, node: Node, work: Workload, mesh: Mesh, strategy: Strategy) -> Ways:
-        shape, dtype = self.shape, self.model.dtype
-        capacity = self.cluster.device.usable_bytes
-        found: list[Way] = []
         pin = next((p for p in self.pins if p.node == node.name), None)
-        for recompute in RECOMPUTE if node.op == "train" else RECOMPUTE[:1]:
-            if pin and pin.recompute is not None and pin.recompute != (recompute == "full"):
-                continue
-            chosen = replace(strategy, recompute=recompute)
-            for micro in _micro_batches(work, mesh) if not (pin and pin.micro) else (pin.micro,):
-                need = working_bytes(node.op, shape, dtype, work, mesh, micro, chosen)
-                if need <= capacity:
-                    time_s = node_time_s(node.op, shape, dtype, work, mesh, micro, self.cluster, chosen)
-                    found.append(Way(need, time_s, micro, recompute))
-        return Ways(tuple(_frontier(found)))
+        recomputes = RECOMPUTE if node.op == "train" else RECOMPUTE[:1]
+        if pin and pin.recompute is not None:
+            recomputes = tuple(r for r in recomputes if pin.recompute == (r == "full"))
+        strategies = tuple(replace(strategy, recompute=recompute) for recompute in recomputes)
+        micro = pin.micro if pin else None
+        return _ways(node.op, self.shape, self.model.dtype, work, mesh, strategies, micro, self.cluster)
+
+
+@lru_cache(maxsize=65536)  # models of one shape do the same work
+def _ways(
+    op: OpKind,
+    shape: ModelShape,
+    dtype: str,
+    work: Workload,
+    mesh: Mesh,
+    strategies: tuple[Strategy, ...],
+    micro: int | None,
+    cluster: Cluster,
+) -> Ways:
+    """Those that fit into a device's memory; of any micro-batch, unless one is given."""
+    found: list[Way] = []
+    for strategy, rows in product(strategies, [micro] if micro else _micro_batches(work, mesh)):
+        need = working_bytes(op, shape, dtype, work, mesh, rows, strategy)
+        if need <= cluster.device.usable_bytes:
+            time_s = node_time_s(op, shape, dtype, work, mesh, rows, cluster, strategy)
+            found.append(Way(need, time_s, rows, strategy.recompute))
+    return Ways(tuple(_frontier(found)))
 
 
 def _micro_refusal(pin: Pin, work: Workload, mesh: Mesh) -> str:

@@ -9,6 +9,7 @@ from itertools import combinations
 
 from hflow.compiler.draft import Draft
 from hflow.compiler.planner.placements import Allocation, Partition, partitions
+from hflow.compiler.planner.renewals import Renewals
 from hflow.compiler.planner.seats import Seat
 from hflow.compiler.planner.step import StepModel
 from hflow.compiler.planner.unit import Option, Unit
@@ -62,6 +63,10 @@ class Space:
             return candidates[unit][most] if most else ()
 
         return find
+
+    @cached_property
+    def renewals(self) -> Renewals:
+        return Renewals(self.draft)
 
     def free_units(self, members: Sequence[str]) -> list[Unit]:
         """The units of the models of a set that are not pinned."""

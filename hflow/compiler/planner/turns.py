@@ -24,9 +24,9 @@ Arc = tuple[int, int]  # numbers of two jobs, of which the one is before the oth
 
 @dataclass(frozen=True)
 class Jobs:
-    """Nodes in topological order, then meetings. `arcs`: which are before which; `open`: pairs on common
-    devices of which either may be first; `on`: the jobs of each set of devices. `firsts`, `lasts`: those on
-    one set that are before, or after, a meeting."""
+    """Nodes in topological order, then meetings. `arcs`: which are before which, without those that follow
+    from others; `open`: pairs on common devices of which either may be first; `on`: the jobs of each set of
+    devices. `firsts`, `lasts`: those on one set that are before, or after, a meeting."""
 
     names: tuple[str, ...]
     meetings: tuple[Meeting, ...]
@@ -61,7 +61,8 @@ def jobs_of(
     on = tuple(tuple(n for n, each in enumerate(devices) if one in each) for one in sets)
     firsts = tuple((m, part) for m in met for n in on if (part := tuple(j for j in n if (j, m) in arcs)))
     lasts = tuple((m, part) for m in met for n in on if (part := tuple(j for j in n if (m, j) in arcs)))
-    ordered = tuple(sorted(arcs, key=lambda arc: (rank[arc[0]], rank[arc[1]])))
+    needed = {(a, b) for a, b in arcs if not any((a, c) in arcs and (c, b) in arcs for c in rank)}
+    ordered = tuple(sorted(needed, key=lambda arc: (rank[arc[0]], rank[arc[1]])))
     return Jobs(tuple(names), tuple(meetings), ordered, either, on, firsts, lasts)
 
 

@@ -9,14 +9,12 @@ from hflow.compiler.layout import Mesh
 from hflow.compiler.planner.pricing import Pricing
 from hflow.compiler.planner.space import Space
 from hflow.compiler.planner.unit import Options, Unit
-from hflow.compiler.workload import workload
 
 
 def without_cache(space: Space, unit: Unit, options: Options) -> Options:
     """The same layouts, priced so."""
-    draft, works = space.draft, tuple(map(workload, unit.nodes))
-    model, shape = draft.graph.model(unit.model), draft.shapes[unit.model]
-    pricing = _Uncached(unit, model, shape, works, (), draft.cluster)
+    draft = space.draft
+    pricing = _Uncached(unit, draft.graph.model(unit.model), draft.shapes[unit.model], (), draft.cluster)
     return {
         n: tuple(o for each in found for o in pricing.options(each.mesh(0))) for n, found in options.items()
     }

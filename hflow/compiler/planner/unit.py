@@ -11,6 +11,7 @@ from typing import Literal
 from hflow.compiler.cost.strategy import GenerationEngine, Strategy
 from hflow.compiler.layout import Mesh
 from hflow.compiler.sharding import Sharding
+from hflow.compiler.workload import Workload, workload
 from hflow.graph.evaluation import evaluation_graph
 from hflow.graph.graph import Graph, Node
 
@@ -31,6 +32,11 @@ class Unit:
     lag: int = 0
     evaluated: bool = False
     engine: GenerationEngine = "megatron"
+
+    @cached_property
+    def works(self) -> tuple[Workload, ...]:
+        """Of each node."""
+        return tuple(map(workload, self.nodes))
 
     @property
     def served(self) -> bool:

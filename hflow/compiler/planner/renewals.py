@@ -1,0 +1,60 @@
+"""Weights that come to a reader from its trainer, because they lie otherwise on its devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from hflow.compiler.cost.redistribution import weights_s
+from hflow.compiler.draft import Draft
+from hflow.compiler.planner.seats import Seat, sharding_of
+from hflow.compiler.planner.unit import Unit
+from hflow.compiler.sharding import Sharding
+
+Copy = tuple[str, Sharding, int, int, bool]  # of a model: how and where it lies, its lag, whether in flight
+
+
+@dataclass(frozen=True)
+class Renewal:
+    """`reader`: the first node of the unit that reads; readers of equal copies share one. `seconds`: of the
+    transfer."""
+
+    reader: str
+    copy: Copy
+    seconds: float
+    copy_bytes: int
+
+
+class Renewals:
+    """Those of one draft, each found out once."""
+
+    def __init__(self, draft: Draft):
+        self.draft = draft
+        self._known: dict[object, Renewal | None] = {}
+
+    def of(self, unit: Unit, seat: Seat, trainer: Seat, reader: str) -> Renewal | None:
+        """None where the weights lie as the reader needs them."""
+        options = id(seat.option), id(trainer.option)  # of the draft, which lives as long as this
+        key = reader, *options, seat.devices[0], trainer.devices[0]
+        if key not in self._known:
+            self._known[key] = self._renewal(unit, seat, trainer, reader)
+        return self._known[key]
+
+    def _renewal(self, unit: Unit, seat: Seat, trainer: Seat, reader: str) -> Renewal | None:
+        """As if the first host of both were the first of all: hosts are alike."""
+        per_host = self.draft.cluster.devices_per_host
+        first = min(seat.devices[0], trainer.devices[0]) // per_host * per_host
+        seat, trainer = _moved(seat, first), _moved(trainer, first)
+        held, lies = trainer.option.sharding(trainer.mesh), sharding_of(unit, seat, trainer)
+        if lies == held and not unit.lag:
+            return None
+        draft = self.draft
+        model = draft.graph.model(unit.model)
+        seconds = weights_s(draft.shapes[unit.model], model.dtype, held, lies, draft.cluster)
+        newest = seat.option.idle_bytes if unit.evaluated and lies != held else 0  # beside its older copy
+        copy_bytes = newest if unit.lag else seat.option.copy_bytes
+        copy = unit.model, lies, first, unit.lag, unit.nodes[0].in_flight
+        return Renewal(reader, copy, seconds, copy_bytes)
+
+
+def _moved(seat: Seat, first: int) -> Seat:
+    return replace(seat, devices=tuple(device - first for device in seat.devices))

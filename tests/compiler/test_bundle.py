@@ -1,0 +1,88 @@
+"""What a bundle leaves out, some part that it keeps replaces in any room."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hflow.compiler.planner.bundle import NEVER, Bundle, Rooms, undominated
+from hflow.compiler.planner.chosen import Chosen
+
+NODES, SETS, STEPS, MOST = 2, 2, 3, 12
+RUNS = np.array([[1.0, 0.0], [1.0, 1.0]])  # the first node on one set of devices, the second on both
+
+
+@st.composite
+def bundles(draw: st.DrawFn) -> Bundle:
+    """Whole numbers, so that many parts are equal in some respect."""
+    count = draw(st.integers(1, 12))
+    idle = [[draw(st.integers(0, 4)) for _ in range(SETS)] for _ in range(count)]
+    starts = np.full((count, NODES, STEPS), NEVER, dtype=np.int64)
+    seconds = np.zeros((count, NODES, STEPS))
+    for row in range(count):
+        for node in range(NODES):
+            steps = draw(st.integers(1, STEPS))
+            needs = sorted(draw(st.sets(st.integers(0, MOST - 1), min_size=steps, max_size=steps)))
+            times = sorted(draw(st.sets(st.integers(1, 9), min_size=steps, max_size=steps)), reverse=True)
+            starts[row, node, :steps], seconds[row, node, :steps] = needs, times
+    moves = [[draw(st.sampled_from([np.nan, 1.0, 2.0]))] for _ in range(count)]
+    parts = [Chosen() for _ in range(count)]
+    return Bundle(
+        parts, ("a", "b"), ("a",), np.array(idle), starts, seconds, np.array(moves), RUNS, np.ones((1, SETS))
+    )
+
+
+@given(bundles(), st.data())
+@settings(max_examples=300, deadline=None)
+def test_what_is_left_out_is_replaced(bundle: Bundle, data: st.DataObject) -> None:
+    low = np.array([data.draw(st.integers(0, MOST - 1)) for _ in range(SETS)])
+    high = np.array([data.draw(st.integers(int(each), MOST)) for each in low])
+    inside = bundle.within(Rooms(low, high))
+    kept = inside.undominated(np.ones(SETS, dtype=np.bool_))
+    assert {*map(id, kept.parts)} <= {*map(id, inside.parts)} <= {*map(id, bundle.parts)}
+    numbers = {id(part): number for number, part in enumerate(bundle.parts)}
+    left, right = ([numbers[id(part)] for part in each.parts] for each in (inside, kept))
+    for _ in range(4):
+        room = np.array([data.draw(st.integers(int(a), int(b))) for a, b in zip(low, high)])
+        times, fits = bundle.times_in(np.tile(room, (len(bundle), 1)), np.arange(len(bundle)))
+        assert not fits[[n for n in range(len(bundle)) if n not in left]].any()
+        moves = np.nan_to_num(bundle.moves)
+        for number in (n for n in left if fits[n]):
+            no_worse = (
+                fits[right]
+                & (times[right] <= times[number]).all(axis=1)
+                & (bundle.idle[right] <= bundle.idle[number]).all(axis=1)
+                & (moves[right] <= moves[number]).all(axis=1)
+            )
+            assert no_worse.any()
+
+
+@given(bundles())
+@settings(max_examples=200, deadline=None)
+def test_a_narrower_interval_leaves_fewer_parts(bundle: Bundle) -> None:
+    """In two steps as in one; and halves of an interval are all of it."""
+    whole = Rooms(np.zeros(SETS, dtype=np.int64), np.full(SETS, MOST))
+    for half in whole.halves():
+        once, twice = bundle.within(half), bundle.within(whole).within(half)
+        assert list(map(id, once.parts)) == list(map(id, twice.parts))
+        assert np.array_equal(once.starts, twice.starts)
+    upper, lower = whole.halves()
+    assert ((lower.low == whole.low) & (upper.high == whole.high)).all()
+    assert ((upper.low == whole.low) | (upper.low == lower.high + 1)).all()
+
+
+@given(bundles())
+@settings(max_examples=100, deadline=None)
+def test_memory_counts_only_where_it_is_scarce(bundle: Bundle) -> None:
+    """With room for the largest parts, and no node that is faster with more of it, times alone decide."""
+    ample = bundle.within(Rooms(np.full(SETS, MOST), np.full(SETS, MOST)))
+    assert not ample.tight.any()
+    [kept] = undominated([ample], np.full(SETS, MOST))
+    best = np.concatenate([ample.least_s, np.nan_to_num(ample.moves)], axis=1)
+    unique = np.unique(best, axis=0)
+    front = [
+        row for row in unique if not any((other <= row).all() and (other < row).any() for other in unique)
+    ]
+    found = np.concatenate([kept.least_s, np.nan_to_num(kept.moves)], axis=1)
+    assert sorted(map(tuple, found.tolist())) == sorted(map(tuple, np.array(front).tolist()))
