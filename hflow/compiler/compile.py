@@ -16,6 +16,7 @@ from hflow.compiler.passes.weight_edges import weight_edges
 from hflow.compiler.pins import parse_pins
 from hflow.compiler.plan import VERSION, Plan
 from hflow.compiler.planner.options import DEFAULTS, PlannerOptions
+from hflow.compiler.seldom_collected import seldom_collected
 from hflow.compiler.shape import ModelShape, read_shape
 from hflow.compiler.vocabulary import foreign_tokens
 from hflow.compiler.workload import rounds, token_makers, workload
@@ -43,11 +44,12 @@ def compile_graph(
     Raises:
         HflowError: HF226, HF302-HF305, HF307, HF308, HF310.
     """
-    draft = new_draft(graph, cluster, pins, options)
-    for step in PASSES:
-        draft = step(draft)
-        if after:
-            after(step.__name__, draft)
+    with seldom_collected():
+        draft = new_draft(graph, cluster, pins, options)
+        for step in PASSES:
+            draft = step(draft)
+            if after:
+                after(step.__name__, draft)
     assert draft.step
     return Plan(
         VERSION, cluster, draft.shapes, draft.nodes, draft.step, draft.evaluation, draft.memory,

@@ -8,7 +8,7 @@ busiest host's NICs, in or out: the bounds of arXiv:2211.05322 that `reshard.low
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from math import lcm
@@ -72,14 +72,19 @@ def _between_hosts(held: Masks, missing: Masks, cluster: Cluster) -> tuple[int, 
     """Cells that enter and that leave the busiest host."""
     if cluster.hosts == 1 and not cluster.more:
         return 0, 0.0
-    inside, wanted = defaultdict[int, int](int), defaultdict[int, int](int)
-    for device, mask in held.items():
-        inside[cluster.host(device)] |= mask
-    for device, mask in missing.items():
-        wanted[cluster.host(device)] |= mask
-    entering = {host: mask & ~inside[host] for host, mask in wanted.items()}
+    inside, wanted = _by_host(held, cluster), _by_host(missing, cluster)
+    entering = {host: mask & ~inside.get(host, 0) for host, mask in wanted.items()}
     most = max(mask.bit_count() for mask in entering.values())
     return most, _leaving(inside, [mask for mask in entering.values() if mask]) if most else 0.0
+
+
+def _by_host(masks: Masks, cluster: Cluster) -> Masks:
+    """What the devices of each host have together."""
+    per_host, found = cluster.devices_per_host, dict[int, int]()
+    for device, mask in masks.items():
+        host = cluster.host(device) if cluster.more else device // per_host
+        found[host] = found.get(host, 0) | mask
+    return found
 
 
 def _leaving(inside: Masks, entering: Iterable[int]) -> float:

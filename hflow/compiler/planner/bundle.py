@@ -79,10 +79,10 @@ class Bundle:
     def times_in(self, room: Ints, numbers: Ints) -> tuple[Floats, Bools]:
         """What the nodes take in parts of such `numbers`, each of which has some bytes of room on each set of
         devices; and whether all of them fit."""
-        free = np.where(self.runs > 0, room[:, None, :], NEVER).min(axis=2)
+        free = np.stack([room[:, on].min(axis=1) for on in self.runs > 0], axis=1)
         last = (self.starts[numbers] <= free[:, :, None]).sum(axis=2) - 1
-        seconds = np.take_along_axis(self.seconds[numbers], np.maximum(last, 0)[:, :, None], axis=2)
-        return seconds[:, :, 0], (last >= 0).all(axis=1)
+        seconds = self.seconds[numbers[:, None], np.arange(len(self.nodes)), np.maximum(last, 0)]
+        return seconds, (last >= 0).all(axis=1)
 
     def within(self, rooms: Rooms) -> Bundle:
         """The parts for which there is enough room, with their steps in it."""
