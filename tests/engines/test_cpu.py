@@ -26,7 +26,16 @@ CASES = [
     ("synchronize", "pipeline_parallel/p2p_communication.py", "torch.cuda.synchronize()"),
     ("tensor type", "optimizer/clip_grads.py", "1 / (torch.zeros(1).type() == 'torch.cuda.FloatTensor')"),
     ("move to device", "models/common/language_module/language_module.py", "torch.zeros(1).cuda()"),
+    ("compiled functions", "jit.py", "enable_jit_fuser()"),
 ]
+
+
+def enable_jit_fuser() -> None:
+    """As in Megatron: imports the compiler; here it may not."""
+    raise RuntimeError
+
+
+def disable_jit_fuser() -> None: ...
 
 
 def test_every_rule_has_a_case() -> None:
@@ -48,6 +57,14 @@ def test_lines_keep_their_numbers() -> None:
         rewritten = cpu.rewrite(source)
         assert rewritten != source
         assert rewritten.count("\n") == source.count("\n")
+
+
+def test_a_worker_starts_without_the_compiler() -> None:
+    program = "import hflow.runtime.worker.worker, sys; print('torch._dynamo' in sys.modules)"
+    run = subprocess.run(
+        [sys.executable, "-c", program], env=ENVIRONMENT, capture_output=True, text=True, check=True
+    )
+    assert run.stdout == "False\n"
 
 
 def test_only_megatron_is_rewritten_and_its_compiled_code_kept_apart(tmp_path: Path) -> None:

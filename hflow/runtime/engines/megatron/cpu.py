@@ -70,6 +70,12 @@ RULES = (
         ".cpu()",
         "tied embeddings on two pipeline stages are moved to CUDA before they are made equal",
     ),
+    Rule(
+        "compiled functions",
+        r"(?m)^enable_jit_fuser\(\)",
+        "disable_jit_fuser()",
+        "marking functions for torch.compile imports the compiler, a quarter of a worker's start on a CPU",
+    ),
 )
 
 
