@@ -142,10 +142,11 @@ class Branch:
         self.best.effort += INTERVAL
         if self.best.late:
             return
-        most = self.capacity - rooms.low
-        found = undominated([bundle.within(rooms) for bundle in bundles], most)
-        if not all(found) or left(found, most, self.best.limit_s).least_s >= self.best.limit_s:
+        most, limit_s = self.capacity - rooms.low, self.best.limit_s
+        inside = [bundle.within(rooms) for bundle in bundles]
+        if not all(inside) or left(inside, most, limit_s).least_s >= limit_s:
             return
+        found = undominated(inside, most)
         if not splits or prod(map(len, found)) <= FEW:
             self._price_all(found, rooms)
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from hflow.compiler.cost.redistribution import weights_s
 from hflow.compiler.draft import Draft
@@ -15,21 +16,30 @@ Copy = tuple[str, Sharding, int, int, bool]  # of a model: how and where it lies
 
 @dataclass(frozen=True)
 class Renewal:
-    """`reader`: the first node of the unit that reads; readers of equal copies share one. `seconds`: of the
-    transfer."""
+    """`reader`: the first node of the unit that reads. `lies`: how, as if `first` were the first device of all.
+    `seconds`: of the transfer."""
 
     reader: str
-    copy: Copy
+    unit: Unit
+    lies: Sharding
+    first: int
     seconds: float
     copy_bytes: int
 
+    @cached_property
+    def copy(self) -> Copy:
+        """Readers of equal copies share one."""
+        return self.unit.model, self.lies, self.first, self.unit.lag, self.unit.nodes[0].in_flight
+
 
 class Renewals:
-    """Those of one draft, each found out once."""
+    """Those of one draft, each found out once, as if the first host of both were the first of all: hosts are
+    alike."""
 
     def __init__(self, draft: Draft):
         self.draft = draft
         self._known: dict[object, Renewal | None] = {}
+        self._of_first: dict[object, Renewal | None] = {}
 
     def of(self, unit: Unit, seat: Seat, trainer: Seat, reader: str) -> Renewal | None:
         """None where the weights lie as the reader needs them."""
@@ -40,10 +50,17 @@ class Renewals:
         return self._known[key]
 
     def _renewal(self, unit: Unit, seat: Seat, trainer: Seat, reader: str) -> Renewal | None:
-        """As if the first host of both were the first of all: hosts are alike."""
         per_host = self.draft.cluster.devices_per_host
         first = min(seat.devices[0], trainer.devices[0]) // per_host * per_host
-        seat, trainer = _moved(seat, first), _moved(trainer, first)
+        options = id(seat.option), id(trainer.option)
+        key = reader, *options, seat.devices[0] - first, trainer.devices[0] - first
+        if key not in self._of_first:
+            moved = _moved(seat, first), _moved(trainer, first)
+            self._of_first[key] = self._on_first(unit, *moved, reader)
+        found = self._of_first[key]
+        return replace(found, first=first) if found and first else found
+
+    def _on_first(self, unit: Unit, seat: Seat, trainer: Seat, reader: str) -> Renewal | None:
         held, lies = trainer.option.sharding(trainer.mesh), sharding_of(unit, seat, trainer)
         if lies == held and not unit.lag:
             return None
@@ -52,9 +69,10 @@ class Renewals:
         seconds = weights_s(draft.shapes[unit.model], model.dtype, held, lies, draft.cluster)
         newest = seat.option.idle_bytes if unit.evaluated and lies != held else 0  # beside its older copy
         copy_bytes = newest if unit.lag else seat.option.copy_bytes
-        copy = unit.model, lies, first, unit.lag, unit.nodes[0].in_flight
-        return Renewal(reader, copy, seconds, copy_bytes)
+        return Renewal(reader, unit, lies, 0, seconds, copy_bytes)
 
 
 def _moved(seat: Seat, first: int) -> Seat:
+    if not first:
+        return seat
     return replace(seat, devices=tuple(device - first for device in seat.devices))
