@@ -16,7 +16,7 @@ Copy = tuple[str, Sharding, int, int, bool]  # of a model: how and where it lies
 
 @dataclass(frozen=True)
 class Renewal:
-    """`reader`: the first node of the unit that reads. `lies`: how, as if `first` were the first device of all.
+    """`reader`: the first node of the unit that reads. `lies`: how, as if `first` were the first of all.
     `seconds`: of the transfer."""
 
     reader: str
