@@ -76,9 +76,10 @@ def test_a_narrower_interval_leaves_fewer_parts(bundle: Bundle) -> None:
 @settings(max_examples=100, deadline=None)
 def test_memory_counts_only_where_it_is_scarce(bundle: Bundle) -> None:
     """With room for the largest parts, and no node that is faster with more of it, times alone decide."""
-    ample = bundle.within(Rooms(np.full(SETS, MOST), np.full(SETS, MOST)))
-    assert not ample.tight.any()
-    [kept] = undominated([ample], np.full(SETS, MOST))
+    rooms = Rooms(np.full(SETS, MOST), np.full(SETS, MOST))
+    ample = bundle.within(rooms)
+    assert not ample.tight(rooms).any()
+    [kept] = undominated([ample], np.full(SETS, MOST), rooms)
     best = np.concatenate([ample.least_s, np.nan_to_num(ample.moves)], axis=1)
     unique = np.unique(best, axis=0)
     front = [
@@ -86,3 +87,17 @@ def test_memory_counts_only_where_it_is_scarce(bundle: Bundle) -> None:
     ]
     found = np.concatenate([kept.least_s, np.nan_to_num(kept.moves)], axis=1)
     assert sorted(map(tuple, found.tolist())) == sorted(map(tuple, np.array(front).tolist()))
+
+
+def test_what_needs_less_memory_stays_where_a_node_may_not_fit() -> None:
+    """All parts may stay on the devices, but beside the fast one no node has the room that it needs."""
+    starts = np.full((2, NODES, STEPS), NEVER, dtype=np.int64)
+    starts[:, :, 0], seconds = 10, np.zeros((2, NODES, STEPS))
+    seconds[0, :, 0], seconds[1, :, 0] = 1.0, 2.0
+    idle, moves = np.array([[4, 4], [0, 0]]), np.full((2, 1), np.nan)
+    bundle = Bundle(
+        [Chosen(), Chosen()], ("a", "b"), ("a",), idle, starts, seconds, moves, RUNS, np.ones((1, SETS))
+    )
+    rooms = Rooms(np.zeros(SETS, dtype=np.int64), np.full(SETS, MOST))
+    [kept] = undominated([bundle.within(rooms)], np.full(SETS, MOST), rooms)
+    assert len(kept) == 2

@@ -80,9 +80,9 @@ def _between_hosts(held: Masks, missing: Masks, cluster: Cluster) -> tuple[int, 
 
 def _by_host(masks: Masks, cluster: Cluster) -> Masks:
     """What the devices of each host have together."""
-    per_host, found = cluster.devices_per_host, dict[int, int]()
+    found: dict[int, int] = {}
     for device, mask in masks.items():
-        host = cluster.host(device) if cluster.more else device // per_host
+        host = cluster.host(device)
         found[host] = found.get(host, 0) | mask
     return found
 

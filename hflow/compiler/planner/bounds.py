@@ -29,7 +29,7 @@ from hflow.compiler.planner.turns import too_long
 from hflow.compiler.planner.windows import BEGIN, END
 from hflow.compiler.workload import rounds
 
-CLOSE = 0.9  # of the limit: what takes less is never too long for the order of its nodes alone
+CLOSE = 0.9  # of the limit: where rings took less, orders of nodes were never found to be too long
 
 
 class Bounds:

@@ -146,7 +146,7 @@ class Branch:
         inside = [bundle.within(rooms) for bundle in bundles]
         if not all(inside) or left(inside, most, limit_s).least_s >= limit_s:
             return
-        found = undominated(inside, most)
+        found = undominated(inside, most, rooms)
         if not splits or prod(map(len, found)) <= FEW:
             self._price_all(found, rooms)
             return

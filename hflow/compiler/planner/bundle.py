@@ -70,10 +70,9 @@ class Bundle:
         """By part and set of devices, the least seconds of work."""
         return self.least_s @ self.runs + np.nan_to_num(self.moves) @ self.joins
 
-    @property
-    def tight(self) -> Bools:
-        """By set of devices, whether some node on it is faster with more of the room."""
-        later = (self.starts > self.starts[:, :, :1]) & (self.starts < NEVER)
+    def tight(self, rooms: Rooms) -> Bools:
+        """By set of devices, whether some node on it fits, or is faster, only with more than the least."""
+        later = (self.starts > self._room_of_nodes(rooms.low)) & (self.starts < NEVER)
         return later.any(axis=(0, 2)) @ (self.runs > 0)
 
     def times_in(self, room: Ints, numbers: Ints) -> tuple[Floats, Bools]:
@@ -86,7 +85,7 @@ class Bundle:
 
     def within(self, rooms: Rooms) -> Bundle:
         """The parts for which there is enough room, with their steps in it."""
-        low, high = (np.where(self.runs > 0, each, NEVER).min(axis=1)[:, None] for each in rooms)
+        low, high = map(self._room_of_nodes, rooms)
         fits = self.starts <= high
         starts = np.where(fits, np.maximum(self.starts, low), NEVER)
         if np.array_equal(starts, self.starts):
@@ -123,6 +122,10 @@ class Bundle:
         beat[rows, columns] = no_longer.all(axis=(1, 2))
         return beat
 
+    def _room_of_nodes(self, room: Ints) -> Ints:
+        """Of each node the bytes on that of its sets of devices which has the fewest; a column."""
+        return np.where(self.runs > 0, room, NEVER).min(axis=1)[:, None]
+
     def _after(self, last: Ints) -> Floats:
         return np.take_along_axis(self.seconds, last[:, :, None], axis=2)[:, :, 0]
 
@@ -138,14 +141,14 @@ class Bundle:
         )
 
 
-def undominated(bundles: Sequence[Bundle], most: Ints) -> list[Bundle]:
-    """Of each bundle the parts that no other beats, if `most` bytes may stay on each set of devices. Where
-    the largest parts stay within that, and no node is faster with more room, memory does not count."""
+def undominated(bundles: Sequence[Bundle], most: Ints, rooms: Rooms) -> list[Bundle]:
+    """Of each bundle the parts that no other beats in `rooms`, if `most` bytes may stay on a set of devices.
+    Where the largest parts stay within that, and the least room is as good as more, memory does not count."""
     if not all(map(len, bundles)):
         return list(bundles)
     scarce = sum(bundle.idle.max(axis=0) for bundle in bundles) > most
     for bundle in bundles:
-        scarce = scarce | bundle.tight
+        scarce = scarce | bundle.tight(rooms)
     return [bundle.undominated(scarce) for bundle in bundles]
 
 
