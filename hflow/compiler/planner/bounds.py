@@ -45,7 +45,7 @@ class Bounds:
         self.dag = dag = _of_models(graph.dag(), self.nodes)
         self.crossings = crossings(graph, self.nodes)
         self._placed: dict[object, Placed] = {}
-        self.reaches = tuple(Reach(name, _in_order(dag, {name, *_after(dag, name)})) for name in self.nodes)
+        self.reaches = tuple(Reach.of(n, _in_order(dag, {n, *_after(dag, n)})) for n in self.nodes)
 
     def step_s(self, times: Mapping[str, float], places: Places) -> float:
         """The best of the bounds, if no weights move.
@@ -55,10 +55,13 @@ class Bounds:
         """
         work = {name: times[name] * self.rounds[name] for name in self.nodes}
         best = max(_busy(work, places).values(), default=0.0)
+        if max(times.values()) == float("inf"):
+            return float("inf")
         placed = self._on(places)
         for reach in placed.reaches:
             ring = placed.ring(reach, placed.own[reach.first])
-            best = max(best, ring.measured(FLOATS, times, work).least_s)
+            if not ring.alone:
+                best = max(best, ring.measured(FLOATS, times, work).least_s)
         return best
 
     def steps_s(
@@ -92,6 +95,8 @@ class Bounds:
         for reach in placed.reaches:
             for some, wide in self._alike(reach.first, arriving, moves, best < enough_s, placed):
                 ring = placed.ring(reach, wide)
+                if ring.alone:
+                    continue
                 found = self._rings_s(ring, placed, lasting[:, some], worked[:, some], ordered_s)
                 best[some] = np.maximum(best[some], found)
         left = np.flatnonzero(best < enough_s)
@@ -135,7 +140,7 @@ class Bounds:
         for ways in placed.windows:
             some = np.flatnonzero(~late)
             for way in ways:
-                taken, done = ({n: each[n][some] for n in way.done} for each in (times, work))
+                taken, done = ({n: each[n][some] for n in way.done.nodes} for each in (times, work))
                 some = some[way.heads(ARRAYS, taken, done)[END] >= enough_s]
             late[some] = True
         return late
@@ -150,11 +155,11 @@ class Bounds:
     ) -> Iterator[tuple[Ints, frozenset[int]]]:
         """Numbers of the choices that are `open_`, with the devices that a ring begins on: those of its first
         node, and those from which weights come to it."""
-        if first not in arriving:
-            parts = [(open_, placed.own[first])]
-        else:
-            own = placed.own[first]
-            still, both = np.isnan(moves[first]), own | placed.own[self.trainer_of[first]]
+        own = placed.own[first]
+        both = own | placed.own[self.trainer_of[first]] if first in arriving else own
+        parts = [(open_, own)]
+        if both > own:
+            still = np.isnan(moves[first])
             parts = [(open_ & still, own), (open_ & ~still, both)]
         for part, wide in parts:
             some = np.flatnonzero(part)

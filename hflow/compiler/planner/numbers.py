@@ -19,12 +19,14 @@ Job = tuple[N, N, N]  # its earliest start, its work, the least time that follow
 
 @dataclass(frozen=True)
 class Numbers(Generic[N]):
-    """`zero`: like a given number; `most`, `least`: of some numbers; `machine_s`: see `one_machine_s`."""
+    """`zero`: like a given number; `most`, `least`: of some numbers; `sums`: of those in each row of a matrix
+    of ones and zeros; `machines_s`: of the busiest of some machines, see `one_machine_s`."""
 
     zero: Callable[[N], N]
     most: Callable[[Iterable[N]], N]
     least: Callable[[Iterable[N]], N]
-    machine_s: Callable[[Sequence[Job[N]]], N]
+    sums: Callable[[Floats, Sequence[N]], Sequence[N]]
+    machines_s: Callable[[Sequence[Sequence[Job[N]]]], N]
 
 
 def one_machine_s(jobs: Sequence[Job[float]]) -> float:
@@ -50,9 +52,18 @@ def one_machines_s(heads: Floats, work: Floats, tails: Floats) -> Floats:
     return np.where(counts, ends, 0.0).max(axis=(0, 1))
 
 
-def _of_jobs(jobs: Sequence[Job[Floats]]) -> Floats:
-    heads, work, tails = (np.stack(each) for each in zip(*jobs))
-    return one_machines_s(heads, work, tails)
+def _busiest_of_floats(machines: Sequence[Sequence[Job[float]]]) -> float:
+    return max(map(one_machine_s, machines), default=0.0)
+
+
+def _busiest(machines: Sequence[Sequence[Job[Floats]]]) -> Floats:
+    """Machines are side by side; those with fewer jobs than others do some that are nothing."""
+    rows = max(map(len, machines))
+    nothing = (_zeros(machines[0][0][0]),) * 3
+    padded = [[*machine, *[nothing] * (rows - len(machine))] for machine in machines]
+    columns = np.array([[job[i] for machine in padded for job in machine] for i in range(3)])
+    heads, work, tails = columns.reshape(3, len(machines), rows, -1).swapaxes(1, 2).reshape(3, rows, -1)
+    return one_machines_s(heads, work, tails).reshape(len(machines), -1).max(axis=0)
 
 
 def _zeros(like: Floats) -> Floats:
@@ -67,7 +78,15 @@ def _least(arrays: Iterable[Floats]) -> Floats:
     return reduce(_minimum, arrays)
 
 
+def _sums_of_floats(member: Floats, numbers: Sequence[float]) -> list[float]:
+    return (member @ np.array(numbers)).tolist()
+
+
+def _sums(member: Floats, numbers: Sequence[Floats]) -> list[Floats]:
+    return list(member @ np.array(numbers))
+
+
 _maximum: Any = np.maximum
 _minimum: Any = np.minimum
-FLOATS = Numbers[float](lambda _: 0.0, max, min, one_machine_s)
-ARRAYS = Numbers[Floats](_zeros, _most, _least, _of_jobs)
+FLOATS = Numbers[float](lambda _: 0.0, max, min, _sums_of_floats, _busiest_of_floats)
+ARRAYS = Numbers[Floats](_zeros, _most, _least, _sums, _busiest)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from functools import cached_property
 
 import networkx as nx
@@ -28,7 +28,7 @@ class Placed:
         reaches: Sequence[Reach],
         lags: Mapping[tuple[str, str], int],
         crossings: Sequence[Crossing],
-        whole: Collection[str],
+        whole: Set[str],
         places: Places,
     ):
         self.dag, self.lags, self.crossings, self.whole, self.places = dag, lags, crossings, whole, places
@@ -44,13 +44,13 @@ class Placed:
             lags = {name: self.lags.get((reach.first, name)) for name in reach.before}
             closing = tuple(n for n in lags if lags[n] == 0 or not wide.isdisjoint(self.own[n]))
             later = {name: lag for name, lag in lags.items() if lag}
-            self._rings[key] = Ring.of(Course.of(reach, self.places), closing, later, self.places)
+            self._rings[key] = Ring.of(self._course(reach), closing, later, self.places, self.whole)
         return self._rings[key]
 
     def jobs(self, ring: Ring) -> Jobs:
         """The nodes of a ring, in any order that is possible."""
         if id(ring) not in self._jobs:
-            names, before = list(ring.left), ring.course.reach.before
+            names, before = list(ring.left.nodes), ring.course.reach.before
             met, whole = meetings(self.crossings, names, self.places), [n for n in names if n in self.whole]
             self._jobs[id(ring)] = jobs_of(names, before, self.places, met, whole)
         return self._jobs[id(ring)]
@@ -64,7 +64,10 @@ class Placed:
         met = meetings(self.crossings, list(self.places), self.places)
         found = (windows(self.dag, each, self.places, renewed) for each in met)
         lie = {**self.places, BEGIN: (), END: ()}
-        return [[Course.of(way, lie) for way in ways] for ways in found if ways]
+        return [[Course.of(way, lie, lie.keys()) for way in ways] for ways in found if ways]
+
+    def _course(self, reach: Reach) -> Course:
+        return Course.of(reach, self.places, self.whole)
 
     def _longer(self, reach: Reach, inner: str) -> bool:
         """Whether the ring that `inner` begins is within that of `reach`, wherever weights come from: it

@@ -78,4 +78,4 @@ def _window(
             known.add(name)
     ends = [n for n, _ in nodes[1:] if n in here or n not in late]
     nodes.append((END, (*((n, 0.0) for n in ends), (BEGIN, 0.0))))
-    return Reach(BEGIN, tuple(nodes))
+    return Reach.of(BEGIN, nodes)

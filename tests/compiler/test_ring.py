@@ -1,0 +1,117 @@
+"""What a ring leaves out (edges, sets of devices, whole rings) says nothing more: against all of it, term by
+term as the bounds are defined."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hflow.compiler.planner.numbers import ARRAYS, FLOATS
+from hflow.compiler.planner.reach import Before, Reach
+from hflow.compiler.planner.ring import Course, Ring
+
+FIRST = "n0"
+
+
+@dataclass(frozen=True)
+class Case:
+    """`edges`: the least time between two nodes. `whole`: nodes that run once."""
+
+    names: tuple[str, ...]
+    edges: dict[tuple[str, str], float]
+    places: dict[str, tuple[int, ...]]
+    whole: frozenset[str]
+    closing: tuple[str, ...]
+    times: dict[str, float]
+
+    @property
+    def work(self) -> dict[str, float]:
+        return {n: seconds * (1 if n in self.whole else 3) for n, seconds in self.times.items()}
+
+    @property
+    def nodes(self) -> list[tuple[str, Before]]:
+        return [(n, tuple((a, gap) for (a, b), gap in self.edges.items() if b == n)) for n in self.names]
+
+    @property
+    def ring(self) -> Ring:
+        course = Course.of(Reach.of(FIRST, self.nodes), self.places, self.whole)
+        return Ring.of(course, self.closing, {}, self.places, self.whole)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """Every node follows from the first one. Whole numbers, so that many paths are equally long."""
+    names = tuple(f"n{i}" for i in range(draw(st.integers(2, 7))))
+    edges: dict[tuple[str, str], float] = {}
+    for number, name in enumerate(names[1:], 1):
+        before = draw(st.sets(st.sampled_from(names[:number]), min_size=1))
+        edges |= {(b, name): float(draw(st.integers(0, 2))) for b in sorted(before)}
+    places = {n: tuple(sorted(draw(st.sets(st.integers(0, 2), min_size=1, max_size=2)))) for n in names}
+    closing = tuple(n for n in names if set(places[n]) & set(places[FIRST]))
+    whole = frozenset(draw(st.sets(st.sampled_from(names))))
+    return Case(names, edges, places, whole, closing, {n: float(draw(st.integers(0, 9))) for n in names})
+
+
+@given(cases())
+@settings(max_examples=400, deadline=None)
+def test_a_ring_takes_what_all_its_terms_say(case: Case) -> None:
+    least_s = case.ring.measured(FLOATS, case.times, case.work).least_s
+    assert least_s == pytest.approx(_least_s(case))
+    each = {n: np.array([seconds, 2 * seconds]) for n, seconds in case.times.items()}
+    work = {n: np.array([seconds, 2 * seconds]) for n, seconds in case.work.items()}
+    assert case.ring.measured(ARRAYS, each, work).least_s[0] == pytest.approx(least_s)
+
+
+@given(cases())
+@settings(max_examples=400, deadline=None)
+def test_a_ring_on_one_set_of_devices_takes_no_more_than_the_set(case: Case) -> None:
+    """But for the calls in between, which are less than all of them."""
+    ring, work = case.ring, case.work
+    busy_s = max(sum(work[n] for n in case.names if one in case.places[n]) for one in range(3))
+    if ring.alone:
+        assert ring.measured(FLOATS, case.times, work).least_s <= busy_s + sum(case.edges.values()) + 1e-9
+
+
+def _least_s(case: Case) -> float:
+    """By the definitions: all predecessors, and on each set of devices all nodes around."""
+    times, work, before = case.times, case.work, _before(case)
+    heads = {FIRST: 0.0}
+    for name in case.names[1:]:
+        paths = [heads[a] + times[a] + gap for (a, b), gap in case.edges.items() if b == name]
+        heads[name] = max(paths + _parts_s(before[name], case, heads))
+    inside = [n for n in case.names if any(n == c or n in before[c] for c in case.closing)]
+    tails = dict.fromkeys(case.closing, 0.0)
+    for name in reversed(inside):
+        paths = [tails[b] + times[b] + gap for (a, b), gap in case.edges.items() if a == name and b in inside]
+        after = [n for n in inside if name in before[n]]
+        tails[name] = max([tails.get(name, 0.0), *paths, *_parts_s(after, case, tails)])
+    ends = [heads[n] + times[n] for n in case.closing]
+    if len(case.closing) < 2:
+        return max(ends)
+    jobs = [[n for n in inside if one in case.places[n]] for one in range(3)]
+    subsets = (part for each in jobs for size in range(1, len(each) + 1) for part in combinations(each, size))
+    machines = (
+        min(heads[n] for n in part) + sum(work[n] for n in part) + min(tails[n] for n in part)
+        for part in subsets
+    )
+    return max([*ends, *machines])
+
+
+def _parts_s(names: list[str], case: Case, known: dict[str, float]) -> list[float]:
+    """When each set of devices can be done with its part of `names`."""
+    parts = [[n for n in names if one in case.places[n]] for one in range(3)]
+    return [min(known[n] for n in part) + sum(case.work[n] for n in part) for part in parts if part]
+
+
+def _before(case: Case) -> dict[str, list[str]]:
+    """All that each node follows from."""
+    found: dict[str, list[str]] = {}
+    for name in case.names:
+        direct = {a for a, b in case.edges if b == name}
+        found[name] = [n for n in case.names if n in direct or any(n in found[d] for d in direct)]
+    return found
