@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from functools import cache
 
 from hflow.compiler.planner.bounds import Bounds
+from hflow.compiler.planner.kept import kept
 from hflow.compiler.planner.placements import Allocation, Partition
 from hflow.compiler.planner.space import Space
 
@@ -20,12 +20,6 @@ class LeastTimes:
 
     def __init__(self, space: Space, bounds: Bounds):
         self.space, self.bounds = space, bounds
-        self.busy_s = cache(self._busy_s)
-        self._times = cache(self._least_times)
-        self._work_s = cache(self._least_work_s)
-        self._times_until = cache(self._least_times_until)
-        self._rungs = cache(self._find_rungs)
-        self._levels = cache(self._find_levels)
 
     def step_s(self, allocation: Allocation, fixed: int | None = None) -> float:
         """No plan with this allocation takes less; with `fixed`, none whose first sets, so many, have these
@@ -67,7 +61,8 @@ class LeastTimes:
         number = bisect_left(rungs, -seconds, key=lambda rung: -rung[1])
         return rungs[number][0] if number < len(rungs) else self.space.num_devices + 1
 
-    def _find_rungs(self, members: Members, spread: Spread) -> tuple[Rung, ...]:
+    @kept
+    def _rungs(self, members: Members, spread: Spread) -> tuple[Rung, ...]:
         """More and more devices, on which less and less time is enough."""
         found: list[Rung] = []
         for count in self.space.sizes(members):
@@ -76,10 +71,12 @@ class LeastTimes:
                 found.append((count, seconds))
         return tuple(found)
 
-    def _find_levels(self, sets: Partition, spread: Spread) -> tuple[float, ...]:
+    @kept
+    def _levels(self, sets: Partition, spread: Spread) -> tuple[float, ...]:
         return tuple(sorted({seconds for members in sets for _, seconds in self._rungs(members, spread)}))
 
-    def _busy_s(self, members: Members, count: int, spread: Spread) -> float:
+    @kept
+    def busy_s(self, members: Members, count: int, spread: Spread) -> float:
         """What a set of models has to do on `count` devices in a step, if its memory suffices."""
         space = self.space
         units = [u for u in space.free_units(members) if u.name not in spread]
@@ -93,7 +90,8 @@ class LeastTimes:
         own = sum(self._work_s(unit.name, count) for unit in units)
         return own + sum(self._work_s(name, space.num_devices) for name in spread)
 
-    def _least_work_s(self, name: str, count: int) -> float:
+    @kept
+    def _work_s(self, name: str, count: int) -> float:
         """Of all runs of a unit's nodes in a step, in one option."""
         unit = next(u for u in self.space.units if u.name == name)
         runs = [self.bounds.rounds[node.name] for node in unit.nodes]
@@ -102,7 +100,8 @@ class LeastTimes:
             (sum(n * (w.least_s + o.swap_s) for n, w in zip(runs, o.ways)) for o in options), default=NEVER
         )
 
-    def _least_times(self, name: str, count: int) -> dict[str, float]:
+    @kept
+    def _times(self, name: str, count: int) -> dict[str, float]:
         """Of each node of a unit."""
         unit = next(u for u in self.space.units if u.name == name)
         options = self.space.options(name, count)
@@ -111,7 +110,8 @@ class LeastTimes:
             for i, node in enumerate(unit.nodes)
         }
 
-    def _least_times_until(self, name: str, count: int) -> dict[str, float]:
+    @kept
+    def _times_until(self, name: str, count: int) -> dict[str, float]:
         """The same on `count` devices or fewer."""
         counts = [n for n in self.space.draft.candidates[name] if n <= count]
         found = [self._times(name, n) for n in counts]

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 
+from hflow.compiler.planner.kept import kept
 from hflow.compiler.planner.layouts import sizes
 from hflow.compiler.planner.seating import options_with
 from hflow.compiler.planner.space import Space
@@ -62,16 +62,14 @@ class Mapper:
         self.capacity = space.draft.cluster.device.usable_bytes
         others = [u for u in space.units if u.role != "generate"]
         self.options = {**options_with(space.draft, others, zero=0, offload=False), **generation}
-        self.least = cache(self._least)
-        self.on = cache(self._on)
-        self._auto_parallel = cache(self._fastest)
 
     def sizes(self, members: Members) -> tuple[int, ...]:
         """Numbers of devices that make a difference to a set of models: the least allocation and more."""
         least, found = self.least(members), {n for m in members for n in self.options[self._main(m).name]}
         return tuple(sorted(n for n in found if least and n >= least.count))
 
-    def _least(self, members: Members) -> Least | None:
+    @kept
+    def least(self, members: Members) -> Least | None:
         """The least allocation (get_min_alloc); None where the models fit nowhere."""
         for count in sizes(self.space.draft.cluster):
             whole = {m: o for m in members if (o := self._one_replica(m, count))}
@@ -80,7 +78,8 @@ class Mapper:
                 return Least(count, {m: (o.pp, o.tp) for m, o in whole.items()}, room)
         return None
 
-    def _on(self, members: Members, count: int) -> Mapped | None:
+    @kept
+    def on(self, members: Members, count: int) -> Mapped | None:
         """A set of models on `count` devices: training first, then generation in the memory that is left."""
         least = self.least(members)
         if not least or count < least.count:
@@ -93,7 +92,8 @@ class Mapper:
         options = {name: option for mapped in found for name, option in mapped.options.items()}
         return Mapped(options, in_turn(mapped.times for mapped in found))
 
-    def _fastest(self, model: str, count: int, least: tuple[int, int], room_bytes: int) -> Option:
+    @kept
+    def _auto_parallel(self, model: str, count: int, least: tuple[int, int], room_bytes: int) -> Option:
         """Of training and scoring on at most `count` devices, with p and t no less than `least` (p, t)."""
         per_host = self.space.draft.cluster.devices_per_host
         options = self.options[self._main(model).name]

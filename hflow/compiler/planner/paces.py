@@ -68,31 +68,46 @@ def _pace(units: Sequence[Unit], needs: Needs) -> Pace:
     return Pace(dict(zip(names, needs[::2])), moves)
 
 
-def _unbeaten(units: Sequence[Unit], places: Mapping[str, Sequence[Place]], renew: Renew) -> list[Needs]:
-    kept: list[Needs] = []
-    least: list[Needs] = [()]  # of the last units, all last
-    for unit in reversed(units):
-        fastest = map(min, zip(*(place.times for place in places[unit.name])))
-        least.append(_needs(unit, tuple(fastest)) + least[-1])
+class _Choosing:
+    """Goes through the choices for the units of a model. `kept`: what all nodes need in those that no other
+    beats; `least`: what the nodes of the last units need at least, of all of them last."""
 
-    def extend(seats: Mapping[str, Seat], copies: frozenset[Copy], needs: Needs, level: int) -> None:
-        every = needs + least[len(units) - level]
-        if any(all(map(le, known, every)) for known in kept):
+    def __init__(self, units: Sequence[Unit], places: Mapping[str, Sequence[Place]], renew: Renew):
+        self.units, self.places, self.renew = units, places, renew
+        self.kept: list[Needs] = []
+        self.least: list[Needs] = [()]
+        for unit in reversed(units):
+            fastest = map(min, zip(*(place.times for place in places[unit.name])))
+            self.least.append(_needs(unit, tuple(fastest)) + self.least[-1])
+
+    def extend(self, seats: Mapping[str, Seat], copies: frozenset[Copy], needs: Needs) -> None:
+        """Args: `needs`: of the units that have `seats`, which come first."""
+        if len(seats) == len(self.units):
+            self.kept = [*(known for known in self.kept if not all(map(le, needs, known))), needs]
             return
-        if level == len(units):
-            kept[:] = [*(known for known in kept if not all(map(le, needs, known))), needs]
-            return
-        unit = units[level]
-        for place in places[unit.name]:
-            found = renew(unit, place.seat, seats)
+        unit = self.units[len(seats)]
+        for place in self.places[unit.name]:
+            if self._beaten(needs + _needs(unit, place.times), len(seats) + 1):
+                continue
+            found = self.renew(unit, place.seat, seats)
             new = found if found and found.copy not in copies else None
             renewed = copies | {new.copy} if new else copies
-            more = _needs(unit, place.times, new)
-            extend({**seats, unit.name: place.seat}, renewed, needs + more, level + 1)
+            more = needs + _needs(unit, place.times, new)
+            if not new or not self._beaten(more, len(seats) + 1):
+                self.extend({**seats, unit.name: place.seat}, renewed, more)
 
-    if all(places[unit.name] for unit in units):
-        extend({}, frozenset(), (), 0)
-    return kept
+    def _beaten(self, needs: Needs, level: int) -> bool:
+        """Whether what begins so is, with the fastest of the others, no better than what is known."""
+        every = needs + self.least[len(self.units) - level]
+        return any(all(map(le, known, every)) for known in self.kept)
+
+
+def _unbeaten(units: Sequence[Unit], places: Mapping[str, Sequence[Place]], renew: Renew) -> list[Needs]:
+    if not all(places[unit.name] for unit in units):
+        return []
+    choosing = _Choosing(units, places, renew)
+    choosing.extend({}, frozenset(), ())
+    return choosing.kept
 
 
 def _needs(unit: Unit, times: Sequence[float], renewal: Renewal | None = None) -> Needs:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import combinations
 
 from hflow.compiler.draft import Draft
+from hflow.compiler.planner.kept import kept
 from hflow.compiler.planner.placements import Allocation, Partition, partitions
 from hflow.compiler.planner.renewals import Renewals
 from hflow.compiler.planner.seats import Seat
@@ -49,20 +50,11 @@ class Space:
     def partitions(self) -> Iterator[Partition]:
         return partitions(self.draft.graph, self.models, self.draft.options.placement)
 
+    @kept
     def options(self, unit: str, count: int) -> tuple[Option, ...]:
         """The options of a unit on the most devices, `count` at most, on which it can run."""
-        return self._options(unit, count)
-
-    @cached_property
-    def _options(self) -> Callable[[str, int], tuple[Option, ...]]:
-        candidates = self.draft.candidates
-
-        @cache
-        def find(unit: str, count: int) -> tuple[Option, ...]:
-            most = max((n for n in candidates[unit] if n <= count), default=0)
-            return candidates[unit][most] if most else ()
-
-        return find
+        most = max((n for n in self.draft.candidates[unit] if n <= count), default=0)
+        return self.draft.candidates[unit][most] if most else ()
 
     @cached_property
     def renewals(self) -> Renewals:
