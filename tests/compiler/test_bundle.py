@@ -18,14 +18,14 @@ def bundles(draw: st.DrawFn) -> Bundle:
     """Whole numbers, so that many parts are equal in some respect."""
     count = draw(st.integers(1, 12))
     idle = [[draw(st.integers(0, 4)) for _ in range(SETS)] for _ in range(count)]
-    starts = np.full((count, NODES, STEPS), NEVER, dtype=np.int64)
-    seconds = np.zeros((count, NODES, STEPS))
+    starts = np.full((STEPS, count, NODES), NEVER, dtype=np.int64)
+    seconds = np.zeros(starts.shape)
     for row in range(count):
         for node in range(NODES):
             steps = draw(st.integers(1, STEPS))
             needs = sorted(draw(st.sets(st.integers(0, MOST - 1), min_size=steps, max_size=steps)))
             times = sorted(draw(st.sets(st.integers(1, 9), min_size=steps, max_size=steps)), reverse=True)
-            starts[row, node, :steps], seconds[row, node, :steps] = needs, times
+            starts[:steps, row, node], seconds[:steps, row, node] = needs, times
     moves = [[draw(st.sampled_from([np.nan, 1.0, 2.0]))] for _ in range(count)]
     parts = [Chosen() for _ in range(count)]
     return Bundle(
@@ -91,9 +91,9 @@ def test_memory_counts_only_where_it_is_scarce(bundle: Bundle) -> None:
 
 def test_what_needs_less_memory_stays_where_a_node_may_not_fit() -> None:
     """All parts may stay on the devices, but beside the fast one no node has the room that it needs."""
-    starts = np.full((2, NODES, STEPS), NEVER, dtype=np.int64)
-    starts[:, :, 0], seconds = 10, np.zeros((2, NODES, STEPS))
-    seconds[0, :, 0], seconds[1, :, 0] = 1.0, 2.0
+    starts = np.full((STEPS, 2, NODES), NEVER, dtype=np.int64)
+    starts[0], seconds = 10, np.zeros(starts.shape)
+    seconds[0, 0], seconds[0, 1] = 1.0, 2.0
     idle, moves = np.array([[4, 4], [0, 0]]), np.full((2, 1), np.nan)
     bundle = Bundle(
         [Chosen(), Chosen()], ("a", "b"), ("a",), idle, starts, seconds, moves, RUNS, np.ones((1, SETS))

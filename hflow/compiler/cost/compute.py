@@ -9,7 +9,7 @@ recomputation (Megatron-LM, arXiv:2104.04473). A pipeline of p stages and m micr
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import ceil
 from typing import Literal
 
@@ -141,11 +141,11 @@ class _Stage:
     cluster: Cluster
     strategy: Strategy
 
-    @property
+    @cached_property
     def tokens(self) -> float:
         return self.micro_batch * self.work.mean_sequence
 
-    @property
+    @cached_property
     def activation_bytes(self) -> float:
         return self.tokens * self.shape.hidden * BYTES[self.dtype]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cached_property, reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -41,10 +41,10 @@ class Rooms(NamedTuple):
 
 @dataclass(frozen=True)
 class Bundle:
-    """`parts`: the choices. By part: `idle`, bytes that stay on each set of devices; `starts`, `seconds`: for
-    each of `nodes`, from so much room on it takes so long, step by step; `moves`: seconds of weights to each
-    of `readers`, NaN where none move. `runs`, `joins`: what a node, and a move, does on each set of devices,
-    in runs of a step. `unbeaten`: the scarce sets for which no part beats another, if that is known."""
+    """`parts`: the choices. By part: `idle`, bytes that stay on each set of devices; `moves`: seconds of the
+    weights to each of `readers`, NaN where none move. `starts`, `seconds`: by step, part and node, from so
+    much room on it takes so long. `runs`, `joins`: what a node, and a move, does on each set of devices, in
+    runs of a step. `unbeaten`: the scarce sets for which no part beats another, if that is known."""
 
     parts: Sequence[Chosen]
     nodes: tuple[str, ...]
@@ -63,7 +63,7 @@ class Bundle:
     @property
     def least_s(self) -> Floats:
         """By part and node, with all room that there may be."""
-        return self._after((self.starts < NEVER).sum(axis=2) - 1)
+        return _at(self.seconds, (self.starts < NEVER).sum(axis=0) - 1)
 
     @property
     def busy(self) -> Floats:
@@ -73,24 +73,33 @@ class Bundle:
     def tight(self, rooms: Rooms) -> Bools:
         """By set of devices, whether some node on it fits, or is faster, only with more than the least."""
         later = (self.starts > self._room_of_nodes(rooms.low)) & (self.starts < NEVER)
-        return later.any(axis=(0, 2)) @ (self.runs > 0)
+        return later.any(axis=(0, 1)) @ (self.runs > 0)
 
     def times_in(self, room: Ints, numbers: Ints) -> tuple[Floats, Bools]:
         """What the nodes take in parts of such `numbers`, each of which has some bytes of room on each set of
         devices; and whether all of them fit."""
-        free = np.stack([room[:, on].min(axis=1) for on in self.runs > 0], axis=1)
-        last = (self.starts[numbers] <= free[:, :, None]).sum(axis=2) - 1
-        seconds = self.seconds[numbers[:, None], np.arange(len(self.nodes)), np.maximum(last, 0)]
-        return seconds, (last >= 0).all(axis=1)
+        starts, free = self.starts[:, numbers], room[:, self._first_set]
+        for node in self._on_several:
+            free[:, node] = room[:, self.runs[node] > 0].min(axis=1)
+        if len(starts) == 1:
+            return self.seconds[0, numbers], (starts[0] <= free).all(axis=1)
+        last = (starts <= free).sum(axis=0) - 1
+        return _at(self.seconds[:, numbers], np.maximum(last, 0)), (last >= 0).all(axis=1)
 
     def within(self, rooms: Rooms) -> Bundle:
         """The parts for which there is enough room, with their steps in it."""
         low, high = map(self._room_of_nodes, rooms)
         fits = self.starts <= high
-        starts = np.where(fits, np.maximum(self.starts, low), NEVER)
-        if np.array_equal(starts, self.starts):
+        if np.array_equal(fits, self.starts < NEVER) and (self.starts[0] >= low).all():
             return self
-        return replace(self, starts=starts)._of(np.flatnonzero(fits[:, :, 0].all(axis=1)))
+        found = self._of(np.flatnonzero(fits[0].all(axis=1)))
+        first = np.maximum((found.starts <= low).sum(axis=0) - 1, 0)  # the steps before it take longer
+        count = (found.starts <= high).sum(axis=0) - first
+        number = np.arange(int(count.max(initial=1)))[:, None, None]
+        step = np.minimum(first + number, len(self.starts) - 1)
+        starts, seconds = (np.take_along_axis(each, step, axis=0) for each in (found.starts, found.seconds))
+        starts = np.where(number < count, np.maximum(starts, low), NEVER)
+        return replace(found, starts=starts, seconds=seconds)
 
     def undominated(self, scarce: Bools) -> Bundle:
         """The parts that no other beats, if memory counts on `scarce` sets of devices alone. What needs no
@@ -115,30 +124,40 @@ class Bundle:
             beat &= need[ones][:, None] <= need[others]
         rows, columns = np.nonzero(beat)
         one, other = ones[rows], others[columns]
-        starts = self.starts[other]
-        last = (self.starts[one][:, :, None, :] <= starts[:, :, :, None]).sum(axis=3) - 1
-        seconds = np.take_along_axis(self.seconds[one], np.maximum(last, 0), axis=2)
-        no_longer = (starts == NEVER) | ((last >= 0) & (seconds <= self.seconds[other]))
-        beat[rows, columns] = no_longer.all(axis=(1, 2))
+        starts = self.starts[:, other]
+        last = (self.starts[:, None, one] <= starts).sum(axis=0) - 1
+        seconds = np.take_along_axis(self.seconds[:, one], np.maximum(last, 0), axis=0)
+        no_longer = (starts == NEVER) | ((last >= 0) & (seconds <= self.seconds[:, other]))
+        beat[rows, columns] = no_longer.all(axis=(0, 2))
         return beat
 
     def _room_of_nodes(self, room: Ints) -> Ints:
-        """Of each node the bytes on that of its sets of devices which has the fewest; a column."""
-        return np.where(self.runs > 0, room, NEVER).min(axis=1)[:, None]
+        """Of each node the bytes on that of its sets of devices which has the fewest."""
+        return np.where(self.runs > 0, room, NEVER).min(axis=1)
 
-    def _after(self, last: Ints) -> Floats:
-        return np.take_along_axis(self.seconds, last[:, :, None], axis=2)[:, :, 0]
+    @cached_property
+    def _first_set(self) -> Ints:
+        return np.argmax(self.runs > 0, axis=1)
+
+    @cached_property
+    def _on_several(self) -> Ints:
+        """The nodes on more sets of devices than one."""
+        return np.flatnonzero((self.runs > 0).sum(axis=1) > 1)
 
     def _of(self, rows: Ints) -> Bundle:
         return replace(
             self,
             parts=[self.parts[row] for row in rows],
             idle=self.idle[rows],
-            starts=self.starts[rows],
-            seconds=self.seconds[rows],
+            starts=self.starts[:, rows],
+            seconds=self.seconds[:, rows],
             moves=self.moves[rows],
             unbeaten=None,
         )
+
+
+def _at(each: Floats, step: Ints) -> Floats:
+    return np.take_along_axis(each, step[None], axis=0)[0]
 
 
 def undominated(bundles: Sequence[Bundle], most: Ints, rooms: Rooms) -> list[Bundle]:
@@ -177,8 +196,8 @@ class Bundles:
             nodes,
             readers,
             reduce(np.add, idle),
-            np.concatenate(starts, axis=1),
-            np.concatenate(seconds, axis=1),
+            np.concatenate(starts, axis=2),
+            np.concatenate(seconds, axis=2),
             np.array([[p.moves.get(r, np.nan) for r in readers] for p in parts]).reshape(len(parts), -1),
             runs,
             np.array(joins).reshape(len(readers), len(self.sets)),
@@ -198,13 +217,13 @@ class Table:
         self._arrays: tuple[Ints, Floats, Ints] | None = None
 
     def rows(self, parts: Sequence[Chosen]) -> tuple[Ints, Floats, Ints]:
-        """By part: starts and seconds, of each node by step, and bytes that stay."""
+        """Starts and seconds, by step, part and node; and by part, the bytes that stay."""
         name = self.unit.name
         numbers = [self._number(part.seats[name], part.copies.get(name, 0)) for part in parts]
         if self._arrays is None:
             self._arrays = self._filled()
         starts, seconds, idle = self._arrays
-        return starts[numbers], seconds[numbers], idle[numbers]
+        return starts[:, numbers], seconds[:, numbers], idle[numbers]
 
     def _number(self, seat: Seat, copy_bytes: int) -> int:
         found = self._seats.get((id(seat), copy_bytes))
@@ -214,12 +233,12 @@ class Table:
         return found[0]
 
     def _filled(self) -> tuple[Ints, Floats, Ints]:
-        starts = np.full((len(self._seats), len(self.unit.nodes), self.steps), NEVER, dtype=np.int64)
+        starts = np.full((self.steps, len(self._seats), len(self.unit.nodes)), NEVER, dtype=np.int64)
         seconds = np.zeros(starts.shape)
         idle = np.zeros((len(self._seats), len(self.sets)), dtype=np.int64)
         for (_, copy_bytes), (row, seat) in self._seats.items():
             idle[row] = [seat.option.idle_bytes if one in seat.resources else 0 for one in self.sets]
             for column, each in enumerate(seat.option.ways):
-                starts[row, column, : len(each.ways)] = [w.need_bytes + copy_bytes for w in each.ways]
-                seconds[row, column, : len(each.ways)] = [w.time_s + seat.option.swap_s for w in each.ways]
+                starts[: len(each.ways), row, column] = [w.need_bytes + copy_bytes for w in each.ways]
+                seconds[: len(each.ways), row, column] = [w.time_s + seat.option.swap_s for w in each.ways]
         return starts, seconds, idle

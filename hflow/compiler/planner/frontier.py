@@ -20,11 +20,13 @@ from hflow.compiler.planner.placements import Allocation, Partition
 
 class Begun(NamedTuple):
     """Allocations of partition `number` whose first sets have `counts`; of a whole one that was looked at,
-    its `branch`. Equal bounds: in the order of numbers and counts."""
+    its `branch`. `closely`: whether they were bounded by more than what each set does. Equal bounds: in the
+    order of numbers and counts."""
 
     bound_s: float
     number: int
     counts: tuple[int, ...]
+    closely: bool = False
     branch: Branch | None = None
 
 
@@ -36,7 +38,7 @@ class Frontier:
         self.least = LeastTimes(best.space, bounds)
         self.paces, self.promising_s = Paces(), NEVER
         self._kinds = [(p, spread) for p in self.space.partitions() for spread in self.space.spreads(p)]
-        self._open = [Begun(self._bound_s(number, ()), number, ()) for number in range(len(self._kinds))]
+        self._open = [Begun(self._busiest_s(number, ()), number, ()) for number in range(len(self._kinds))]
         heapify(self._open)
 
     @property
@@ -52,7 +54,9 @@ class Frontier:
             if begun.branch:
                 return begun, begun.branch
             partition, spread = self._kinds[begun.number]
-            if len(begun.counts) == len(partition):
+            if not begun.closely:
+                self.put(begun._replace(closely=True), self._step_s(begun.number, begun.counts))
+            elif len(begun.counts) == len(partition):
                 self._look(begun, Allocation(partition, begun.counts, spread))
             else:
                 self._extend(begun, partition)
@@ -75,24 +79,26 @@ class Frontier:
     def _extend(self, begun: Begun, partition: Partition) -> None:
         for count in self.space.sizes(partition[len(begun.counts)]):
             counts = (*begun.counts, count)
-            bound_s = max(begun.bound_s, self._bound_s(begun.number, counts))
-            if bound_s < self.best.limit_s:
-                heappush(self._open, Begun(bound_s, begun.number, counts))
+            self.put(Begun(begun.bound_s, begun.number, counts), self._busiest_s(begun.number, counts))
 
-    def _bound_s(self, number: int, counts: tuple[int, ...]) -> float:
-        (partition, spread), fixed, limit_s = self._kinds[number], len(counts), self.best.limit_s
-        busy_s = max(
-            (self.least.busy_s(m, count, spread) for m, count in zip(partition, counts)), default=0.0
-        )
-        rest = partition[fixed:]
-        left = self.space.num_devices - sum(counts)
-        fewest = [self.least.fewest(members, spread, limit_s) for members in rest]
-        spare = left - sum(fewest)
-        if spare < 0 or busy_s >= limit_s:
+    def _busiest_s(self, number: int, counts: tuple[int, ...]) -> float:
+        """What the busiest set does at least."""
+        partition, spread = self._kinds[number]
+        given = zip(partition, counts)
+        busy_s = max((self.least.busy_s(members, count, spread) for members, count in given), default=0.0)
+        if busy_s >= self.best.limit_s:
             return NEVER
-        shared_s = max(busy_s, self.least.shared_out_s(rest, spread, left))
-        if shared_s >= limit_s:
-            return shared_s
+        rest, left = partition[len(counts) :], self.space.num_devices - sum(counts)
+        return max(busy_s, self.least.shared_out_s(rest, spread, left))
+
+    def _step_s(self, number: int, counts: tuple[int, ...]) -> float:
+        """What a step takes at least, if the sets without a number have as many devices as they may have
+        beside the others."""
+        (partition, spread), fixed = self._kinds[number], len(counts)
+        fewest = [self.least.fewest(m, spread, self.best.limit_s) for m in partition[fixed:]]
+        spare = self.space.num_devices - sum(counts) - sum(fewest)
+        if spare < 0:
+            return NEVER
         self.best.effort += ALONE
         most = Allocation(partition, (*counts, *(spare + few for few in fewest)), spread)
-        return max(shared_s, self.least.step_s(most, fixed))
+        return self.least.step_s(most, fixed)

@@ -40,6 +40,7 @@ class Renewals:
         self.draft = draft
         self._known: dict[object, Renewal | None] = {}
         self._of_first: dict[object, Renewal | None] = {}
+        self._seats: dict[tuple[int, int], Seat] = {}
 
     def of(self, unit: Unit, seat: Seat, trainer: Seat, reader: str) -> Renewal | None:
         """None where the weights lie as the reader needs them."""
@@ -55,7 +56,7 @@ class Renewals:
         options = id(seat.option), id(trainer.option)
         key = reader, *options, seat.devices[0] - first, trainer.devices[0] - first
         if key not in self._of_first:
-            moved = _moved(seat, first), _moved(trainer, first)
+            moved = self._moved(seat, first), self._moved(trainer, first)
             self._of_first[key] = self._on_first(unit, *moved, reader)
         found = self._of_first[key]
         return replace(found, first=first) if found and first else found
@@ -71,8 +72,9 @@ class Renewals:
         copy_bytes = newest if unit.lag else seat.option.copy_bytes
         return Renewal(reader, unit, lies, 0, seconds, copy_bytes)
 
-
-def _moved(seat: Seat, first: int) -> Seat:
-    if not first:
-        return seat
-    return replace(seat, devices=tuple(device - first for device in seat.devices))
+    def _moved(self, seat: Seat, first: int) -> Seat:
+        """As if device `first` were the first of all."""
+        key = id(seat.option), seat.devices[0] - first
+        if key not in self._seats:
+            self._seats[key] = replace(seat, devices=tuple(device - first for device in seat.devices))
+        return self._seats[key]
