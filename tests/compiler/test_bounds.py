@@ -102,7 +102,7 @@ def _ring_s(
     """With weights that come from the trainer's devices to the first node, if it reads any."""
     trainer = bounds.trainer_of.get(reach.first)
     wide = placed.own[reach.first] | (placed.own[trainer] if trainer else frozenset())
-    return placed.ring(reach, wide).measured(FLOATS, times, work).least_s
+    return placed.ring(reach, wide).least_s(FLOATS, times, work)
 
 
 def test_sets_that_meet_wait_for_each_other() -> None:

@@ -60,11 +60,11 @@ def cases(draw: st.DrawFn) -> Case:
 @given(cases())
 @settings(max_examples=400, deadline=None)
 def test_a_ring_takes_what_all_its_terms_say(case: Case) -> None:
-    least_s = case.ring.measured(FLOATS, case.times, case.work).least_s
+    least_s = case.ring.least_s(FLOATS, case.times, case.work)
     assert least_s == pytest.approx(_least_s(case))
     each = {n: np.array([seconds, 2 * seconds]) for n, seconds in case.times.items()}
     work = {n: np.array([seconds, 2 * seconds]) for n, seconds in case.work.items()}
-    assert case.ring.measured(ARRAYS, each, work).least_s[0] == pytest.approx(least_s)
+    assert case.ring.least_s(ARRAYS, each, work)[0] == pytest.approx(least_s)
 
 
 @given(cases())
@@ -74,7 +74,7 @@ def test_a_ring_on_one_set_of_devices_takes_no_more_than_the_set(case: Case) -> 
     ring, work = case.ring, case.work
     busy_s = max(sum(work[n] for n in case.names if one in case.places[n]) for one in range(3))
     if ring.alone:
-        assert ring.measured(FLOATS, case.times, work).least_s <= busy_s + sum(case.edges.values()) + 1e-9
+        assert ring.least_s(FLOATS, case.times, work) <= busy_s + sum(case.edges.values()) + 1e-9
 
 
 def _least_s(case: Case) -> float:

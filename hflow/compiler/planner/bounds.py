@@ -20,7 +20,7 @@ import numpy as np
 
 from hflow.compiler.draft import Draft
 from hflow.compiler.planner.crossings import crossings
-from hflow.compiler.planner.numbers import ARRAYS, FLOATS, Bools, Floats, Ints, N
+from hflow.compiler.planner.numbers import ARRAYS, FLOATS, Bools, Floats, Ints, N, known
 from hflow.compiler.planner.placed import Placed
 from hflow.compiler.planner.reach import Before, Reach
 from hflow.compiler.planner.ring import Places, Ring
@@ -39,6 +39,7 @@ class Bounds:
         graph = draft.graph
         self.nodes = tuple(n.name for n in graph.nodes if n.model)
         self.rounds = {name: rounds(graph, graph.node(name)) for name in self.nodes}
+        self._counts = np.array(list(self.rounds.values()))
         edges = [e for e in draft.weight_edges if not e.every]
         self.trainer_of = {e.reader: e.trainer for e in edges}
         self.lags = {(e.reader, e.trainer): e.lag for e in edges}
@@ -61,7 +62,7 @@ class Bounds:
         for reach in placed.reaches:
             ring = placed.ring(reach, placed.own[reach.first])
             if not ring.alone:
-                best = max(best, ring.measured(FLOATS, times, work).least_s)
+                best = max(best, ring.least_s(FLOATS, times, work))
         return best
 
     def steps_s(
@@ -80,24 +81,25 @@ class Bounds:
                 not known yet. depth: 0 for rings alone; with 1 also orders of nodes, with 2 also what is done
                 between two meetings, which take longer.
         """
-        seconds = {reader: np.nan_to_num(each) for reader, each in moves.items()}
-        work = {name: times[name] * self.rounds[name] for name in self.nodes}
-        busy = _busy(work, places)
+        lasting = np.array([times[name] for name in self.nodes])
+        worked = lasting * self._counts[:, None]
+        busy = _busy(dict(zip(self.nodes, worked)), places)
+        seconds = {reader: known(each) for reader, each in moves.items()}
         for reader in moves:
             for resource in {*places[reader], *places[self.trainer_of[reader]]}:
                 busy[resource] = busy[resource] + seconds[reader]
-        best = ARRAYS.most(busy.values())
-        arriving = {r: s for r, s in seconds.items() if not self.lags[r, self.trainer_of[r]]}
-        late = {name: arriving.get(name, 0.0) for name in self.nodes}  # directly before their readers
-        lasting = np.stack([times[name] + late[name] for name in self.nodes])
-        worked = np.stack([work[name] + late[name] for name in self.nodes])
-        placed, ordered_s = self._on(places), enough_s if depth else np.inf
+        best = np.array(list(busy.values())).max(axis=0)
+        arriving = [reader for reader in moves if not self.lags[reader, self.trainer_of[reader]]]
+        for row, reader in ((self.nodes.index(reader), reader) for reader in arriving):
+            lasting[row] += seconds[reader]  # directly before their readers
+            worked[row] += seconds[reader]
+        placed = self._on(places)
         for reach in placed.reaches:
             for some, wide in self._alike(reach.first, arriving, moves, best < enough_s, placed):
                 ring = placed.ring(reach, wide)
                 if ring.alone:
                     continue
-                found = self._rings_s(ring, placed, lasting[:, some], worked[:, some], ordered_s)
+                found = self._rings_s(ring, placed, lasting[:, some], worked[:, some], enough_s, depth > 0)
                 best[some] = np.maximum(best[some], found)
         left = np.flatnonzero(best < enough_s)
         if depth > 1 and left.size and enough_s < np.inf:
@@ -113,22 +115,28 @@ class Bounds:
         return self._placed[key]
 
     def _rings_s(
-        self, ring: Ring, placed: Placed, lasting: Floats, worked: Floats, enough_s: float
+        self, ring: Ring, placed: Placed, lasting: Floats, worked: Floats, enough_s: float, orders: bool
     ) -> Floats:
-        """What one ring takes at least, by choice; `enough_s` where no order of its nodes takes less, unless
-        that is infinite.
+        """What one ring takes at least, by choice, or something not below `enough_s`. Most choices are cut by
+        the paths of nodes alone.
 
         Args:
-            lasting, worked: by node and choice, what one run takes, and all of a step.
+            lasting, worked: by node and choice, what one run takes, and all of a step. orders: whether to
+                look at the orders of nodes too.
         """
         times, work = dict(zip(self.nodes, lasting)), dict(zip(self.nodes, worked))
-        found = ring.measured(ARRAYS, times, work)
-        best = found.least_s.copy()
-        left = np.flatnonzero((best < enough_s) & (best >= CLOSE * enough_s))
-        if left.size and found.tails and enough_s < np.inf:
-            jobs = placed.jobs(ring)
-            long = too_long(jobs, left, found.heads, times, found.tails, work, enough_s)
-            best[left[long]] = enough_s
+        heads = ring.course.heads(ARRAYS, times, work)
+        best = ring.ends_s(ARRAYS, heads, times)
+        left = np.flatnonzero(best < enough_s)
+        if len(ring.closing) < 2 or not left.size:
+            return best
+        heads, times, work = ({n: each[n][left] for n in ring.left.nodes} for each in (heads, times, work))
+        tails = ring.tails(ARRAYS, times, work)
+        best[left] = np.maximum(best[left], ring.busiest_s(ARRAYS, heads, work, tails))
+        close = np.flatnonzero((best[left] < enough_s) & (best[left] >= CLOSE * enough_s))
+        if orders and close.size and enough_s < np.inf:
+            long = too_long(placed.jobs(ring), close, heads, times, tails, work, enough_s)
+            best[left[close[long]]] = enough_s
         return best
 
     def _meet_late(self, placed: Placed, lasting: Floats, worked: Floats, enough_s: float) -> Bools:

@@ -14,6 +14,7 @@ from hflow.compiler.planner.bundle import Bundle, Rooms, undominated
 from hflow.compiler.planner.chosen import Chosen
 from hflow.compiler.planner.incumbent import BATCH, Incumbent
 from hflow.compiler.planner.joints import Joints
+from hflow.compiler.planner.kept import kept
 from hflow.compiler.planner.knapsack import left
 from hflow.compiler.planner.numbers import Floats, Ints
 from hflow.compiler.planner.outlook import Outlook
@@ -39,7 +40,6 @@ class Branch:
         self.capacity = np.full(len(sets), self.outlook.capacity)
         self.rooms = Rooms(np.zeros_like(self.capacity), self.capacity)
         self.priced: list[float] = []  # bounds of what was priced, and of all that it beats
-        self._taken: Chosen | None = None  # by `dive`
         self._searched, self._limit_s = False, 0.0  # the limit that all `_choices` are below
         self._offered: set[frozenset[int]] = set()
 
@@ -79,18 +79,21 @@ class Branch:
         left = (bound_s for bound_s in self.priced if bound_s < self.best.limit_s)
         return 0.0 if self.best.late else min(left, default=float("inf"))
 
+    @kept
     def dive(self) -> Chosen | None:
-        """Price, once, what always taking the seat with the least bound leads to: something good to begin
-        with. None where some unit has no seat."""
-        if self._taken is None and all(self.outlook.places.values()):
-            self._taken = reduce(self._cheapest, self.outlook.order, Chosen())
-            self.best.offer(self._taken.seats)
-        return self._taken
-
-    def _cheapest(self, chosen: Chosen, unit: Unit) -> Chosen:
-        """The seat of `unit` with the least bound taken too."""
-        longer = self.outlook.longer(chosen, unit)
-        return longer[int(np.argmin(self.outlook.bounds_s(longer, np.inf)))]
+        """What always taking the seat with the least bound leads to, priced: something good to begin with.
+        None where that cannot be better than the best."""
+        if not all(self.outlook.places.values()):
+            return None
+        chosen = Chosen()
+        for unit in self.outlook.order:
+            longer = self.outlook.longer(chosen, unit)
+            bounds_s = self.outlook.bounds_s(longer)
+            chosen = longer[int(np.argmin(bounds_s))]
+            if bounds_s.min() >= self.best.limit_s:
+                return None
+        self.best.offer(chosen.seats)
+        return chosen
 
     def descend(self) -> None:
         """From there, change one model's choice after the other while a step becomes shorter: then more can

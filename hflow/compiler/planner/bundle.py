@@ -16,7 +16,7 @@ import numpy as np
 
 from hflow.compiler.planner.bounds import Bounds
 from hflow.compiler.planner.chosen import Chosen
-from hflow.compiler.planner.numbers import Bools, Floats, Ints
+from hflow.compiler.planner.numbers import Bools, Floats, Ints, known
 from hflow.compiler.planner.ring import Places
 from hflow.compiler.planner.seats import Seat
 from hflow.compiler.planner.unit import Unit
@@ -68,7 +68,7 @@ class Bundle:
     @property
     def busy(self) -> Floats:
         """By part and set of devices, the least seconds of work."""
-        return self.least_s @ self.runs + np.nan_to_num(self.moves) @ self.joins
+        return self.least_s @ self.runs + known(self.moves) @ self.joins
 
     def tight(self, rooms: Rooms) -> Bools:
         """By set of devices, whether some node on it fits, or is faster, only with more than the least."""
@@ -107,7 +107,7 @@ class Bundle:
         if self.unbeaten == tuple(scarce):
             return self
         idle = self.idle[:, scarce].astype(np.float64)
-        needs = np.concatenate([self.least_s, np.nan_to_num(self.moves), idle], axis=1)
+        needs = np.concatenate([self.least_s, known(self.moves), idle], axis=1)
         order = np.argsort(needs.sum(axis=1), kind="stable")
         kept = order[:0]
         for first in range(0, len(order), BLOCK):

@@ -17,6 +17,11 @@ N = TypeVar("N", float, Floats)
 Job = tuple[N, N, N]  # its earliest start, its work, the least time that follows it
 
 
+def known(each: Floats) -> Floats:
+    """With 0 for NaN."""
+    return np.where(np.isnan(each), 0.0, each)
+
+
 @dataclass(frozen=True)
 class Numbers(Generic[N]):
     """`zero`: like a given number; `most`, `least`: of some numbers; `sums`: of those in each row of a matrix

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
-from typing import Generic
 
 import numpy as np
 
@@ -66,16 +65,6 @@ class Course:
 
 
 @dataclass(frozen=True)
-class Measured(Generic[N]):
-    """`least_s`: what it takes at least; `heads`, `tails`: the earliest starts of nodes and the least that
-    follows them, without tails where a single node closes it."""
-
-    least_s: N
-    heads: Mapping[str, N]
-    tails: Mapping[str, N]
-
-
-@dataclass(frozen=True)
 class Ring:
     """A course up to the nodes that close it: these end before the first node's next run. `lags`: of nodes
     that end before one so many steps later. `left`: what comes after each node that is followed by a closing
@@ -100,20 +89,34 @@ class Ring:
         for calls in between."""
         return not self.lags and any(len(part) == len(self.left.nodes) for part in self.jobs)
 
-    def measured(self, numbers: Numbers[N], times: Mapping[str, N], work: Mapping[str, N]) -> Measured[N]:
-        """Args: `work`: of all runs of a node in a step."""
+    def least_s(self, numbers: Numbers[N], times: Mapping[str, N], work: Mapping[str, N]) -> N:
+        """What it takes at least, whatever the order of the nodes.
+
+        Args:
+            work: of all runs of a node in a step.
+        """
         heads = self.course.heads(numbers, times, work)
+        ends_s = self.ends_s(numbers, heads, times)
+        if len(self.closing) < 2:
+            return ends_s
+        tails = self.tails(numbers, times, work)
+        return numbers.most((ends_s, self.busiest_s(numbers, heads, work, tails)))
+
+    def ends_s(self, numbers: Numbers[N], heads: Mapping[str, N], times: Mapping[str, N]) -> N:
+        """When the last closing node ends, at the earliest, if each begins when it can."""
         ends = [heads[name] + times[name] for name in self.closing]
         ends += [(heads[name] + times[name]) / (1 + lag) for name, lag in self.lags.items()]
-        zero = numbers.zero(times[self.course.reach.first])
-        if len(self.closing) < 2:
-            return Measured(numbers.most((zero, *ends)), heads, {})
-        tails = self._tails(numbers, times, work)
-        machines_s = numbers.machines_s([[(heads[n], work[n], tails[n]) for n in part] for part in self.jobs])
-        return Measured(numbers.most((zero, *ends, machines_s)), heads, tails)
+        return numbers.most((numbers.zero(times[self.course.reach.first]), *ends))
 
-    def _tails(self, numbers: Numbers[N], times: Mapping[str, N], work: Mapping[str, N]) -> dict[str, N]:
-        """The least time from the end of each node to that of the last closing one after it."""
+    def busiest_s(
+        self, numbers: Numbers[N], heads: Mapping[str, N], work: Mapping[str, N], tails: Mapping[str, N]
+    ) -> N:
+        """What any one set of devices needs, between the earliest starts of its nodes and what follows."""
+        return numbers.machines_s([[(heads[n], work[n], tails[n]) for n in part] for part in self.jobs])
+
+    def tails(self, numbers: Numbers[N], times: Mapping[str, N], work: Mapping[str, N]) -> dict[str, N]:
+        """The least time from the end of each node to that of the last closing one after it; for rings with
+        more closing nodes than one."""
         tails = {name: numbers.zero(times[name]) for name in self.closing}
         work_s = self.left.work_s(numbers, work)
         for name, before in reversed(self.course.reach.nodes):
