@@ -5,9 +5,10 @@
 Four algorithms at the paper's size (arXiv:2409.19256, section 8.1: prompts and responses of 1,024 tokens, all
 models Llamas of one size in bf16, A100-80GB in hosts of 8): the median of some compilations in one process,
 of loaded graphs and with empty caches, and of whole processes for a few; with --large also on 1,024 and
-4,096 GPUs, once each. `gap` is the part by which the plan may be worse than the best one, `plans` those
-priced. Where nothing fits, the time is that of saying so. The last line is one JSON object; with --save
-it also goes to benchmarks/results/.
+4,096 GPUs, once each. All cases are gone through once, then again: on a machine whose speed changes from
+minute to minute, the times of one case are then of as many minutes. `gap` is the part by which the plan may
+be worse than the best one, `plans` those priced. Where nothing fits, the time is that of saying so. The last
+line is one JSON object; with --save it also goes to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
+from typing import TypeVar
 
 import hflow
 from hflow.compiler.cluster import Cluster
@@ -42,6 +44,9 @@ WHOLE = (("ppo", "7b", 16), ("ppo", "70b", 128), ("safe_rlhf", "34b", 64))
 TOKENS, ROWS, MINIBATCH = 1024, 1024, 128
 SAMPLES = {"grpo": 8}  # of one prompt
 PATHS = {"ppo": ("reward_model",), "safe_rlhf": ("reward_model", "cost_model")}  # besides `model`
+
+T = TypeVar("T")
+Case = tuple[str, str, int]  # algorithm, model, GPUs
 
 
 @dataclass(frozen=True)
@@ -73,13 +78,14 @@ def main() -> None:
     options = parser.parse_args()
     algorithms, models = options.algorithms.split(","), options.models.split(",")
     gpus = [int(n) for n in options.gpus.split(",")]
-    wanted = [(a, m, n, options.times) for a in algorithms for m in models for n in gpus]
-    if options.large:
-        wanted += [(a, models[0], n, 1) for n in LARGE for a in algorithms]
+    wanted = [(a, m, n) for a in algorithms for m in models for n in gpus]
+    large = [(a, models[0], n) for n in LARGE for a in algorithms] if options.large else []
+    found = [*together(wanted, options.times, options.budget), *together(large, 1, options.budget)]
     print(
         f"{'algorithm':<10}{'model':>6}{'gpus':>6}{'compile s':>11}{'process s':>11}{'gap %':>8}{'plans':>8}"
     )
-    found = [shown(measured(*case, options.budget)) for case in wanted]
+    for each in found:
+        show(each)
     line = json.dumps(report(found))
     if options.save:
         date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
@@ -87,26 +93,43 @@ def main() -> None:
     print(line)
 
 
-def measured(algorithm: str, model: str, gpus: int, times: int, budget_s: float | None) -> Measured:
+def together(cases: Sequence[Case], times: int, budget_s: float | None) -> list[Measured]:
+    """Each of some cases so many times, in turn: the medians."""
+    rounds: list[list[Measured]] = []
+    for number in range(times if cases else 0):
+        print(f"round {number + 1} of {times}: {len(cases)} cases", flush=True)
+        rounds.append([measured(*case, budget_s) for case in cases])
+    return [middle(of_case) for of_case in zip(*rounds)]
+
+
+def measured(algorithm: str, model: str, gpus: int, budget_s: float | None) -> Measured:
+    """Once, when nothing is known from before."""
     graph, cluster = sized(algorithm, model), testbed(gpus)
-    seconds, plan = timed(lambda: compiled(graph, cluster, budget_s), times)
+    forget()
+    seconds, plan = timed(lambda: compiled(graph, cluster, budget_s))
     process_s = None
     if (algorithm, model, gpus) in WHOLE:
-        process_s = round(timed(lambda: run(algorithm, model, gpus, budget_s), times)[0], 3)
+        process_s, _ = timed(lambda: run(algorithm, model, gpus, budget_s))
     if plan is None:
-        return Measured(algorithm, model, gpus, round(seconds, 3), None, None, None, process_s)
+        return Measured(algorithm, model, gpus, seconds, None, None, None, process_s)
     found = plan.search.gap, plan.search.explored, plan.step_time_s
-    return Measured(algorithm, model, gpus, round(seconds, 3), *found, process_s)
+    return Measured(algorithm, model, gpus, seconds, *found, process_s)
 
 
-def shown(found: Measured) -> Measured:
+def middle(found: Sequence[Measured]) -> Measured:
+    """The medians of what was measured of one case."""
+    whole = [each.process_s for each in found if each.process_s is not None]
+    seconds = round(median(each.seconds for each in found), 3)
+    return replace(found[0], seconds=seconds, process_s=round(median(whole), 3) if whole else None)
+
+
+def show(found: Measured) -> None:
     """Print a line of the table."""
     process = f"{found.process_s:.2f}" if found.process_s else ""
     gap = "no fit" if found.gap is None else f"{100 * found.gap:.2f}"
     plans = "" if found.explored is None else str(found.explored)
     told = f"{found.seconds:>11.2f}{process:>11}{gap:>8}{plans:>8}"
-    print(f"{found.algorithm:<10}{found.model:>6}{found.gpus:>6}{told}", flush=True)
-    return found
+    print(f"{found.algorithm:<10}{found.model:>6}{found.gpus:>6}{told}")
 
 
 def report(found: Sequence[Measured]) -> dict[str, object]:
@@ -122,16 +145,11 @@ def report(found: Sequence[Measured]) -> dict[str, object]:
     }
 
 
-def timed(action: Callable[[], Plan | None], times: int) -> tuple[float, Plan | None]:
-    """The median of the seconds that it takes when nothing is known from before, and the last result."""
-    seconds: list[float] = []
-    result = None
-    for _ in range(times):
-        forget()
-        started = time.perf_counter()
-        result = action()
-        seconds.append(time.perf_counter() - started)
-    return median(seconds), result
+def timed(action: Callable[[], T]) -> tuple[float, T]:
+    """The seconds that it takes, and the result."""
+    started = time.perf_counter()
+    result = action()
+    return time.perf_counter() - started, result
 
 
 def forget() -> None:
