@@ -3,14 +3,15 @@
 While a node runs, a device holds what stays of every model (frozen weights; a trained model's weights,
 gradients and optimizer; older weights that a reader keeps), and what the node itself needs: its working set,
 what it has onloaded, and its own copy of weights that are trained elsewhere, which comes before its first
-reader and is dropped after its last.
+reader and is dropped after its last. A trainer that lends its weights' memory to such a copy has them only
+while they move: before the first reader's working set is there, and after the last one's is gone.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hflow.compiler.cost.memory import awake_bytes, sleeps, weight_bytes
 from hflow.compiler.draft import Draft
@@ -30,12 +31,13 @@ def device_memory(
 
     Args:
         programs: of the step and the evaluation, in their final order. They tell which copies of weights
-            wait for another reader while a node runs; without them, none does.
+            wait for another reader while a node runs, and which trainers lend their memory to them; without
+            them, none does.
     """
     plans = {n.node: n for n in nodes}
     users = _users(draft, plans)
-    waiting = [copy for number, p in enumerate(programs) for copy in _copies_waiting(number, p, plans)]
-    held = [_held(draft, i, own, {at for copy, at in waiting if copy == i}) for i, own in users.items()]
+    passing = [copy for number, p in enumerate(programs) for copy in _passing(number, p, plans)]
+    held = [_held(draft, i, own, [p for p in passing if i in (p.copy, p.lender)]) for i, own in users.items()]
     meshes = list(dict.fromkeys(i.mesh.devices for i in users))
     found: list[DeviceMemory] = []
     for devices, member_of in device_classes(meshes).items():
@@ -51,15 +53,38 @@ def device_memory(
 
 @dataclass(frozen=True)
 class _Held:
-    """What of an instance lies on its devices: `more` at some `moments`, `stays` at all others."""
+    """What of an instance lies on its devices: `more` at some `moments`, `stays` at all others. The memory of
+    its weights, of so many bytes, is `lent` at some of these; at the first and the last of them, if that is
+    True, only as long as a node runs, not while the weights move."""
 
     instance: Instance
     stays: Part
     more: Part
     moments: frozenset[Moment]
+    weights: int = 0
+    lent: Mapping[Moment, bool] = field(default_factory=dict[Moment, bool])
 
-    def at(self, moment: Moment) -> Part:
-        return self.more if moment in self.moments else self.stays
+    def at(self, moment: Moment, working: int) -> Part:
+        """`working`: the bytes that the node itself needs then."""
+        label, size = self.more if moment in self.moments else self.stays
+        if moment not in self.lent:
+            return label, size
+        gone = min(self.weights, working) if self.lent[moment] else self.weights
+        return label.removeprefix("weights, ") if gone == self.weights else label, size - gone
+
+
+@dataclass(frozen=True)
+class _Passing:
+    """A copy of weights that is there while nodes run. `ends`: of these `moments`, the first and the last.
+    `lender`: the trainer's weights that give it their memory."""
+
+    copy: Instance
+    moments: tuple[Moment, ...]
+    lender: Instance | None
+
+    @property
+    def ends(self) -> tuple[Moment, Moment]:
+        return self.moments[0], self.moments[-1]
 
 
 def _users(draft: Draft, plans: Mapping[str, NodePlan]) -> dict[Instance, dict[Moment, NodePlan]]:
@@ -73,9 +98,9 @@ def _users(draft: Draft, plans: Mapping[str, NodePlan]) -> dict[Instance, dict[M
 
 
 def _held(
-    draft: Draft, instance: Instance, users: Mapping[Moment, NodePlan], waiting: Iterable[Moment]
+    draft: Draft, instance: Instance, users: Mapping[Moment, NodePlan], passing: Sequence[_Passing]
 ) -> _Held:
-    """`waiting`: moments at which it is there for a reader that comes later."""
+    """`passing`: where it is a copy, or lends its memory to one."""
     first = next(iter(users.values()))
     what = draft.shapes[instance.model], draft.graph.model(instance.model).dtype, instance.mesh
     trainings = {at: plan for at, plan in users.items() if plan.kind == "train"}
@@ -84,7 +109,9 @@ def _held(
     if trainings:
         state = "weights, gradients, Adam", weight_bytes(*what, True, strategy)
         offloaded = all(plan.offload for plan in trainings.values())
-        return _Held(instance, weights if offloaded else state, state, frozenset(trainings))
+        lent = {at: at in p.ends for p in passing for at in p.moments}
+        always = weights if offloaded else state
+        return _Held(instance, always, state, frozenset(trainings), weights[1], lent)
     platform, trained = draft.cluster.device.platform, bool(draft.graph.trainers(instance.model))
     if first.engine == "sglang" and not sleeps(platform, trained and not instance.lag):
         tokens = max(p.micro_batch * workload(draft.graph.node(p.node)).sequence for p in users.values())
@@ -95,6 +122,7 @@ def _held(
         older = "older weights", weights[1]
         return _Held(instance, older, older, frozenset())
     if trained:
+        waiting = (at for p in passing for at in p.moments)
         return _Held(instance, nothing, weights, frozenset({*users, *waiting}))
     offloaded = all(plan.offload for plan in users.values())
     return _Held(instance, nothing if offloaded else weights, weights, frozenset(users))
@@ -104,25 +132,34 @@ def _parts(here: Sequence[_Held], moment: Moment, plan: NodePlan) -> Counter[str
     """What lies on a device with the instances `here` while the node of `plan` runs, by label."""
     parts: Counter[str] = Counter()
     for held in here:
-        label, size = held.at(moment)
+        label, size = held.at(moment, plan.memory_bytes)
         parts[f"{held.instance.model} {label} ({held.instance.mesh.short_text})"] += size
     parts[f"{plan.node} working set"] += plan.memory_bytes
     return +parts
 
 
-def _copies_waiting(
-    number: int, program: Program, plans: Mapping[str, NodePlan]
-) -> Iterator[tuple[Instance, Moment]]:
-    """Copies of weights that have come and are not yet released, with the nodes that run meanwhile."""
+def _passing(number: int, program: Program, plans: Mapping[str, NodePlan]) -> Iterator[_Passing]:
+    """The copies of weights that are there for a while, with the nodes that run meanwhile."""
     released = {i.target for i in program.instructions if i.op == "release"}
-    alive: dict[str, Instance] = {}
+    begun: dict[str, list[Moment]] = {}
     for instruction in program.instructions:
         target = instruction.target
         if instruction.op == "weights" and target in released:
-            alive[target] = instance_of(program.graph.node(target), plans[target].sharding)
+            begun[target] = []
         elif instruction.op == "release":
-            del alive[target]
-        yield from ((copy, (number, name)) for name in _called(instruction) for copy in alive.values())
+            copy = instance_of(program.graph.node(target), plans[target].sharding)
+            yield _Passing(copy, tuple(begun.pop(target)), _lender(instruction, program, plans))
+        for moments in begun.values():
+            moments += [(number, name) for name in _called(instruction)]
+
+
+def _lender(release: Instruction, program: Program, plans: Mapping[str, NodePlan]) -> Instance | None:
+    if not release.lends:
+        return None
+    edge = program.lending_edge(release.target)
+    trainer = plans[edge.source].model
+    assert trainer and edge.source_sharding
+    return Instance(trainer, edge.source_sharding)
 
 
 def _called(instruction: Instruction) -> list[str]:

@@ -23,7 +23,7 @@ from hflow.diagnostics import Diagnostic, HflowError, Span
 from hflow.graph.graph import Graph
 from hflow.graph.types import ValueType
 
-VERSION = 4
+VERSION = 5
 Collective = Literal["alias", "all_gather", "broadcast", "scatter", "gather", "all_to_all", "p2p"]
 Engine = Literal["megatron", "sglang", "python"]
 
@@ -118,7 +118,8 @@ class Instruction:
     - ``await``: wait until node `target`, which was called, has ended (`outputs`);
     - ``transfer``: execute data edge number `edge`; handles of its ports;
     - ``weights``: execute weight edge number `edge`, into the weights that node `target` reads; with
-      `every`, only in steps that are multiples of it, and not in the first;
+      `every`, only in steps that are multiples of it, and not in the first; if the trainer `lends` its
+      memory, its own weights give it back, for they are a part of what is read;
     - ``recall``: put scalars of node `target` of `lag` steps ago into the store (`outputs`), `init` where
       there are none;
     - ``carry``: keep scalars of node `target` (`inputs`), for recalls up to `lag` steps from now;
@@ -126,7 +127,8 @@ class Instruction:
       region's own node; then put what was collected into the store (`outputs`);
     - ``onload``: bring what node `target` keeps in the host's memory (`NodePlan.offload`) to the devices;
     - ``offload``: the reverse;
-    - ``release``: drop the weights that node `target` reads, of which it has a copy of its own;
+    - ``release``: drop the weights that node `target` reads, of which it has a copy of its own; if the
+      trainer `lends` its memory, its weights come back from them before;
     - ``free``: drop handles (`inputs`).
 
     `after`: positions, in the same list of instructions, of those that must have ended before: they write
@@ -158,6 +160,7 @@ class Instruction:
     every: int = 0
     body: tuple[Instruction, ...] = ()
     time_s: float = 0.0
+    lends: bool = False
 
 
 @dataclass(frozen=True)
@@ -167,6 +170,15 @@ class Program:
     graph: Graph
     edges: tuple[EdgePlan, ...]
     instructions: tuple[Instruction, ...]
+
+    def lending_edge(self, reader: str) -> EdgePlan:
+        """The edge over which weights come to node `reader` from a trainer that lends their memory.
+
+        Raises:
+            StopIteration: none does.
+        """
+        moves = (i.edge for i in self.instructions if i.op == "weights" and i.target == reader and i.lends)
+        return next(self.edges[number] for number in moves if number is not None)
 
 
 @dataclass(frozen=True)

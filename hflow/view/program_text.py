@@ -88,7 +88,8 @@ class _Printer:
         where = f"@{self._mesh(edge.source_mesh)} -> @{self._mesh(edge.target_mesh)}  {edge.collective}"
         if i.op == "weights":
             every = f", every {i.every} steps" if i.every else ""
-            return f"{indent}weights {edge.name} {where}{every}{_time(i)}", ()
+            lends = ", lends its memory" if i.lends else ""
+            return f"{indent}weights {edge.name} {where}{every}{lends}{_time(i)}", ()
         reads = ", ".join(f"%{handle}" for handle in i.inputs.values())
         types = dict(zip(edge.ports, edge.types))
         layout = edge.target_layout
@@ -99,7 +100,8 @@ class _Printer:
         """Of one node: its state in the host's memory, its copy of weights, values that last."""
         values = "".join(f" %{handle}" for handle in i.inputs.values())
         age = f" lag {i.lag}" if i.lag else ""
-        return f"{indent}{_results(i)}{i.op} {i.target}{values}{age}{_time(i)}", ()
+        lends = ", memory back to the trainer" if i.lends else ""
+        return f"{indent}{_results(i)}{i.op} {i.target}{values}{age}{lends}{_time(i)}", ()
 
     def _mesh(self, mesh: Mesh) -> str:
         return self.meshes.get(mesh) or f"[{mesh}]"

@@ -38,3 +38,8 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture
 def grpo(model: str) -> Graph:
     return hflow.load("algorithms/grpo.yaml", [f"params.model={model}"])
+
+
+@pytest.fixture
+def ppo(model: str) -> Graph:
+    return hflow.load("algorithms/ppo.yaml", [f"params.model={model}", f"params.reward_model={model}"])

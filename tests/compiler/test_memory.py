@@ -33,11 +33,6 @@ MB = 10**6
 NEEDS = {"rollout": 9 * MB, "ref_logprobs": 2 * MB, "actor_train": 7 * MB, "critic_train": 6 * MB}
 
 
-@pytest.fixture
-def ppo(model: str) -> Graph:
-    return hflow.load("algorithms/ppo.yaml", [f"params.model={model}", f"params.reward_model={model}"])
-
-
 def lagged(model: str, lag: int = 1) -> Graph:
     return hflow.load("tests/runtime/graphs/lagged.yaml", [f"params.model={model}", f"params.lag={lag}"])
 

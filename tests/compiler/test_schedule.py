@@ -24,11 +24,6 @@ PPO_S = {"rollout": 10, "ref_logprobs": 5, "values": 4, "reward": 3, "actor_trai
 CRITICS = ("values", "critic_train", "reward")
 
 
-@pytest.fixture
-def ppo(model: str) -> Graph:
-    return hflow.load("algorithms/ppo.yaml", [f"params.model={model}", f"params.reward_model={model}"])
-
-
 def region(model: str, rows: int) -> Graph:
     """A region whose rounds bring six rows each."""
     return hflow.load("tests/runtime/graphs/region.yaml", [f"params.model={model}", f"params.rows={rows}"])

@@ -154,3 +154,54 @@ def test_an_optimizer_that_was_away_goes_on_as_before(
         assert all((mine[name][1] == values).all() for name, (_, values) in theirs.items())
         first = state // 3 if dtype == "bf16" else 0  # there are no moments before the first update
         assert moved == [first, 0, first, 0, *[state, 0, state, 0] * 2]
+
+
+def lent_on_rank(
+    rank: int,
+    new_group: NewGroup,
+    folder: str,
+    mesh: Mesh,
+    data: dict[str, Rows],
+    dtype: str,
+    strategy: Strategy,
+    lends: bool,
+) -> Any:
+    """Weights after three executions; before each, their memory may have been lent to a copy that is larger,
+    and known only where it holds what is trained here."""
+    engine = make_engine(rank, new_group, folder, mesh, ADAM | PPO, dtype, strategy=strategy)
+    replicas = Mesh.of(mesh.devices, dp=len(mesh.devices))
+    copy = make_engine(rank, new_group, folder, replicas, dtype=dtype).weights
+    node = train_node(ROWS, ROWS, ADAM | PPO | {"aggregate": "token_mean"})
+    inputs = {name: rows.slice(*share(mesh, rank, ROWS)) for name, rows in data.items()}
+    problems: list[str] = []
+    for step in range(3):
+        call = make_call(engine, rank, node, ROWS, 4, step, strategy=strategy)
+        if lends:
+            for name in copy.names():
+                copy.view(name, copy.box(name)).fill_(torch.nan)
+            for name in engine.weights.names():
+                box = engine.weights.box(name)
+                copy.write(name, box, engine.weights.read(name, box))
+            engine.weights.lend()
+            assert bytes_of(engine.model.parameters()) == 0
+            problems.append(refusal(lambda: engine.run(call, inputs)))  # noqa: B023
+            engine.weights.take_back(copy)
+        engine.run(call, inputs)
+    return read_weights(engine), problems
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize(
+    ("layout", "strategy"), [("one", PLAIN), ("tp2dp2", Strategy("full", 1)), ("tp2pp2", PLAIN)]
+)
+def test_weights_that_lent_their_memory_train_as_before(
+    pool: Pool, folders: Folders, layout: str, strategy: Strategy, dtype: str
+) -> None:
+    """Not one bit differs from the training whose weights stay, also of the optimizer that refers to them."""
+    folder, mesh = folders.of("qwen2", True), MESHES[layout]
+    arguments = folder, mesh, rollout(folder), dtype, strategy
+    stayed = pool.run(len(mesh.devices), lent_on_rank, *arguments, False)
+    lent = pool.run(len(mesh.devices), lent_on_rank, *arguments, True)
+    for (mine, problems), (theirs, _) in zip(lent, stayed):
+        assert problems == ["the weights it reads were released or offloaded"] * 3
+        assert all((mine[name][1] == values).all() for name, (_, values) in theirs.items())

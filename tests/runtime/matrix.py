@@ -148,7 +148,9 @@ def _load(name: str, **params: object) -> Graph:
 
 
 def cases() -> list[Case]:
-    return [Case(**values) for values in covering(FACTORS, allowed)]
+    """All pairs; and one of PPO whose rollout holds what the actor trains, which no pair asks for."""
+    lending = Case("ppo", "colocated", "tp2", "dp2", "dp2", "plain", "whole", 1)
+    return [*(Case(**values) for values in covering(FACTORS, allowed)), lending]
 
 
 def allowed(values: Values) -> bool:

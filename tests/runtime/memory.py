@@ -37,7 +37,7 @@ def _around_calls(
         node, is_call = i.target, i.op == "call"
         if is_call and node in away:
             yield Instruction("onload", node, i.devices)
-        yield replace(i, after=())
+        yield replace(i, after=(), lends=False)
         if is_call and node in away:
             yield Instruction("offload", node, i.devices)
         if is_call and node in dropped:

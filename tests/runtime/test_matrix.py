@@ -44,6 +44,14 @@ def test_same_trajectory(matrix: Matrix, case: Case) -> None:
     assert run.evaluations == pytest.approx(one.evaluations, rel=1e-5)
 
 
+def test_trainers_lend_their_memory_in_some_of_them(matrix: Matrix) -> None:
+    """So that what is equal includes weights that were given up while a copy was there."""
+    programs = [(case, p) for case in CASES for p in (matrix.plan(case).step, matrix.plan(case).evaluation)]
+    lending = [(case, p) for case, p in programs if p and any(i.lends for i in p.instructions)]
+    assert {case.algorithm for case, _ in lending} == {*TRAINERS}
+    assert len({case.train for case, _ in lending}) > 2
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_plan_is_the_case(matrix: Matrix, case: Case) -> None:
     """Nothing that a case says is left to the planner."""

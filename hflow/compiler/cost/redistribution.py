@@ -41,6 +41,15 @@ def weights_s(shape: ModelShape, dtype: str, source: Sharding, target: Sharding,
     return seconds
 
 
+@lru_cache(maxsize=4096)
+def includes(whole: Sharding, part: Sharding) -> bool:
+    """Whether each device has with `whole` all the weights, and maybe more, that it has with `part`."""
+    stages, slices = _cells(whole, part)
+    experts = lcm(whole.ep, part.ep)
+    wide, narrow = (_weight_masks(s, stages, experts, slices) for s in (whole, part))
+    return all(not mask & ~wide.get(device, 0) for device, mask in narrow.items())
+
+
 @lru_cache(maxsize=65536)
 def rows_s(rows: int, width: int, source: Layout, target: Layout, cluster: Cluster) -> float:
     """`rows` rows of `width` bytes each."""
@@ -103,10 +112,15 @@ def _bits(mask: int) -> tuple[int, ...]:
 
 def _weights_s(size: int, source: Sharding, target: Sharding, cluster: Cluster, experts: int) -> float:
     """`experts`: the parts into which experts are cut; 1 for what every rank of dp has."""
-    stages = lcm(source.mesh.pp, target.mesh.pp)
-    slices = lcm(*(s.mesh.tp * (s.mesh.dp if s.fully else 1) for s in (source, target)))
+    stages, slices = _cells(source, target)
     held, needed = (_weight_masks(s, stages, experts, slices) for s in (source, target))
     return redistribution_s(held, needed, size / (stages * experts * slices), cluster)
+
+
+def _cells(one: Sharding, other: Sharding) -> tuple[int, int]:
+    """The stages, and slices of each, of which parts of both consist."""
+    slices = lcm(*(s.mesh.tp * (s.mesh.dp if s.fully else 1) for s in (one, other)))
+    return lcm(one.mesh.pp, other.mesh.pp), slices
 
 
 @lru_cache(maxsize=4096)

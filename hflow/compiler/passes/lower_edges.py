@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from hflow.compiler.draft import Draft, WeightEdge
 from hflow.compiler.instances import Instance, instance_of
+from hflow.compiler.lending import lends
 from hflow.compiler.lowering import weight_edge
 from hflow.compiler.order import node_order
 from hflow.compiler.plan import Instruction, Program
@@ -29,6 +30,7 @@ class _Step:
     """Writes the program of one graph; only that of the training graph has a memory across steps.
 
     `copies`: the weights that readers have of their own for this step only, by the node that gets them first.
+    `lent`: of those to which the trainer's weights give their memory, these.
     """
 
     def __init__(self, draft: Draft, graph: Graph):
@@ -38,6 +40,7 @@ class _Step:
         self.renewed: set[Instance] = set()
         self.trained: set[str] = set()
         self.copies: dict[Instance, str] = {}
+        self.lent: dict[Instance, Instance] = {}
         self.order = node_order(graph)
 
     def program(self) -> Program:
@@ -120,7 +123,10 @@ class _Step:
             weights = Instruction(
                 "weights", edge.reader, devices, edge=number, every=edge.every, time_s=seconds
             )
-            self.writer.script.add(weights, {source, *needed}, {reader})
+            if reader in self.copies and lends(self.draft, self.graph, self.order, source, reader):
+                self.lent[reader] = source
+                weights = replace(weights, lends=True)
+            self.writer.script.add(weights, {source, *needed}, {reader, *self._lender(reader)})
 
     def _lower(self, edge: WeightEdge, trained: str, source: Instance, target: Instance) -> None:
         ends = (edge.trainer, source.sharding), (edge.reader, target.sharding)
@@ -134,7 +140,13 @@ class _Step:
             mine = instance_of(node, self.draft.node_plan(node.name).sharding) if node.model else None
             if mine in self.copies and node == self._last_reader(mine):
                 release = Instruction("release", self.copies[mine], mine.mesh.devices)
-                self.writer.script.add(release, writes={mine})
+                if mine in self.lent:
+                    release = replace(release, lends=True)
+                self.writer.script.add(release, writes={mine, *self._lender(mine)})
+
+    def _lender(self, copy: Instance) -> set[Instance]:
+        """The trainer's weights, where they give their memory to the copy."""
+        return {self.lent[copy]} if copy in self.lent else set()
 
     def _last_reader(self, instance: Instance) -> Node:
         readers = (n for n in self.order if n.model and n.op != "train")

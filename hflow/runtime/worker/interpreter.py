@@ -21,6 +21,7 @@ from hflow.graph.kinds.generate import VERSIONS
 from hflow.graph.regions import sample_age
 from hflow.runtime.engines.base import Call, Result
 from hflow.runtime.engines.megatron.engine import MegatronModel
+from hflow.runtime.engines.megatron.weights import MegatronWeights
 from hflow.runtime.engines.sglang.engine import SglangModel
 from hflow.runtime.engines.sglang.weights import ServedWeights, buckets
 from hflow.runtime.rows import TORCH_DTYPES, Rows
@@ -122,7 +123,7 @@ class Interpreter:
             case "loop":
                 self._loop(instruction, step)
             case "release":
-                self._model(instruction, step).weights.release()
+                self._release(instruction, step)
             case "call" if step.awaits(instruction.target):
                 self._begin(instruction, step)
             case "call" | "await" | "transfer" | "weights" | "onload" | "offload":
@@ -147,6 +148,23 @@ class Interpreter:
         event = {"kind": kind, "name": name, "device": self.world.rank, "step": step.number}
         event |= {"bytes": moved.values, "told_bytes": moved.told}
         step.events.append({**event, "start_s": started, "end_s": ended})
+
+    def _release(self, instruction: Instruction, step: _Step) -> None:
+        copy = self._model(instruction, step).weights
+        if lender := self._lender(instruction, step):
+            assert isinstance(copy, MegatronWeights), f"{instruction.target}: a server lends nothing"
+            lender.take_back(copy)
+        copy.release()
+
+    def _lender(self, instruction: Instruction, step: _Step) -> MegatronWeights | None:
+        """The trainer's weights on this device that lend their memory to the copy which `target` reads."""
+        if not instruction.lends:
+            return None
+        edge = step.program.lending_edge(instruction.target)
+        trainer = self.plan.node(edge.source).model
+        assert trainer and edge.source_sharding
+        weights = self.engines.weights(Instance(trainer, edge.source_sharding))
+        return weights if isinstance(weights, MegatronWeights) else None
 
     def _loop(self, loop: Instruction, step: _Step) -> None:
         """Rounds until the region has its rows, with what earlier steps have left; then they are put into the
@@ -276,6 +294,8 @@ class Interpreter:
             received += move_weights(route, source, target, dtype, self.world, peers)
             if isinstance(target, ServedWeights):
                 target.hand_over()
+        if lender := self._lender(instruction, step):
+            lender.lend()
         return Received(received)
 
     def _make_routes(

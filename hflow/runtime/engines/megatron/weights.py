@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from megatron.core.models.gpt import GPTModel
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 
 from hflow.compiler.layout import Box, Mesh
 from hflow.compiler.shape import ModelShape
@@ -64,7 +64,8 @@ class Place:
 class MegatronWeights:
     """The weights of one model on one device; `hflow.runtime.engines.base.Weights`.
 
-    They can give their memory back (`release`, `offload`) and take it again (`allocate`, `onload`).
+    They can give their memory back (`release`, `offload`, `lend`) and take it again (`allocate`, `onload`,
+    `take_back`).
     `changed`: they were written since whoever keeps a copy of them last looked. `version`: how many steps
     have trained them.
     """
@@ -76,6 +77,7 @@ class MegatronWeights:
         self.version = 0
         self._parameters = {p: p.shape for p in model.parameters()}
         self._host = HostMemory()
+        self._lent: list[tuple[UntypedStorage, int]] = []
         self.present = True
 
     def release(self) -> None:
@@ -90,6 +92,27 @@ class MegatronWeights:
         for parameter, shape in self._parameters.items():
             parameter.data = parameter.data.new_empty(shape)
         self.present = True
+
+    def lend(self) -> None:
+        """Give the memory back while a copy is there that holds all of these weights. Unlike `release` it
+        leaves the tensors as they are: the optimizer and its buffers refer to parts of the same storages."""
+        storages = {s.data_ptr(): s for s in (p.untyped_storage() for p in self._parameters)}
+        self._lent = [(storage, storage.nbytes()) for storage in storages.values()]
+        for storage, _ in self._lent:
+            storage.resize_(0)
+        self.present = False
+
+    def take_back(self, copy: MegatronWeights) -> None:
+        """Their memory, and their values from the copy."""
+        for storage, size in self._lent:
+            storage.resize_(size)
+        self._lent, self.present = [], True
+        for place in self.places.items():
+            self._take(*place, copy)
+
+    def _take(self, name: str, place: Place, copy: MegatronWeights) -> None:
+        mine, values = place.view(place.box), copy.view(name, place.box)
+        mine.copy_(values if values.shape == mine.shape else values.reshape(mine.shape))
 
     def offload(self) -> int:
         """Drop them from the device, not from the host, where a copy of what they were first, or were last

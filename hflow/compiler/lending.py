@@ -1,0 +1,54 @@
+"""When a trainer's own weights can give their memory back to a copy of them, so that nothing is held twice.
+
+HybridFlow's engine generates with weights of which the training shard is a part (arXiv:2409.19256, section
+5.3). Here the two are tensors of their own, since Megatron's optimizer keeps the one: once the copy is there,
+the trainer's memory is given back, and before the copy is dropped its values return from it. That needs no
+message where each device's part of the copy includes its part of what is trained, and where nothing else asks
+for the trainer's weights meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import networkx as nx
+
+from hflow.compiler.cost.redistribution import includes
+from hflow.compiler.draft import Draft
+from hflow.compiler.instances import Instance, instance_of
+from hflow.graph.graph import Graph, Node
+
+
+def lends(draft: Draft, graph: Graph, order: Sequence[Node], source: Instance, copy: Instance) -> bool:
+    """Whether the weights of `source` are not needed as long as there is a `copy` of this step's.
+
+    Args:
+        order: of the nodes of `graph` in its program.
+    """
+    if copy.lag or copy.in_flight or not _lies_in(source, copy):
+        return False
+    others = (e.trainer for e in draft.weight_edges if e.every or e.lag)
+    if copy.model in {model.model for name in others if (model := draft.graph.node(name).model)}:
+        return False
+    shared = {source, copy}
+    uses = [(n, instance_of(n, draft.node_plan(n.name).sharding)) for n in order if n.model]
+    of_model = [(node, own) for node, own in uses if own.model == source.model]
+    if any(own not in shared for _, own in of_model):
+        return False
+    readers = [node.name for node, own in of_model if own == copy]
+    trainer = [node.name for node, own in of_model if own == source]
+    return all(_apart(graph, name, readers) for name in trainer)
+
+
+def _lies_in(source: Instance, copy: Instance) -> bool:
+    """Whether on each device of the trainer the copy includes what is trained there."""
+    engines = {source.sharding.engine, copy.sharding.engine}
+    return engines == {"megatron"} and includes(copy.sharding, source.sharding)
+
+
+def _apart(graph: Graph, name: str, readers: Sequence[str]) -> bool:
+    """Whether a node is before all readers, or after all of them, in any order of the nodes."""
+    dag = graph.dag()
+    before: set[str] = nx.ancestors(dag, name)  # pyright: ignore[reportUnknownMemberType]
+    after: set[str] = nx.descendants(dag, name)  # pyright: ignore[reportUnknownMemberType]
+    return before.issuperset(readers) or after.issuperset(readers)
