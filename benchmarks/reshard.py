@@ -14,8 +14,9 @@ counted on the TCP connections of the busiest process (Linux), with gloo's own h
 of other processes; `bound_bytes` is what
 that process needs and does not hold. Peak: the source weights of the busiest process and all that torch's
 allocator gave out besides at once, the generation weights included. `all_gather_gib_per_s`: what a rank
-receives in a plain all-gather of 32 MiB per rank. The last line is one JSON object; with --save it also goes
-to benchmarks/results/.
+receives in a plain all-gather of 32 MiB per rank. `copy_s`: what all processes take to write their generation
+weights from memory of their own, without a word to each other: no way that ends with such weights takes less.
+The last line is one JSON object; with --save it also goes to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -113,7 +114,11 @@ def measure(name: str, repetitions: int) -> dict[str, Any]:
 
 def print_table(case: dict[str, Any]) -> None:
     print(f"{case['name']}, {case['procs']} processes; bound {case['bound_bytes'] / 2**20:.1f} MiB; ", end="")
-    print(f"all-gather {case['all_gather_gib_per_s']:.2f} GiB/s; plan {case['plan_s'] * 1e3:.1f} ms once")
+    print(
+        f"all-gather {case['all_gather_gib_per_s']:.2f} GiB/s; plan {case['plan_s'] * 1e3:.1f} ms once; ",
+        end="",
+    )
+    print(f"to write the result from own memory {case['copy_s']:.4f} s")
     for way, found in {OURS: case["ours"], **case["peers"]}.items():
         sizes = f"{found['bytes'] / 2**20:9.1f} MiB received{found['peak_bytes'] / 2**20:9.1f} MiB peak"
         print(f"  {way:<24}{found['s']:8.4f} s (least {found['min_s']:.4f}){sizes}", flush=True)
@@ -130,11 +135,14 @@ def on_rank(rank: int, size: int, name: str, store: str, repetitions: int, resul
     ours, bound, plan_s = hflow_way(case, world.neighbours.pairs)
     actions: dict[str, Action] = {OURS: ours, f"{OURS} over sockets": hflow_way(case, frozenset())[0]}
     actions |= {way: action for way, prepare in WAYS.items() if (action := prepare(case))}
+    copies = [(p.data, p.data.clone()) for p in case.models[1].parameters()]
     costs = {way: first_run(case, way, action) for way, action in actions.items()}
     seconds: dict[str, list[float]] = {way: [] for way in actions}
+    copying: list[float] = []
     for _ in range(repetitions):
         for way, action in actions.items():
             seconds[way].append(slowest(action))
+        copying.append(slowest(lambda: [mine.copy_(own) for mine, own in copies]))
     found = {w: {"s": median(t), "min_s": min(t), **costs[w]} for w, t in seconds.items()}
     row = {
         "name": name,
@@ -142,6 +150,7 @@ def on_rank(rank: int, size: int, name: str, store: str, repetitions: int, resul
         "bound_bytes": bound,
         "plan_s": plan_s,
         "all_gather_gib_per_s": raw(size),
+        "copy_s": median(copying),
     }
     if rank == 0:
         results.put({**row, "ours": found.pop(OURS), "peers": found})
