@@ -15,7 +15,7 @@ of other processes; `bound_bytes` is what
 that process needs and does not hold. Peak: the source weights of the busiest process and all that torch's
 allocator gave out besides at once, the generation weights included. `all_gather_gib_per_s`: what a rank
 receives in a plain all-gather of 32 MiB per rank. `copy_s`: what all processes take to write their generation
-weights from memory of their own, without a word to each other: no way that ends with such weights takes less.
+weights from memory of their own, without a word to each other: no way that writes them takes less.
 The last line is one JSON object; with --save it also goes to benchmarks/results/.
 """
 
@@ -135,8 +135,8 @@ def on_rank(rank: int, size: int, name: str, store: str, repetitions: int, resul
     ours, bound, plan_s = hflow_way(case, world.neighbours.pairs)
     actions: dict[str, Action] = {OURS: ours, f"{OURS} over sockets": hflow_way(case, frozenset())[0]}
     actions |= {way: action for way, prepare in WAYS.items() if (action := prepare(case))}
-    copies = [(p.data, p.data.clone()) for p in case.models[1].parameters()]
     costs = {way: first_run(case, way, action) for way, action in actions.items()}
+    copies = [(p.data, p.data.clone()) for p in case.models[1].parameters()]
     seconds: dict[str, list[float]] = {way: [] for way in actions}
     copying: list[float] = []
     for _ in range(repetitions):

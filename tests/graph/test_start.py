@@ -12,6 +12,7 @@ import pytest
 
 from tests.compiler.conftest import CONFIG
 
+ALGORITHMS = sorted(Path("algorithms").glob("*.yaml"))
 HEAVY = (
     "torch",
     "ray",
@@ -36,11 +37,23 @@ print(json.dumps(sorted(set(json.loads(sys.argv[1])) & sys.modules.keys())))
 """
 
 
-@pytest.mark.parametrize("command", ["check", "show", "compile"])
+@pytest.mark.parametrize("path", ALGORITHMS, ids=lambda p: p.stem)
+def test_check_loads_nothing_heavy(path: Path) -> None:
+    said, loaded = run("check", str(path))
+    assert said.startswith("ok ") and loaded == []
+
+
+@pytest.mark.parametrize("command", ["show", "compile"])
 def test_nothing_heavy_is_loaded(command: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))  # all that compiling reads of a model
-    arguments = [command, "algorithms/grpo.yaml", "--set", f"params.model={tmp_path}"]
-    program = [sys.executable, "-c", PROGRAM, json.dumps(HEAVY), *arguments]
-    done = subprocess.run(program, capture_output=True, text=True)
+    _, loaded = run(command, "algorithms/grpo.yaml", "--set", f"params.model={tmp_path}")
+    assert loaded == []
+
+
+def run(*arguments: str) -> tuple[str, list[str]]:
+    """What a command says, and the heavy modules that it has loaded."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(HEAVY), *arguments], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == []
+    return done.stdout, json.loads(done.stdout.splitlines()[-1])

@@ -150,21 +150,19 @@ class Interpreter:
         step.events.append({**event, "start_s": started, "end_s": ended})
 
     def _release(self, instruction: Instruction, step: _Step) -> None:
+        """A trainer that has lent the copy its memory takes its weights back before."""
         copy = self._model(instruction, step).weights
-        if lender := self._lender(instruction, step):
-            assert isinstance(copy, MegatronWeights), f"{instruction.target}: a server lends nothing"
+        lender = self._source(step.program.lending_edge(instruction.target)) if instruction.lends else None
+        if lender:
+            assert isinstance(lender, MegatronWeights) and isinstance(copy, MegatronWeights)
             lender.take_back(copy)
         copy.release()
 
-    def _lender(self, instruction: Instruction, step: _Step) -> MegatronWeights | None:
-        """The trainer's weights on this device that lend their memory to the copy which `target` reads."""
-        if not instruction.lends:
-            return None
-        edge = step.program.lending_edge(instruction.target)
+    def _source(self, edge: EdgePlan) -> ModelWeights | None:
+        """The trained weights that a weight edge begins with, where this device has some."""
         trainer = self.plan.node(edge.source).model
         assert trainer and edge.source_sharding
-        weights = self.engines.weights(Instance(trainer, edge.source_sharding))
-        return weights if isinstance(weights, MegatronWeights) else None
+        return self.engines.weights(Instance(trainer, edge.source_sharding))
 
     def _loop(self, loop: Instruction, step: _Step) -> None:
         """Rounds until the region has its rows, with what earlier steps have left; then they are put into the
@@ -279,7 +277,7 @@ class Interpreter:
         trainer = self.plan.node(edge.source).model
         assert trainer and edge.source_sharding and edge.target_sharding
         reader = instance_of(step.program.graph.node(edge.target), edge.target_sharding)
-        source = self.engines.weights(Instance(trainer, edge.source_sharding))
+        source = self._source(edge)
         target = self.engines.weights(reader)
         dtype = TORCH_DTYPES[self.plan.graph.model(trainer).dtype]
         peers = self._peers[_ranks(edge.source_mesh, edge.target_mesh)]
@@ -294,8 +292,9 @@ class Interpreter:
             received += move_weights(route, source, target, dtype, self.world, peers)
             if isinstance(target, ServedWeights):
                 target.hand_over()
-        if lender := self._lender(instruction, step):
-            lender.lend()
+        if instruction.lends and source:
+            assert isinstance(source, MegatronWeights)
+            source.lend()
         return Received(received)
 
     def _make_routes(

@@ -107,12 +107,9 @@ class MegatronWeights:
         for storage, size in self._lent:
             storage.resize_(size)
         self._lent, self.present = [], True
-        for place in self.places.items():
-            self._take(*place, copy)
-
-    def _take(self, name: str, place: Place, copy: MegatronWeights) -> None:
-        mine, values = place.view(place.box), copy.view(name, place.box)
-        mine.copy_(values if values.shape == mine.shape else values.reshape(mine.shape))
+        for name, place in self.places.items():
+            mine = place.view(place.box)
+            mine.copy_(copy.view(name, place.box).reshape(mine.shape))
 
     def offload(self) -> int:
         """Drop them from the device, not from the host, where a copy of what they were first, or were last
