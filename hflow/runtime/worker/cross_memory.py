@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 ENTRIES = 1024  # of a call: Linux's IOV_MAX
-PIECE_BYTES = 2**20  # of an entry; a call then copies no more than a GiB
+CALL_BYTES = 2**30  # Linux copies up to 2 GiB
 PR_SET_PTRACER, ANY = 0x59616D61, ctypes.c_ulong(-1)  # linux/prctl.h
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -65,46 +65,55 @@ def read(pid: int, places: Sequence[Place], views: Sequence[Tensor]) -> int:
     Raises:
         OSError: the process is gone, or may not be read.
     """
-    pairs = [_entries(*one) for one in zip(places, views, strict=True)]
-    here, there = (np.concatenate(entries) for entries in zip(*pairs))
-    copied = 0
-    for first in range(0, len(here), ENTRIES):
-        copied += _readv(pid, here[first : first + ENTRIES], there[first : first + ENTRIES])
-    return copied
+    here = np.concatenate([_entries(place(view), view) for view in views])
+    there = np.concatenate([_entries(*one) for one in zip(places, views, strict=True)])
+    return sum(_readv(pid, *call) for call in _calls(here, there))
 
 
 Entries = NDArray[np.uint64]  # one (address, bytes) per row: C's `struct iovec`
 
 
 def _readv(pid: int, here: Entries, there: Entries) -> int:
-    here, there = map(np.ascontiguousarray, (here, there))
-    mine, theirs = (ctypes.c_void_p(entries.ctypes.data) for entries in (here, there))
     call: Any = _libc.process_vm_readv
     call.restype = ctypes.c_ssize_t
-    count, flags = ctypes.c_ulong(len(here)), ctypes.c_ulong(0)
-    copied = call(ctypes.c_int(pid), mine, count, theirs, count, flags)
+    sides = [(ctypes.c_void_p(side.ctypes.data), ctypes.c_ulong(len(side))) for side in (here, there)]
+    copied = call(ctypes.c_int(pid), *sides[0], *sides[1], ctypes.c_ulong(0))
     if copied != int(here[:, 1].sum()):
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code) if copied < 0 else "only a part could be read")
     return copied
 
 
-def _entries(there: Place, view: Tensor) -> tuple[Entries, Entries]:
-    """Of both processes, cut alike: rows, or, where they lie together in both, all of them at once."""
-    address, pitch = there
+def _entries(place_: Place, view: Tensor) -> Entries:
+    """Of what is as large as `view` and lies at a place: its rows, or, where they lie together, all as one.
+    The system finds the pages of an entry at once, so that few large ones are read faster."""
+    address, pitch = place_
     rows = view.shape[0] if view.dim() > 1 else 1
     length = view.numel() // rows * view.element_size()
-    if pitch == _pitch(view) == length:
+    if pitch == length:
         rows, length = 1, rows * length
-    starts = np.arange(0, length, PIECE_BYTES, dtype=np.uint64)
-    lengths = np.minimum(np.uint64(PIECE_BYTES), np.uint64(length) - starts)
+    addresses = np.uint64(address) + np.arange(rows, dtype=np.uint64) * np.uint64(pitch)
+    return np.stack([addresses, np.full_like(addresses, length)], axis=1)
 
-    def entries(first: int, step: int) -> Entries:
-        of_rows = np.uint64(first) + np.arange(rows, dtype=np.uint64) * np.uint64(step)
-        addresses = (of_rows[:, None] + starts).reshape(-1)
-        return np.stack([addresses, np.tile(lengths, rows)], axis=1)
 
-    return entries(view.data_ptr(), _pitch(view)), entries(address, pitch)
+def _calls(here: Entries, there: Entries) -> Iterator[tuple[Entries, Entries]]:
+    """Both sides cut into what one call takes: as many bytes of each, which may lie differently in them."""
+    while len(here):
+        size = min(CALL_BYTES, *(int(side[:ENTRIES, 1].sum()) for side in (here, there)))
+        (first, here), (second, there) = (_cut(side, size) for side in (here, there))
+        yield first, second
+
+
+def _cut(entries: Entries, size: int) -> tuple[Entries, Entries]:
+    """The first `size` bytes, and the others; what lies across is cut in two."""
+    ends = np.cumsum(entries[:ENTRIES, 1])
+    last = int(np.searchsorted(ends, size))
+    over = ends[last] - np.uint64(size)
+    first, rest = entries[: last + 1].copy(), entries[last + (over == 0) :]
+    first[last, 1] -= over
+    if over:
+        rest[0] = first[last].sum(), over
+    return first, rest
 
 
 def _pitch(view: Tensor) -> int:
