@@ -16,9 +16,9 @@ rewarded, which costs the same time.
 Rows: TRL as it comes (its default of 8 rows at once, checkpointing), and at its best: one micro-batch, no
 checkpointing, for PPO Python's garbage frozen; its optimizer is fused and its attention SDPA either way.
 `static cache` is GRPO's best with that. hflow: 2 workers of 1 thread and 1 worker of 2 threads, with the
-planner's plan. All have 2 threads and float32. Contestants take turns, a step each; medians over rounds,
-the first two left out. Tokens are prompt and answer of every row, without padding. `speedup` is the better of
-hflow's tokens per second over the better of TRL's.
+planner's plan. All have 2 cores, 2 threads and float32. Contestants take turns, a step each; medians over
+rounds, the first two left out. Tokens are prompt and answer of every row, without padding. `speedup` is the
+better of hflow's tokens per second over the better of TRL's.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ from hflow.runtime.new_model import ALPHABET, new_model
 
 ROOT = Path(__file__).resolve().parent
 WARMUP = 2
+THREADS = 2
 SIZE: dict[str, Any] = {"layers": 4, "hidden": 256, "heads": 4, "kv_heads": 2, "ffn": 688}
 PEERS = {"grpo": ("default", "best", "static cache"), "ppo": ("default", "best")}
 VERSIONS = {"grpo": "1.16.0", "ppo": "1.12.0"}
@@ -86,7 +87,7 @@ class Contestant:
 
     def __init__(self, python: str, script: str, work: str, setting: str, folder: Path):
         self.log = folder / f"{script}-{setting}.log"
-        threads = setting.partition("x")[2] or "2"
+        threads = setting.partition("x")[2] or str(THREADS)
         self.process = subprocess.Popen(
             [python, str(ROOT / "trl" / script), work, setting, str(folder)],
             stdin=subprocess.PIPE,
@@ -182,13 +183,14 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=WORKS, default=list(WORKS))
     parser.add_argument("--save", action="store_true", help="also write results/step_trl-DATE.json")
     options = parser.parse_args()
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:THREADS])
     pythons = {"grpo": options.trl_python, "ppo": options.trl_ppo_python}
     cases: dict[str, Any] = {}
     for name in options.only:
         peer = "ppo" if WORKS[name].algorithm == "ppo" else "grpo"
         cases[name] = compare(name, pythons[peer] or environment(options.folder, peer), options.rounds)
         show(name, cases[name])
-    rate = {"what": "2 processes of torch.matmul", "flops_per_s": machine_flops(2)}
+    rate = {"what": "2 processes of torch.matmul", "flops_per_s": machine_flops(THREADS)}
     result = {"benchmark": "step_trl", "cases": cases, "gemm": rate, "trl": VERSIONS, **machine()}
     line = json.dumps(result)
     if options.save:

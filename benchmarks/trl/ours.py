@@ -18,12 +18,12 @@ HERE = Path(__file__).resolve().parent
 
 def main() -> None:
     turns, contest = Turns(), Contest.read()
-    workers, threads = (int(number) for number in contest.setting.split("x"))
+    workers = int(contest.setting.split("x")[0])  # which share the cores out
     plan = hflow.compile(_graph(contest), _cluster(workers))
     ray = LocalRay()
     from hflow.runtime.controller.ray_pool import RayPool  # Ray reads its settings when it is imported
 
-    pool = RayPool((workers,), ray, threads=threads)
+    pool = RayPool((workers,), ray)
     try:
         pool.form(workers)
         pool.call("load", plan)

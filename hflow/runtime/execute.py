@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 import traceback
 from collections import Counter
@@ -113,15 +112,14 @@ class RunConsole(Console):
 def _start(plan: Plan, address: str | None, workers: str, console: Console) -> Pool:
     platform = plan.cluster.device.platform
     ranks = range(max(plan.devices) + 1)
-    threads = max(1, (os.cpu_count() or 1) // len(ranks))
     if workers == "inline":
-        return InlinePool(threads, platform)
+        return InlinePool(platform)
     _say(console, f"starting {units.plural(len(ranks), f'{platform} worker')} …")
     ray_at = address or LocalRay()
     from hflow.runtime.controller.ray_pool import RayPool  # Ray reads its settings when it is imported
 
     hosts = Counter(map(plan.cluster.host, ranks))  # in order: devices are numbered by host
-    return RayPool(list(hosts.values()), ray_at, platform, threads, partial(_say, console))
+    return RayPool(list(hosts.values()), ray_at, platform, partial(_say, console))
 
 
 def _run(plan: Plan, pool: Pool, folder: RunFolder, run: Run, export: bool, console: Console) -> None:

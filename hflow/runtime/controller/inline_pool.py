@@ -15,8 +15,8 @@ from hflow.runtime.worker.worker import Worker
 
 
 class InlinePool:
-    def __init__(self, threads: int, device: str = "cpu"):
-        self.worker = Worker(device, threads)
+    def __init__(self, device: str = "cpu"):
+        self.worker = Worker(device)
         self._threads_before = torch.get_num_threads()
         self._generation = 0
 

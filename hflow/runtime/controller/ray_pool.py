@@ -46,7 +46,6 @@ class RayPool:
         hosts: Sequence[int],
         ray_at: LocalRay | str,
         platform: str = "cpu",
-        threads: int = 1,
         say: Callable[[str], None] = print,
         worker: type[Any] = RayWorker,
     ):
@@ -54,7 +53,6 @@ class RayPool:
 
         Args:
             hosts: how many workers each of the plan's hosts has, in order of ranks.
-            threads: CPU threads of each worker.
             say: tells the user what is waited for.
             worker: what runs in the workers' processes.
 
@@ -72,7 +70,7 @@ class RayPool:
             group = place(demand, say)
             names = node_names(group)
             self._nodes = [name for name, workers in zip(names, hosts) for _ in range(workers)]
-            self._actors = _start_actors(worker, group, demand, threads)
+            self._actors = _start_actors(worker, group, demand)
         except BaseException:
             self.close()
             raise
@@ -203,7 +201,7 @@ def _open_store(local: bool) -> tuple[tuple[str, int], TCPStore]:
     return (host, port), store
 
 
-def _start_actors(worker: type[Any], group: PlacementGroup, demand: Demand, threads: int) -> list[Any]:
+def _start_actors(worker: type[Any], group: PlacementGroup, demand: Demand) -> list[Any]:
     """One actor for each rank, those of a host in its bundle."""
     actor_class: Any = ray.remote(concurrency_groups={"control": 1})(worker)  # pyright: ignore
     options = {
@@ -211,13 +209,12 @@ def _start_actors(worker: type[Any], group: PlacementGroup, demand: Demand, thre
         "num_gpus": 1 if demand.platform == "cuda" else 0,
         "max_restarts": 0,
         "max_task_retries": 0,
-        "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(threads)}},
     }
     bundles = [bundle for bundle, workers in enumerate(demand.hosts) for _ in range(workers)]
     places = [PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=b) for b in bundles]
     folder = str(Path.cwd())
     actors = [
-        actor_class.options(**options, scheduling_strategy=place).remote(demand.platform, threads, folder)
+        actor_class.options(**options, scheduling_strategy=place).remote(demand.platform, folder)
         for place in places
     ]
     try:

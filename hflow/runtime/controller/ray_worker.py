@@ -20,11 +20,11 @@ LOOPBACK = "127.0.0.1"
 class RayWorker(Worker):
     """Calls run one after another in one thread, those of the group `control` in another."""
 
-    def __init__(self, device: str, threads: int, folder: str):
+    def __init__(self, device: str, folder: str):
         if Path(folder).is_dir():
             os.chdir(folder)  # paths in a graph are relative to where hflow was started
         self._gave_up = False
-        super().__init__(device, threads)
+        super().__init__(device)
 
     def join_at(self, host: str, port: int, generation: int, rank: int, size: int) -> Report:
         """Join the world whose store listens at `host`: on loopback if that is there, else by the interface

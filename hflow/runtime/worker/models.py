@@ -123,7 +123,7 @@ def _served(
         shape=plan.shapes[instance.model],
         sharding=instance.sharding,
         rank=world.rank,
-        size=world.size,
+        cores=world.cores,
         new_group=world.group,
         tokenizer=tokenizer,
         device=world.device,

@@ -9,7 +9,7 @@ waits for them ends.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,9 +19,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
+from hflow.runtime.cores import Cores, allowed
 from hflow.runtime.engines.base import Stopped
 from hflow.runtime.worker import cross_memory
 from hflow.runtime.worker.cross_memory import Neighbours, Place
+from hflow.runtime.worker.shared_cores import agree
 
 TIMEOUT = timedelta(days=1)  # a rollout elsewhere may take hours; who dies is told by `abort`, not by time
 ABORT_TAG = 2**16  # of a message that nobody sends
@@ -42,11 +44,19 @@ class Peers:
 
 class World:
     """The present world as `rank` sees it; `close` it before joining the next. `neighbours`: whose memory is
-    read instead of waiting for messages."""
+    read instead of waiting for messages. `cores`: of the ranks of this machine."""
 
-    def __init__(self, rank: int, size: int, device: torch.device, neighbours: Neighbours | None = None):
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        device: torch.device,
+        neighbours: Neighbours | None = None,
+        cores: Mapping[int, Cores] | None = None,
+    ):
         self.rank, self.size, self.device = rank, size, device
         self.neighbours = neighbours or Neighbours()
+        self.cores = cores or {rank: allowed()}
         self.aborted = threading.Event()
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
 
@@ -56,7 +66,7 @@ class World:
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
         neighbours = cross_memory.meet(rank, size) if device.type == "cpu" else None
-        return World(rank, size, device, neighbours)
+        return World(rank, size, device, neighbours, agree(rank, size))
 
     def group(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
         """The group of `ranks`, in ascending order of ranks. Collective over the whole world when new."""

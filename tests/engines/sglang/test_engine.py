@@ -69,9 +69,9 @@ def engine(plan: hflow.Plan, world: World) -> Iterator[SglangModel]:
         model, own = plan.graph.model("actor"), plan.node("rollout")
         node = plan.graph.node("rollout")
         made = SglangModel(
-            model, plan.shapes["actor"], instance_of(node, own.sharding).sharding, 0, 1, world.group,
-            load_tokenizer(model.path), world.device, [(node, own)], True, plan.graph.seed, world.aborted,
-            lambda _: None,
+            model, plan.shapes["actor"], instance_of(node, own.sharding).sharding, 0, world.cores,
+            world.group, load_tokenizer(model.path), world.device, [(node, own)], True, plan.graph.seed,
+            world.aborted, lambda _: None,
         )  # fmt: skip
     assert len(made.weights.buckets) > 3
     yield made

@@ -14,9 +14,10 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+from hflow.runtime.cores import share_out
 
 STAND_IN = Path(__file__).parent / "stand_in"
 BIND = "SGLANG_CPU_OMP_THREADS_BIND"
@@ -69,9 +70,7 @@ def prepare(cores: Sequence[int], ranks: int) -> None:
 def bind(cores: Sequence[int], ranks: int) -> str:
     """The cores of each rank as SGLang writes it, ``0,1|2,3``: as evenly as can be; with fewer cores than
     ranks some share one."""
-    at = [rank * len(cores) // ranks for rank in range(ranks + 1)]
-    shares = [cores[start : max(stop, start + 1)] for start, stop in pairwise(at)]
-    return "|".join(",".join(map(str, share)) for share in shares)
+    return "|".join(",".join(map(str, share)) for share in share_out(cores, ranks))
 
 
 def arguments() -> dict[str, Any]:

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 
 from hflow.compiler.cost.memory import sleeps
-from hflow.compiler.layout import Mesh
 from hflow.compiler.plan import NodePlan
 from hflow.compiler.shape import ModelShape
 from hflow.compiler.sharding import Sharding
 from hflow.compiler.workload import workload
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.graph.graph import Model, Node
+from hflow.runtime.cores import Cores
 from hflow.runtime.engines.base import Call, NodeError, Result
 from hflow.runtime.engines.megatron.groups import NewGroup, make_groups
 from hflow.runtime.engines.rollout import Rollout
@@ -42,7 +42,7 @@ class SglangModel:
         shape: ModelShape,
         sharding: Sharding,
         rank: int,
-        size: int,
+        cores: Mapping[int, Cores],
         new_group: NewGroup,
         tokenizer: Tokenizer,
         device: torch.device,
@@ -56,7 +56,8 @@ class SglangModel:
         whole world.
 
         Args:
-            rank, size: of this process in the torch.distributed world.
+            rank: of this process in the torch.distributed world.
+            cores: that the ranks of this machine may count on.
             nodes: that it will run.
             renewed: whether its weights come anew in every step, so that it need not keep them between.
 
@@ -74,7 +75,8 @@ class SglangModel:
         planned = tuple(nodes)
         works = [(plan.micro_batch, workload(node)) for node, plan in planned]
         sequence = max(work.sequence for _, work in works)
-        cores = _cores(sharding.mesh, rank, size)
+        replica = next(ranks for ranks in sharding.mesh.groups("tp") if rank in ranks)
+        together = tuple(sorted({core for other in replica for core in cores[other]}))
 
         def options(devices: tuple[str, ...]) -> ServerOptions:
             return ServerOptions(
@@ -82,7 +84,7 @@ class SglangModel:
                 dtype=DTYPES[model.dtype],
                 tp=sharding.mesh.tp,
                 devices=devices if device.type == "cuda" else (),
-                cores=() if device.type == "cuda" else cores,
+                cores=() if device.type == "cuda" else together,
                 max_running=max(rows for rows, _ in works),
                 max_tokens=max(rows * work.sequence for rows, work in works),
                 max_length=min(sequence, shape.max_positions),
@@ -181,12 +183,3 @@ def _visible(device: torch.device) -> str:
         return ""
     entries, index = os.environ.get("CUDA_VISIBLE_DEVICES", ""), torch.cuda.current_device()
     return entries.split(",")[index] if entries else str(index)
-
-
-def _cores(mesh: Mesh, rank: int, size: int) -> tuple[int, ...]:
-    """The cores of this rank's replica, if all `size` ranks of the world share this machine's equally."""
-    every = sorted(os.sched_getaffinity(0))
-    replica = next(ranks for ranks in mesh.groups("tp") if rank in ranks)
-    shares = ([number for number in range(len(every)) if number * size // len(every) == r] for r in replica)
-    found = sorted({every[number] for share in shares for number in share})
-    return tuple(found) or (every[replica[0] % len(every)],)
