@@ -90,9 +90,9 @@ def _training_bytes(
 def layer_activation_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mesh) -> int:
     """What the backward pass of a layer needs. On every rank of tp: the inputs of two norms, of QKV and of
     the MLP, and the copies of a token that experts read and return. Split over tp: Q, K, V, attention's
-    output, and gate, up, activation and product of the MLP."""
+    output by rows and by tokens, and gate, up and product of the MLP, whose activation is made again."""
     q, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    split = 2 * q + 2 * kv + 4 * shape.ffn
+    split = 3 * q + 2 * kv + 3 * shape.ffn
     whole = 4 * shape.hidden + 2 * routed_width(shape)
     return tokens * (whole + ceil(split / mesh.tp)) * BYTES[dtype]
 

@@ -14,6 +14,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from hflow.compiler.layout import Mesh
 from hflow.compiler.shape import ModelShape
 from hflow.runtime.engines.megatron.attention import FusedAttention
+from hflow.runtime.engines.megatron.gated import SwiGLU
 from hflow.runtime.engines.megatron.groups import Groups
 from hflow.runtime.engines.megatron.head import replace_output_layer
 from hflow.runtime.engines.megatron.recompute import RecomputingLayer
@@ -46,7 +47,7 @@ def build_model(shape: ModelShape, mesh: Mesh, dtype: Literal["f32", "bf16"], gr
         pre_process=groups.first_stage,
         post_process=groups.last_stage,
         share_embeddings_and_output_weights=shape.tied,
-        position_embedding_type="rope",
+        position_embedding_type="none",  # attention turns queries and keys itself
         rotary_base=shape.rope_theta,  # type: ignore[arg-type]  (only ever used as a float)
         pg_collection=groups.megatron,
     )
@@ -69,6 +70,7 @@ def _config(shape: ModelShape, mesh: Mesh, dtype: torch.dtype) -> TransformerCon
         layernorm_epsilon=shape.norm_eps,
         gated_linear_unit=True,
         activation_func=torch.nn.functional.silu,
+        use_te_activation_func=True,  # a module of the layer's, here `SwiGLU`
         add_bias_linear=False,
         add_qkv_bias=shape.qkv_bias,
         hidden_dropout=0.0,
@@ -101,5 +103,6 @@ def _layers(count: int) -> Any:
     parts.input_layernorm = norm
     parts.pre_mlp_layernorm = norm
     parts.self_attention.submodules.core_attention = FusedAttention
+    parts.mlp.submodules.activation_func = SwiGLU
     layer.module = RecomputingLayer
     return TransformerBlockSubmodules(layer_specs=[layer] * count, layer_norm=norm)

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 
 from hflow.runtime.engines.megatron.cache import KeyValueCache
+from hflow.runtime.engines.megatron.rotary import Rotation
 
 
 class Decoder:
@@ -29,7 +30,9 @@ class Decoder:
         self.eps: float = config.layernorm_epsilon
         self.hidden: int = config.hidden_size
         self.layers: Any = model.decoder.layers
-        self.cos, self.sin = _rotations(model.rotary_pos_emb.inv_freq, length, config.params_dtype)
+        positions = torch.arange(length, device=self.layers[0].mlp.linear_fc1.weight.device)
+        angles = self.head_dim, model.rotary_base, config.params_dtype
+        self.cos, self.sin = _rotations(positions, *angles)
 
     def cache(self, rows: int) -> KeyValueCache:
         """An empty one."""
@@ -104,8 +107,7 @@ class Decoder:
         return torch.cat(parts, -1)
 
 
-def _rotations(frequencies: Tensor, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _rotations(positions: Tensor, *of: Any) -> tuple[Tensor, Tensor]:
     """Cosines, and sines with the sign of the other half of a head that they go with, ``[length, d]``."""
-    angles = torch.outer(torch.arange(length, device=frequencies.device).float(), frequencies.float())
-    sin = angles.sin()
-    return torch.cat([angles.cos()] * 2, -1).to(dtype), torch.cat([-sin, sin], -1).to(dtype)
+    turn = Rotation.of(positions, *of)
+    return torch.cat([turn.cos, turn.cos], -1), torch.cat([-turn.sin, turn.sin], -1)

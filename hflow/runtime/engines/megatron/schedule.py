@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,8 +12,10 @@ from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 from megatron.core.utils import get_attr_wrapped_model, get_model_config
 from torch import Tensor
 
+from hflow.runtime.engines.megatron.attention import Places
 from hflow.runtime.engines.megatron.groups import Groups
 from hflow.runtime.engines.megatron.micro_batches import MicroBatch
+from hflow.runtime.engines.megatron.rotary import Rotation
 
 # What the last stage does with what the head gives a micro-batch's response tokens, ``[tokens, vocab / tp]``
 # or ``[tokens, 1]``: the loss to differentiate (a scalar), and a value to keep.
@@ -63,21 +66,19 @@ def _three(finished: tuple[Tensor, Any]) -> tuple[Tensor, Tensor, Any]:
 
 def _forward(model: torch.nn.Module, batch: MicroBatch, last_stage: bool) -> Tensor:
     """What the head gives at the places that predict, ``[1, tokens, …]``; or hidden states."""
-    pack = batch.pack
-    rotary: Any = get_attr_wrapped_model(model, "rotary_pos_emb")
-    hooks = [
-        rotary.register_forward_pre_hook(lambda _, args: (int(pack.positions.max()) + 1, *args[1:])),
-        rotary.register_forward_hook(lambda _, args, angles: angles[pack.positions]),
-    ]
-    if last_stage:
-        output_layer: Any = get_attr_wrapped_model(model, "output_layer")
-        hooks.append(output_layer.register_forward_pre_hook(_only_at(pack.predicted_at)))
+    pack, config = batch.pack, get_model_config(model)
+    theta: Any = get_attr_wrapped_model(model, "rotary_base")
+    rotation = Rotation.of(pack.positions, config.kv_channels, theta, config.params_dtype)
+    # Megatron hands the mask on to the attention, which knows places.
+    run = partial(model, pack.tokens[None], None, Places(pack, rotation))
+    if not last_stage:
+        return run()
+    output_layer: Any = get_attr_wrapped_model(model, "output_layer")
+    hook = output_layer.register_forward_pre_hook(_only_at(pack.predicted_at))
     try:
-        # Megatron hands the mask on to the attention, which knows packs.
-        return model(pack.tokens[None], None, pack)
+        return run()
     finally:
-        for hook in hooks:
-            hook.remove()
+        hook.remove()
 
 
 def _only_at(places: Tensor) -> Callable[..., tuple[Tensor, ...]]:
