@@ -27,6 +27,7 @@ from hflow.compiler.cluster import Calibration, Cluster, DeviceKind, Link
 from hflow.compiler.layout import Mesh
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.runtime.controller.signals import EndingSignals
+from hflow.runtime.cores import allowed
 from hflow.runtime.engines.megatron.groups import make_groups
 from hflow.runtime.measurements import MEASUREMENTS, Seat, Setting
 from hflow.runtime.worker.world import World
@@ -86,7 +87,7 @@ def _start(setting: Setting, folder: str, results: SimpleQueue[tuple[str, float]
 
 
 def _setting(workers: int | None) -> Setting:
-    gpus, cores = torch.cuda.device_count(), os.cpu_count() or 1
+    gpus, cores = torch.cuda.device_count(), len(allowed())
     if 0 < gpus < (workers or 0):
         raise HflowError(Diagnostic("HF404", f"{workers} workers need as many GPUs; here are {gpus}"))
     count = workers or gpus or min(2, cores)

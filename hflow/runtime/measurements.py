@@ -18,6 +18,9 @@ from hflow.compiler.shape import ModelShape
 from hflow.runtime.engines.megatron.build import build_model
 from hflow.runtime.engines.megatron.generate import Sampling, generate
 from hflow.runtime.engines.megatron.groups import Groups
+from hflow.runtime.engines.megatron.pack import Pack
+from hflow.runtime.engines.megatron.schedule import forward
+from hflow.runtime.engines.megatron.sequences import Sequences
 from hflow.runtime.rows import from_lists
 from hflow.view import units
 
@@ -82,10 +85,12 @@ class Seat:
     def tensor(self, *shape: int) -> Tensor:
         return torch.randn(*shape, dtype=self.setting.dtype, device=self.device)
 
-    def tokens(self) -> Tensor:
-        """int64 ``[rows, length]``."""
+    def pack(self) -> Pack:
+        """``rows * length`` tokens, all of which predict one."""
         sizes = self.setting.sizes
-        return torch.randint(VOCABULARY, (sizes.rows, sizes.length), device=self.device)
+        tokens = torch.randint(VOCABULARY, (sizes.rows, sizes.length + 1), device=self.device)
+        ones = tokens.new_ones(sizes.rows)
+        return Pack.of(Sequences(tokens, ones, sizes.length * ones))
 
     def model(self, hidden: int) -> GPTModel:
         """The engine's model, with random weights."""
@@ -146,15 +151,15 @@ def host_bandwidth(seat: Seat) -> float:
 
 def score_flops(seat: Seat) -> float:
     """FLOP/s of forward passes over whole sequences."""
-    model, tokens = seat.model(seat.setting.sizes.hidden), seat.tokens()
+    model, pack = seat.model(seat.setting.sizes.hidden), seat.pack()
     with torch.no_grad():
-        return _forward_flops(seat) / seat.median_s(lambda: model(tokens, None, None))
+        return _forward_flops(seat) / seat.median_s(lambda: forward(model, pack, True))
 
 
 def train_flops(seat: Seat) -> float:
     """FLOP/s of forward and backward passes: the latter counts twice."""
-    model, tokens = seat.model(seat.setting.sizes.hidden), seat.tokens()
-    return 3 * _forward_flops(seat) / seat.median_s(lambda: model(tokens, None, None).sum().backward())
+    model, pack = seat.model(seat.setting.sizes.hidden), seat.pack()
+    return 3 * _forward_flops(seat) / seat.median_s(lambda: forward(model, pack, True).sum().backward())
 
 
 def _forward_flops(seat: Seat) -> float:

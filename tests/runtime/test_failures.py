@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -222,9 +223,7 @@ def test_a_killed_run_is_cleaned_up_after(start: Start, tiny_model: Path, tmp_pa
         start(FOLDER / "grpo_small.yaml", tiny_model, run_dir, "--set", "params.steps=5000")
         for run_dir in run_dirs
     )
-    for process, run_dir in zip((killed, living), run_dirs):
-        wait_for_steps(process, run_dir, 1)
-    left, used = temporary_folders(descendants(killed)), temporary_folders(descendants(living))
+    left, used = wait_for_ray(killed), wait_for_ray(living)
     killed.kill()
     finish(killed)
     start_again = "from hflow.runtime.controller.local_ray import LocalRay; LocalRay().remove()"
@@ -236,9 +235,27 @@ def test_a_killed_run_is_cleaned_up_after(start: Start, tiny_model: Path, tmp_pa
     assert not any(folder.exists() for folder in used)
 
 
+def wait_for_ray(process: subprocess.Popen[str]) -> set[Path]:
+    """Until the run's Ray has started workers. Returns its folders."""
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline and process.poll() is None:
+        family = descendants(process)
+        if any("ray::" in name for p in family for name in command_line(p)):
+            return temporary_folders(family)
+        time.sleep(0.1)
+    raise AssertionError(f"no Ray in {DEADLINE_S} s:\n{finish(process)}")
+
+
+def command_line(process: psutil.Process) -> list[str]:
+    """Empty for one that has ended meanwhile."""
+    with suppress(psutil.NoSuchProcess):
+        return process.cmdline()
+    return []
+
+
 def temporary_folders(family: list[psutil.Process]) -> set[Path]:
     """Folders of Ray sessions that hflow made, as their processes name them."""
-    words = [word for p in family for word in p.cmdline()]
+    words = [word for p in family for word in command_line(p)]
     found = {
         part for word in words for part in word.replace("=", "/").split("/") if part.startswith("hflow-")
     }
@@ -274,6 +291,7 @@ def test_missing_data_field_is_told_with_its_node(start: Start, tiny_model: Path
     graph = tmp_path / "graph.yaml"
     text = (FOLDER / "grpo_small.yaml").read_text().replace("./rewards.py", f"{FOLDER}/rewards.py")
     graph.write_text(text.replace("{{ question }}", "{{ quesiton }}"))
-    code, output = finish(start(graph, tiny_model, tmp_path / "run"))
+    alone = "--cluster", "local1", "--workers", "inline"
+    code, output = finish(start(graph, tiny_model, tmp_path / "run", *alone))
     assert code == 1
     assert "error[HF403]: node `prompts` failed" in output and "question" in output, output

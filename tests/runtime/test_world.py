@@ -80,3 +80,27 @@ def test_waits_end_when_told_and_the_processes_go_on(wait: Callable[..., None], 
         process.kill()
     assert [process.exitcode for process in processes] == [0, 0, -signal.SIGKILL]
     assert dict(said.get() for _ in range(2)) == {0: [0, 1], 1: [0, 1]}
+
+
+def count_loops(rank: int, path: str, counts: Any) -> None:
+    world = World.join(FileStore(path), rank, 3, CPU)
+    for ranks in ((0, 1), (1, 2), (0, 1, 2), (rank,)):
+        world.group(ranks)
+    dist.all_reduce(torch.ones(1), group=world.group((0, 1, 2)))
+    names = [file.read_text().strip() for file in Path("/proc/self/task").glob("*/comm")]
+    counts.put((names.count("gloo_tcp_loop"), names.count("pt_gloo_runloop")))
+    world.close()
+
+
+def test_all_groups_share_one_loop(tmp_path: Path) -> None:
+    """Each has threads for its collectives; those show that torch has named its threads."""
+    context = multiprocessing.get_context("spawn")
+    counts = context.Queue()
+    path = str(tmp_path / "store")
+    ranks = [context.Process(target=count_loops, args=(rank, path, counts)) for rank in range(3)]
+    for process in ranks:
+        process.start()
+    found = [counts.get(timeout=DEADLINE_S) for _ in ranks]
+    for process in ranks:
+        process.join(DEADLINE_S)
+    assert all(loops == 1 and collectives >= 6 for loops, collectives in found), found

@@ -23,6 +23,7 @@ from hflow.runtime.cores import Cores, allowed
 from hflow.runtime.engines.base import Stopped
 from hflow.runtime.worker import cross_memory
 from hflow.runtime.worker.cross_memory import Neighbours, Place
+from hflow.runtime.worker.gloo import register
 from hflow.runtime.worker.shared_cores import agree
 
 TIMEOUT = timedelta(days=1)  # a rollout elsewhere may take hours; who dies is told by `abort`, not by time
@@ -63,7 +64,7 @@ class World:
     @staticmethod
     def join(store: Store, rank: int, size: int, device: torch.device) -> World:
         """Meet the other ranks at `store`; blocks until all are there."""
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        backend = f"cpu:{register()},cuda:nccl" if device.type == "cuda" else register()
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
         neighbours = cross_memory.meet(rank, size) if device.type == "cpu" else None
         return World(rank, size, device, neighbours, agree(rank, size))

@@ -15,6 +15,7 @@ from torch import Tensor
 from hflow.runtime.engines.megatron.attention import Places
 from hflow.runtime.engines.megatron.groups import Groups
 from hflow.runtime.engines.megatron.micro_batches import MicroBatch
+from hflow.runtime.engines.megatron.pack import Pack
 from hflow.runtime.engines.megatron.rotary import Rotation
 
 # What the last stage does with what the head gives a micro-batch's response tokens, ``[tokens, vocab / tp]``
@@ -42,7 +43,7 @@ def run_schedule(
 
     def forward_step(batches: Iterator[MicroBatch], model: torch.nn.Module) -> tuple[Tensor, Any]:
         batch = next(batches)
-        output = _forward(model, batch, groups.last_stage)
+        output = forward(model, batch.pack, groups.last_stage)
         return output, lambda heads: _three(finish(heads.squeeze(0), batch))
 
     return schedule(
@@ -64,9 +65,9 @@ def _three(finished: tuple[Tensor, Any]) -> tuple[Tensor, Tensor, Any]:
     return loss, torch.zeros((), dtype=torch.int, device=loss.device), kept
 
 
-def _forward(model: torch.nn.Module, batch: MicroBatch, last_stage: bool) -> Tensor:
+def forward(model: torch.nn.Module, pack: Pack, last_stage: bool) -> Tensor:
     """What the head gives at the places that predict, ``[1, tokens, …]``; or hidden states."""
-    pack, config = batch.pack, get_model_config(model)
+    config = get_model_config(model)
     theta: Any = get_attr_wrapped_model(model, "rotary_base")
     rotation = Rotation.of(pack.positions, config.kv_channels, theta, config.params_dtype)
     # Megatron hands the mask on to the attention, which knows places.
