@@ -10,9 +10,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.engines.processes import Pool
 
+settings.register_profile("hflow", deadline=None)  # an example on a busy machine takes what it takes
+settings.load_profile("hflow")
 GOLDEN = Path(__file__).parent / "golden"
 
 

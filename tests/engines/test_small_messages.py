@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,13 +11,6 @@ from hflow.runtime.engines.megatron import small_messages
 from tests.engines.processes import Pool
 
 RANKS = (0, 1, 3)
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    pool = Pool()
-    yield pool
-    pool.close()
 
 
 def part_of(rank: int, dtype: torch.dtype) -> torch.Tensor:

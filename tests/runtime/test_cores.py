@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,6 @@ from hflow.runtime.cores import Cores, allowed, share_out
 from hflow.runtime.worker.shared_cores import agree
 from hflow.runtime.worker.worker import Worker
 from tests.engines.processes import Pool
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    pool = Pool()
-    yield pool
-    pool.close()
 
 
 @given(st.sets(st.integers(0, 200), min_size=1), st.integers(1, 40))

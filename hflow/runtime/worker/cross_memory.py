@@ -90,8 +90,8 @@ def _entries(place_: Place, view: Tensor) -> Entries:
     address, pitch = place_
     rows = view.shape[0] if view.dim() > 1 else 1
     length = view.numel() // rows * view.element_size()
-    if pitch == length:
-        rows, length = 1, rows * length
+    if rows == 1 or pitch == length:
+        return np.array([[address, rows * length]], dtype=np.uint64)
     addresses = np.uint64(address) + np.arange(rows, dtype=np.uint64) * np.uint64(pitch)
     return np.stack([addresses, np.full_like(addresses, length)], axis=1)
 
