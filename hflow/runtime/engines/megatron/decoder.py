@@ -16,7 +16,6 @@ from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, 
 
 from hflow.runtime.engines.megatron.cache import KeyValueCache
 from hflow.runtime.engines.megatron.rotary import Rotation
-from hflow.runtime.engines.megatron.small_messages import gathered, sum_of
 
 
 class Decoder:
@@ -79,7 +78,7 @@ class Decoder:
             found = scaled_dot_product_attention(
                 heads, keys, values, attn_mask=mask, is_causal=causal, enable_gqa=True
             ).transpose(1, 2)
-        return sum_of(linear(found.reshape(rows, new, -1), layer.self_attention.linear_proj.weight), self.tp)
+        return self._summed(linear(found.reshape(rows, new, -1), layer.self_attention.linear_proj.weight))
 
     def _turned(self, x: Tensor, start: int) -> Tensor:
         """Rotary embedding (arXiv:2104.09864) of ``[rows, new, groups, heads, d]`` from place `start` on."""
@@ -89,7 +88,12 @@ class Decoder:
 
     def _mlp(self, mlp: Any, x: Tensor) -> Tensor:
         gate, up = linear(x, mlp.linear_fc1.weight).chunk(2, -1)
-        return sum_of(linear(silu(gate).mul_(up), mlp.linear_fc2.weight), self.tp)
+        return self._summed(linear(silu(gate).mul_(up), mlp.linear_fc2.weight))
+
+    def _summed(self, part: Tensor) -> Tensor:
+        if self.tp.size() > 1:
+            dist.all_reduce(part, group=self.tp)
+        return part
 
     def _logits(self, x: Tensor) -> Tensor:
         tied = self.model.share_embeddings_and_output_weights
@@ -98,7 +102,9 @@ class Decoder:
         part = linear(x, weight)
         if self.tp.size() == 1:
             return part
-        return gathered(part, self.tp).transpose(0, 1).flatten(1)
+        parts = [torch.empty_like(part) for _ in range(self.tp.size())]
+        dist.all_gather(parts, part, group=self.tp)
+        return torch.cat(parts, -1)
 
 
 def _rotations(positions: Tensor, *of: Any) -> tuple[Tensor, Tensor]:
