@@ -1,7 +1,7 @@
 """gloo with one thread for all connections of a process.
 
 torch makes each process group a loop of its own, which wakes up a hundred times a second though nobody sends
-anything: the loops of a worker with a dozen groups take 3 % of a core, and those of eight workers a quarter.
+anything: ten groups took 3 % of a core, 43 took 9 %.
 """
 
 from __future__ import annotations

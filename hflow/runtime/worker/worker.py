@@ -99,7 +99,7 @@ class Worker:
         self._loading = ""
         self.interpreter = Interpreter(plan, self.world, engines)
         self._open_data(plan, engines, self.world.rank)
-        gc.freeze()  # to look for garbage in modules and models, which live on, took 4 % of a step
+        gc.freeze()  # to look for garbage in modules and models, which live on, took 3 % of a step
         return {}
 
     def _tell(self, text: str) -> None:
