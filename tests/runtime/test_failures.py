@@ -22,7 +22,7 @@ FOLDER = Path(__file__).parent
 HFLOW = [sys.executable, "-m", "hflow.cli"]
 DEADLINE_S = 200
 SHARED_MEMORY = Path("/dev/shm")
-
+ALONE = "--cluster", "local1"  # one worker, where nothing depends on others: the half of a start
 
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -112,9 +112,7 @@ def test_a_reward_cannot_end_the_run_silently(
     start: Start, breaking_graph: Path, tiny_model: Path, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
-    code, output = finish(
-        start(breaking_graph, tiny_model, run_dir, "--cluster", "local1", "--workers", "inline")
-    )
+    code, output = finish(start(breaking_graph, tiny_model, run_dir, *ALONE, "--workers", "inline"))
     assert code == 1 and "error[HF401]: node `reward` failed" in output and "SystemExit" in output
     assert f"details in {run_dir / 'error.txt'}" in output
 
@@ -124,7 +122,7 @@ def test_node_failure_names_its_cause(
     start: Start, breaking_graph: Path, tiny_model: Path, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
-    process = start(breaking_graph, tiny_model, run_dir, "--set", "params.steps=500")
+    process = start(breaking_graph, tiny_model, run_dir, "--set", "params.steps=500", *ALONE)
     wait_for_steps(process, run_dir, 1)
     code, output = finish(process)
     assert code == 1
@@ -154,7 +152,7 @@ def test_a_refused_weight_update_ends_the_run(
     """In the second step somebody else begins to renew SGLang's weights, so that it refuses the run's: it
     does not train on with what older weights sample, and no process is left."""
     run_dir, before = tmp_path / "run", set(SHARED_MEMORY.glob("torch_*"))
-    options = "--set", "params.steps=500", "--engine", "rollout=sglang", "--cluster", "local1"
+    options = "--set", "params.steps=500", "--engine", "rollout=sglang", *ALONE
     process = start(breaking_graph, tiny_model, run_dir, *options)
     wait_for_steps(process, run_dir, 1)
     processes = descendants(process)
@@ -169,12 +167,14 @@ def test_a_refused_weight_update_ends_the_run(
     assert not set(SHARED_MEMORY.glob("torch_*")) - before
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code", "cluster"), [(signal.SIGINT, 130, ()), (signal.SIGTERM, 143, ALONE)]
+)
 def test_signals_end_everything(
-    start: Start, number: int, code: int, tiny_model: Path, tmp_path: Path
+    start: Start, number: int, code: int, cluster: tuple[str, ...], tiny_model: Path, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
-    process = start(FOLDER / "grpo_small.yaml", tiny_model, run_dir, "--set", "params.steps=5000")
+    process = start(FOLDER / "grpo_small.yaml", tiny_model, run_dir, "--set", "params.steps=5000", *cluster)
     wait_for_steps(process, run_dir, 2)
     family = descendants(process)
     folders = temporary_folders(family)
@@ -194,7 +194,7 @@ def test_signals_end_everything(
 def test_a_reader_that_leaves_does_not_end_the_run(start: Start, tiny_model: Path, tmp_path: Path) -> None:
     """`hflow exec … | head -1`"""
     run_dir = tmp_path / "run"
-    process = start(FOLDER / "grpo_small.yaml", tiny_model, run_dir, "--set", "params.steps=3")
+    process = start(FOLDER / "grpo_small.yaml", tiny_model, run_dir, "--set", "params.steps=3", *ALONE)
     assert process.stdout
     process.stdout.readline()
     process.stdout.close()
@@ -221,7 +221,7 @@ def test_a_killed_run_is_cleaned_up_after(start: Start, tiny_model: Path, tmp_pa
     """SIGKILL leaves no chance to remove Ray's files; the next start does, and spares a living run's."""
     run_dirs = tmp_path / "killed", tmp_path / "living"
     killed, living = (
-        start(FOLDER / "grpo_small.yaml", tiny_model, run_dir, "--set", "params.steps=5000")
+        start(FOLDER / "grpo_small.yaml", tiny_model, run_dir, "--set", "params.steps=5000", *ALONE)
         for run_dir in run_dirs
     )
     left, used = wait_for_ray(killed), wait_for_ray(living)
@@ -292,7 +292,6 @@ def test_missing_data_field_is_told_with_its_node(start: Start, tiny_model: Path
     graph = tmp_path / "graph.yaml"
     text = (FOLDER / "grpo_small.yaml").read_text().replace("./rewards.py", f"{FOLDER}/rewards.py")
     graph.write_text(text.replace("{{ question }}", "{{ quesiton }}"))
-    alone = "--cluster", "local1", "--workers", "inline"
-    code, output = finish(start(graph, tiny_model, tmp_path / "run", *alone))
+    code, output = finish(start(graph, tiny_model, tmp_path / "run", *ALONE, "--workers", "inline"))
     assert code == 1
     assert "error[HF403]: node `prompts` failed" in output and "question" in output, output

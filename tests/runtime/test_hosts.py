@@ -148,10 +148,10 @@ def test_what_is_busy_is_waited_for(nodes: RayNodes, tiny_model: Path, tmp_path:
     """A second run starts when the first one ends."""
     first = nodes.start(arguments(tiny_model, tmp_path, "first", 2, 2, steps=5000))
     assert first.stderr and next(line for line in first.stderr if line.startswith("step"))
-    second = nodes.start(arguments(tiny_model, tmp_path, "second", 2, 2))
+    second = nodes.start(arguments(tiny_model, tmp_path, "second", 2, 1))
     assert second.stderr
     told = next(line for line in second.stderr if line.startswith("waiting"))
-    assert "2 hosts with 2 CPU each: the Ray cluster has 2 nodes with 2 CPU each, 0 CPU free" in told
+    assert "2 hosts with 1 CPU each: the Ray cluster has 2 nodes with 2 CPU each, 0 CPU free" in told
     first.terminate()
     finish(first, 143)
     finish(second)

@@ -19,7 +19,6 @@ from hflow.runtime.engines.sglang.server import Server, ServerError
 from tests.engines.models import Folders, some_prompts
 from tests.engines.sglang.installed import needs_sglang
 from tests.engines.sglang.servers import (
-    GONE_S,
     files_of,
     gone,
     options,
@@ -106,24 +105,25 @@ time.sleep(600)
 
 @pytest.mark.parametrize("ready", [True, False], ids=["ready", "starting"])
 def test_a_server_ends_with_its_parent(folders: Folders, temporary: Path, ready: bool) -> None:
-    """Killed when it is ready, or while SGLang's children still import their modules."""
+    """Killed when it is ready, or while SGLang's children still start."""
     owner = _owner(folders.of("qwen2", False))
     assert owner.stdout is not None
     first = int(owner.stdout.readline())
     if ready:
         assert owner.stdout.readline() == "ready True\n"
     else:
-        assert within(60, lambda: len(tree_of(first)) >= 4)
+        assert within(60, lambda: len(tree_of(first)) >= 3)
     processes = tree_of(first)
     shared = files_of(processes)
     os.kill(owner.pid, signal.SIGKILL)
     owner.wait()
     assert gone(processes)
-    assert within(GONE_S, lambda: not any(file.exists() for file in shared)) and bool(shared) >= ready
-    assert len(list(temporary.iterdir())) == 1  # only its folder is left, and the next server here removes it
+    # only its folder and what is named after that is left, and the next server here removes it
+    [folder], left = temporary.iterdir(), {file for file in shared if file.exists()}
+    assert all(folder.name in file.name for file in left) and bool(left) >= ready
     with pytest.raises(ServerError):
         Server.start(options("/nowhere"))
-    assert list(temporary.iterdir()) == []
+    assert list(temporary.iterdir()) == [] and not any(file.exists() for file in left)
 
 
 def test_a_model_that_is_not_there(tmp_path: Path, temporary: Path) -> None:

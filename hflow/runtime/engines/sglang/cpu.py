@@ -10,6 +10,7 @@ imported, so this module imports SGLang in functions only.
 # pyright: reportMissingImports=false
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hflow.runtime.cores import share_out
+from hflow.runtime.engines.sglang.lifetime import forks_die_with_their_parents
 
 STAND_IN = Path(__file__).parent / "stand_in"
 BIND = "SGLANG_CPU_OMP_THREADS_BIND"
@@ -80,6 +82,23 @@ def arguments() -> dict[str, Any]:
     # PyTorch's attention treats one sequence after the other, so batches cannot change it
     add_deterministic_attention_backend_choices(["torch_native"])
     return {setting.name: setting.value for setting in ARGUMENTS}
+
+
+def fork_children() -> None:
+    """SGLang starts its processes anew, and each imports for seconds what this one has imported. Without a
+    device, whose state must not be copied, they can be copies of this process: made before it has computed
+    anything, so that PyTorch's threads are not there yet.
+    """
+    from sglang.srt.entrypoints import engine
+
+    configure = engine._set_envs_and_config
+
+    def configure_and_fork(server_args: Any) -> None:
+        configure(server_args)
+        multiprocessing.set_start_method("fork", force=True)
+
+    engine._set_envs_and_config = configure_and_fork
+    forks_die_with_their_parents()
 
 
 def run_scheduler(server_args: Any, port_args: Any, gpu_id: int, tp_rank: int, *rest: Any) -> None:

@@ -1,4 +1,4 @@
-"""A private temporary folder, gone with its owner."""
+"""A private temporary folder, gone with its owner, and with what bears its name in shared memory."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
+
+from hflow.runtime.engines.sglang.shared_memory import remove_of
 
 PREFIX = "hflow-sglang-"
 
@@ -28,6 +30,7 @@ class Folder:
     def remove(self) -> None:
         """Twice is once."""
         self._lock.close()
+        remove_of(self.path.name)
         shutil.rmtree(self.path, ignore_errors=True)
         if self.path.exists():  # a file was made meanwhile
             time.sleep(0.5)
@@ -38,4 +41,5 @@ def _remove_abandoned() -> None:
     for owner in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/owner"):
         with suppress(OSError), owner.open("r+") as file:  # another user's, or in use
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove_of(owner.parent.name)
             shutil.rmtree(owner.parent, ignore_errors=True)

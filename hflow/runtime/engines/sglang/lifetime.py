@@ -18,3 +18,15 @@ def die_with(parent: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl")
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def forks_die_with_their_parents() -> None:
+    """Have `die_with` called in every process that is forked from this one or from such a fork."""
+    parent = os.getpid()
+
+    def forked() -> None:
+        nonlocal parent
+        die_with(parent)
+        parent = os.getpid()
+
+    os.register_at_fork(after_in_child=forked)

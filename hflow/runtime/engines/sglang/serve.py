@@ -14,14 +14,13 @@ import os
 import socket
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hflow.runtime.engines.sglang import cpu
 from hflow.runtime.engines.sglang.lifetime import die_with
 from hflow.runtime.engines.sglang.options import ServerOptions
-from hflow.runtime.engines.sglang.shared_memory import remove_names
 
 SERVER = "HFLOW_SGLANG_SERVER"  # in the environment of its children: the process id of the server
 
@@ -36,15 +35,13 @@ if __name__ == "__mp_main__":
 
 @dataclass(frozen=True)
 class Request:
-    """`key` is what requests must carry, `parent` the process that asks; `store`: a file, not yet there,
-    where the ranks may meet.
-    """
+    """`key` is what requests must carry, `parent` the process that asks, `folder` the server's own."""
 
     options: ServerOptions
     port: int
     key: str
     parent: int
-    store: str
+    folder: str
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -57,13 +54,13 @@ class Request:
         return cls(ServerOptions(**options), **values)
 
 
-def environment(store: str) -> dict[str, str]:
+def environment(folder: str) -> dict[str, str]:
     """For CPUs and CUDA alike."""
     return {
         SERVER: str(os.getpid()),
         "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",  # by SPARE; see check_length
         # Ranks meet in a file and talk over loopback: a TCP store would listen on every interface.
-        "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE": Path(store).as_uri(),
+        "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE": (Path(folder) / "store").as_uri(),
         # Other models may lie on some of its devices only; `server` checks that the KV cache fits.
         "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "0",
         "GLOO_SOCKET_IFNAME": "lo",
@@ -113,6 +110,18 @@ def check_length(options: ServerOptions) -> None:
         raise ValueError(f"requests of {options.max_length} tokens, but the model has {positions} positions")
 
 
+def name_instance(name: str) -> None:
+    """Instead of at random: SGLang's files in shared memory bear the name (`shared_memory.remove_of`)."""
+    from sglang.srt.server_args import PortArgs
+
+    at_random = PortArgs.init_new
+
+    def named(*given: Any, **options: Any) -> Any:
+        return replace(at_random(*given, **options), instance_id=name)
+
+    PortArgs.init_new = staticmethod(named)
+
+
 def wait_until_it_listens(server_args: Any) -> bool:
     """In the place of SGLang's warm-up. With none, its next step is to ask itself something, and fail."""
     from sglang.srt.entrypoints.http_server import get_global_state
@@ -135,7 +144,7 @@ def main() -> None:
     die_with(request.parent)
     options = request.options
     check_length(options)
-    os.environ.update(environment(request.store))
+    os.environ.update(environment(request.folder))
     on_cpu = not options.devices
     if on_cpu:
         cpu.prepare(options.cores, options.tp)
@@ -143,12 +152,15 @@ def main() -> None:
     from sglang.srt.entrypoints.http_server import launch_server  # reads the environment
     from sglang.srt.server_args import ServerArgs
 
-    given = arguments(options, request.port, request.key) | (cpu.arguments() if on_cpu else {})
-    special = {"run_scheduler_process_func": cpu.run_scheduler} if on_cpu else {}
+    given, special = arguments(options, request.port, request.key), {}
+    if on_cpu:
+        given |= cpu.arguments()
+        special["run_scheduler_process_func"] = cpu.run_scheduler
+        cpu.fork_children()
+    name_instance(Path(request.folder).name)
     launch_server(
         ServerArgs(**given),
         execute_warmup_func=wait_until_it_listens,
-        launch_callback=remove_names,
         **special,
     )
 

@@ -55,8 +55,7 @@ class Server:
         atexit.register(self.close)
         key = secrets.token_hex(32)
         self._headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
-        store = str(self._folder.path / "store")
-        request = serve.Request(options, self.port, key, os.getpid(), store)
+        request = serve.Request(options, self.port, key, os.getpid(), str(self._folder.path))
         command = [sys.executable, "-m", serve.__name__]
         try:
             self._tree = Tree(command, request.to_json(), _environment(options, self._folder.path), self._log)

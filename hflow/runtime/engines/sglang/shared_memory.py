@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from pathlib import Path
 
-import psutil
-
 SHARED_MEMORY = Path("/dev/shm")
-PREFIX = "sglang_"
 
 
-def remove_names() -> None:
-    """Of those that this process and its children have open: so they serve on, and are gone with these."""
-    this = psutil.Process()
-    for process in (this, *this.children(recursive=True)):
-        for file in _open_files(process.pid):
-            file.unlink(missing_ok=True)
+def remove_of(instance: str) -> None:
+    """SGLang's own, which bear the name of the server. Processes that still have them open serve on."""
+    for file in SHARED_MEMORY.glob(f"sglang_*_{instance}_*"):
+        file.unlink(missing_ok=True)
 
 
 def remove_own() -> None:
@@ -28,11 +22,3 @@ def remove_own() -> None:
     """
     for file in SHARED_MEMORY.glob(f"torch_{os.getpid()}_*"):
         file.unlink(missing_ok=True)
-
-
-def _open_files(pid: int) -> set[Path]:
-    found: set[Path] = set()
-    for descriptor in Path(f"/proc/{pid}/fd").glob("*"):
-        with suppress(OSError):  # closed meanwhile
-            found.add(descriptor.readlink())
-    return {file for file in found if file.parent == SHARED_MEMORY and file.name.startswith(PREFIX)}
