@@ -35,9 +35,9 @@ def lends(draft: Draft, graph: Graph, order: Sequence[Node], source: Instance, c
     of_model = [(node, own) for node, own in uses if own.model == source.model]
     if any(own not in shared for _, own in of_model):
         return False
-    readers = [node.name for node, own in of_model if own == copy]
-    trainer = [node.name for node, own in of_model if own == source]
-    return all(_apart(graph, name, readers) for name in trainer)
+    readers = [node for node, own in of_model if own == copy]
+    trainer = [node for node, own in of_model if own == source]
+    return all(_apart(graph, node, readers) for node in trainer)
 
 
 def _lies_in(source: Instance, copy: Instance) -> bool:
@@ -46,9 +46,12 @@ def _lies_in(source: Instance, copy: Instance) -> bool:
     return engines == {"megatron"} and includes(copy.sharding, source.sharding)
 
 
-def _apart(graph: Graph, name: str, readers: Sequence[str]) -> bool:
-    """Whether a node is before all readers, or after all of them, in any order of the nodes."""
-    dag = graph.dag()
-    before: set[str] = nx.ancestors(dag, name)  # pyright: ignore[reportUnknownMemberType]
-    after: set[str] = nx.descendants(dag, name)  # pyright: ignore[reportUnknownMemberType]
-    return before.issuperset(readers) or after.issuperset(readers)
+def _apart(graph: Graph, node: Node, readers: Sequence[Node]) -> bool:
+    """Whether a node is before all readers, or after all of them, in any order of the nodes. In one region it
+    is neither: all its nodes run in every round, and the copy is there for all rounds."""
+    if node.region != graph.regions[0].name and any(node.region == reader.region for reader in readers):
+        return False
+    dag, names = graph.dag(), {reader.name for reader in readers}
+    before: set[str] = nx.ancestors(dag, node.name)  # pyright: ignore[reportUnknownMemberType]
+    after: set[str] = nx.descendants(dag, node.name)  # pyright: ignore[reportUnknownMemberType]
+    return before >= names or after >= names

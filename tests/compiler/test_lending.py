@@ -113,6 +113,18 @@ def test_a_part_is_included_where_each_parameters_box_is(
     assert includes(whole, part) == inside
 
 
+def test_nothing_is_lent_to_a_region_that_needs_both(model: str) -> None:
+    """All rounds run between the coming of the copy and its end, also a node that follows its reader."""
+    pins = ["rollout=dp4@0-3", "actor_train=tp2,dp2@0-3"]
+    lent: list[list[bool]] = []
+    for name in ("region", "region_scored"):
+        graph = hflow.load(f"tests/runtime/graphs/{name}.yaml", [f"params.model={model}", "params.batch=8"])
+        pinned = [*pins, "old=tp2,dp2@0-3"] if name == "region_scored" else pins
+        step = hflow.compile(graph, "local4", pinned).step
+        lent.append([i.lends for i in step.instructions if i.op in ("weights", "release")])
+    assert lent == [[True, True], [False, False]]
+
+
 def test_the_plan_of_an_algorithm_says_so(model: str) -> None:
     """With the layouts of the paper's engine, in both programs."""
     graph = hflow.load("algorithms/grpo.yaml", [f"params.model={model}"])

@@ -149,6 +149,18 @@ def test_regions_are_the_same_under_every_plan(start: Start) -> None:
     assert len(set(column(one, "answers.checksum"))) == 3
 
 
+def test_a_region_may_score_with_the_weights_that_are_trained(
+    start: Start, workers: Pool, tiny_model: Path, tmp_path: Path
+) -> None:
+    """They are not lent to the copy that the region samples with: in every round both are needed."""
+    pins = ("rollout=dp2@0-1", "old=tp2@0-1", "actor_train=tp2@0-1")
+    plan = hflow.compile(load("region_scored", tiny_model), "clusters/local4.yaml", pins)
+    run = execute(plan, tmp_path / "scored", pool=workers, export=False)
+    for name in ("digest.rollout", "answers.checksum", "sampling.rounds"):
+        assert column(run, name) == column(start("region"), name), name
+    assert max(column(run, "sampling.rounds")) > 1
+
+
 def test_a_surplus_serves_the_next_step(start: Start, tiny_model: Path) -> None:
     """Batches in which more is kept than two steps need: some waits for one step, and some too long."""
     runs = [start("region", layout, rows=2, batch=12, age=1, steps=6) for layout in LAYOUTS]
