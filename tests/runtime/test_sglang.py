@@ -79,10 +79,11 @@ def test_grpo_on_two_replicas_elsewhere(workers: Pool, model: Path, tmp_path: Pa
 
 
 def test_older_weights_are_the_older_ones(workers: Pool, model: Path, tmp_path: Path) -> None:
-    """With `lag: 1` the server keeps generating with the weights before, while the newest are trained."""
+    """With `lag: 1` the server keeps generating with the weights before, while the newest are trained; these
+    are evaluated by another one."""
     older = "{use: actor, lag: 1}"
     overrides = [
-        f"params.model={model}", f"params.steps={STEPS}", "eval=null",
+        f"params.model={model}", f"params.steps={STEPS}",
         f"nodes.greedy.model={older}", f"nodes.greedy_again.model={older}",
     ]  # fmt: skip
     graph = hflow.load(GRAPHS / "lagged.yaml", overrides, [GRAPHS / "greedy_twice.yaml"])

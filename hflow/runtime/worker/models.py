@@ -116,8 +116,8 @@ def _served(
     tokenizer: Tokenizer,
     told: Callable[[str], None],
 ) -> SglangModel:
-    nodes = {n.name: n for program in _programs(plan) for n in program.graph.nodes if n.model}
-    planned = ((node, plan.node(name)) for name, node in nodes.items())
+    nodes = (n for program in _programs(plan) for n in program.graph.nodes if n.model)
+    planned = ((node, plan.node(node.name)) for node in nodes)  # one may read other weights in each program
     return SglangModel(
         model=plan.graph.model(instance.model),
         shape=plan.shapes[instance.model],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,7 @@ import hflow
 from hflow.compiler.instances import instance_of
 from hflow.compiler.plan import NodePlan
 from hflow.graph.graph import Node
-from hflow.runtime.engines.base import Call, NodeError, Result
+from hflow.runtime.engines.base import Call, NodeError, Result, Stopped
 from hflow.runtime.engines.sglang import requests, server
 from hflow.runtime.engines.sglang import weights as served_weights
 from hflow.runtime.engines.sglang.engine import SglangModel
@@ -40,6 +41,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
         folder, family="qwen2", layers=2, hidden=32, heads=4, kv_heads=2, ffn=64, alphabet="0123456789+=. ",
         max_positions=256, tied=True, seed=3,
     )  # fmt: skip
+    # nearly every token would end a response if SGLang heeded it
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": list(range(3, 60))}))
     return str(folder)
 
 
@@ -259,6 +262,17 @@ def test_rows_are_the_same_on_another_replica(engine: SglangModel, plan: hflow.P
     assert lists(alone.outputs["tokens"]) == both[ROWS // 2 :]
 
 
+def test_responses_end_at_the_tokenizers_end_only(engine: SglangModel, plan: hflow.Plan, folder: str) -> None:
+    """As on Megatron, whatever ``generation_config.json`` adds to it."""
+    end, lengths = load_tokenizer(folder).eos_id, list[int]()
+    responses = run(engine, plan.graph.node("rollout"), plan.node("rollout")).outputs
+    for tokens, told in zip(lists(responses["tokens"]), lists(responses["logprobs"])):
+        new = tokens[-len(told) :]
+        assert end not in new[:-1] and (new[-1] == end or len(new) == NEW)
+        lengths.append(len(new))
+    assert max(lengths) > NEW / 4
+
+
 def test_no_rows(engine: SglangModel, plan: hflow.Plan) -> None:
     call = Call(plan.graph.node("rollout"), plan.node("rollout"), 0, 0, seed=5, step=0)
     assert len(engine.run(call, {"prompt": from_lists([])}).outputs["tokens"]) == 0
@@ -295,4 +309,13 @@ def test_it_gives_up_when_nobody_waits(engine: SglangModel, plan: hflow.Plan, wo
         run(engine, node, own)
     assert type(world.explain(caught.value)).__name__ == "Aborted"
     assert time.monotonic() - began < 60
+    world.aborted.clear()
+
+
+def test_a_server_is_not_awaited_when_nobody_waits(engine: SglangModel, world: World) -> None:
+    began = time.monotonic()
+    world.aborted.set()
+    with pytest.raises(Stopped):
+        engine.replica._start()
+    assert time.monotonic() - began < 5
     world.aborted.clear()

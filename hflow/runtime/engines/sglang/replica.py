@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from hflow.runtime.engines.base import NodeError
+from hflow.runtime.engines.base import NodeError, Stopped
 from hflow.runtime.engines.sampler import Sampling
 from hflow.runtime.engines.sglang.options import ServerOptions
 from hflow.runtime.engines.sglang.requests import Lost, Response, Row, ask
@@ -171,8 +171,15 @@ class Replica:
         self._together(self._start_here, "HF404")
 
     def _start_here(self) -> None:
+        """Raises `Stopped` when nobody waits for the server any more."""
+
+        def told(text: str) -> None:
+            if self.stopped.is_set():
+                raise Stopped
+            self.told(f"{self.node}: {text}")
+
         try:
-            self._server = Server.start(self.options, lambda text: self.told(f"{self.node}: {text}"))
+            self._server = Server.start(self.options, told)
         finally:
             self.told("")
 

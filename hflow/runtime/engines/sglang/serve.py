@@ -27,8 +27,9 @@ SERVER = "HFLOW_SGLANG_SERVER"  # in the environment of its children: the proces
 # SGLang refuses prompts, and shortens responses without a word, that come within this of its own limits.
 SPARE = 6
 
-# A child of the server: before all else, multiprocessing imports its parent's main module. SGLang's children
-# ask for the same as this, but only after their imports, and their parent may have died by then.
+# A child of a server with CUDA, a new program (without CUDA, a fork: `cpu.fork_children`): before all else,
+# multiprocessing imports its parent's main module. SGLang's children ask for the same as this, but only after
+# their imports, and their parent may have died by then.
 if __name__ == "__mp_main__":
     die_with(int(os.environ[SERVER]))
 
@@ -102,6 +103,18 @@ def arguments(options: ServerOptions, port: int, key: str) -> dict[str, Any]:
     }
 
 
+def without_its_own_ends(model: Path, view: Path) -> Path:
+    """The model's folder anew, with which SGLang ends responses where a request says, which is at the
+    tokenizer's end, and not also at what ``config.json`` and ``generation_config.json`` add to it."""
+    view.mkdir()
+    for file in model.iterdir():
+        if file.name not in ("config.json", "generation_config.json"):
+            (view / file.name).symlink_to(file.resolve())
+    config = json.loads((model / "config.json").read_text())
+    (view / "config.json").write_text(json.dumps(config | {"eos_token_id": None}))
+    return view
+
+
 def check_length(options: ServerOptions) -> None:
     """Instead of SGLang's own check, which SPARE would fail."""
     config = Path(options.model_path) / "config.json"
@@ -144,6 +157,7 @@ def main() -> None:
     die_with(request.parent)
     options = request.options
     check_length(options)
+    view = without_its_own_ends(Path(options.model_path), Path(request.folder) / "model")
     os.environ.update(environment(request.folder))
     on_cpu = not options.devices
     if on_cpu:
@@ -153,6 +167,7 @@ def main() -> None:
     from sglang.srt.server_args import ServerArgs
 
     given, special = arguments(options, request.port, request.key), {}
+    given["model_path"] = str(view)
     if on_cpu:
         given |= cpu.arguments()
         special["run_scheduler_process_func"] = cpu.run_scheduler
