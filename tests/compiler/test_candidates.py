@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 
+import hflow
 import hflow.compiler.planner.pricing as pricing
 from hflow.compiler.cluster_file import load_cluster
 from hflow.compiler.compile import new_draft
@@ -20,6 +21,7 @@ from hflow.compiler.passes.weight_edges import weight_edges
 from hflow.compiler.planner.search import search
 from hflow.compiler.planner.unit import Option, Unit, Ways, units
 from hflow.compiler.workload import workload
+from hflow.diagnostics import HflowError
 from hflow.graph.graph import Node
 from tests.compiler.small_cases import case, space_of
 from tests.compiler.workloads import large
@@ -50,6 +52,18 @@ def test_layouts_are_all_that_divide(draft: Draft) -> None:
             (pp, n // (pp * tp), tp) for n in SIZES for pp in pps for tp in (1, 2, 4, 8) if n % (pp * tp) == 0
         }
         assert found == expected, unit.name
+
+
+def test_devices_get_whole_groups_of_rows_and_equally_many() -> None:
+    """The samples of a prompt stay together: 4 prompts are for 4 data-parallel ranks at most."""
+    sizes = ["params.batch=4", "params.group=16", "nodes.actor_train.repeat.minibatch=64"]
+    graph = hflow.load("algorithms/grpo.yaml", ["params.model=shape:qwen2.5-0.5b", *sizes])
+    found = candidates(weight_edges(new_draft(graph, load_cluster("h100x8"))))
+    for unit in units(found.graph, found.engines):
+        dps = {option.dp for each in found.candidates[unit.name].values() for option in each}
+        assert dps == {1, 2, 4}, unit.name
+    with pytest.raises(HflowError, match="(?s)HF302.*dp8 does not divide 4 groups of 16 rows"):
+        hflow.compile(graph, "h100x8", "ref_logprobs=dp8")
 
 
 def test_every_way_fits_and_none_is_beaten(draft: Draft) -> None:

@@ -8,6 +8,7 @@ Nodes without a model have no candidates: they run where their values lie (`plac
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from hflow.compiler.draft import Draft
@@ -46,8 +47,7 @@ def _is_too_large(draft: Draft, unit: Unit) -> bool:
 
 def _nothing_fits(draft: Draft, unit: Unit) -> Diagnostic:
     pins = pins_of(draft, unit)
-    last = tuple(meshes(draft, unit))[-MOST:]  # of the most devices
-    reasons = "; ".join(f"{mesh}: {_reason(draft, unit, mesh)}" for mesh in last)
+    reasons = ";\n".join(_reasons(draft, unit))
     names = " and ".join(f"`{n.name}`" for n in unit.nodes)
     together = "on one mesh, which they share since they use one model" if len(unit.nodes) > 1 else "so"
     if not pins:
@@ -56,6 +56,14 @@ def _nothing_fits(draft: Draft, unit: Unit) -> Diagnostic:
     message = " ".join(f"--pin {p.text}" for p in pins) + f": {names} cannot run {together}"
     unequal = "the pins disagree" if len(pins) > 1 else "its sizes do not multiply to its number of devices"
     return Diagnostic("HF302", message, help=reasons or unequal)
+
+
+def _reasons(draft: Draft, unit: Unit) -> Iterator[str]:
+    """Why it is none of the layouts on the most devices; those with one reason together."""
+    of: dict[str, list[Mesh]] = {}
+    for mesh in tuple(meshes(draft, unit))[-MOST:]:
+        of.setdefault(_reason(draft, unit, mesh), []).append(mesh)
+    return (f"{', '.join(map(str, alike))}: {reason}" for reason, alike in of.items())
 
 
 def _reason(draft: Draft, unit: Unit, mesh: Mesh) -> str:

@@ -13,9 +13,11 @@ from hflow.compiler.layout import Mesh
 from hflow.compiler.pins import Pin
 from hflow.compiler.planner.pricing import Pricing
 from hflow.compiler.planner.unit import Option, Options, Unit
+from hflow.compiler.ports import row_unit
 from hflow.compiler.shape import ModelShape
 from hflow.compiler.workload import Workload
 from hflow.graph.graph import Node
+from hflow.graph.types import ValueType
 
 
 def options_of(draft: Draft, unit: Unit) -> Options:
@@ -116,6 +118,8 @@ def _divisors(number: int) -> list[int]:
 
 
 def _model_refusal(shape: ModelShape, mesh: Mesh, node: Node) -> str:
+    if node.op == "generate" and mesh.pp > 1:
+        return "generation has no pipeline parallelism"
     for count, what in (
         (shape.num_kv_heads, "kv heads"),
         (shape.num_heads, "heads"),
@@ -130,15 +134,22 @@ def _model_refusal(shape: ModelShape, mesh: Mesh, node: Node) -> str:
     if node.op == "generate" and node.options["max_new_tokens"] >= shape.max_positions:
         wanted = node.options["max_new_tokens"]
         return f"a prompt and {wanted} new tokens do not fit into the model's {shape.max_positions} positions"
-    if node.op == "generate" and mesh.pp > 1:
-        return "generation has no pipeline parallelism"
     return ""
 
 
+def _tokens(node: Node) -> ValueType:
+    """The type of the rows that a node with a model works on."""
+    port = node.output("tokens") if node.op == "generate" else node.input("tokens")
+    assert port
+    return port.type
+
+
 def _rows_refusal(draft: Draft, node: Node, work: Workload, mesh: Mesh) -> str:
-    whole = work.rows // work.samples if node.op == "generate" else work.rows
+    unit = row_unit(_tokens(node))
+    whole = work.rows // unit
     if whole % mesh.dp:
-        return f"dp{mesh.dp} does not divide {whole} rows"
+        what = "rows" if unit == 1 or node.op == "generate" else f"groups of {unit} rows"
+        return f"dp{mesh.dp} does not divide {whole} {what}"
     if work.rows_per_update % mesh.dp:
         return f"dp{mesh.dp} does not divide a minibatch of {work.rows_per_update} rows"
     if work.rows_per_update % (mesh.dp * work.group):
