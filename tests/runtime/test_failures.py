@@ -139,7 +139,6 @@ MEDDLE = """
         import gc
         from hflow.runtime.engines.sglang.server import Server
         if calls == 3:
-            gc.unfreeze()
             [s.post("/begin_weight_update") for s in gc.get_objects() if isinstance(s, Server)]
 """
 

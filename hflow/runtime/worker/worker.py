@@ -75,8 +75,7 @@ class Worker:
 
     def close(self) -> None:
         self.end_servers()
-        self.plan = self.interpreter = None
-        gc.unfreeze()
+        self._unload()
         if self.world:
             self.world.close()
             self.world = None
@@ -93,14 +92,20 @@ class Worker:
 
     def _load(self, plan: Plan) -> Report:
         assert self.world
-        self.plan, self.interpreter = plan, None
-        gc.unfreeze()
+        self._unload()
+        self.plan = plan
         engines = build_engines(plan, self.world, self._tell)
         self._loading = ""
         self.interpreter = Interpreter(plan, self.world, engines)
         self._open_data(plan, engines, self.world.rank)
-        gc.freeze()  # to look for garbage in modules and models, which live on, took 3 % of a step
         return {}
+
+    def _unload(self) -> None:
+        """Models are in reference cycles, which keep memory and process groups until they are collected."""
+        if self.plan is None:
+            return
+        self.plan = self.interpreter = None
+        gc.collect()
 
     def _tell(self, text: str) -> None:
         self._loading = text
