@@ -26,6 +26,22 @@ class Places:
     rotation: Rotation
 
 
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Fused attention of ``[rows, heads, tokens, d]`` to keys and values of as many heads or fewer; causal
+    without a mask.
+
+    On CUDA torch's fused kernels take fewer heads in half precision and without a mask only; else it would
+    make all scores in memory, so that keys and values are repeated first.
+    """
+    shared = query.shape[1] // key.shape[1]
+    if shared > 1 and query.is_cuda and (mask is not None or query.dtype == torch.float32):
+        key, value = (x.repeat_interleave(shared, 1) for x in (key, value))
+        shared = 1
+    return scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=shared > 1
+    )
+
+
 class FusedAttention(torch.nn.Module):
     """softmax(q kᵀ / sqrt(d)) v with rotary positions and grouped queries, causal in every row."""
 
@@ -49,7 +65,6 @@ class FusedAttention(torch.nn.Module):
         for block in pack.blocks:
             at = block.flatten()
             q, k, v = (x.index_select(0, at).unflatten(0, block.shape).transpose(1, 2) for x in tensors)
-            grouped = q.shape[1] != k.shape[1]
-            out = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+            out = attend(q, k, v)
             found.append(out.transpose(1, 2).flatten(2).flatten(0, 1))
         return torch.cat(found).index_select(0, pack.found_at).unsqueeze(1)

@@ -14,6 +14,7 @@ from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 
+from hflow.runtime.engines.megatron.attention import attend
 from hflow.runtime.engines.megatron.cache import KeyValueCache
 from hflow.runtime.engines.megatron.rotary import Rotation
 
@@ -74,10 +75,7 @@ class Decoder:
             found = scaled_dot_product_attention(queries[:, 0], keys, values, attn_mask=mask)
         else:
             heads = queries.permute(0, 2, 3, 1, 4).flatten(1, 2)
-            causal = mask is None
-            found = scaled_dot_product_attention(
-                heads, keys, values, attn_mask=mask, is_causal=causal, enable_gqa=True
-            ).transpose(1, 2)
+            found = attend(heads, keys, values, mask).transpose(1, 2)
         return self._summed(linear(found.reshape(rows, new, -1), layer.self_attention.linear_proj.weight))
 
     def _turned(self, x: Tensor, start: int) -> Tensor:
