@@ -34,8 +34,20 @@ def test_cores_are_shared_out_evenly(cores: set[int], parts: int) -> None:
 def test_a_containers_limit_counts(told: str, cores: int | None, tmp_path: Path) -> None:
     (tmp_path / "cpu.max").write_text(f"{told}\n")
     every = sorted(os.sched_getaffinity(0))
-    assert allowed(tmp_path / "cpu.max") == tuple(every[:cores])
+    found = allowed(tmp_path / "cpu.max")
+    assert len(found) == min(cores or len(every), len(every)) and set(found) <= set(every)
+    assert found == allowed(tmp_path / "cpu.max")
     assert allowed(tmp_path / "none") == tuple(every)
+
+
+def test_containers_with_a_limit_take_other_cores(tmp_path: Path) -> None:
+    """Two files with successive inodes stand for two containers."""
+    (tmp_path / "cpu.max").write_text("100000 100000\n")
+    chosen = set[Cores]()
+    for number in range(64):
+        (tmp_path / str(number)).touch()
+        chosen.add(allowed(tmp_path / "cpu.max", tmp_path / str(number)))
+    assert chosen == {(core,) for core in os.sched_getaffinity(0)}
 
 
 def bound(rank: int, _: Any, bound_rank: int) -> dict[int, Cores]:

@@ -21,10 +21,11 @@ from typing import Any
 
 import hflow
 from hflow.runtime.engines.sglang import serve
-from hflow.runtime.engines.sglang.folder import Folder
 from hflow.runtime.engines.sglang.log import cause, last_lines
 from hflow.runtime.engines.sglang.options import ServerOptions
+from hflow.runtime.engines.sglang.shared_memory import remove_of
 from hflow.runtime.engines.sglang.tree import Tree
+from hflow.runtime.owned_folder import OwnedFolder
 
 START_S = 1800.0  # to load a model, which may lie on a slow disk
 ANSWER_S = 600.0  # to a request
@@ -47,7 +48,7 @@ class Server:
     def __init__(self, options: ServerOptions) -> None:
         """Begin to start it; `start` waits until it is there."""
         self._closing = threading.Lock()
-        self._folder = Folder()
+        self._folder = OwnedFolder("sglang", forget=remove_of)
         self._log = self._folder.path / "log"
         self._port = _reserve()
         self._tree: Tree | None = None
