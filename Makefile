@@ -31,7 +31,7 @@ setup-sglang: $(SGLANG_STAMP) ## install SGLang for CPUs into .venv, beside hflo
 # What SGLang's wheel asks for is for CUDA, torch included, hence --no-deps.
 $(SGLANG_STAMP): $(STAMP) constraints-sglang-cpu.txt scripts/mend_torchvision.py
 	@$(BIN)/python -c 'import sys, torch; sys.exit(torch.version.cuda is not None)' || { \
-		echo "torch has CUDA here, and SGLang's own wheels fit it: pip install 'hflow[sglang]'" >&2; exit 1; }
+		echo "torch has CUDA here, and SGLang's own wheels fit it: pip install -e '.[sglang]'" >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet --no-deps --requirement constraints-sglang-cpu.txt
 	$(BIN)/python scripts/mend_torchvision.py
 	@touch $@

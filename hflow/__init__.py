@@ -34,32 +34,38 @@ def __getattr__(name: str) -> Any:
 
 def load(path: str | Path, overrides: Iterable[str] = (), files: Iterable[str | Path] = ()) -> Graph:
     """The typed graph in a YAML file; `files` are partial graph files that are merged over it, `overrides`
-    texts like ``params.steps=3``. In Python, `GraphBuilder` makes the same.
+    texts like ``params.steps=3``; one alone needs no list. In Python, `GraphBuilder` makes the same.
 
     Raises:
         HflowError: with everything that is wrong with the file.
     """
     from hflow.graph.load import load as load_graph
 
-    return load_graph(Path(path), tuple(overrides), tuple(files))
+    return load_graph(Path(path), _several(overrides), _several(files))
 
 
 def compile(graph: Graph, cluster: Cluster | str | Path, pins: Iterable[str] = (), **options: Any) -> Plan:
     """The plan of `graph` on a cluster: a file, or the name of one in ``clusters/``.
 
-    `pins` are texts like ``actor_train=tp2@0-1``; options as in
+    `pins` are texts like ``actor_train=tp2@0-1``, one alone needs no list; options as in
     `hflow.compiler.planner.options.PlannerOptions`.
 
     Raises:
         HflowError: when the cluster file is wrong, or nothing fits.
+        TypeError: `graph` is no graph, but a path, say.
     """
     from hflow.compiler.cluster_file import load_cluster
     from hflow.compiler.compile import compile_graph
     from hflow.compiler.planner.options import PlannerOptions
+    from hflow.graph.graph import Graph
 
+    if not isinstance(graph, Graph):
+        raise TypeError(f"{graph!r} is no graph: hflow.load reads one from a file")
     if isinstance(cluster, (str, Path)):
         cluster = load_cluster(cluster)
-    return compile_graph(graph, cluster, pins, PlannerOptions(**options))
+    if "engines" in options:
+        options["engines"] = _several(options["engines"])
+    return compile_graph(graph, cluster, _several(pins), PlannerOptions(**options))
 
 
 def execute(plan: Plan, **options: Any) -> Run:
@@ -67,3 +73,8 @@ def execute(plan: Plan, **options: Any) -> Run:
     from hflow.runtime.execute import execute as execute_plan
 
     return execute_plan(plan, **options)
+
+
+def _several(given: Any) -> tuple[Any, ...]:
+    """A text is one, not one per letter."""
+    return (given,) if isinstance(given, (str, Path)) else tuple(given)

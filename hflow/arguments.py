@@ -58,7 +58,7 @@ def refuse_plan(path: Path) -> None:
     from hflow.compiler.plan import is_plan
 
     if is_plan(path):
-        help_ = f"`hflow exec {path}` runs it"
+        help_ = f"`hflow explain {path}` prints it, `hflow exec {path}` runs it"
         raise HflowError(Diagnostic("HF306", f"`{path}` is a plan, not a graph", help=help_))
 
 

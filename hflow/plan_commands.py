@@ -225,7 +225,18 @@ def _write(plan: Any, output: Path | None, html: Path | None, trace: Path | None
         write_text(trace, chrome_trace(plan))
     files = [str(path) for path in (output, html, trace) if path]
     wrote = f"wrote    {'  '.join(files)}\n" if files else ""
-    return f"{wrote}next     hflow exec {output}\n" if output else wrote
+    return wrote + (_next(plan, output) if output else "")
+
+
+def _next(plan: Any, saved: Path) -> str:
+    """What to do with a saved plan; some can be made, but not run."""
+    from hflow.runtime.runnable import check_runnable
+
+    try:
+        check_runnable(plan)
+    except HflowError as error:
+        return "".join(f"note     {d.message}\n" for d in error.diagnostics)
+    return f"next     hflow exec {saved}\n"
 
 
 def _print_plan(plan: Any, ascii_only: bool) -> None:

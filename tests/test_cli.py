@@ -107,6 +107,15 @@ def plan(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+def test_a_plan_that_cannot_run_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    shapes = ("--set", "params.model=shape:llama-7b", "--cluster", "a100x8")
+    done = hflow("compile", "algorithms/grpo.yaml", *shapes, "-o", str(file))
+    notes = [line for line in done.stdout.splitlines() if line.startswith("note")]
+    assert file.exists() and "next " not in done.stdout
+    assert "note     model `actor`: `shape:llama-7b` is a shape without weights: compile only" in notes
+
+
 def test_options_are_those_of_the_compiler() -> None:
     assert get_args(AfterPass) == (*(step.__name__ for step in PASSES), "all")
 
@@ -262,7 +271,7 @@ def test_a_plan_is_no_graph(model: str, tmp_path: Path) -> None:
         done = hflow(*command)
         assert done.returncode == 1 and done.stderr.splitlines() == [
             f"error[HF306]: `{plan}` is a plan, not a graph",
-            f" = help: `hflow exec {plan}` runs it",
+            f" = help: `hflow explain {plan}` prints it, `hflow exec {plan}` runs it",
             "",
         ]
 

@@ -10,6 +10,9 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shlex
+import subprocess
+import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -66,6 +69,18 @@ def test_the_figures_of_the_worked_example_are_the_plans(
     figures += [moved.size_bytes, moved.bytes_per_device, moved.peak_bytes]
     figures += [weights(compiled(REGROUPED)).bytes_per_device]
     assert [f for f in figures if f"{f:,}" not in text] == []
+
+
+def test_the_explained_layouts_are_what_is_printed(tmp_path: Path) -> None:
+    text = (ROOT / "docs/plans.md").read_text()
+    (sizes,) = re.findall(r"`sizes.yaml`:\n\n```yaml\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "sizes.yaml").write_text(sizes)
+    (command,) = re.findall(r"```sh\n(hflow compile [^`]*--explain actor_train[^`]*)```", text)
+    words = shlex.split(command.replace("\\\n", " ").replace("algorithms/", f"{ROOT}/algorithms/"))[1:]
+    run = [sys.executable, "-m", "hflow.cli", *words]
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=True)
+    (shown,) = re.findall(r"```text\n(actor_train: \d+ layouts compared\n.*?)```", text, re.DOTALL)
+    assert shown in done.stdout
 
 
 def num_lines(text: str) -> int:

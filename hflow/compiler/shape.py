@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from hflow.compiler.kept_hash import KeptHash
 from hflow.diagnostics import Diagnostic, HflowError, Span, did_you_mean
@@ -104,14 +104,19 @@ def read_shape(path: str, span: Span | None = None, head: Head = "lm") -> ModelS
         return named_shape(path.removeprefix(NAMED), span).with_head(head)
     file = Path(path) / "config.json"
     try:
-        config: dict[str, Any] = json.loads(file.read_text())
+        config: Any = json.loads(file.read_text())
     except FileNotFoundError:
         command = f"hflow new-model {path}" + " --head scalar" * (head == "scalar")
-        help_ = f"`path` is a local folder with an HF model; `{command}` makes a tiny one"
+        help_ = (
+            f"`path` is a local folder with an HF model, nothing is downloaded; `{command}` makes a tiny one"
+        )
         raise HflowError(Diagnostic("HF303", f"no file `{file}`", span, help_)) from None
     except (OSError, ValueError) as error:
         raise HflowError(Diagnostic("HF303", f"`{file}` cannot be read: {error}", span)) from None
-    problem = _unsupported(config)
+    problem = "no JSON object"
+    if isinstance(config, dict):
+        config = cast("dict[str, Any]", config)
+        problem = _unsupported(config)
     if problem:
         raise HflowError(Diagnostic("HF303", f"`{file}`: {problem}", span))
     try:
@@ -158,6 +163,9 @@ def _unsupported(config: dict[str, Any]) -> str:
         return f"{family} with biases is not supported"
     if config.get("decoder_sparse_step", 1) != 1 or config.get("mlp_only_layers"):
         return "experts in some layers only are not supported"
+    for key in ("rope_scaling", "rope_parameters"):
+        if not isinstance(config.get(key) or {}, dict):
+            return f"{key} is no JSON object"
     rope: dict[str, Any] = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if rope.get("rope_type", rope.get("type", "default")) != "default":
         return f"scaled rotary positions ({rope}) are not supported"
@@ -186,7 +194,7 @@ def _shape(config: dict[str, Any]) -> ModelShape:
         vocab=_whole(config["vocab_size"]),
         max_positions=_whole(config["max_position_embeddings"]),
         rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
-        norm_eps=config.get("rms_norm_eps", 1e-6),
+        norm_eps=float(config.get("rms_norm_eps", 1e-6)),
         tied=config.get("tie_word_embeddings", False),
         qkv_bias=family == "qwen2",
         qk_norm=family in ("qwen3", "qwen3_moe"),

@@ -55,7 +55,7 @@ def read_function(reference: str, folder: Path) -> FunctionSource:
         module, _, name = reference.rpartition(".")
         file = find_module(module)
     else:
-        help_ = "write `package.module.function` or `./file.py:function`"
+        help_ = _ours(reference) or "write `package.module.function` or `./file.py:function`"
         raise _error("HF205", f"`{reference}` does not name a function", help_)
     function, decorator = _find(file, name)
     signature = _signature(_text(decorator, name), f"{file}:{function.lineno}")
@@ -65,6 +65,14 @@ def read_function(reference: str, folder: Path) -> FunctionSource:
         help_ = 'write `@op("...", whole_batch=True)`: only then does it see all rows'
         raise _error("HF206", f"`{name}` makes a scalar of a part of the batch", help_)
     return FunctionSource(reference, signature, tuple(_options(function)), **said)
+
+
+def _ours(name: str) -> str:
+    """Help where hflow itself has a function of that name."""
+    for file in sorted((Path(__file__).parents[1] / "ops").glob("*.py")):
+        if name and f"\ndef {name}(" in file.read_text():
+            return f"did you mean `hflow.ops.{file.stem}.{name}`?"
+    return ""
 
 
 def find_module(dotted: str) -> Path:

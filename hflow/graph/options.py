@@ -137,6 +137,8 @@ def spelling_help(kind: str, value: Any) -> str:
         return f"write `{truth}`: in YAML 1.2, `{text}` is a text"
     if kind == "int" and isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         return f"write `{int(value)}`: with a point or an exponent it is no integer"
+    if kind in ("int", "float") and text.isidentifier():
+        return f'if `{text}` is a param, write `"${{ {text} }}"`'
     if kind in ("int", "float") and _NUMBER.fullmatch(text):
         return "a number stands without quotes"
     return ""

@@ -66,8 +66,17 @@ def _check_path(document: Document, path: tuple[str, ...], span: Span) -> None:
             continue
         where = f"`{'.'.join(parent)}`" if parent else "the file"
         known = sorted({*present, *legal})
-        help_ = did_you_mean(key, known, "keys")
+        help_ = _elsewhere(document, parent, key) or did_you_mean(key, known, "keys")
         raise HflowError(Diagnostic("HF105", f"{where} has no key `{key}`", span, help_))
+
+
+def _elsewhere(document: Document, parent: KeyPath, key: str) -> str:
+    """Help where `key` is no key here, but is a param, or an option of the node at `parent`."""
+    if not parent and key in document.keys(("params",)):
+        return f"did you mean `params.{key}`?"
+    if key in document.keys((*parent, "with")):
+        return f"`{key}` is an option: `{'.'.join(map(str, parent))}.with.{key}`"
+    return ""
 
 
 def _is_named(path: KeyPath) -> bool:

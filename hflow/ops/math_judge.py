@@ -68,7 +68,7 @@ class MathJudge:
             return self._child
         self.close()
         if importlib.util.find_spec("math_verify") is None:
-            raise ImportError("math-verify is not installed: pip install 'hflow[math]'")
+            raise ImportError("math-verify is not installed: pip install -e '.[math]' in hflow's checkout")
         # -P: this folder, which holds the script, must not be searched for modules.
         command = [sys.executable, "-P", str(_CHILD), str(os.getpid())]
         pipe = subprocess.PIPE

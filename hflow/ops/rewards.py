@@ -163,7 +163,9 @@ def _gym_scorer(dataset: str) -> Callable[[str, dict[str, Any]], float]:
     try:
         from reasoning_gym.factory import DATASETS, get_score_answer_fn
     except ImportError:
-        raise ImportError("reasoning-gym is not installed: pip install 'hflow[tasks]'") from None
+        raise ImportError(
+            "reasoning-gym is not installed: pip install -e '.[tasks]' in hflow's checkout"
+        ) from None
     if dataset not in DATASETS:
         raise ValueError(f"reasoning-gym has no dataset `{dataset}`")
     return get_score_answer_fn(dataset)  # type: ignore[return-value]

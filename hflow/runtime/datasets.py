@@ -207,7 +207,7 @@ def _procedural(name: str, size: int, options: Mapping[str, Any]) -> list[dict[s
         from reasoning_gym.factory import DATASETS
     except ImportError:
         message = f"dataset `{PROCEDURAL}{name}` needs the package reasoning-gym"
-        raise refused(message, "pip install 'hflow[tasks]'") from None
+        raise refused(message, "in hflow's checkout: pip install -e '.[tasks]'") from None
     if name not in DATASETS:
         raise refused(f"reasoning-gym has no dataset `{name}`", did_you_mean(name, DATASETS, "datasets"))
     try:

@@ -47,6 +47,18 @@ def test_program_text_is_golden(golden: Golden, grpo: Graph) -> None:
     golden("compiler/grpo_program.txt", f"{program_text(plan.step)}\n\n{program_text(plan.evaluation)}\n")
 
 
+def test_a_text_is_one_and_a_choice_must_exist(grpo: Graph) -> None:
+    """In Python; on the command line the parser sees to it."""
+    plan = hflow.compile(grpo, "local4", "actor_train=tp2,dp2")
+    assert plan.hash == hflow.compile(grpo, "local4", ["actor_train=tp2,dp2"]).hash
+    assert hflow.load("algorithms/grpo.yaml", "params.steps=3").steps == 3
+    for wrong, meant in ({"placement": "splitt"}, "split"), ({"planner": "exakt"}, "exact"):
+        with pytest.raises(HflowError, match=f"(?s)HF309.*did you mean `{meant}`"):
+            hflow.compile(grpo, "local4", **wrong)
+    with pytest.raises(TypeError, match="no graph: hflow.load reads one"):
+        hflow.compile("algorithms/grpo.yaml", "local4")  # type: ignore[arg-type]
+
+
 def test_same_inputs_same_bytes(grpo: Graph, model: str) -> None:
     again = hflow.load("algorithms/grpo.yaml", [f"params.model={model}"])
     assert to_json(compile_graph(grpo, local(4))) == to_json(compile_graph(again, local(4)))

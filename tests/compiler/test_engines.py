@@ -130,7 +130,7 @@ def test_what_does_not_fit_says_why_though_two_servers_are_needed(model: str) ->
     """One of the older weights, and one that evaluates the newest."""
     graph = hflow.load("algorithms/async_grpo.yaml", [f"params.model={model}"])
     cluster = load_cluster("local1")
-    cluster = replace(cluster, device=replace(cluster.device, memory_bytes=2_400_000_000))
+    cluster = replace(cluster, device=replace(cluster.device, memory_bytes=1_700_000_000))
     with pytest.raises(HflowError, match="HF305") as caught:
         planned(graph, cluster)
     assert "server" in str(caught.value) and "without  there" not in str(caught.value)

@@ -105,6 +105,16 @@ def test_one_model_cannot_be_split(planner: Planner) -> None:
     assert found.message == "--placement split needs two models, and `sft` has only `actor`"
 
 
+def test_a_placement_needs_devices() -> None:
+    found = refusal(
+        large("grpo", "llama-7b"),
+        replace(cluster("a100x8"), devices_per_host=1),
+        options=PlannerOptions(placement="standalone"),
+    )
+    assert (found.code, found.help) == ("HF309", "leave it out")
+    assert found.message == "--placement standalone needs 2 devices; `a100x8` has 1"
+
+
 def test_a_pinned_model_is_not_split_from_the_others() -> None:
     found = refusal(
         large("grpo", "llama-7b"),

@@ -72,6 +72,9 @@ def test_a_dense_model_is_active_as_a_whole() -> None:
         ({"num_attention_heads": 6}, "6 heads are no multiple of 4 key-value heads"),
         ({"hidden_size": 65, "head_dim": None}, "hidden_size 65 is no multiple of 8 heads"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "scaled rotary"),
+        ({"rope_scaling": "yarn"}, "rope_scaling is no JSON object"),
+        ({"rope_parameters": [1.0]}, "rope_parameters is no JSON object"),
+        ({"rms_norm_eps": "small"}, "value of the wrong kind"),
     ],
 )
 def test_what_is_not_known_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -79,3 +82,10 @@ def test_what_is_not_known_is_refused(change: dict[str, Any], message: str, tmp_
         read_shape(written(tmp_path, {**MOE, **change}))
     (diagnostic,) = caught.value.diagnostics
     assert diagnostic.code == "HF303" and message in diagnostic.message
+
+
+@pytest.mark.parametrize("text", ["[]", '"qwen2"', "3", "null"])
+def test_a_config_is_an_object(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(HflowError, match="HF303.*no JSON object"):
+        read_shape(str(tmp_path))

@@ -202,7 +202,7 @@ def test_without_reasoning_gym_the_command_to_install_it_is_told(monkeypatch: py
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     with pytest.raises(HflowError) as caught:
         read_rows("reasoning-gym/basic_arithmetic", 4, {})
-    assert caught.value.diagnostics[0].help == "pip install 'hflow[tasks]'"
+    assert caught.value.diagnostics[0].help == "in hflow's checkout: pip install -e '.[tasks]'"
 
 
 def test_a_prompt_with_several_responses_is_on_one_side() -> None:

@@ -128,7 +128,8 @@ def test_a_file_is_relative_to_the_graph_file_and_named_from_where_hflow_runs(tm
 @pytest.mark.parametrize(
     ("reference", "message", "help_"),
     [
-        ("exact_match", "does not name a function", "write `package.module.function`"),
+        ("exact_match", "does not name a function", "did you mean `hflow.ops.rewards.exact_match`?"),
+        ("no_such_function", "does not name a function", "write `package.module.function`"),
         ("hflow.ops.rewards.", "does not name a function", ""),
         ("functions.py:f", "does not name a function", ""),
         ("hflow.opz.rewards.exact_match", "no module `opz` in `hflow`", "did you mean `ops`?"),

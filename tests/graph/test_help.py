@@ -63,6 +63,8 @@ SPACE = "put a space after the colon: `tokens: examples.tokens`"
 @pytest.mark.parametrize(
     ("old", "new", "help_"),
     [
+        ("times: 3", "times: rows", 'if `rows` is a param, write `"${ rows }"`'),
+        ("hflow.ops.losses.neg", "neg", "did you mean `hflow.ops.losses.negative_log_likelihood`?"),
         ("rows: 8", "rows: 3", "`rows` is set at graph.yaml:3"),
         ("rows: 8", "rows: 4e0", f"write `4`: {INTEGER}; `rows` is set at graph.yaml:3"),
         ("times: 3", "times: 1e3", f"write `1000`: {INTEGER}"),

@@ -68,6 +68,8 @@ def test_a_later_override_wins() -> None:
         ("models.actor.pth=x", "did you mean `path`?"),
         ("nodes.actor_train.repeat.epoch=2", "did you mean `epochs`?"),
         ("sed=1", "did you mean `seed`?"),
+        ("steps=1", "did you mean `params.steps`?"),
+        ("nodes.rollout.n=4", "`n` is an option: `nodes.rollout.with.n`"),
         ("params.steps", "write it like `--set params.steps=3`"),
         ("=3", "write it like `--set params.steps=3`"),
         ("params.steps=", "write `null` or `''`"),

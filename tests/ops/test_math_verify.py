@@ -143,7 +143,7 @@ def test_a_missing_package_is_named(judge: MathJudge, monkeypatch: pytest.Monkey
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "math_verify" else find(name)
     )
-    with pytest.raises(ImportError, match=r"hflow\[math\]"):
+    with pytest.raises(ImportError, match=r"pip install -e .\.\[math\]"):
         judge.equal("1", "1", 5)
 
 

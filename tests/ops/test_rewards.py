@@ -102,5 +102,5 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "reasoning_gym.factory", None)  # importing it then fails
     rewards = importlib.import_module("hflow.ops.rewards")
     rewards._gym_scorer.cache_clear()
-    with pytest.raises(ImportError, match=r"hflow\[tasks\]"):
+    with pytest.raises(ImportError, match=r"pip install -e .\.\[tasks\]"):
         reasoning_gym([["1"]], ["1"], ["{}"], dataset="countdown")

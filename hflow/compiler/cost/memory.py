@@ -21,7 +21,7 @@ from hflow.graph.graph import OpKind
 
 GRADIENT_BYTES = 4
 OPTIMIZER_BYTES = {"f32": 8, "bf16": 12}  # two moments, and the master copy of bf16 weights
-SERVER_BYTES = 1_400_000_000  # of host memory: the processes of an SGLang server, measured on a CPU
+SERVER_BYTES = 1_000_000_000  # of host memory: the processes of an SGLang server, measured on a CPU
 LOGITS_CHUNK_BYTES = 64 * 2**20  # float32 copies of logits are made in parts of this size
 
 

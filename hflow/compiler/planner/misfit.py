@@ -40,10 +40,17 @@ def misfit(draft: Draft) -> Diagnostic:
 
 
 def indivisible(space: Space) -> Diagnostic | None:
-    """HF309 where the models are too few for their placement."""
-    if any(True for _ in space.partitions()):
-        return None
+    """HF309 where the models or the devices are too few for a placement."""
     draft = space.draft
+    sets = len(next(space.partitions(), ()))  # those of fewest sets come first
+    has = draft.cluster.num_devices
+    if sets > has:
+        message = (
+            f"--placement {draft.options.placement} needs {sets} devices; `{draft.cluster.name}` has {has}"
+        )
+        return Diagnostic("HF309", message, help="leave it out")
+    if sets:
+        return None
     needed = "two models that are not pinned to devices" if draft.pins else "two models"
     has = f"only `{space.models[0]}`" if space.models else "none"
     message = f"--placement {draft.options.placement} needs {needed}, and `{draft.graph.name}` has {has}"

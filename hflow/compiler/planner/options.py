@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from hflow.diagnostics import Diagnostic, HflowError, did_you_mean
+
 Placement = Literal["auto", "colocate", "split", "standalone"]
 Planner = Literal["exact", "exhaustive", "hybridflow", "deepspeed-chat", "openrlhf", "nemo-aligner"]
 PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
@@ -16,7 +18,8 @@ class PlannerOptions:
     """What is searched, and how.
 
     `placement`: ``colocate`` puts all models on the same devices, ``split`` those with an `lm` head apart
-    from those with a `scalar` one, ``standalone`` each on its own; ``auto`` tries every partition.
+    from those with a `scalar` one (any two sets where all are alike), ``standalone`` each on its own;
+    ``auto`` tries every partition.
 
     `planner`: ``exact`` is branch and bound; ``exhaustive`` prices all plans; ``hybridflow`` is Algorithms 1
     and 2 of arXiv:2409.19256 as published; the others are the fixed plans of other systems.
@@ -25,12 +28,24 @@ class PlannerOptions:
     for a fixed effort of some seconds, so that equal input gives equal plans on any machine.
 
     `engines`: texts like ``rollout=sglang``, for generate nodes that shall not run on what the cluster has.
+
+    Raises:
+        HflowError: HF309 for a placement or a planner that does not exist.
     """
 
     placement: Placement = "auto"
     planner: Planner = "exact"
     budget_s: float | None = None
     engines: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for what, name, known in (
+            ("placement", self.placement, PLACEMENTS),
+            ("planner", self.planner, PLANNERS),
+        ):
+            if name not in known:
+                help_ = did_you_mean(str(name), known, f"{what}s")
+                raise HflowError(Diagnostic("HF309", f"no {what} is called `{name}`", help=help_))
 
 
 DEFAULTS = PlannerOptions()

@@ -26,6 +26,7 @@ OPTIONS = (
     Option("max_response_tokens", "int", 512, above=0),
 )
 PROCEDURAL = "reasoning-gym/"
+FILES = (".jsonl", ".parquet")
 # (dtype, ragged dim) of the columns that a data node can make, and those that are of responses.
 _COLUMNS = {("i32", "prompt"), ("i32", "seq"), ("bool", "resp"), ("str", None)}
 _OF_RESPONSES = ("seq", "resp")
@@ -55,7 +56,12 @@ def column_problem(type_: ValueType, responses: int | None) -> str | None:
 
 
 def option_problems(declared: Mapping[str, ValueType], written: Mapping[str, Any]) -> Iterator[OptionProblem]:
-    """What the columns ask of the options: HF101 for a missing template, HF212 for one without effect."""
+    """What the columns ask of the options: HF101 for a missing template, HF212 for one without effect; HF212
+    for a dataset of no known kind."""
+    dataset = written.get("dataset")
+    if isinstance(dataset, str) and not dataset.startswith(PROCEDURAL) and not dataset.endswith(FILES):
+        help_ = f"datasets: FILE.jsonl, FILE.parquet, {PROCEDURAL}NAME"
+        yield OptionProblem("HF212", f"dataset `{dataset}` is of no known kind", "dataset", help_)
     ragged = {d.factors[0].name for t in declared.values() for d in t.dims if d.ragged}
     responds = bool(ragged & {"resp", "seq"})
     procedural = str(written.get("dataset", PROCEDURAL)).startswith(PROCEDURAL)
