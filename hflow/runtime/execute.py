@@ -75,9 +75,8 @@ def execute(
     folder.event("started", plan=plan.hash)
     with EndingSignals() as signals:
         try:
-            own = pool or _start(plan, address, workers, console)
+            own = pool or _start(plan, address, workers, console, signals)
             try:
-                signals.install()  # Ray has put its own handler of SIGTERM in place, which aborts the process
                 _run(plan, own, folder, run, export, console)
             finally:
                 if pool is None:
@@ -109,7 +108,7 @@ class RunConsole(Console):
         self.quiet = True
 
 
-def _start(plan: Plan, address: str | None, workers: str, console: Console) -> Pool:
+def _start(plan: Plan, address: str | None, workers: str, console: Console, signals: EndingSignals) -> Pool:
     platform = plan.cluster.device.platform
     ranks = range(max(plan.devices) + 1)
     if workers == "inline":
@@ -118,8 +117,9 @@ def _start(plan: Plan, address: str | None, workers: str, console: Console) -> P
     ray_at = address or LocalRay()
     from hflow.runtime.controller.ray_pool import RayPool  # Ray reads its settings when it is imported
 
-    hosts = Counter(map(plan.cluster.host, ranks))  # in order: devices are numbered by host
-    return RayPool(list(hosts.values()), ray_at, platform, partial(_say, console))
+    hosts = list(Counter(map(plan.cluster.host, ranks)).values())  # in order: devices are numbered by host
+    # Ray puts a handler of SIGTERM in place that aborts the process: this one is put back at once
+    return RayPool(hosts, ray_at, platform, partial(_say, console), connected=signals.install)
 
 
 def _run(plan: Plan, pool: Pool, folder: RunFolder, run: Run, export: bool, console: Console) -> None:

@@ -10,6 +10,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+OWNER = "owner"
+LOOKS, LOOK_S = 6, 0.5
+
 
 def _nothing(_name: str) -> None:
     pass
@@ -26,23 +29,36 @@ class OwnedFolder:
         _remove_abandoned(prefix, forget)
         self.path = Path(tempfile.mkdtemp(prefix=prefix))  # mode 0700
         # The system releases the lock when this process ends. The file gets its name when it is locked.
-        self._lock = (self.path / "owner.new").open("w")
+        self._lock = (self.path / f"{OWNER}.new").open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        (self.path / "owner.new").rename(self.path / "owner")
+        (self.path / f"{OWNER}.new").rename(self.path / OWNER)
 
     def remove(self) -> None:
-        """Twice is once. Processes that are ending may still write, so this looks again."""
+        """Twice is once."""
         self._lock.close()
         self._forget(self.path.name)
-        shutil.rmtree(self.path, ignore_errors=True)
         if self.path.exists():
-            time.sleep(0.5)
-            shutil.rmtree(self.path, ignore_errors=True)
+            _erase(self.path)
 
 
 def _remove_abandoned(prefix: str, forget: Callable[[str], None]) -> None:
-    for owner in Path(tempfile.gettempdir()).glob(f"{prefix}*/owner"):
+    for owner in Path(tempfile.gettempdir()).glob(f"{prefix}*/{OWNER}"):
         with suppress(OSError), owner.open("r+") as file:  # another user's, or in use
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             forget(owner.parent.name)
-            shutil.rmtree(owner.parent, ignore_errors=True)
+            _erase(owner.parent)
+
+
+def _erase(folder: Path) -> None:
+    """Processes that are ending may still write, so this looks several times. The owner's file goes last: by
+    it the next owner finds what is left even then."""
+    for _ in range(LOOKS):
+        for path in folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name != OWNER:
+                path.unlink(missing_ok=True)
+        if all(path.name == OWNER for path in folder.iterdir()):
+            shutil.rmtree(folder, ignore_errors=True)
+            return
+        time.sleep(LOOK_S)

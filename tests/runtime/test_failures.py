@@ -231,7 +231,8 @@ def test_a_killed_run_is_cleaned_up_after(start: Start, tiny_model: Path, tmp_pa
     assert left and not any(folder.exists() for folder in left)
     assert used and all(folder.exists() for folder in used)
     living.send_signal(signal.SIGHUP)
-    assert finish(living)[0] == 129
+    code, told = finish(living)
+    assert code == 129, told
     assert not any(folder.exists() for folder in used)
 
 

@@ -6,10 +6,17 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
 
 from hflow.runtime.owned_folder import OwnedFolder
 
 _TOKEN = secrets.token_hex(32)  # of all runs of this process: Ray remembers the first that it has read
+
+END_S = 5.0  # for killed processes to end
 
 
 class LocalRay:
@@ -21,7 +28,7 @@ class LocalRay:
     """
 
     def __init__(self) -> None:
-        self._private = OwnedFolder("ray")
+        self._private = OwnedFolder("ray", forget=_end_its_ray)
         self.folder = self._private.path / "ray"  # Ray opens its own folder to everybody
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -35,3 +42,22 @@ class LocalRay:
 
     def remove(self) -> None:
         self._private.remove()
+
+
+def _end_its_ray(folder: str) -> None:
+    """Ray's processes that are left: when a run is killed while they start, some go on for a minute, and make
+    the folder anew."""
+    left = list(_processes(folder))
+    for process in left:
+        with suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(left, timeout=END_S)
+
+
+def _processes(folder: str) -> Iterator[psutil.Process]:
+    """Those of the Ray whose folder it is. Their titles do not tell, but all have logs there."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            of_ray = any(word.startswith("ray::") or "/ray/" in word for word in process.cmdline()[:2])
+            if of_ray and any(folder in Path(file.path).parts for file in process.open_files()):
+                yield process

@@ -10,7 +10,7 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, as_completed, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, as_completed, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -35,9 +35,13 @@ END_S = 15  # for the servers of engines to end
 GRACE_S = 10  # for survivors to give up after a failure
 IN_FLIGHT = 2  # calls that each worker has at most: this one and the next
 
-# Of one call on all workers, by rank. `ray.wait` would lose signals: asked for several results, it breaks
-# down (SystemError) when a handler raises meanwhile.
+# Of one call on all workers, by rank. `ray.wait` and `ray.get` would lose signals: they break down
+# (SystemError) when a handler raises meanwhile.
 Results = list[Future[Report]]
+
+
+def _nothing() -> None:
+    pass
 
 
 class RayPool:
@@ -48,6 +52,7 @@ class RayPool:
         platform: str = "cpu",
         say: Callable[[str], None] = print,
         worker: type[Any] = RayWorker,
+        connected: Callable[[], None] = _nothing,
     ):
         """Start Ray, or join it at an address, and start workers.
 
@@ -55,6 +60,7 @@ class RayPool:
             hosts: how many workers each of the plan's hosts has, in order of ranks.
             say: tells the user what is waited for.
             worker: what runs in the workers' processes.
+            connected: called when Ray runs, and before workers are waited for.
 
         Raises:
             HflowError: HF404 when Ray cannot be started or the workers cannot be placed.
@@ -66,6 +72,7 @@ class RayPool:
         demand = Demand(tuple(hosts), platform)
         try:
             self._start_ray(sum(hosts), ray_at)
+            connected()
             self._store_address, self._store = _open_store(self._local is not None)
             group = place(demand, say)
             names = node_names(group)
@@ -121,8 +128,8 @@ class RayPool:
             yield self._gather(flight)
 
     def where(self) -> str:
-        with suppress(RayError):
-            return ray.get(self._actors[0].where.remote(), timeout=0.5)
+        with suppress(RayError, TimeoutError):
+            return self._actors[0].where.remote().future().result(0.5)
         return ""
 
     def close(self) -> None:
@@ -130,8 +137,8 @@ class RayPool:
         children = psutil.Process().children(recursive=True) if self._local else []
         actors, self._actors = self._actors, []
         if ray.is_initialized():
-            with suppress(RayError):  # killed workers end their servers too, but leave their folders
-                ray.get([actor.last_act.remote() for actor in actors], timeout=END_S)
+            # killed workers end their servers too, but leave their folders
+            wait([actor.last_act.remote().future() for actor in actors], END_S)
             for actor in actors:
                 ray.kill(actor)
             ray.shutdown()
@@ -217,10 +224,14 @@ def _start_actors(worker: type[Any], group: PlacementGroup, demand: Demand) -> l
         actor_class.options(**options, scheduling_strategy=place).remote(demand.platform, folder)
         for place in places
     ]
+    starts = [actor.ready.remote().future() for actor in actors]
     try:
-        ray.get([actor.ready.remote() for actor in actors], timeout=START_WAIT_S)
+        for ready in wait(starts, START_WAIT_S, FIRST_EXCEPTION).done:
+            ready.result()
     except RayError as error:
         raise HflowError(Diagnostic("HF404", f"workers do not start: {error}")) from None
+    if not all(ready.done() for ready in starts):
+        raise HflowError(Diagnostic("HF404", f"workers do not start within {START_WAIT_S} s"))
     return actors
 
 
