@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -22,6 +24,7 @@ from hflow.arguments import (
 from hflow.diagnostics import Diagnostic, HflowError, Terminated
 from hflow.plan_commands import compile_command, exec_command, explain_command
 
+INTERRUPTED = 130  # by Ctrl-C
 app = typer.Typer(
     name="hflow",
     help="Compile RLHF algorithms, declared as typed dataflow graphs, to parallel plans, and run them.",
@@ -224,8 +227,23 @@ def main() -> NoReturn:
         sys.exit(1)
     except Terminated as ending:
         print("terminated", file=sys.stderr)
-        sys.exit(128 + ending.number)
+        _leave(128 + ending.number)
+    except SystemExit as ending:
+        if ending.code == INTERRUPTED:
+            _leave(INTERRUPTED)
+        raise
     sys.exit(0)
+
+
+def _leave(code: int) -> NoReturn:
+    """After a signal, with all cleaned up: a Ray that was interrupted while it started may crash Python when
+    that ends in its own way."""
+    if "ray" not in sys.modules:
+        sys.exit(code)
+    with suppress(OSError):  # nobody reads it any more
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":
