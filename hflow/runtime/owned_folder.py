@@ -34,11 +34,11 @@ class OwnedFolder:
         (self.path / f"{OWNER}.new").rename(self.path / OWNER)
 
     def remove(self) -> None:
-        """Twice is once."""
-        self._lock.close()
+        """Twice is once. The lock is kept to the end: nobody else removes it meanwhile."""
         self._forget(self.path.name)
         if self.path.exists():
             _erase(self.path)
+        self._lock.close()
 
 
 def _remove_abandoned(prefix: str, forget: Callable[[str], None]) -> None:
