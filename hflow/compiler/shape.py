@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Literal, get_args
 
+from hflow.bounded_read import UnreadableError
 from hflow.compiler.kept_hash import KeptHash
+from hflow.compiler.model_config import CONFIG, MAX_EXPERTS, MAX_LAYERS, ConfigError, ModelConfig, read_config
 from hflow.diagnostics import Diagnostic, HflowError, Span, did_you_mean
 from hflow.graph.graph import Head
 
@@ -102,35 +103,21 @@ def read_shape(path: str, span: Span | None = None, head: Head = "lm") -> ModelS
     """
     if path.startswith(NAMED):
         return named_shape(path.removeprefix(NAMED), span).with_head(head)
-    file = Path(path) / "config.json"
+    file = Path(path) / CONFIG
     try:
-        config: Any = json.loads(file.read_text())
-    except FileNotFoundError:
-        command = f"hflow new-model {path}" + " --head scalar" * (head == "scalar")
-        help_ = (
-            f"`path` is a local folder with an HF model, nothing is downloaded; `{command}` makes a tiny one"
-        )
-        raise HflowError(Diagnostic("HF303", f"no file `{file}`", span, help_)) from None
-    except (OSError, ValueError) as error:
-        raise HflowError(Diagnostic("HF303", f"`{file}` cannot be read: {error}", span)) from None
-    problem = "no JSON object"
-    if isinstance(config, dict):
-        config = cast("dict[str, Any]", config)
-        problem = _unsupported(config)
-    if problem:
-        raise HflowError(Diagnostic("HF303", f"`{file}`: {problem}", span))
-    try:
-        shape = _shape(config)
-    except KeyError as missing:
-        raise HflowError(Diagnostic("HF303", f"`{file}` has no key {missing}", span)) from None
-    except (TypeError, ValueError, ZeroDivisionError) as error:
-        raise HflowError(
-            Diagnostic("HF303", f"`{file}` has a value of the wrong kind: {error}", span)
-        ) from None
-    for name, value in _numbers(shape):
-        if value < 1:
-            raise HflowError(Diagnostic("HF303", f"`{file}`: {name} is {value}", span))
-    return shape.with_head(head)
+        return _shape(read_config(file)).with_head(head)
+    except UnreadableError as error:
+        raise HflowError(_unread(path, file, error, span, head)) from None
+    except ConfigError as error:
+        raise HflowError(Diagnostic("HF303", f"`{file}`: {error}", span)) from None
+
+
+def _unread(path: str, file: Path, error: UnreadableError, span: Span | None, head: Head) -> Diagnostic:
+    if error.reason != "missing":
+        return Diagnostic("HF303", f"`{file}` cannot be read: {error}", span)
+    command = f"hflow new-model {path}" + " --head scalar" * (head == "scalar")
+    help_ = f"`path` is a local folder with an HF model, nothing is downloaded; `{command}` makes a tiny one"
+    return Diagnostic("HF303", f"no file `{file}`", span, help_)
 
 
 def named_shape(name: str, span: Span | None = None) -> ModelShape:
@@ -144,81 +131,90 @@ def named_shape(name: str, span: Span | None = None) -> ModelShape:
     return shape
 
 
-def _numbers(shape: ModelShape) -> Iterator[tuple[str, int]]:
-    """The sizes, which must all be positive."""
-    for part in (shape.moe, shape):
-        entries = vars(part).items() if part else ()
-        yield from ((k, v) for k, v in entries if isinstance(v, int) and not isinstance(v, bool))
-
-
-def _unsupported(config: dict[str, Any]) -> str:
-    family = config.get("model_type")
-    if family not in FAMILIES:
-        return f"model_type `{family}` is not supported; families: {', '.join(FAMILIES)}"
-    if config.get("hidden_act", "silu") != "silu":
-        return f"hidden_act `{config['hidden_act']}` is not supported (silu is)"
-    if config.get("use_sliding_window"):
-        return "sliding-window attention is not supported"
-    if config.get("mlp_bias") or (family != "qwen2" and config.get("attention_bias")):
-        return f"{family} with biases is not supported"
-    if config.get("decoder_sparse_step", 1) != 1 or config.get("mlp_only_layers"):
-        return "experts in some layers only are not supported"
-    for key in ("rope_scaling", "rope_parameters"):
-        if not isinstance(config.get(key) or {}, dict):
-            return f"{key} is no JSON object"
-    rope: dict[str, Any] = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if rope.get("rope_type", rope.get("type", "default")) != "default":
-        return f"scaled rotary positions ({rope}) are not supported"
-    return ""
-
-
-def _whole(value: Any) -> int:
-    if not isinstance(value, int):
-        raise TypeError(f"{value!r} is no whole number")
-    return value
-
-
-def _shape(config: dict[str, Any]) -> ModelShape:
-    family: Family = config["model_type"]
-    heads, head_dim = _heads(config)
-    rope: dict[str, Any] = config.get("rope_parameters") or {}
-    experts = _experts(config) if family == "qwen3_moe" else None
+def _shape(config: ModelConfig) -> ModelShape:
+    """Raises ConfigError when a value is missing, of the wrong kind, or asks for what hflow does not know."""
+    family = _family(config)
+    for problem in _unsupported(config, family):
+        raise ConfigError(problem)
+    heads, kv_heads, head_dim = _heads(config)
+    layers = config.size("num_hidden_layers", most=MAX_LAYERS)
+    experts = _experts(config, layers) if family == "qwen3_moe" else None
+    vocab = config.size("vocab_size")
+    config.check_end(vocab)
     return ModelShape(
         family=family,
-        num_layers=_whole(config["num_hidden_layers"]),
-        hidden=_whole(config["hidden_size"]),
+        num_layers=layers,
+        hidden=config.size("hidden_size"),
         num_heads=heads,
-        num_kv_heads=_whole(config.get("num_key_value_heads") or heads),
+        num_kv_heads=kv_heads,
         head_dim=head_dim,
-        ffn=experts.top_k * experts.ffn if experts else _whole(config["intermediate_size"]),
-        vocab=_whole(config["vocab_size"]),
-        max_positions=_whole(config["max_position_embeddings"]),
-        rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
-        norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-        tied=config.get("tie_word_embeddings", False),
+        ffn=experts.top_k * experts.ffn if experts else config.size("intermediate_size"),
+        vocab=vocab,
+        max_positions=config.size("max_position_embeddings"),
+        rope_theta=config.inner("rope_parameters").number("rope_theta", config.number("rope_theta", 10000.0)),
+        norm_eps=config.number("rms_norm_eps", 1e-6, zero=True),
+        tied=config.flag("tie_word_embeddings"),
         qkv_bias=family == "qwen2",
         qk_norm=family in ("qwen3", "qwen3_moe"),
         moe=experts,
     )
 
 
-def _heads(config: dict[str, Any]) -> tuple[int, int]:
-    """How many heads, and how wide each is."""
-    heads, hidden = _whole(config["num_attention_heads"]), _whole(config["hidden_size"])
-    groups = _whole(config.get("num_key_value_heads") or heads)
+def _family(config: ModelConfig) -> Family:
+    name = config.entries.get("model_type")
+    if name not in FAMILIES:
+        raise ConfigError(f"model_type `{name}` is not supported; families: {', '.join(FAMILIES)}")
+    return name
+
+
+def _unsupported(config: ModelConfig, family: Family) -> Iterator[str]:
+    """What the file asks for that would be another model than hflow builds."""
+    if config.entries.get("hidden_act", "silu") != "silu":
+        yield f"hidden_act `{config.entries['hidden_act']}` is not supported (silu is)"
+    if config.flag("use_sliding_window") or set(map(str, config.items("layer_types"))) - {"full_attention"}:
+        yield "sliding-window attention is not supported"
+    if config.flag("mlp_bias") or (config.flag("attention_bias") and family != "qwen2"):
+        yield f"{family} with biases is not supported"
+    if config.size("decoder_sparse_step", 1) != 1 or config.items("mlp_only_layers"):
+        yield "experts in some layers only are not supported"
+    if config.has("quantization_config"):
+        yield "quantized weights (quantization_config) are not supported"
+    for rotary in (config, *_rotary(config)):
+        if rotary.number("partial_rotary_factor", 1.0) != 1:
+            yield "rotary positions in a part of each head are not supported"
+    for rotary in _rotary(config):
+        kind = rotary.entries.get("rope_type", rotary.entries.get("type", "default"))
+        if kind != "default":
+            yield f"scaled rotary positions ({kind}) are not supported"
+
+
+def _rotary(config: ModelConfig) -> tuple[ModelConfig, ModelConfig]:
+    """What the file says of rotary positions: the older and the newer key."""
+    return config.inner("rope_scaling"), config.inner("rope_parameters")
+
+
+def _heads(config: ModelConfig) -> tuple[int, int, int]:
+    """How many heads, how many of keys and values, and how wide each is."""
+    heads, hidden = config.size("num_attention_heads"), config.size("hidden_size")
+    groups = config.size("num_key_value_heads", heads)
     if heads % groups:
-        raise ValueError(f"{heads} heads are no multiple of {groups} key-value heads")
-    if not config.get("head_dim") and hidden % heads:
-        raise ValueError(f"hidden_size {hidden} is no multiple of {heads} heads")
-    return heads, _whole(config.get("head_dim") or hidden // heads)
+        raise ConfigError(f"{heads} heads are no multiple of {groups} key-value heads")
+    if not config.has("head_dim") and hidden % heads:
+        raise ConfigError(f"hidden_size {hidden} is no multiple of {heads} heads")
+    width = config.size("head_dim", hidden // heads)
+    if width % 2:
+        raise ConfigError(f"heads are {width} wide; rotary positions need an even width")
+    return heads, groups, width
 
 
-def _experts(config: dict[str, Any]) -> Experts:
+def _experts(config: ModelConfig, layers: int) -> Experts:
     """transformers 5 calls `num_local_experts` what the published files call `num_experts`."""
-    count = config.get("num_experts") or config["num_local_experts"]
+    key = "num_experts" if config.has("num_experts") else "num_local_experts"
     experts = Experts(
-        _whole(count), _whole(config["num_experts_per_tok"]), _whole(config["moe_intermediate_size"])
+        config.size(key, most=MAX_EXPERTS // layers),
+        config.size("num_experts_per_tok"),
+        config.size("moe_intermediate_size"),
     )
     if experts.top_k > experts.num_experts:
-        raise ValueError(f"{experts.top_k} of {experts.num_experts} experts per token")
+        raise ConfigError(f"{experts.top_k} of {experts.num_experts} experts per token")
     return experts
