@@ -16,9 +16,10 @@ from hflow.compiler.passes.weight_edges import weight_edges
 from hflow.compiler.pins import parse_pins
 from hflow.compiler.plan import VERSION, Plan
 from hflow.compiler.planner.options import DEFAULTS, PlannerOptions
+from hflow.compiler.positions import too_few_positions
 from hflow.compiler.seldom_collected import seldom_collected
 from hflow.compiler.shape import ModelShape, read_shape
-from hflow.compiler.vocabulary import foreign_tokens
+from hflow.compiler.vocabulary import foreign_tokens, tokens_beyond
 from hflow.compiler.workload import rounds, token_makers, workload
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.graph.evaluation import evaluation_graph
@@ -60,13 +61,16 @@ def compile_graph(
 def new_draft(
     graph: Graph, cluster: Cluster, pins: Iterable[str] = (), options: PlannerOptions = DEFAULTS
 ) -> Draft:
-    """What the first pass is given. Raises HflowError HF302, HF303, HF307, HF308, HF310."""
+    """What the first pass is given. Raises HflowError HF302-HF304, HF307, HF308, HF310."""
     if foreign := tuple(foreign_tokens(graph)):
         raise HflowError(foreign)
     _refuse_mixed(cluster)
     found = parse_pins(pins, graph, cluster)
     engines = generation_engines(options.engines, graph, cluster)
-    return Draft(graph, evaluation_graph(graph), cluster, _shapes(graph), found, options, engines)
+    shapes = _shapes(graph)
+    if unfit := (*tokens_beyond(graph, shapes), *too_few_positions(graph, shapes)):
+        raise HflowError(unfit)
+    return Draft(graph, evaluation_graph(graph), cluster, shapes, found, options, engines)
 
 
 def _refuse_mixed(cluster: Cluster) -> None:

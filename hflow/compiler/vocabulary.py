@@ -1,4 +1,4 @@
-"""Do models that read the same tokens mean the same texts by them?
+"""Has every token a place in its model, and do models that read the same tokens mean the same texts by them?
 
 Tokens go from model to model as they are; nothing is tokenised again on the way. So the model that made a
 text and those that score it or learn from it must have one vocabulary.
@@ -6,15 +6,41 @@ text and those that score it or learn from it must have one vocabulary.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from hflow.bounded_read import UnreadableError, read_json
+from hflow.compiler.shape import NAMED, ModelShape
 from hflow.diagnostics import Diagnostic
 from hflow.graph.graph import Graph, Node
 from hflow.graph.regions import maker
+
+TOKENIZER = "tokenizer.json"
+MAX_BYTES = 512 * 2**20  # the largest published ones have a tenth of it
+
+
+def tokens_beyond(graph: Graph, shapes: Mapping[str, ModelShape]) -> Iterator[Diagnostic]:
+    """HF303 for every model whose tokenizer has a token without a row in the model's embedding.
+
+    A folder without ``tokenizer.json`` says nothing, so nothing is said about it.
+    """
+    for model in (m for m in graph.models if not m.path.startswith(NAMED)):
+        problem = beyond(token_ids(model.path) or {}, shapes[model.name].vocab)
+        if problem:
+            message = f"`{Path(model.path) / TOKENIZER}` does not fit model `{model.name}`: {problem}"
+            help_ = "`vocab_size` in config.json counts the rows of the embedding"
+            yield Diagnostic("HF303", message, model.span, help_)
+
+
+def beyond(ids: Mapping[str, int], vocab: int) -> str:
+    """Which of `ids` has no row in an embedding of `vocab` rows; empty when all have one."""
+    outside = {token: number for token, number in ids.items() if not 0 <= number < vocab}
+    if not outside:
+        return ""
+    token = max(outside, key=lambda token: abs(outside[token]))
+    return f"token {token!r} has id {outside[token]}, and the embedding {vocab} rows"
 
 
 def foreign_tokens(graph: Graph) -> Iterator[Diagnostic]:
@@ -29,7 +55,7 @@ def foreign_tokens(graph: Graph) -> Iterator[Diagnostic]:
             continue
         reader = node.model.model
         paths = [graph.model(name).path for name in (writer, reader)]
-        written, read = (_vocabulary(path) for path in paths) if paths[0] != paths[1] else (None, None)
+        written, read = (token_ids(path) for path in paths) if paths[0] != paths[1] else (None, None)
         if written is not None and read is not None and written != read:
             message = (
                 f"`{node.name}` gives `{reader}` the tokens of `{writer}`, and their vocabularies differ"
@@ -47,16 +73,33 @@ def _writer(graph: Graph, origin: str | None) -> str | None:
     return node.options.get("tokenizer") if node.op == "data" else node.model.model if node.model else None
 
 
-@lru_cache(maxsize=64)
-def _vocabulary(path: str) -> dict[str, int] | None:
-    """Token to id of the tokenizer in a model's folder; None where it cannot be read."""
+def token_ids(path: str) -> dict[str, int] | None:
+    """Token to id of the ``tokenizer.json`` in folder `path`; None where there is none that can be read."""
     try:
-        tokenizer: dict[str, Any] = json.loads((Path(path) / "tokenizer.json").read_text(encoding="utf-8"))
-        vocabulary: Any = tokenizer["model"]["vocab"]
-        added: list[dict[str, Any]] = tokenizer.get("added_tokens") or []
-    except (OSError, ValueError, KeyError, TypeError):
+        changed = (Path(path) / TOKENIZER).stat().st_mtime_ns
+    except (OSError, ValueError):
         return None
-    if isinstance(vocabulary, list):  # Unigram: tokens with scores, in the order of their ids
-        pairs: list[list[Any]] = vocabulary  # pyright: ignore[reportUnknownVariableType]
-        vocabulary = {str(pair[0]): number for number, pair in enumerate(pairs)}
-    return {**vocabulary, **{str(token["content"]): int(token["id"]) for token in added}}
+    return _token_ids(path, changed)
+
+
+@lru_cache(maxsize=64)
+def _token_ids(path: str, changed: int) -> dict[str, int] | None:
+    try:
+        return ids_in(read_json(Path(path) / TOKENIZER, MAX_BYTES))
+    except UnreadableError:
+        return None
+
+
+def ids_in(tokenizer: Any) -> dict[str, int] | None:
+    """Token to id of what a ``tokenizer.json`` holds; None where it is not what such a file holds."""
+    try:
+        vocabulary: Any = tokenizer["model"]["vocab"]
+        added: Any = tokenizer.get("added_tokens") or []
+        if isinstance(vocabulary, list):  # Unigram: tokens with scores, in the order of their ids
+            pairs = cast("list[Any]", vocabulary)
+            vocabulary = {pair[0]: number for number, pair in enumerate(pairs)}
+        found: dict[Any, Any] = {**vocabulary, **{token["content"]: token["id"] for token in added}}
+    except (KeyError, TypeError, AttributeError, IndexError):
+        return None
+    whole = all(isinstance(k, str) and isinstance(v, int) for k, v in found.items())
+    return found if whole else None

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
+from hflow.compiler.model_config import CONFIG, ConfigError, ModelConfig
+from hflow.compiler.vocabulary import TOKENIZER, beyond, ids_in
 from hflow.diagnostics import Diagnostic, HflowError
+from hflow.runtime.model_folder import GENERATION, TOKENIZER_FILES, check_files, read_object, unusable
 
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # like Qwen/Qwen2-0.5B
 PROBES = ("1 + 2 = 3", "The quick brown fox: 42.\nNext  line")
@@ -54,7 +59,12 @@ class Tokenizer:
         """
         if not texts:
             return []
-        encoded = self.fast(list(texts), add_special_tokens=False)["input_ids"]
+        try:
+            encoded = self._encoded(texts)
+        except BaseException as error:
+            if not _is_failure(error):
+                raise
+            raise self._failed(texts, error) from error
         unknown = self.fast.unk_token_id
         for index, (text, ids) in enumerate(zip(texts, encoded)):
             if unknown is not None and unknown in ids:
@@ -67,31 +77,48 @@ class Tokenizer:
         kept = [[i for i in row if i not in self._silent] for row in rows]
         return self.fast.backend_tokenizer.decode_batch(kept, skip_special_tokens=False)
 
+    def _encoded(self, texts: Sequence[str]) -> list[list[int]]:
+        return self.fast(list(texts), add_special_tokens=False)["input_ids"]
+
+    def _failed(self, texts: Sequence[str], error: BaseException) -> UnknownTextError:
+        """The first text at which the tokenizer fails as it did on all of them."""
+        for index, text in enumerate(texts):
+            try:
+                self._encoded([text])
+            except BaseException as failure:
+                if not _is_failure(failure):
+                    raise
+                return UnknownTextError(index, f"the tokenizer fails on {text!r}: {failure}")
+        return UnknownTextError(0, f"the tokenizer fails: {error}")
+
     def _inexpressible(self, text: str) -> str:
         unknown = self.fast.unk_token_id
         bad = [c for c in text if unknown in self.fast.encode(c, add_special_tokens=False)]
         return ", ".join(repr(c) for c in dict.fromkeys(bad)) or "a part"
 
 
-def load_tokenizer(folder: Path | str) -> Tokenizer:
+def load_tokenizer(folder: Path | str, vocab: int | None = None) -> Tokenizer:
     """The tokenizer in a model folder (``tokenizer.json`` and its configuration).
 
     Loaded as `PreTrainedTokenizerFast`: `AutoTokenizer` puts the model family's own pre-tokenizer in
     place of the one in the file, which swallows the spaces of a character-level vocabulary.
 
+    Args:
+        vocab: rows of the model's embedding, if every token is to have one.
+
     Raises:
-        HflowError: HF406 when there is no folder or no tokenizer in it, when it has no end-of-sequence
-            token, or when text does not survive being encoded and decoded.
+        HflowError: HF406 when there is no folder or no tokenizer in it, when a file of it cannot be read, has
+            no end-of-sequence token, or has tokens without a row, or when text does not survive being encoded
+            and decoded.
     """
     if not Path(folder).is_dir():
         raise _absent(folder)
-    file = Path(folder) / "tokenizer.json"
-    if not file.is_file():
+    check_files(folder)
+    if not (Path(folder) / TOKENIZER).is_file():
         raise _unusable(folder, "there is no tokenizer.json")
-    try:
-        fast = PreTrainedTokenizerFast.from_pretrained(str(folder))
-    except Exception as error:  # tokenizers reports a damaged file as a bare Exception
-        raise _unusable(folder, f"tokenizer.json cannot be read: {error}") from error
+    files = {n: read_object(Path(folder) / n) for n in (TOKENIZER, *TOKENIZER_FILES, CONFIG, GENERATION)}
+    fast = _loaded(folder)
+    _check_tokens(folder, fast, files, vocab)
     eos, pad = fast.eos_token_id, fast.pad_token_id
     if not isinstance(eos, int):
         raise _unusable(folder, "the tokenizer names no eos_token")
@@ -101,12 +128,58 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
     return tokenizer
 
 
+def _loaded(folder: Path | str) -> PreTrainedTokenizerFast:
+    with _failures_told(folder, "tokenizer.json cannot be read"):
+        return PreTrainedTokenizerFast.from_pretrained(str(folder))
+
+
+@contextmanager
+def _failures_told(folder: Path | str, what: str) -> Iterator[None]:
+    try:
+        yield
+    except (HflowError, UnknownTextError):
+        raise
+    except BaseException as error:
+        if not _is_failure(error):
+            raise
+        raise _unusable(folder, f"{what}: {error}") from error
+
+
+def _is_failure(error: BaseException) -> bool:
+    """Whether a library failed: it may raise anything, also Rust's ``PanicException``, no `Exception`."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def _check_tokens(
+    folder: Path | str, fast: PreTrainedTokenizerFast, files: Mapping[str, Any], vocab: int | None
+) -> None:
+    """transformers makes a new token, with the next id, of a special one that ``tokenizer.json`` lacks."""
+    known = ids_in(files[TOKENIZER])
+    if known is None:
+        raise _unusable(folder, "tokenizer.json has no vocabulary")
+    if files[TOKENIZER]["model"].get("dropout"):
+        raise _unusable(folder, "tokenizer.json has dropout: it would cut a text differently each time")
+    for token in sorted(fast.get_vocab().keys() - known.keys()):
+        names = [name for name, value in fast.special_tokens_map.items() if value == token]
+        special = f"{names[0]} " if names else "token "
+        raise _unusable(folder, f"{special}{token!r} is not in the vocabulary of tokenizer.json")
+    if vocab is None:
+        return
+    if problem := beyond(fast.get_vocab(), vocab):
+        raise _unusable(folder, f"the tokenizer does not fit the model: {problem}")
+    try:
+        ModelConfig(files[GENERATION]).check_end(vocab)
+    except ConfigError as error:
+        raise unusable(Path(folder) / GENERATION, str(error)) from None
+
+
 def _check_round_trip(tokenizer: Tokenizer, probe: str, folder: Path | str) -> None:
     try:
-        ids = tokenizer.encode([probe])
+        with _failures_told(folder, f"the tokenizer fails on {probe!r}"):
+            ids = tokenizer.encode([probe])
+            back = tokenizer.decode(ids)[0]
     except UnknownTextError:  # a small alphabet need not hold this probe's characters
         return
-    back = tokenizer.decode(ids)[0]
     if back != probe:
         raise _unusable(folder, f"the tokenizer turns {probe!r} into {back!r}")
 

@@ -204,11 +204,16 @@ def test_a_graph_without_models_is_refused(model: str, tmp_path: Path) -> None:
         hflow.compile(hflow.load(tmp_path / "data.yaml"), "local")
 
 
-def test_responses_longer_than_the_model_are_refused(model: str) -> None:
+@pytest.mark.parametrize("cluster", ["local", "local4"])
+def test_responses_longer_than_the_model_are_refused(model: str, cluster: str) -> None:
+    """For that reason, and not since some layout that has nothing to do with it is none of generation."""
     graph = hflow.load("algorithms/grpo.yaml", [f"params.model={model}", "params.max_new_tokens=512"])
     with pytest.raises(HflowError) as caught:
-        hflow.compile(graph, "local")
-    assert "512 positions" in caught.value.diagnostics[0].help
+        hflow.compile(graph, cluster)
+    (diagnostic,) = caught.value.diagnostics
+    assert diagnostic.code == "HF304" and "`actor` has 512 positions" in diagnostic.message
+    assert "max_new_tokens" in diagnostic.help and "pipeline" not in str(caught.value)
+    assert diagnostic.span == graph.node("rollout").span
 
 
 def test_fewer_devices_only_when_more_do_not_work(model: str) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 import hflow
+from hflow.compiler.vocabulary import token_ids
 from hflow.diagnostics import HflowError
 from hflow.runtime.new_model import new_model
 
@@ -36,3 +38,51 @@ def test_a_judge_with_other_tokens_is_refused(tmp_path: Path) -> None:
         (problem,) = caught.value.diagnostics
         assert problem.code == "HF308" and "`reward`" in problem.message and "`actor`" in problem.message
         assert problem.span and problem.span.file == "algorithms/ppo.yaml"
+
+
+def test_a_token_without_a_row_in_the_embedding_is_refused(tmp_path: Path) -> None:
+    folder = model(tmp_path / "actor", "0123456789+-= .")
+    graph = hflow.load("algorithms/sft.yaml", [f"params.model={folder}", *SMALL])
+    assert hflow.compile(graph, "local1").nodes
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace('"vocab_size": 32', '"vocab_size": 17'))
+    with pytest.raises(HflowError) as caught:
+        hflow.compile(graph, "local1")
+    (problem,) = caught.value.diagnostics
+    assert problem.code == "HF303" and problem.span == graph.model("actor").span
+    assert "token '<reserved-13>' has id 31, and the embedding 17 rows" in problem.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("[]", "3", "{}", '{"model": 3}', '{"model": {"vocab": 5}}', '{"model": {"vocab": [3]}}'),
+        *(
+            '{"model": {"vocab": [[]]}}',
+            '{"model": {"vocab": {"a": "b"}}}',
+            '{"model": {"vocab": [[{}, 1]]}}',
+        ),
+        *('{"model": {"vocab": {}}, "added_tokens": [3]}', '{"model": {"vocab": {}}, "added_tokens": [{}]}'),
+        *(
+            '{"model": {"vocab": {}}, "added_tokens": 7}',
+            "[" * 100_000,
+            '{"model": {"vocab": {"\\ud800": 1}}}',
+        ),
+    ],
+)
+def test_a_vocabulary_that_cannot_be_read_says_nothing(tmp_path: Path, text: str) -> None:
+    """Whether the tokenizer can be used is told when it is loaded."""
+    (tmp_path / "tokenizer.json").write_text(text)
+    assert token_ids(str(tmp_path)) is None
+
+
+def test_a_vocabulary_of_scored_pieces_is_numbered_in_order(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(
+        '{"model": {"vocab": [["a", -1.0], ["b", -2.0]]}, "added_tokens": [{"content": "<c>", "id": 7}]}'
+    )
+    assert token_ids(str(tmp_path)) == {"a": 0, "b": 1, "<c>": 7}
+
+
+def test_a_pipe_in_place_of_a_vocabulary_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "tokenizer.json")
+    assert token_ids(str(tmp_path)) is None

@@ -58,7 +58,8 @@ def build_engines(plan: Plan, world: World, told: Callable[[str], None]) -> Engi
     Args:
         told: hears what is done while it takes long.
     """
-    tokenizers: dict[str, Tokenizer] = {m.name: load_tokenizer(m.path) for m in plan.graph.models}
+    vocab = {name: shape.vocab for name, shape in plan.shapes.items()}
+    tokenizers = {m.name: load_tokenizer(m.path, vocab[m.name]) for m in plan.graph.models}
     engines = Engines({}, PythonEngine(tokenizers))
     try:
         _build(engines, plan, world, tokenizers, told)
