@@ -18,7 +18,7 @@ from hflow.graph.graph import Graph, Node
 from hflow.graph.regions import maker
 
 TOKENIZER = "tokenizer.json"
-MAX_BYTES = 512 * 2**20  # the largest published ones have a tenth of it
+MAX_BYTES = 256 * 2**20  # the largest published ones have a fifth of it
 
 
 def tokens_beyond(graph: Graph, shapes: Mapping[str, ModelShape]) -> Iterator[Diagnostic]:

@@ -154,6 +154,20 @@ def load_error_on_rank(rank: int, new_group: NewGroup, folder: str, mesh: Mesh) 
     return ""
 
 
+def test_a_tied_model_with_another_output_matrix_is_refused(
+    pool: Pool, folders: Folders, tmp_path: Path
+) -> None:
+    """transformers would untie it, hflow pass it over: what was trained is not what would be run."""
+    folder = tmp_path / "model"
+    shutil.copytree(folders.of("llama", True), folder)
+    tensors = load_file(folder / "model.safetensors")
+    embedding = tensors["model.embed_tokens.weight"]
+    for head, refused in ((embedding.clone(), False), (embedding * 2, True), (embedding[:5].clone(), True)):
+        save_file({**tensors, "lm_head.weight": head.contiguous()}, folder / "model.safetensors")
+        messages = pool.run(4, load_error_on_rank, str(folder), MESHES["tp2pp2"])
+        assert all(("lm_head.weight` differs from `model.embed" in m) == refused for m in messages), messages
+
+
 def test_a_missing_tensor_is_named(pool: Pool, folders: Folders, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(folders.of("llama", False), folder)

@@ -65,7 +65,7 @@ class MegatronModel:
         self.groups = groups
         self.model = build_model(shape, mesh, model.dtype, groups)
         self.weights = MegatronWeights(self.model, shape, mesh, rank)
-        fresh = load_safetensors(self.weights, model)
+        fresh = load_safetensors(self.weights, model, shape)
         if fresh and groups.reports and groups.dp.rank() == 0:
             _LOG.warning("%s: `%s` has no %s: it begins with zeros", model.name, model.path, ", ".join(fresh))
         self.adam = None

@@ -29,6 +29,7 @@ from hflow.runtime.engines.sglang.weights import ServedWeights
 from hflow.runtime.rows import TORCH_DTYPES, Rows, from_lists
 from hflow.runtime.sampling import row_seeds
 from hflow.runtime.tokenizer import Tokenizer
+from hflow.runtime.weight_files import stored_tensors
 
 DTYPES = {"f32": "float32", "bf16": "bfloat16"}
 
@@ -71,6 +72,7 @@ class SglangModel:
         if groups is None:
             return
         _check_installed(model)
+        stored_tensors(model, shape)  # which the server reads itself
         self.groups = groups
         planned = tuple(nodes)
         works = [(plan.micro_batch, workload(node)) for node, plan in planned]
