@@ -8,8 +8,7 @@ has a stream of its own: without, two nodes over equally many rows would draw th
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +17,8 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hflow.diagnostics import Diagnostic, HflowError, Span, did_you_mean
+from hflow.diagnostics import did_you_mean
+from hflow.runtime.data_files import read_file, refused
 
 T = TypeVar("T")
 PROCEDURAL = "reasoning-gym/"
@@ -28,7 +28,8 @@ PROCEDURAL = "reasoning-gym/"
 class Dataset(Generic[T]):
     """Rows to train on, in file order, and rows held out, in a fixed order of their own.
 
-    Of the rows in the source, `duplicates` were the same as one before, and `too_long` were left out.
+    Of the rows in the source, `duplicates` were the same as one before, `too_long` were left out, and
+    `set_aside` have the prompt of a held-out row and something else that differs.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Dataset(Generic[T]):
     held_out: tuple[T, ...]
     duplicates: int = 0
     too_long: int = 0
+    set_aside: int = 0
 
     def batch(self, seed: int, step: int, size: int, shuffle: bool = True, stream: int = 0) -> tuple[T, ...]:
         """The `size` rows of `step`: passes over all rows without replacement, each newly shuffled.
@@ -71,12 +73,13 @@ class Dataset(Generic[T]):
 
     def _origin(self) -> str:
         """Where the rows of the source went, in words."""
-        total = len(self.train) + len(self.held_out) + self.duplicates + self.too_long
-        return f"{_source(total, self.duplicates, self.too_long)}, held out: {len(self.held_out)}"
+        total = len(self.train) + len(self.held_out) + self.duplicates + self.too_long + self.set_aside
+        beside = f", of a held-out prompt: {self.set_aside}" if self.set_aside else ""
+        return f"{_source(total, self.duplicates, self.too_long)}, held out: {len(self.held_out)}{beside}"
 
 
 def _source(total: int, duplicates: int, too_long: int) -> str:
-    return f"of {total} in the source; duplicates of a prompt: {duplicates}, too long: {too_long}"
+    return f"of {total} in the source; duplicates: {duplicates}, too long: {too_long}"
 
 
 def hold_out(
@@ -106,7 +109,8 @@ def hold_out(
     ranked = sorted(first, key=lambda text: hashlib.sha256(text.encode()).digest())[:count]
     aside = frozenset(ranked)
     train = tuple(row for row in distinct if prompt(row) not in aside)
-    return Dataset(name, train, tuple(first[text] for text in ranked), duplicates, too_long)
+    set_aside = len(distinct) - len(train) - count
+    return Dataset(name, train, tuple(first[text] for text in ranked), duplicates, too_long, set_aside)
 
 
 def _firsts(rows: Sequence[T], key: Callable[[T], Hashable]) -> list[T]:
@@ -150,55 +154,10 @@ def read_rows(source: str, size: int, options: Mapping[str, Any]) -> list[dict[s
     elif options:
         raise refused(f"`{source}` is a file and takes no options ({', '.join(options)})")
     else:
-        rows = _file(Path(source))
+        rows = read_file(Path(source))
     if not rows:
         raise refused(f"`{source}` has no rows")
     return rows
-
-
-def _file(path: Path) -> list[dict[str, Any]]:
-    readers = {".jsonl": _jsonl, ".parquet": _parquet}
-    reader = readers.get(path.suffix)
-    if reader is None:
-        message = f"dataset `{path}` is of no known kind"
-        raise refused(message, "datasets: FILE.jsonl, FILE.parquet, reasoning-gym/NAME")
-    if not path.is_file():
-        beside = (p.name for p in path.parent.glob(f"*{path.suffix}"))
-        raise refused(f"no file `{path}`", did_you_mean(path.name, beside, f"in `{path.parent}`"))
-    return reader(path)
-
-
-def _jsonl(path: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    for number, line in enumerate(_lines(path), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise refused(f"bad JSON: {error}", span=Span(str(path), number, 1, len(line) + 1)) from None
-        if not isinstance(row, dict):
-            span = Span(str(path), number, 1, len(line) + 1)
-            raise refused("a line holds one JSON object, this one does not", span=span)
-        rows.append(row)
-    return rows
-
-
-def _lines(path: Path) -> Iterable[str]:
-    try:
-        return path.read_text(encoding="utf-8-sig").split("\n")  # some editors begin with a BOM
-    except (OSError, UnicodeDecodeError) as error:
-        raise refused(f"`{path}` cannot be read: {error}") from None
-
-
-def _parquet(path: Path) -> list[dict[str, Any]]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        return pyarrow.parquet.read_table(path).to_pylist()
-    except (OSError, pyarrow.ArrowException) as error:
-        raise refused(f"`{path}` cannot be read: {error}") from None
 
 
 def _procedural(name: str, size: int, options: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -214,7 +173,3 @@ def _procedural(name: str, size: int, options: Mapping[str, Any]) -> list[dict[s
         return list(reasoning_gym.create_dataset(name, **{"seed": 0, **options, "size": size}))
     except (TypeError, ValueError, AssertionError) as error:
         raise refused(f"`{PROCEDURAL}{name}` refuses its options: {error}") from None
-
-
-def refused(message: str, help_: str = "", span: Span | None = None) -> HflowError:
-    return HflowError(Diagnostic("HF403", message, span, help_))

@@ -7,13 +7,13 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from safetensors.torch import save_file
 from torch import Tensor
 
 from hflow.compiler.weights import SCALAR_HEAD
 from hflow.diagnostics import Diagnostic, HflowError
+from hflow.runtime.model_folder import read_object
 
 SCALAR_CLASSES = {
     "llama": "LlamaForSequenceClassification",
@@ -105,7 +105,7 @@ def _size(tensor: Tensor) -> int:
 
 def _describe(config_file: Path, dtypes: dict[str, str]) -> None:
     """Let config.json say what was written: the head, and the dtype, in which transformers loads weights."""
-    config: dict[str, Any] = json.loads(config_file.read_text())
+    config = read_object(config_file)
     config.pop("torch_dtype", None)
     config["dtype"] = next(iter(dtypes.values()))
     if SCALAR_HEAD in dtypes:

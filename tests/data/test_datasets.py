@@ -171,7 +171,7 @@ def test_a_bad_line_is_pointed_at(tmp_path: Path, bad: str) -> None:
     ("name", "content", "message"),
     [
         ("rows.jsonl", b"\n", "has no rows"),
-        ("rows.jsonl", b"\xff\xfe", "cannot be read"),
+        ("rows.jsonl", b"{}\n\n\xff\xfe", "row 1 of .* is not UTF-8"),
         ("rows.parquet", b"PAR1 not", "cannot be read"),
         ("rows.csv", b"a,b\n", "of no known kind"),
     ],

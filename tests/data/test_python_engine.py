@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 
@@ -123,7 +126,7 @@ def test_rows_that_are_too_long_are_left_out_and_counted(tmp_path: Path) -> None
 
 def test_too_few_rows_are_refused_with_where_the_others_went(tmp_path: Path) -> None:
     rows = [*sums(20), *sums(5), *({"meta": {"sum": "9" * 40}, "answer": 1} for _ in range(3))]
-    origin = "of 28 in the source; duplicates of a prompt: 5, too long: 3"
+    origin = "of 28 in the source; duplicates: 5, too long: 3"
     expected = rf"16 rows to train on \({origin}, held out: 4\), a batch needs 17"
     with pytest.raises(NodeError, match=expected):
         draw(data_node(dataset(tmp_path, rows), batch=17), (0, 17))
@@ -163,10 +166,19 @@ def test_what_cannot_be_read_names_row_and_field(
     assert caught.value.code == "HF403" and caught.value.node == "prompts"
 
 
-@pytest.mark.parametrize(("value", "kind"), [(None, "NoneType"), (True, "bool")])
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (None, "null"),
+        (True, "no text but bool"),
+        (float("nan"), "nan, no finite number"),
+        (float("-inf"), "-inf, no finite number"),
+        ([1, float("nan")], "no text but list, which JSON cannot write: Out of range"),
+    ],
+)
 def test_a_field_that_is_no_text_is_refused(tmp_path: Path, value: Any, kind: str) -> None:
     rows = [{**row, "answer": value} for row in sums(30)]
-    with pytest.raises(NodeError, match=f"row 0 .* field `answer` is no text but {kind}"):
+    with pytest.raises(NodeError, match=f"row 0 .* field `answer` is {kind}"):
         draw(data_node(dataset(tmp_path, rows), response="1"), (0, 6))
 
 
@@ -177,6 +189,107 @@ def test_lists_and_mappings_become_json_with_sorted_keys(tmp_path: Path) -> None
         left, right = TOKENIZER.decode([prompt])[0].removesuffix(" = ").split(" + ")
         assert json.loads(text) == {"a": None, "z": [int(left) + int(right), "é"]}
         assert text.startswith('{"a": null, "z"')
+
+
+def source_of(folder: Path, kind: str, rows: list[dict[str, Any]]) -> str:
+    if kind == "jsonl":
+        return dataset(folder, rows)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "rows.parquet")
+    return str(folder / "rows.parquet")
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [(None, "null"), (float("nan"), "nan, no finite number"), (float("inf"), "inf, no finite number")],
+)
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ hint }}=",
+        "{{ hint ~ '=' }}",
+        "{{ [hint] | join }}",
+        "{{ hint | string }}",
+        "{{ '%s' | format(hint) }}",
+    ],
+)
+def test_a_template_that_writes_what_is_no_text_is_refused(
+    tmp_path: Path, kind: str, value: Any, problem: str, template: str
+) -> None:
+    """Jinja would write `None` and `nan`."""
+    rows = [{**row, "hint": 0.5 if number != 7 else value} for number, row in enumerate(sums(30))]
+    node = data_node(source_of(tmp_path, kind, rows), prompt=template)
+    with pytest.raises(NodeError, match=rf"row 7 of `.*`, prompt template: field `hint` is {problem}"):
+        draw(node, (0, 6))
+
+
+def test_bytes_are_no_text(tmp_path: Path) -> None:
+    source = source_of(tmp_path, "parquet", [{**row, "hint": b"1+1"} for row in sums(30)])
+    with pytest.raises(NodeError, match="row 0 .* field `hint` is bytes, no text"):
+        draw(data_node(source, prompt="{{ hint }}"), (0, 6))
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{% if meta.hint %}{{ meta.hint }}{% else %}no{% endif %}", "no"),
+        ("{{ 'no' if meta.hint is none else meta.hint }}", "no"),
+        ("{{ meta.hint | default('no') }}", "no"),
+        ("{{ 'no' if meta.hint == none else meta.hint }}", "no"),
+        ("{{ 'yes' if meta.hint != none else 'no' }}", "no"),
+        ("{{ meta.hints | select('none') | list | length }}", "1"),
+        ("{{ meta | tojson }}", '{"hint": null, "hints": ["a", null]}'),
+    ],
+)
+def test_a_template_may_ask_whether_there_is_a_value(tmp_path: Path, template: str, text: str) -> None:
+    rows = [{"answer": i, "meta": {"hint": None, "hints": ["a", None]}} for i in range(30)]
+    node = data_node(dataset(tmp_path, rows), prompt=f"{{{{ answer }}}}:{template}", max_prompt_tokens=50)
+    for prompt, answer in zip(lists((out := draw(node, (0, 6)).outputs)["prompt"]), out["answer"].strings()):
+        assert TOKENIZER.decode([prompt])[0] == f"{answer}:{text}"
+
+
+@pytest.mark.parametrize(
+    ("template", "problem"),
+    [
+        ("{{ meta.hint }}", "field `meta.hint` is null"),
+        ("{{ meta.hints | join }}", r"field `meta.hints\[1\]` is null"),
+        ("{% for hint in meta.hints %}{{ hint }}{% endfor %}", r"field `meta.hints\[1\]` is null"),
+        ("{{ meta.get('nothing') }}", "it writes a value that is null"),
+        ("{{ meta.hint + 1 }}", "field `meta.hint` is null"),
+    ],
+)
+def test_what_is_no_text_inside_a_field_is_refused(tmp_path: Path, template: str, problem: str) -> None:
+    rows = [{"answer": i, "meta": {"hint": None, "hints": ["a", None]}} for i in range(30)]
+    with pytest.raises(NodeError, match=f"row 0 of .*, prompt template: {problem}"):
+        draw(data_node(dataset(tmp_path, rows), prompt=template), (0, 6))
+
+
+def test_numbers_that_are_not_finite_are_no_json(tmp_path: Path) -> None:
+    rows = [{"answer": i, "meta": {"sum": float("nan")}} for i in range(30)]
+    with pytest.raises(NodeError, match="row 0 of .*: field `meta.sum` is nan"):
+        draw(data_node(dataset(tmp_path, rows), prompt="{{ meta | tojson }}"), (0, 6))
+
+
+def test_rows_of_one_prompt_with_other_answers_are_kept_and_every_row_left_out_is_counted(
+    tmp_path: Path,
+) -> None:
+    """20 prompts with two answers each, and everything twice; without templates of responses, that is the
+    dataset of a graph that samples its responses."""
+    rows = [{**row, "answer": row["answer"] + more} for row in sums(20) for more in (0, 100)]
+    node = data_node(dataset(tmp_path, rows * 2), response=None, holdout=0, batch=40)
+    node = replace(node, outputs=tuple(o for o in node.outputs if o.port in ("prompt", "answer")))
+    result = draw(node, (0, 40))
+    drawn = Counter(zip(map(tuple, lists(result.outputs["prompt"])), result.outputs["answer"].strings()))
+    assert len(drawn) == 40 and len({prompt for prompt, _ in drawn}) == 20
+    assert result.metrics == {"duplicate_rows": (40, 1.0)}
+    held_out = replace(node, options={**node.options, "holdout": 4, "batch": 32})
+    counts = {
+        "duplicate_rows": (40, 1.0),
+        "set_aside_rows": (4, 1.0),
+    }  # the other answer to each held-out prompt
+    assert draw(held_out, (0, 32)).metrics == counts
+    with pytest.raises(NodeError, match="duplicates: 40, too long: 0, held out: 4, of a held-out prompt: 4"):
+        draw(replace(held_out, options={**held_out.options, "batch": 33}), (0, 33))
 
 
 def pair_node(source: str, **options: Any) -> Node:

@@ -10,15 +10,15 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from transformers import PreTrainedTokenizerFast
+from safetensors.torch import load_file, save_file
 
 import hflow
 from hflow.compiler.layout import volume
 from hflow.compiler.lowering import row_bytes
 from hflow.compiler.plan import Copy, EdgePlan, Instruction, Plan
-from hflow.compiler.shape import read_shape
 from hflow.runtime.controller.pool import Pool
 from hflow.runtime.execute import Run, execute
+from hflow.runtime.tokenizer import load_tokenizer
 from hflow.runtime.worker.staleness import is_text
 from tests.runtime.matrix import FACTORS, GRAPHS, Case, Matrix, cases
 from tests.runtime.recording import Recorded
@@ -115,12 +115,15 @@ def predicted(plan: Plan) -> Received:
 
 
 def endless(model: Path, folder: Path) -> Path:
-    """A copy of a model that never ends a text: the end is a token after the last of its outputs."""
+    """A copy of a model that never ends a text: the first number of every embedding is so large that it stays
+    positive through all layers; the row of the end in the output matrix makes a very small logit of it."""
     shutil.copytree(model, folder)
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-    tokenizer.add_special_tokens({"eos_token": "<end>"})
-    assert tokenizer.eos_token_id == read_shape(str(model)).vocab
-    tokenizer.save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.embed_tokens.weight"][:, 0] = 100
+    head = tensors["lm_head.weight"]
+    head[:, 0] = 0
+    head[load_tokenizer(folder).eos_id, 0] = -1000
+    save_file(tensors, folder / "model.safetensors")
     return folder
 
 
@@ -131,8 +134,7 @@ def test_rows_of_the_greatest_lengths_are_the_planners_bytes(
 ) -> None:
     """Where all prompts and responses are as long as can be, values have the very bytes that the planner
     counts, on every worker, and on the busiest those that the plan shows."""
-    folders = {"model": tiny_model, "reward_model": tiny_reward}
-    models = {name: endless(folder, tmp_path / name) for name, folder in folders.items()}
+    models = {"model": endless(tiny_model, tmp_path / "model"), "reward_model": tiny_reward}
     data = tmp_path / "sums.jsonl"
     data.write_text("".join(f'{{"question": "{100 + i}+{200 + i}"}}\n' for i in range(60)))
     params = {**models, "dataset": data, "steps": 1}

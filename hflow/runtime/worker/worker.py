@@ -18,6 +18,7 @@ from hflow.compiler.instances import Instance
 from hflow.compiler.plan import Plan
 from hflow.diagnostics import Span
 from hflow.runtime.engines.sglang.weights import ServedWeights
+from hflow.runtime.positions import check_positions
 from hflow.runtime.worker.export import export_model
 from hflow.runtime.worker.failure import failure_of
 from hflow.runtime.worker.interpreter import Interpreter
@@ -116,7 +117,8 @@ class Worker:
         for node in (n for n in plan.graph.nodes if n.op == "data"):
             if rank in plan.node(node.name).mesh.devices:
                 self._loading = node.name
-                engines.python.open(node)
+                rows = engines.python.open(node).dataset
+                check_positions(plan, node, (*rows.train, *rows.held_out))
         self._loading = ""
 
     def _run(self, number: int, evaluation: bool) -> Report:

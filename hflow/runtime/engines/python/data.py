@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,24 +14,36 @@ from jinja2.sandbox import SandboxedEnvironment
 
 from hflow.diagnostics import did_you_mean
 from hflow.graph.graph import Node, Output
-from hflow.runtime.datasets import Dataset, hold_out, read_rows, refused
+from hflow.runtime.data_files import refused
+from hflow.runtime.datasets import Dataset, hold_out, read_rows
 from hflow.runtime.engines.base import Call, Result
+from hflow.runtime.engines.python.null_field import guarded, install, unwritable
 from hflow.runtime.rows import Rows, from_lists, from_strings
 from hflow.runtime.tokenizer import Tokenizer, UnknownTextError
 
 Row = Mapping[str, Any]
 _LOG = logging.getLogger(__name__)
 _JINJA = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
+install(_JINJA)
 
 
 @dataclass(frozen=True)
 class Example:
-    """One row, ready to be drawn. Each of the `responses` ends with the end-of-sequence token."""
+    """Row `number` of the source, ready to be drawn. Each of the `responses` ends with the end token.
 
+    `key` is the text of the prompt or, for a node without one, all of the row.
+    """
+
+    number: int
     key: str
     prompt: tuple[int, ...]
     responses: tuple[tuple[int, ...], ...]
     fields: Mapping[str, str]
+
+    @property
+    def content(self) -> Hashable:
+        """What rows of the same content have in common: everything that the node hands on."""
+        return self.key, self.responses, tuple(self.fields.items())
 
 
 @dataclass(frozen=True)
@@ -54,14 +66,21 @@ class DataSource:
             batch = self.dataset.batch(call.seed, call.step, size, shuffle, call.stream)
         rows = batch[call.first_row : call.first_row + call.num_rows]
         outputs = {output.port: _column(output, rows) for output in call.node.outputs}
-        dropped = self.dataset.too_long
-        return Result(outputs, {"dropped_rows": (dropped, 1.0)} if dropped else {})
+        return Result(outputs, {name: (float(n), 1.0) for name, n in self._left_out().items() if n})
+
+    def _left_out(self) -> dict[str, int]:
+        """Rows of the source that are never drawn, by the metric that tells of them."""
+        return {
+            "dropped_rows": self.dataset.too_long,
+            "duplicate_rows": self.dataset.duplicates,
+            "set_aside_rows": self.dataset.set_aside,
+        }
 
 
 def open_source(node: Node, tokenizers: Mapping[str, Tokenizer]) -> DataSource:
     """Read, render and tokenise all rows of a `data` node, once.
 
-    Rows with the same prompt and responses count once. A row whose prompt has more tokens than
+    Rows with the same prompt, responses and text columns count once. A row whose prompt has more tokens than
     `max_prompt_tokens`, or one of whose responses more than `max_response_tokens`, is left out and counted,
     never cut short.
 
@@ -79,8 +98,8 @@ def open_source(node: Node, tokenizers: Mapping[str, Tokenizer]) -> DataSource:
         _LOG.warning("%s: left out %d of %d rows, which are too long", node.name, dropped, len(examples))
     if not fitting:
         raise refused(f"all {len(rows)} rows of `{options['dataset']}` are too long", _limits(options))
-    same = lambda e: (e.key, e.responses)  # noqa: E731  (one prompt may have several responses to learn from)
-    dataset = hold_out(options["dataset"], fitting, lambda e: e.key, same, options["holdout"], dropped)
+    holdout = options["holdout"]
+    dataset = hold_out(options["dataset"], fitting, lambda e: e.key, lambda e: e.content, holdout, dropped)
     dataset.require(options["batch"])
     return DataSource(dataset)
 
@@ -102,7 +121,7 @@ def _examples(node: Node, rows: Sequence[Row], tokenizer: Tokenizer | None) -> l
             raise refused(f"row {number} of `{name}` has an empty prompt")
         strings = {field: _field(name, number, row, field) for field in fields}
         ended = tuple((*column[number], tokenizer.eos_id) for column in responses) if tokenizer else ()
-        examples.append(Example(key, tuple(prompt), ended, strings))
+        examples.append(Example(number, key, tuple(prompt), ended, strings))
     return examples
 
 
@@ -133,7 +152,7 @@ def _compile(name: str, what: str, template: str, first: Row) -> Callable[[Row],
 
 def _render(name: str, what: str, number: int, render: Callable[[Row], str], row: Row) -> str:
     try:
-        return render(row)
+        return render(guarded(row))
     except UndefinedError as error:
         raise refused(f"row {number} of `{name}`, {what} template: {error}") from None
     except (TemplateError, TypeError, ValueError, ArithmeticError) as error:
@@ -154,13 +173,13 @@ def _field(name: str, number: int, row: Row, field: str) -> str:
     value, problem = row[field], ""
     if isinstance(value, dict | list):
         try:
-            return json.dumps(value, sort_keys=True, ensure_ascii=False)
+            return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError) as error:
             problem = f", which JSON cannot write: {error}"
-    elif isinstance(value, str | int | float) and not isinstance(value, bool):
+    elif isinstance(value, str | int | float) and not isinstance(value, bool) and not unwritable(value):
         return str(value)
-    kind = type(value).__name__
-    raise refused(f"row {number} of `{name}`: field `{field}` is no text but {kind}{problem}")
+    kind = unwritable(value) or f"no text but {type(value).__name__}{problem}"
+    raise refused(f"row {number} of `{name}`: field `{field}` is {kind}")
 
 
 def _fits(example: Example, options: Mapping[str, Any]) -> bool:

@@ -21,6 +21,7 @@ from typing import Any
 from hflow.runtime.engines.sglang import cpu
 from hflow.runtime.engines.sglang.lifetime import die_with
 from hflow.runtime.engines.sglang.options import ServerOptions
+from hflow.runtime.model_folder import read_object
 
 SERVER = "HFLOW_SGLANG_SERVER"  # in the environment of its children: the process id of the server
 
@@ -110,7 +111,7 @@ def without_its_own_ends(model: Path, view: Path) -> Path:
     for file in model.iterdir():
         if file.name not in ("config.json", "generation_config.json"):
             (view / file.name).symlink_to(file.resolve())
-    config = json.loads((model / "config.json").read_text())
+    config = read_object(model / "config.json")
     (view / "config.json").write_text(json.dumps(config | {"eos_token_id": None}))
     return view
 
@@ -118,7 +119,7 @@ def without_its_own_ends(model: Path, view: Path) -> Path:
 def check_length(options: ServerOptions) -> None:
     """Instead of SGLang's own check, which SPARE would fail."""
     config = Path(options.model_path) / "config.json"
-    positions = json.loads(config.read_text())["max_position_embeddings"]
+    positions = read_object(config)["max_position_embeddings"]
     if options.max_length > positions:
         raise ValueError(f"requests of {options.max_length} tokens, but the model has {positions} positions")
 

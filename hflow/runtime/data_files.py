@@ -1,0 +1,106 @@
+"""The rows of a JSONL or Parquet file, within limits; what is wrong is told with the row's number, from 0."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hflow.bounded_read import UnreadableError, parse_json, read_bytes
+from hflow.diagnostics import Diagnostic, HflowError, Span, did_you_mean
+
+MAX_BYTES = 16 * 2**30  # a worker holds all rows in its memory
+MAX_ROWS = 2**24  # a few bytes of Parquet can stand for any number of equal rows
+BOM = b"\xef\xbb\xbf"
+
+Row = dict[str, Any]
+
+
+def read_file(path: Path) -> list[Row]:
+    """All rows of a ``.jsonl`` or ``.parquet`` file, each a mapping from field to value.
+
+    Raises:
+        HflowError: HF403 when it is of another kind, no regular file, too large, or damaged.
+    """
+    readers = {".jsonl": _jsonl, ".parquet": _parquet}
+    reader = readers.get(path.suffix)
+    if reader is None:
+        message = f"dataset `{path}` is of no known kind"
+        raise refused(message, "datasets: FILE.jsonl, FILE.parquet, reasoning-gym/NAME")
+    try:
+        if not path.exists():
+            beside = (p.name for p in path.parent.glob(f"*{path.suffix}"))
+            raise refused(f"no file `{path}`", did_you_mean(path.name, beside, f"in `{path.parent}`"))
+    except (OSError, ValueError) as error:  # a name that is too long, or has a null character
+        raise refused(f"`{path}` cannot be read: {error}") from None
+    return reader(path)
+
+
+def refused(message: str, help_: str = "", span: Span | None = None) -> HflowError:
+    return HflowError(Diagnostic("HF403", message, span, help_))
+
+
+def _jsonl(path: Path) -> list[Row]:
+    try:
+        content = read_bytes(path, MAX_BYTES).removeprefix(BOM)  # some editors begin with one
+    except UnreadableError as error:
+        raise refused(f"`{path}` cannot be read: {error}") from None
+    rows: list[Row] = []
+    for number, line in enumerate(content.splitlines(), 1):
+        if line.strip():
+            rows.append(_row(path, line, len(rows), number))
+    _check_count(path, len(rows))
+    return rows
+
+
+def _row(path: Path, line: bytes, row: int, number: int) -> Row:
+    """`number`: of the line, from 1."""
+    span = Span(str(path), number, 1, len(line) + 1)
+    try:
+        found = parse_json(line.decode())
+    except UnicodeDecodeError as error:
+        raise refused(f"row {row} of `{path}` is not UTF-8: {error.reason}", span=span) from None
+    except UnreadableError as error:
+        raise refused(f"row {row} of `{path}`: {error}", span=span) from None
+    if not isinstance(found, dict):
+        raise refused(f"row {row} of `{path}`: a line holds one JSON object, this one does not", span=span)
+    return found
+
+
+def _parquet(path: Path) -> list[Row]:
+    import pyarrow
+    import pyarrow.parquet
+
+    if not path.is_file():
+        raise refused(f"`{path}` cannot be read: it is no regular file")
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            _check_count(path, file.metadata.num_rows)
+            table = file.read()
+    except (OSError, pyarrow.ArrowException) as error:
+        raise refused(f"`{path}` cannot be read: {error}") from None
+    names = table.column_names
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise refused(f"`{path}` has two columns called `{twice[0]}`")
+    columns = [_values(path, name, column) for name, column in zip(names, table.columns)]
+    return [dict(zip(names, values)) for values in zip(*columns)]
+
+
+def _values(path: Path, name: str, column: Any) -> Sequence[Any]:
+    try:
+        return column.to_pylist()
+    except Exception:  # of many kinds: text that is not UTF-8, a date that Python cannot hold
+        return [_value(path, name, row, scalar) for row, scalar in enumerate(column)]
+
+
+def _value(path: Path, name: str, row: int, scalar: Any) -> Any:
+    try:
+        return scalar.as_py()
+    except Exception as error:
+        message = f"row {row} of `{path}`: field `{name}` cannot be read: {error}"
+        raise refused(message) from error
+
+
+def _check_count(path: Path, rows: int) -> None:
+    if rows > MAX_ROWS:
+        raise refused(f"`{path}` has {rows} rows; at most {MAX_ROWS} are read")

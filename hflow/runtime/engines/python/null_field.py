@@ -1,0 +1,87 @@
+"""Values of a row that no text stands for: null, a number that is not finite, bytes.
+
+Jinja would write them as Python does, so that a model would learn ``None`` and ``nan``. Here a template that
+writes one fails; one that only asks (``{% if hint %}``, ``hint is none``, ``hint | default('')``) does not.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from jinja2 import StrictUndefined, UndefinedError
+from jinja2.sandbox import SandboxedEnvironment
+
+
+class Unwritable(StrictUndefined):
+    """Stands in for such a value. Everything that would take its text raises UndefinedError."""
+
+    __slots__ = ()
+
+    @property
+    def is_null(self) -> bool:
+        return self._undefined_obj is None
+
+    def __bool__(self) -> bool:
+        return not self.is_null
+
+    def __eq__(self, other: object) -> bool:
+        return self.is_null and is_null(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+
+def install(environment: SandboxedEnvironment) -> None:
+    """Let `environment` know of unwritable values."""
+    environment.finalize = _finalize
+    environment.tests["none"] = is_null
+    environment.policies["json.dumps_function"] = partial(json.dumps, default=_json, allow_nan=False)
+
+
+def guarded(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row for a template, its unwritable values replaced."""
+    return {field: _guarded(value, field) for field, value in row.items()}
+
+
+def unwritable(value: Any) -> str:
+    """What such a value is; empty for all others."""
+    if value is None:
+        return "null"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{float(value)}, no finite number"
+    return "bytes, no text" if isinstance(value, bytes) else ""
+
+
+def is_null(value: object) -> bool:
+    return value is None or (isinstance(value, Unwritable) and value.is_null)
+
+
+def _guarded(value: Any, field: str) -> Any:
+    if problem := unwritable(value):
+        return Unwritable(hint=f"field `{field}` is {problem}", obj=value)
+    if isinstance(value, dict):
+        return {key: _guarded(inner, f"{field}.{key}") for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_guarded(inner, f"{field}[{index}]") for index, inner in enumerate(value)]
+    return value
+
+
+def _finalize(value: Any) -> Any:
+    """What a template writes, before it becomes text."""
+    if problem := unwritable(value):
+        raise UndefinedError(f"it writes a value that is {problem}")
+    return value
+
+
+def _json(value: Any) -> None:
+    """For ``tojson``, which has a word for null."""
+    if not is_null(value):
+        str(value)  # raises UndefinedError with the field's name
+        raise TypeError(f"{type(value).__name__} is nothing that JSON has")
