@@ -44,13 +44,13 @@ def read_bytes(path: Path | str, limit: int) -> bytes:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except FileNotFoundError as error:
-        raise UnreadableError("missing", error.strerror) from None
+        raise UnreadableError("missing", _said(error)) from None
     except (OSError, ValueError) as error:  # ValueError: a path with a null character or a lone surrogate
-        raise UnreadableError("os", getattr(error, "strerror", None) or str(error)) from None
+        raise UnreadableError("os", _said(error)) from None
     try:
         return _read(descriptor, limit)
     except OSError as error:
-        raise UnreadableError("os", error.strerror) from None
+        raise UnreadableError("os", _said(error)) from None
     finally:
         os.close(descriptor)
 
@@ -110,6 +110,10 @@ def _read(descriptor: int, limit: int) -> bytes:
         if len(content) > limit:
             raise _too_large(limit)
     return bytes(content)
+
+
+def _said(error: OSError | ValueError) -> str:
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
 
 
 def _kind(mode: int) -> str:

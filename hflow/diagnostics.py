@@ -10,8 +10,9 @@ import difflib
 import linecache
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
+
+from hflow.bounded_read import UnreadableError, read_bytes
 
 CODES: dict[str, str] = {
     # 0xx: the text of a file
@@ -82,6 +83,7 @@ CODES: dict[str, str] = {
 }
 
 
+MAX_SHOWN_BYTES = 2**26  # of a file that a diagnostic quotes
 EXCERPT = 120  # columns of a source line that are shown
 SET = "--set "  # begins the "file" of a place in an override; the rest is its text
 
@@ -174,11 +176,10 @@ def source_of(diagnostic: Diagnostic) -> dict[str, str]:
     if file.startswith(SET):
         return {file: file.removeprefix(SET)}
     try:
-        return {file: Path(file).read_text(errors="replace")}
-    except OSError:
-        return {file: "".join(linecache.getlines(file))}
-    except ValueError:  # no name of a file
-        return {}
+        return {file: read_bytes(file, MAX_SHOWN_BYTES).decode(errors="replace")}
+    except UnreadableError:
+        found = linecache.cache.get(file, ())  # `linecache.getlines` would read a file, of any size
+        return {file: "".join(found[2])} if len(found) == 4 else {}
 
 
 def _excerpt(line: str, column: int) -> tuple[str, int]:

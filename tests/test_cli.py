@@ -158,6 +158,14 @@ def test_a_run_of_something_else_is_refused(
     assert done.returncode == 1 and f"error[{code}]" in done.stderr and message in done.stderr
 
 
+@pytest.mark.parametrize("line", ['{"step"', "[]", '{"step": 1, "step": 2}'])
+def test_metrics_of_which_a_part_was_written_are_refused(plan: Path, tmp_path: Path, line: str) -> None:
+    (tmp_path / "events.jsonl").write_text(json.dumps({"plan": load_plan(plan).hash}) + "\n")
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 0}) + f"\n{line}")
+    done = hflow("explain", str(plan), "--analyze", str(tmp_path))
+    assert done.returncode == 1 and "error[HF407]: line 2 of" in done.stderr
+
+
 def test_a_plan_that_is_overwritten_is_compared(model: str, plan: Path, tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     file.write_text(plan.read_text())

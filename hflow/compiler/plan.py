@@ -7,13 +7,13 @@ nothing else: neither the passes nor the search that found it.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from hflow.bounded_read import UnreadableError, parse_json, read_json, read_text
 from hflow.compiler.cluster import Cluster
 from hflow.compiler.cost.strategy import PLAIN, Strategy
 from hflow.compiler.layout import Box, Layout, Mesh
@@ -24,6 +24,7 @@ from hflow.graph.graph import Graph
 from hflow.graph.types import ValueType
 
 VERSION = 5
+MAX_PLAN_BYTES = 2**26
 Collective = Literal["alias", "all_gather", "broadcast", "scatter", "gather", "all_to_all", "p2p"]
 Engine = Literal["megatron", "sglang", "python"]
 
@@ -275,13 +276,15 @@ def load_plan(path: Path) -> Plan:
     from hflow.compiler.consistency import inconsistencies
 
     try:
-        text = path.read_text()
-        version = json.loads(text).get("version")
-    except OSError as error:
-        raise HflowError(Diagnostic("HF001", f"cannot read `{path}`: {error.strerror}")) from None
-    except (ValueError, AttributeError):
-        help_ = "`hflow compile GRAPH -o plan.json` writes one"
-        raise HflowError(Diagnostic("HF306", f"`{path}` is no plan", help=help_)) from None
+        text = read_text(path, MAX_PLAN_BYTES)
+        found = parse_json(text)
+    except UnreadableError as error:
+        if error.reason != "json":
+            raise HflowError(Diagnostic("HF001", f"cannot read `{path}`: {error}")) from None
+        raise HflowError(_no_plan(path, f": {error}")) from None
+    if not isinstance(found, dict):
+        raise HflowError(_no_plan(path))
+    version = cast("dict[str, Any]", found).get("version")
     if version != VERSION:
         message = f"`{path}` has plan version {version}; this hflow reads version {VERSION}"
         raise HflowError(Diagnostic("HF306", message, help="compile the graph again"))
@@ -298,11 +301,16 @@ def load_plan(path: Path) -> Plan:
     return plan
 
 
+def _no_plan(path: Path, why: str = "") -> Diagnostic:
+    help_ = "`hflow compile GRAPH -o plan.json` writes one"
+    return Diagnostic("HF306", f"`{path}` is no plan{why}", help=help_)
+
+
 def is_plan(path: Path) -> bool:
     """Whether a file holds a plan, of whatever version."""
     try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
+        found = read_json(path, MAX_PLAN_BYTES)
+    except UnreadableError:
         return False
     return isinstance(found, dict) and {"version", "cluster", "step"} <= found.keys()
 

@@ -18,7 +18,7 @@ from hflow.graph.graph import Graph, Node
 from hflow.graph.regions import maker
 
 TOKENIZER = "tokenizer.json"
-MAX_BYTES = 256 * 2**20  # the largest published ones have a fifth of it
+MAX_TOKENIZER_BYTES = 2**28  # the largest published ones have a fifth of it
 
 
 def tokens_beyond(graph: Graph, shapes: Mapping[str, ModelShape]) -> Iterator[Diagnostic]:
@@ -85,7 +85,7 @@ def token_ids(path: str) -> dict[str, int] | None:
 @lru_cache(maxsize=64)
 def _token_ids(path: str, changed: int) -> dict[str, int] | None:
     try:
-        return ids_in(read_json(Path(path) / TOKENIZER, MAX_BYTES))
+        return ids_in(read_json(Path(path) / TOKENIZER, MAX_TOKENIZER_BYTES))
     except UnreadableError:
         return None
 

@@ -18,10 +18,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hflow.bounded_read import UnreadableError, read_bytes
 from hflow.diagnostics import Diagnostic, HflowError, Span
 from hflow.graph.key_order import in_order, ordered_keys
 from hflow.graph.schema import node_path
-from hflow.graph.source import KeyPath, parse, read, resolve
+from hflow.graph.source import MAX_BYTES, KeyPath, parse, read, resolve
 from hflow.graph.syntax import Entry, Value, read_syntax
 from hflow.graph.yaml_text import WIDTH, key, scalar
 
@@ -57,11 +58,18 @@ def format_file(path: Path | str, write: bool = True) -> bool:
     """
     document = read(path)
     formatted = format_text(document.text, str(path)).encode()
-    if formatted == Path(path).read_bytes():
+    if formatted == _bytes(path):
         return False
     if write:
         _replace(Path(os.path.realpath(path)), formatted)
     return True
+
+
+def _bytes(path: Path | str) -> bytes:
+    try:
+        return read_bytes(path, MAX_BYTES)
+    except UnreadableError as error:
+        raise HflowError(Diagnostic("HF001", f"cannot read `{path}`: {error}")) from None
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -17,6 +17,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
+from hflow.bounded_read import UnreadableError, read_bytes
 from hflow.diagnostics import Diagnostic, HflowError, did_you_mean
 from hflow.graph.options import REQUIRED, Kind, Option
 from hflow.graph.signature import Signature, parse_signature
@@ -24,6 +25,7 @@ from hflow.graph.signature import Signature, parse_signature
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _IN_FILE = re.compile(r"(?P<file>(\.{1,2}/|/).+\.py):(?P<name>[^\W\d]\w*)")
 _KINDS: dict[str, Kind] = {"int": "int", "float": "float", "bool": "bool", "str": "str"}
+MAX_SOURCE_BYTES = 2**20  # of a file of functions
 
 AnyFunction = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -101,9 +103,9 @@ def find_module(dotted: str) -> Path:
 def _find(file: Path, name: str) -> tuple[AnyFunction, ast.Call]:
     """The function's definition and its `@op`."""
     try:
-        tree = ast.parse(file.read_bytes(), filename=str(file))
-    except OSError as error:
-        raise _error("HF205", f"cannot read `{file}`: {error.strerror}") from None
+        tree = ast.parse(read_bytes(file, MAX_SOURCE_BYTES), filename=str(file))
+    except UnreadableError as error:
+        raise _error("HF205", f"cannot read `{file}`: {error}") from None
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise _error("HF205", f"cannot read `{file}`: {error}") from None
     functions = {n.name: n for n in tree.body if isinstance(n, AnyFunction)}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from hflow.bounded_read import UnreadableError, read_text
 from hflow.diagnostics import Diagnostic, HflowError, ordered
 from hflow.graph import overrides as overriding
 from hflow.graph.checks import (
@@ -27,7 +28,7 @@ from hflow.graph.log_probs import check_sampler, check_staleness, check_temperat
 from hflow.graph.problems import Problems
 from hflow.graph.regions import check_ages, check_borders
 from hflow.graph.schema import GraphSpec, RepeatNodeSpec
-from hflow.graph.source import Document, dump, parse, read
+from hflow.graph.source import MAX_BYTES, Document, dump, parse, read
 from hflow.graph.validate import validate
 from hflow.graph.wiring import check_wiring, order
 
@@ -75,8 +76,8 @@ def sources(
 
 def _text(path: Path | str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8-sig")
-    except (OSError, ValueError):  # then no diagnostic points into it
+        return read_text(path, MAX_BYTES, "utf-8-sig")
+    except UnreadableError:  # then no diagnostic points into it
         return ""
 
 

@@ -17,6 +17,7 @@ from typing import Any, cast
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
+from hflow.bounded_read import UnreadableError, read_text
 from hflow.diagnostics import SET, Diagnostic, HflowError, Span
 
 MAX_BYTES = 2**20
@@ -116,15 +117,14 @@ def read(path: Path | str) -> Document:
     """The document in a file.
 
     Raises:
-        HflowError: HF001 when the file cannot be read as UTF-8 text, HF002..HF005 as `parse`.
+        HflowError: HF001 when it is no regular file, or cannot be read as UTF-8 text; HF002..HF005 as
+            `parse`.
     """
     try:
-        if Path(path).stat().st_size > MAX_BYTES:
-            raise HflowError(Diagnostic("HF005", f"`{path}` is larger than {MAX_BYTES} bytes"))
-        text = Path(path).read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise HflowError(Diagnostic("HF001", f"cannot read `{path}`: {error.strerror}")) from None
-    except ValueError as error:  # not UTF-8, or a path with a null character
+        text = read_text(path, MAX_BYTES, "utf-8-sig")
+    except UnreadableError as error:
+        if error.reason == "large":
+            raise HflowError(_too_large(str(path))) from None
         raise HflowError(Diagnostic("HF001", f"cannot read `{path}`: {error}")) from None
     return parse(text, str(path))
 
@@ -137,7 +137,7 @@ def parse(text: str, file: str) -> Document:
             HF005 (too large or too deep).
     """
     if len(text.encode(errors="replace")) > MAX_BYTES:
-        raise HflowError(Diagnostic("HF005", f"`{file}` is larger than {MAX_BYTES} bytes"))
+        raise HflowError(_too_large(file))
     builder = _Builder(file)
     try:
         root = builder.document(events(text))
@@ -152,6 +152,10 @@ def parse(text: str, file: str) -> Document:
     if builder.problems:
         raise HflowError(builder.problems)
     return Document(file, text, root)
+
+
+def _too_large(file: str) -> Diagnostic:
+    return Diagnostic("HF005", f"`{file}` is larger than {MAX_BYTES} bytes")
 
 
 def _syntax_error(error: Any, file: str) -> Diagnostic:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hflow.bounded_read import UnreadableError, read_json
-from hflow.compiler.vocabulary import MAX_BYTES
+from hflow.compiler.vocabulary import MAX_TOKENIZER_BYTES
 from hflow.diagnostics import Diagnostic, HflowError, Span
 
 TEMPLATES = "additional_chat_templates"
@@ -33,7 +33,7 @@ def read_object(file: Path) -> dict[str, Any]:
         HflowError: HF406 when it cannot be read or holds something else.
     """
     try:
-        found = read_json(file, MAX_BYTES)
+        found = read_json(file, MAX_TOKENIZER_BYTES)
     except UnreadableError as error:
         if error.reason == "missing":
             return {}

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
+from hflow.bounded_read import UnreadableError, parse_json, read_text
 from hflow.compiler.plan import Plan
 from hflow.compiler.workload import rounds
 from hflow.diagnostics import Diagnostic, HflowError
 
 Metrics = Mapping[str, Any]
+MAX_RUN_BYTES = 2**30  # of one file of a run folder
 OFF = 0.25  # predicted and measured times further apart than this are flagged,
 WORTH = 0.05  # where they differ by more than this part of the step
 
@@ -41,16 +42,32 @@ def read_metrics(run: Path, plan: Plan) -> list[Metrics]:
             another plan.
     """
     try:
-        events, lines = ((run / name).read_text().splitlines() for name in ("events.jsonl", "metrics.jsonl"))
-        executed = json.loads(events[0])["plan"]
-    except (OSError, ValueError, LookupError):
+        events, lines = (
+            read_text(run / n, MAX_RUN_BYTES).splitlines() for n in ("events.jsonl", "metrics.jsonl")
+        )
+        executed = parse_json(events[0])["plan"]
+    except (UnreadableError, LookupError, TypeError):
         raise HflowError(Diagnostic("HF407", f"`{run}` is no run folder")) from None
     if executed != plan.hash:
         message = f"`{run}` is a run of plan {executed}, not of {plan.hash}"
         raise HflowError(Diagnostic("HF306", message, help=f"its plan is `{run / 'plan.json'}`"))
     if not lines:
         raise HflowError(Diagnostic("HF407", f"`{run}` has no finished step to compare with"))
-    return [json.loads(line) for line in lines]
+    return [_metrics(run, number, line) for number, line in enumerate(lines, 1)]
+
+
+def _metrics(run: Path, number: int, line: str) -> Metrics:
+    """One line; the last of a run that was killed, or whose disk was full, may be a part of one."""
+    try:
+        found = parse_json(line)
+    except UnreadableError as error:
+        raise HflowError(
+            Diagnostic("HF407", f"line {number} of `{run / 'metrics.jsonl'}`: {error}")
+        ) from None
+    if not isinstance(found, dict):
+        message = f"line {number} of `{run / 'metrics.jsonl'}` is no JSON object"
+        raise HflowError(Diagnostic("HF407", message))
+    return cast("Metrics", found)
 
 
 def compare(plan: Plan, metrics: Sequence[Metrics]) -> list[Compared]:
