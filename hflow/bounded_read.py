@@ -180,4 +180,8 @@ def _is_broken(value: Any) -> bool:
 
 def is_broken_text(text: str) -> bool:
     """Whether a text has a lone surrogate, which no file and no terminal can take."""
-    return not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False

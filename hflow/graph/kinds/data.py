@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from jinja2 import TemplateSyntaxError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
 from hflow.graph.draft import Draft
 from hflow.graph.options import Option, OptionProblem
+from hflow.graph.templates.budget import BadTemplateError
+from hflow.graph.templates.template import Template
 from hflow.graph.types import Dim, Factor, ValueType
 
 OPTIONS = (
@@ -83,18 +82,14 @@ def option_problems(declared: Mapping[str, ValueType], written: Mapping[str, Any
     for name in ("prompt", "response"):
         value = written.get(name)
         for text in cast("list[Any]", value) if isinstance(value, list) else [value]:
-            if message := _template_problem(text):
-                yield OptionProblem("HF212", f"`{name}` is no jinja2 template: {message}", name)
+            yield from _template_problems(name, text)
 
 
-def _template_problem(text: Any) -> str | None:
+def _template_problems(name: str, text: Any) -> Iterator[OptionProblem]:
     try:
-        ImmutableSandboxedEnvironment().parse(text if isinstance(text, str) else "")
-    except TemplateSyntaxError as error:
-        return error.message
-    except RecursionError:
-        return "nested too deeply"
-    return None
+        Template(text if isinstance(text, str) else "")
+    except BadTemplateError as error:
+        yield OptionProblem("HF212", f"`{name}` is no template: {error.message}", name, error.help)
 
 
 def outputs(draft: Draft) -> dict[str, ValueType] | None:

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jinja2 import StrictUndefined, TemplateError, TemplateSyntaxError, UndefinedError, meta
-from jinja2.sandbox import SandboxedEnvironment
 
 from hflow.diagnostics import did_you_mean
 from hflow.graph.graph import Node, Output
+from hflow.graph.templates.budget import BadTemplateError
+from hflow.graph.templates.null_field import guarded, unwritable
+from hflow.graph.templates.template import Template
 from hflow.runtime.data_files import refused
 from hflow.runtime.datasets import Dataset, hold_out, read_rows
 from hflow.runtime.engines.base import Call, Result
-from hflow.runtime.engines.python.null_field import guarded, install, unwritable
 from hflow.runtime.rows import Rows, from_lists, from_strings
 from hflow.runtime.tokenizer import Tokenizer, UnknownTextError
 
 Row = Mapping[str, Any]
 _LOG = logging.getLogger(__name__)
-_JINJA = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
-install(_JINJA)
 
 
 @dataclass(frozen=True)
@@ -134,29 +132,26 @@ def _responses(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _render_all(name: str, what: str, template: str, rows: Sequence[Row]) -> list[str]:
-    render = _compile(name, what, template, rows[0])
-    return [_render(name, what, number, render, row) for number, row in enumerate(rows)]
+    compiled = _compile(name, what, template, rows[0])
+    return [_render(name, what, number, compiled, row) for number, row in enumerate(rows)]
 
 
-def _compile(name: str, what: str, template: str, first: Row) -> Callable[[Row], str]:
+def _compile(name: str, what: str, template: str, first: Row) -> Template:
     try:
-        unknown = meta.find_undeclared_variables(_JINJA.parse(template)) - set(first) - set(_JINJA.globals)
-        compiled = _JINJA.from_string(template)
-    except TemplateSyntaxError as error:
-        raise refused(f"the {what} template {template!r} is not valid: {error}") from None
-    for field in sorted(unknown):
+        compiled = Template(template)
+    except BadTemplateError as error:
+        raise refused(f"the {what} template {template!r} is not valid: {error}", error.help) from None
+    for field in sorted(compiled.fields - set(first)):
         help_ = did_you_mean(field, first, "fields")
         raise refused(f"rows of `{name}` have no field `{field}`, which the {what} template asks for", help_)
-    return compiled.render
+    return compiled
 
 
-def _render(name: str, what: str, number: int, render: Callable[[Row], str], row: Row) -> str:
+def _render(name: str, what: str, number: int, template: Template, row: Row) -> str:
     try:
-        return render(guarded(row))
-    except UndefinedError as error:
-        raise refused(f"row {number} of `{name}`, {what} template: {error}") from None
-    except (TemplateError, TypeError, ValueError, ArithmeticError) as error:
-        raise refused(f"row {number} of `{name}`, {what} template: {type(error).__name__}: {error}") from None
+        return template.render(guarded(row))
+    except BadTemplateError as error:
+        raise refused(f"row {number} of `{name}`, {what} template: {error}", error.help) from None
 
 
 def _encode(name: str, what: str, tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:

@@ -9,11 +9,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
-from jinja2 import StrictUndefined, UndefinedError
-from jinja2.sandbox import SandboxedEnvironment
+from jinja2 import StrictUndefined
 
 
 class Unwritable(StrictUndefined):
@@ -36,13 +34,6 @@ class Unwritable(StrictUndefined):
 
     def __hash__(self) -> int:
         return hash(type(self))
-
-
-def install(environment: SandboxedEnvironment) -> None:
-    """Let `environment` know of unwritable values."""
-    environment.finalize = _finalize
-    environment.tests["none"] = is_null
-    environment.policies["json.dumps_function"] = partial(json.dumps, default=_json, allow_nan=False)
 
 
 def guarded(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,15 +64,12 @@ def _guarded(value: Any, field: str) -> Any:
     return value
 
 
-def _finalize(value: Any) -> Any:
-    """What a template writes, before it becomes text."""
-    if problem := unwritable(value):
-        raise UndefinedError(f"it writes a value that is {problem}")
-    return value
+def dumps(value: Any, **options: Any) -> str:
+    """For ``tojson``, which has a word for null and none for what else is no text."""
+    return json.dumps(value, default=_json, allow_nan=False, **options)
 
 
 def _json(value: Any) -> None:
-    """For ``tojson``, which has a word for null."""
     if not is_null(value):
         str(value)  # raises UndefinedError with the field's name
         raise TypeError(f"{type(value).__name__} is nothing that JSON has")
