@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from hflow.ops.centring import centred
 from hflow.ops.op import op
 
 
@@ -22,7 +23,7 @@ def group_normalise(
         score: ``[prompts, group]``.
         std: divide by the sample deviation (n - 1), the population deviation (n), or nothing
             (Dr. GRPO, arXiv:2503.20783).
-        eps: added to the deviation; equal scores have advantage 0.
+        eps: added to the deviation. Equal scores have advantage 0, exactly.
 
     Returns:
         ``[prompts, group]``. A group of one has nothing to be compared with: its advantage is 0.
@@ -32,10 +33,14 @@ def group_normalise(
     """
     if std not in ("sample", "population", "none"):
         raise ValueError(f"std is `{std}`; it is one of sample, population, none")
-    centred = score - score.mean(1, keepdim=True)
-    if std == "none" or score.shape[1] == 1:
-        return centred if score.shape[1] > 1 else torch.zeros_like(score)
-    return centred / (score.std(1, keepdim=True, correction=int(std == "sample")) + eps)
+    size = score.shape[1]
+    if size == 1:
+        return torch.zeros_like(score)
+    advantage, _ = centred(score, 1)
+    if std != "none":
+        variance = advantage.square().sum(1, keepdim=True) / (size - int(std == "sample"))
+        advantage = advantage / (variance.sqrt() + eps)
+    return advantage.to(score.dtype)
 
 
 @op("score: f32[prompts*group] -> advantages: f32[prompts*group]", min_group=2)
@@ -48,12 +53,13 @@ def leave_one_out(score: Tensor) -> Tensor:
         score: ``[prompts, group]``.
 
     Returns:
-        ``[prompts, group]``. A group of one has nothing to be compared with: its advantage is 0.
+        ``[prompts, group]``; equal scores have advantage 0, exactly. A group of one has nothing to be
+        compared with: its advantage is 0.
     """
     size = score.shape[1]
     if size == 1:
         return torch.zeros_like(score)
-    return (score - score.mean(1, keepdim=True)) * (size / (size - 1))
+    return (centred(score, 1)[0] * (size / (size - 1))).to(score.dtype)
 
 
 @op("score: f32[prompts*group], greedy_score: f32[prompts] -> advantages: f32[prompts*group]")

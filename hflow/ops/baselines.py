@@ -23,4 +23,7 @@ def moving_baseline(score: Tensor, baseline: Tensor, *, momentum: float = 0.9) -
     Returns:
         Advantages ``[rows]``, and b', ``[]``.
     """
-    return score - baseline, momentum * baseline + (1 - momentum) * score.mean()
+    before = baseline.double()
+    # As a step towards the mean: where that is the old baseline, exactly this stays.
+    after = before + (1 - momentum) * (score.double().mean() - before)
+    return score - baseline, after.to(baseline.dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hflow.ops.centring import centred
 from hflow.ops.op import op
 
 
@@ -20,7 +21,7 @@ def whiten(values: Tensor, mask: Tensor, *, shift_mean: bool = True, eps: float 
         shift_mean: False adds the mean again, so that only the scale changes.
 
     Returns:
-        ``[rows, T]``, 0 outside the mask. Equal numbers become 0 (or their mean).
+        ``[rows, T]``, 0 outside the mask. Equal numbers become exactly 0 (or their mean).
     """
     whitened = torch.zeros_like(values)
     whitened[mask] = _whiten(values[mask], shift_mean, eps)
@@ -29,16 +30,18 @@ def whiten(values: Tensor, mask: Tensor, *, shift_mean: bool = True, eps: float 
 
 @op("score: f32[rows] -> advantages: f32[rows]", whole_batch=True)
 def whiten_scores(score: Tensor, *, shift_mean: bool = True, eps: float = 1e-8) -> Tensor:
-    """Numbers per response, whitened over all rows of the batch (REINFORCE++-baseline, arXiv:2501.03262).
+    """Numbers per response, whitened over all rows of the batch.
 
         x' = (x - mean) / sqrt(var + eps)        mean and unbiased variance over the rows
+
+    Every response counts once, however long it is. `whiten` counts tokens, as REINFORCE++ does.
 
     Args:
         score: ``[rows]``, all rows of the batch: scores, or scores less a baseline.
         shift_mean: False adds the mean again, so that only the scale changes.
 
     Returns:
-        ``[rows]``. Equal numbers become 0 (or their mean).
+        ``[rows]``. Equal numbers become exactly 0 (or their mean).
     """
     return _whiten(score, shift_mean, eps)
 
@@ -47,8 +50,7 @@ def _whiten(x: Tensor, shift_mean: bool, eps: float) -> Tensor:
     """`x` is ``[n]``; fewer than two numbers have no variance: it counts as 0."""
     if not len(x):
         return x
-    mean = x.mean()
-    centred = x - mean
-    variance = centred.square().sum() / max(len(x) - 1, 1)
-    whitened = centred / (variance + eps).sqrt()
-    return whitened if shift_mean else whitened + mean
+    shifted, mean = centred(x, 0)
+    variance = shifted.square().sum() / max(len(x) - 1, 1)
+    whitened = shifted / (variance + eps).sqrt()
+    return (whitened if shift_mean else whitened + mean).to(x.dtype)

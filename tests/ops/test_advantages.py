@@ -10,6 +10,7 @@ import torch
 from hflow.ops.advantages import greedy_baseline, group_normalise, leave_one_out
 from hflow.ops.baselines import moving_baseline
 from hflow.ops.filters import mixed_groups
+from hflow.ops.whitening import whiten, whiten_scores
 from tests.ops.examples import tensor
 
 SCORES = [[1.0, 0.0, 0.0, 1.0, 5.0], [2.0, 2.0, 2.0, 2.0, 2.0]]
@@ -66,3 +67,33 @@ def test_mixed_groups() -> None:
     keep = mixed_groups(tensor([[0.5, 0.5, 0.4], [1.0, 1.0, 1.0], [0.0, 0.0, 0.0], [-1.0, 0.5, 2.0]]))
     assert keep.dtype == torch.bool and keep.tolist() == [True, False, False, True]
     assert mixed_groups(tensor([[1.0], [0.0]])).tolist() == [False, False]
+
+
+EQUAL = [0.7, 12.3, -98765.4, 1e30, 0.0]
+
+
+@pytest.mark.parametrize("score", EQUAL)
+@pytest.mark.parametrize("size", [2, 3, 7, 8, 1000])
+def test_equal_scores_have_no_advantage_at_all(score: float, size: int) -> None:
+    """In float32 their mean is not they: divided by their deviation, the rounding was of order 1."""
+    scores = torch.full((3, size), score)
+    for std in ("sample", "population", "none"):
+        assert not group_normalise(scores, std=std).any()  # type: ignore[arg-type]
+    assert not leave_one_out(scores).any()
+    assert not whiten_scores(scores[0]).any()
+    assert not whiten(scores, scores == score).any()
+    assert torch.equal(whiten_scores(scores[0], shift_mean=False), scores[0])
+    advantages, baseline = moving_baseline(scores[0], torch.tensor(score))
+    assert not advantages.any() and baseline.item() == scores[0, 0].item()
+
+
+def test_scores_that_hardly_differ_are_centred_to_their_own_rounding() -> None:
+    """Values that float32 holds exactly; a mean in float32 would be wrong by a third of their difference."""
+    scores = torch.tensor([[100000.0, 100000.0, 100000.0078125]])
+    exact = statistics.fmean(scores[0].tolist())
+    expected = [(value - exact) / statistics.stdev(scores[0].tolist()) for value in scores[0].tolist()]
+    for found in (group_normalise(scores, eps=0.0)[0], whiten_scores(scores[0], eps=0.0)):
+        assert found.dtype == torch.float32
+        assert found.tolist() == pytest.approx(expected, rel=1e-6)
+    others = [-0.0078125 / 2, -0.0078125 / 2, 0.0078125]
+    assert leave_one_out(scores)[0].tolist() == pytest.approx(others, rel=1e-6)
