@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hflow.ops.kl import estimate
+from hflow.ops.log_ratio import beyond, bounded
 from hflow.ops.op import op
 
 
@@ -45,9 +46,9 @@ def ppo_clip(
         w = min(exp(old_logprobs - rollout_logprobs), importance_cap),   1 without rollout_logprobs
         loss = -w s + kl_coef * kl - entropy_coef * entropy
 
-    clip_high: arXiv:2503.14476 (DAPO); dual_clip: arXiv:1912.09729. w corrects for tokens that other
-    weights sampled than those of `old_logprobs` (decoupled PPO, arXiv:2110.00641), truncated as in
-    arXiv:1802.01561 (IMPALA); it has no gradient.
+    Differences of log-probs are held within +-20 before exp. clip_high: arXiv:2503.14476 (DAPO); dual_clip:
+    arXiv:1912.09729. w corrects for tokens that other weights sampled than those of `old_logprobs` (decoupled
+    PPO, arXiv:2110.00641), truncated as in arXiv:1802.01561 (IMPALA); it has no gradient.
 
     Args:
         logprobs, old_logprobs, ref_logprobs, rollout_logprobs, entropy: ``[rows, T]``, right-padded.
@@ -57,7 +58,8 @@ def ppo_clip(
             against `old_logprobs`.
 
     Returns:
-        Loss, kl and whether clipping held the gradient back (1 or 0), each ``[rows, T]``, 0 outside the mask.
+        Loss, kl and whether clipping, of the ratio or of a difference of log-probs that the loss reads, held
+        the gradient back (1 or 0), each ``[rows, T]``, 0 outside the mask.
 
     Raises:
         ValueError: a coefficient without its input, `dual_clip` not above 1, or another `kl`.
@@ -66,15 +68,18 @@ def ppo_clip(
         raise ValueError("kl_coef > 0 needs ref_logprobs: connect the log-probs of a reference model")
     if entropy_coef and entropy is None:
         raise ValueError("entropy_coef needs entropy, which the train node computes")
-    ratio = (logprobs - old_logprobs).masked_fill(~mask, 0).exp()
+    log_ratio = (logprobs - old_logprobs).masked_fill(~mask, 0)
     high = clip if clip_high is None else clip_high
-    surrogate, held = _clipped(ratio, _per_token(advantages, mask), clip, high, dual_clip)
+    advantage = _per_token(advantages, mask)
+    surrogate, held = _clipped(bounded(log_ratio).exp(), advantage, clip, high, dual_clip)
+    held = held | (beyond(log_ratio) & (advantage != 0))
     if rollout_logprobs is not None:
         surrogate = surrogate * _importance(old_logprobs, rollout_logprobs, mask, importance_cap)
     loss = -surrogate.masked_fill(~mask, 0)
     distance = estimate(logprobs, old_logprobs if ref_logprobs is None else ref_logprobs, mask, kl)
-    if kl_coef:
+    if kl_coef and ref_logprobs is not None:
         loss = loss + kl_coef * distance
+        held = held | _penalty_held(logprobs, ref_logprobs, kl)
     if entropy_coef and entropy is not None:
         loss = loss - entropy_coef * entropy.masked_fill(~mask, 0)
     return loss, distance, (held & mask).to(loss.dtype)
@@ -96,7 +101,7 @@ def cispo(
 ) -> tuple[Tensor, Tensor]:
     """REINFORCE with clipped importance weights: no token loses its gradient (CISPO, arXiv:2506.13585).
 
-        r = exp(logprobs - old_logprobs)
+        r = exp(logprobs - old_logprobs),   the difference held within +-20
         loss = -stop_gradient(clamp(r, 1 - clip, 1 + clip_high)) A logprobs
 
     Args:
@@ -109,16 +114,17 @@ def cispo(
     Returns:
         Loss and whether the weight was clipped (1 or 0), each ``[rows, T]``, 0 outside the mask.
     """
-    ratio = (logprobs - old_logprobs).masked_fill(~mask, 0).exp().detach()
+    log_ratio = (logprobs - old_logprobs).masked_fill(~mask, 0)
+    ratio = bounded(log_ratio).exp().detach()
     weight = ratio.clamp(1 - clip, 1 + clip_high)
     loss = -weight * _per_token(advantages, mask) * logprobs.masked_fill(~mask, 0)
-    return loss, (weight != ratio).to(loss.dtype)
+    return loss, ((weight != ratio) | beyond(log_ratio)).to(loss.dtype)
 
 
 @op(
     "logprobs: f32[rows, resp~]<trained>, old_logprobs: f32[rows, resp~]<old>, "
     "advantages: f32[rows, resp~?], mask: bool[rows, resp~], ref_logprobs?: f32[rows, resp~]<scored> "
-    "-> loss: f32[rows, resp~], kl: f32[rows, resp~]",
+    "-> loss: f32[rows, resp~], kl: f32[rows, resp~], clip_fraction: f32[rows, resp~]",
     needs={"kl_coef": "ref_logprobs"},
 )
 def reinforce(
@@ -130,15 +136,15 @@ def reinforce(
     *,
     kl_coef: float = 0.0,
     kl: Literal["k1", "k2", "k3"] = "k3",
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """The policy gradient (REINFORCE, Williams 1992; for RLHF, arXiv:2402.14740), with importance weights.
 
-        r = exp(logprobs - old_logprobs)
+        r = exp(logprobs - old_logprobs),   the difference held within +-20
         loss = -A r + kl_coef * kl
 
     At the first update of a batch r is 1, and the gradient that of -A logprobs. In further minibatches and
     epochs r weights each token for having been sampled by older weights, alone: not for the tokens before
-    it, as in `ppo_clip`, which also bounds r.
+    it, as in `ppo_clip`, which bounds r more closely.
 
     Args:
         logprobs, old_logprobs, ref_logprobs: ``[rows, T]``, right-padded.
@@ -148,17 +154,23 @@ def reinforce(
             against `old_logprobs`.
 
     Returns:
-        Loss and kl, each ``[rows, T]``, 0 outside the mask.
+        Loss, kl and whether a difference of log-probs that the loss reads was held at +-20, where it has no
+        gradient (1 or 0), each ``[rows, T]``, 0 outside the mask.
 
     Raises:
         ValueError: `kl_coef` without `ref_logprobs`, or another `kl`.
     """
     if kl_coef and ref_logprobs is None:
         raise ValueError("kl_coef > 0 needs ref_logprobs: connect the log-probs of a reference model")
-    ratio = (logprobs - old_logprobs).masked_fill(~mask, 0).exp()
-    loss = -(_per_token(advantages, mask) * ratio).masked_fill(~mask, 0)
+    log_ratio = (logprobs - old_logprobs).masked_fill(~mask, 0)
+    advantage = _per_token(advantages, mask)
+    loss = -(advantage * bounded(log_ratio).exp()).masked_fill(~mask, 0)
+    held = beyond(log_ratio) & (advantage != 0)
     distance = estimate(logprobs, old_logprobs if ref_logprobs is None else ref_logprobs, mask, kl)
-    return (loss + kl_coef * distance if kl_coef else loss), distance
+    if kl_coef and ref_logprobs is not None:
+        loss = loss + kl_coef * distance
+        held = held | _penalty_held(logprobs, ref_logprobs, kl)
+    return loss, distance, (held & mask).to(loss.dtype)
 
 
 @op("logprobs: f32[rows, resp~]<trained>, mask: bool[rows, resp~] -> loss: f32[rows, resp~]")
@@ -200,4 +212,9 @@ def _clipped(
 def _importance(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, cap: float) -> Tensor:
     """Truncated importance weights of the old policy for tokens that the rollout sampled."""
     log_weight = (old_logprobs - rollout_logprobs).masked_fill(~mask, 0)
-    return log_weight.exp().clamp(max=cap).detach()
+    return bounded(log_weight).exp().clamp(max=cap).detach()
+
+
+def _penalty_held(logprobs: Tensor, ref_logprobs: Tensor, kl: str) -> Tensor:
+    """Where the penalty has no gradient because its difference is bounded; only k3 takes exp."""
+    return beyond(ref_logprobs - logprobs) if kl == "k3" else torch.zeros_like(logprobs, dtype=torch.bool)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hflow.ops.log_ratio import beyond, bounded
 from hflow.ops.op import op
 
 
@@ -23,7 +24,7 @@ def gspo(
 ) -> tuple[Tensor, Tensor]:
     """PPO's surrogate with one ratio per response, its tokens' geometric mean (GSPO, arXiv:2507.18071).
 
-        s = exp(mean over the mask of (logprobs - old_logprobs))
+        s = exp(mean over the mask of (logprobs - old_logprobs)),   the mean held within +-20
         loss = -min(s A, clamp(s, 1 - clip, 1 + clip_high) A)
 
     Args:
@@ -32,11 +33,11 @@ def gspo(
         mask: bool ``[rows, T]``, tokens to learn from.
 
     Returns:
-        Loss and whether the ratio was clipped (1 or 0), each ``[rows]``. Both are 0 for a response without
-        tokens.
+        Loss and whether clipping, or the bound of the mean, held the gradient back (1 or 0), each ``[rows]``.
+        Both are 0 for a response without tokens.
     """
     log_ratio = (logprobs - old_logprobs).masked_fill(~mask, 0).sum(1) / mask.sum(1).clamp(min=1)
-    ratio = log_ratio.exp()
+    ratio = bounded(log_ratio).exp()
     plain, clipped = ratio * advantages, ratio.clamp(1 - clip, 1 + clip_high) * advantages
     loss = -torch.minimum(plain, clipped).masked_fill(~mask.any(1), 0)
-    return loss, (clipped < plain).to(loss.dtype)
+    return loss, ((clipped < plain) | (beyond(log_ratio) & (advantages != 0))).to(loss.dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from hflow.ops.distillation import reverse_kl
 from hflow.ops.losses import cispo, negative_log_likelihood, ppo_clip, reinforce
+from hflow.ops.sequence_losses import gspo
 from hflow.ops.values import value_clip
 from tests.ops.examples import (
     LOGPROBS,
@@ -174,7 +176,7 @@ def test_cispo(advantages: Tensor, clip: float, clip_high: float) -> None:
 @by_advantages
 @pytest.mark.parametrize("kl_coef", [0.0, 0.2])
 def test_reinforce(advantages: Tensor, kl_coef: float) -> None:
-    loss, kl = reinforce(*GIVEN, advantages, mask(), tensor(REF), kl_coef=kl_coef, kl="k2")
+    loss, kl, _ = reinforce(*GIVEN, advantages, mask(), tensor(REF), kl_coef=kl_coef, kl="k2")
     for row, column in cells():
         k2 = (LOGPROBS[row][column] - REF[row][column]) ** 2 / 2
         expected = -advantage_at(advantages, row, column) * ratio_at(row, column) + kl_coef * k2
@@ -184,7 +186,7 @@ def test_reinforce(advantages: Tensor, kl_coef: float) -> None:
 
 
 def test_reinforce_measures_kl_against_the_old_policy_without_a_reference() -> None:
-    _, kl = reinforce(*GIVEN, tensor(PER_ROW), mask())
+    _, kl, _ = reinforce(*GIVEN, tensor(PER_ROW), mask())
     d = OLD[0][1] - LOGPROBS[0][1]
     assert kl[0, 1].item() == pytest.approx(math.exp(d) - d - 1, abs=1e-12)
     with pytest.raises(ValueError, match="ref_logprobs"):
@@ -209,7 +211,7 @@ def test_reinforce_is_right_for_tokens_that_older_weights_sampled() -> None:
         tensor([1, 0, -2]),
     )
     logprobs = logits.log_softmax(0)
-    loss, _ = reinforce(logprobs[:, None], old.log()[:, None], rewards, torch.ones(3, 1).bool())
+    loss, _, _ = reinforce(logprobs[:, None], old.log()[:, None], rewards, torch.ones(3, 1).bool())
     (found,) = torch.autograd.grad((old * loss[:, 0]).sum(), logits, retain_graph=True)
     (expected,) = torch.autograd.grad(-(logprobs.exp() * rewards).sum(), logits)
     assert found.tolist() == pytest.approx(expected.tolist(), abs=1e-12)
@@ -238,7 +240,7 @@ def test_value_clip(clip: float) -> None:
 
 
 def test_reverse_kl() -> None:
-    loss, kl = reverse_kl(*GIVEN, tensor(REF), mask())
+    loss, kl, _ = reverse_kl(*GIVEN, tensor(REF), mask())
     for row, column in cells():
         k1 = OLD[row][column] - REF[row][column] if column in tokens(row) else 0.0
         assert kl[row, column].item() == pytest.approx(k1, abs=1e-12)
@@ -250,7 +252,57 @@ def test_the_expected_gradient_of_reverse_kl_is_that_of_the_divergence() -> None
     logits, teacher = tensor([0.2, -1.0, 0.5]).requires_grad_(), tensor([0.7, 0.2, 0.1])
     logprobs = logits.log_softmax(0)
     student = logprobs.detach()
-    loss, _ = reverse_kl(logprobs[None], student[None], teacher.log()[None], torch.ones(1, 3).bool())
+    loss, _, _ = reverse_kl(logprobs[None], student[None], teacher.log()[None], torch.ones(1, 3).bool())
     (found,) = torch.autograd.grad((student.exp() * loss[0]).sum(), logits, retain_graph=True)
     (expected,) = torch.autograd.grad((logprobs.exp() * (logprobs - teacher.log())).sum(), logits)
     assert found.tolist() == pytest.approx(expected.tolist(), abs=1e-12)
+
+
+FAR: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, ...]]] = {
+    "ppo_clip": ppo_clip,
+    "ppo_clip, dual": functools.partial(ppo_clip, dual_clip=3.0),
+    "reinforce": reinforce,
+    "cispo": cispo,
+    "ppo_clip, importance": lambda x, y, a, m: ppo_clip(x, x.detach(), a, m, rollout_logprobs=y),
+    "ppo_clip, k3": lambda x, y, a, m: ppo_clip(x, x.detach(), 0 * a, m, y, kl_coef=1.0),
+    "reinforce, k3": lambda x, y, a, m: reinforce(x, x.detach(), 0 * a, m, y, kl_coef=1.0),
+    "reverse_kl": lambda x, y, a, m: reverse_kl(x, y, y - a[:, None], m),
+    "gspo": gspo,
+}
+
+
+@pytest.mark.parametrize("loss", FAR.values(), ids=list(FAR))
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+@pytest.mark.parametrize("difference", [89.0, -89.0, 1e30])
+def test_log_probs_that_are_far_apart_give_finite_numbers(
+    loss: Callable[..., tuple[Tensor, ...]], advantage: float, difference: float
+) -> None:
+    """In float32, where e^89 is infinite, and 0 times its slope no number."""
+    leaf = torch.full((1, 1), -1.0, requires_grad=True)
+    given = (torch.full((1, 1), -1.0 - difference), torch.tensor([advantage]), torch.ones(1, 1).bool())
+    outputs = loss(leaf, *given)
+    (gradient,) = torch.autograd.grad(outputs[0].sum(), leaf)
+    assert all(output.isfinite().all() for output in (*outputs, gradient))
+
+
+@pytest.mark.parametrize("name", ["ppo_clip", "reinforce", "reverse_kl", "gspo"])
+def test_a_token_whose_ratio_is_bounded_has_no_gradient_and_is_counted(name: str) -> None:
+    """A ratio of e^20.5 for a bad token, which nothing else holds back; at e^19.5 it is as it was."""
+    for difference, held in ((20.5, 1.0), (19.5, 0.0)):
+        leaf = tensor([[-1.0]]).requires_grad_()
+        given = (tensor([[-1.0 - difference]]), tensor([-1.0]), torch.ones(1, 1).bool())
+        loss, *_, clipped = FAR[name](leaf, *given)
+        (gradient,) = torch.autograd.grad(loss.sum(), leaf)
+        assert clipped.sum().item() == held and bool(gradient.any()) == (not held)
+        assert abs(loss.item()) == pytest.approx(math.exp(min(difference, 20)))
+
+
+def test_a_penalty_whose_difference_is_bounded_is_counted_where_it_is_one() -> None:
+    leaf, ref = tensor([[-30.0]]).requires_grad_(), tensor([[-1.0]])
+    given = (leaf.detach(), tensor([0.0]), torch.ones(1, 1).bool(), ref)
+    for function in (ppo_clip, reinforce):
+        for options, counted in (({"kl_coef": 0.1}, 1), ({"kl_coef": 0.1, "kl": "k2"}, 0), ({}, 0)):
+            _, kl, held = function(leaf, *given, **options)  # type: ignore[arg-type]
+            assert held.item() == counted
+            d = 29.0 if options.get("kl") else 20.0
+            assert kl.item() == pytest.approx(d**2 / 2 if options.get("kl") else math.exp(d) - d - 1)
