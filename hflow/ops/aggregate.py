@@ -16,10 +16,13 @@ def token_weights(mask: Tensor, mode: str, global_tokens: float, global_rows: fl
     - ``sequence_sum``: mean over rows of the sum over a row's tokens (Dr. GRPO, arXiv:2503.20783):
       1 / global_rows.
 
+    Rows without tokens are not among the rows (as in verl's `agg_loss`): a response that is masked out as a
+    whole leaves the loss as if it had not been sampled.
+
     Args:
         mask: bool ``[rows, T]``, the tokens that count; any part of the minibatch.
         global_tokens: tokens that count in the whole minibatch, on all ranks.
-        global_rows: rows of the whole minibatch, on all ranks.
+        global_rows: rows with tokens that count, of the whole minibatch, on all ranks.
 
     Returns:
         float32 ``[rows, T]``, 0 outside the mask; parts of a minibatch may be weighted separately.

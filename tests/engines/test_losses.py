@@ -139,7 +139,9 @@ def ratio_loss(
     total, ratios, drifts = torch.zeros((), dtype=torch.float64), [], []
     for row in rows:
         drift = row.trained - row.data["old_logprobs"]
-        ratio = drift.mean().exp() if len(drift) else torch.ones((), dtype=torch.float64)
+        if not len(drift):
+            continue
+        ratio = drift.mean().exp()
         total = total - ratio * row.data["advantages"] / counts["rows"]
         ratios.append(ratio.detach())
         drifts += list(drift.detach())
@@ -156,9 +158,9 @@ def preference_loss(
         scores = [float(row.data["score"]) for row in group]
         rewards = [0.5 * drift.sum() for drift in drifts]
         margin = rewards[scores.index(max(scores))] - rewards[scores.index(min(scores))]
-        total = total + (1 + (-margin).exp()).log() / (counts["rows"] / GROUP)
+        total = total + (1 + (-margin).exp()).log() / (len(rows) / GROUP)
         metrics["margin"].append(margin.detach())
-        metrics["reward"] += [reward.detach() for reward in rewards]
+        metrics["reward"] += [r.detach() for r, drift in zip(rewards, drifts) if len(drift)]
         metrics["drift"] += [d.detach() for drift in drifts for d in drift]
     return total, metrics
 
@@ -205,8 +207,8 @@ def reference(folder: str, case: Case, data: dict[str, Rows], options: dict[str,
         adam.zero_grad()
         numbers = [r for r in range(ROWS) if r // case.unit % updates == update]
         rows = [reference_row(model, case.head, data, r) for r in numbers]
-        tokens = sum(len(row.trained) for row in rows)
-        loss, metrics = case.loss(rows, {"tokens": float(tokens), "rows": float(len(rows))})
+        tokens, counted = sum(len(row.trained) for row in rows), sum(bool(len(row.trained)) for row in rows)
+        loss, metrics = case.loss(rows, {"tokens": float(tokens), "rows": float(counted)})
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), options["clip_grad"] or float("inf"))
         adam.step()
@@ -370,7 +372,7 @@ def test_two_nodes_train_one_model_with_options_of_their_own(
     for options, lr in zip(TURNS, (1e-2, 1.5e-3)):
         adam.zero_grad()
         rows = [reference_row(model, "lm", data, r) for r in range(ROWS)]
-        loss, _ = ratio_loss(rows, {"rows": float(ROWS)})
+        loss, _ = ratio_loss(rows, {"rows": float(sum(bool(len(row.trained)) for row in rows))})
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), options["clip_grad"] or float("inf"))
         for group, decay in zip(adam.param_groups, (options["weight_decay"], 0.0)):

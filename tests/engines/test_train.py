@@ -97,6 +97,7 @@ class Reference:
         """Fill ``.grad`` for the minibatch `rows`; its loss, sums over its tokens, and their number."""
         self.adam.zero_grad()
         trained = sum(int(data["mask"].slice(r, r + 1).values.sum()) for r in rows)
+        counted = sum(bool(data["mask"].slice(r, r + 1).values.any()) for r in rows)
         total = torch.zeros((), dtype=torch.float64)
         sums = {"kl": 0.0, "clip_fraction": 0.0, "apart": 0.0}
         for row in rows:
@@ -106,8 +107,8 @@ class Reference:
                 continue
             weight = {
                 "token_mean": 1 / trained,
-                "sequence_mean": 1 / (tokens * len(rows)),
-                "sequence_sum": 1 / len(rows),
+                "sequence_mean": 1 / (tokens * counted),
+                "sequence_sum": 1 / counted,
             }[self.options["aggregate"]]
             total = total + loss.sum() * weight
             sums["kl"] += float(kl.detach().sum())

@@ -37,12 +37,14 @@ Metrics = dict[str, tuple[float, float]]
 
 @dataclass(frozen=True)
 class Minibatch:
-    """What one update learns from: this rank's `rows` (int64), and counts over all ranks. `first`: no update
-    of this execution came before, so the model still is what sampled the rows, if no lag is between."""
+    """What one update learns from: this rank's `rows` (int64), and counts over all ranks: of tokens to learn
+    from, of rows with such tokens, and of groups. `first`: no update of this execution came before, so the
+    model still is what sampled the rows, if no lag is between."""
 
     rows: Tensor
     global_tokens: float
     global_rows: float
+    global_groups: float
     first: bool = False
 
 
@@ -135,10 +137,13 @@ class Training:
         of = (self.rows // self.loss.unit % count).to(self.mask.device)
         parts = [(of == k).nonzero().squeeze(1) for k in range(count)]
         trained = self.mask.sum(1)
-        local = [[float(trained[rows].sum()), float(len(rows))] for rows in parts]
+        local = [
+            [float(trained[rows].sum()), float((trained[rows] > 0).sum()), len(rows) / self.loss.unit]
+            for rows in parts
+        ]
         counts = torch.tensor(local, dtype=torch.float64, device=self.mask.device)
         all_reduce(counts, group=self.groups.dp)
-        return [Minibatch(rows, tokens, n) for rows, (tokens, n) in zip(parts, counts.tolist())]
+        return [Minibatch(rows, *found) for rows, found in zip(parts, counts.tolist())]
 
     def _update(self, minibatch: Minibatch, number: int) -> Metrics:
         """Update `number` of this node in the whole run."""
@@ -198,15 +203,15 @@ class Training:
         return {name: values for name, values in zip(("logprobs", "entropy"), found) if name in wanted}
 
     def _counted(self, part: MicroBatch, mask: Tensor) -> dict[Level, Tensor]:
-        """Which tokens, rows and groups of a micro-batch count: not the padding."""
+        """Which tokens, rows and groups of a micro-batch count: no padding, and no rows without tokens."""
         present = torch.arange(len(mask), device=mask.device) < len(part.rows)
-        return {"token": mask, "row": present, "group": present[:: self.loss.unit]}
+        return {"token": mask, "row": mask.any(1), "group": present[:: self.loss.unit]}
 
     def _weights(self, level: Level, counted: Tensor, minibatch: Minibatch) -> Tensor:
         """Under these weights the losses of all parts of the minibatch sum to its loss."""
         if level == "token":
             return token_weights(counted, self.loss.aggregate, minibatch.global_tokens, minibatch.global_rows)
-        total = minibatch.global_rows / (self.loss.unit if level == "group" else 1)
+        total = minibatch.global_groups if level == "group" else minibatch.global_rows
         return counted.float() / max(total, 1.0)
 
     def _global_loss(self, sums: list[Sums]) -> float:
