@@ -13,7 +13,7 @@ import typer
 from hflow.diagnostics import Diagnostic, HflowError, render, source_of
 
 GraphFile = Annotated[
-    Path, typer.Argument(help="A graph file, e.g. algorithms/grpo.yaml.", show_default=False)
+    Path, typer.Argument(help="A graph file, or the name of an algorithm: grpo.", show_default=False)
 ]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a value: params.steps=3.")

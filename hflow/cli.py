@@ -63,12 +63,12 @@ def show(
     svg: Annotated[Path | None, typer.Option("--svg", help="Draw the graph into this file instead.")] = None,
 ) -> None:
     """Print what a graph file comes to, as text, or draw it."""
-    from hflow.graph import load, printer, source
+    from hflow.graph import load, printer
     from hflow.graph import resolved as resolving
 
     refuse_plan(graph)
     if resolved:  # before it is checked: it helps to find out what is wrong
-        print(resolving.resolved(load.assembled(source.read(graph), set_ or (), file or ())), end="")
+        print(resolving.resolved(load.assembled(load.read_graph(graph), set_ or (), file or ())), end="")
     checked = load_graph(graph, file, set_)
     if svg:
         _draw(checked, svg)

@@ -128,7 +128,7 @@ def explain_command(
 
 
 def exec_command(
-    graph: Annotated[Path, typer.Argument(help="A graph file, or a plan.json that is executed as it is.")],
+    graph: Annotated[Path, typer.Argument(help="A graph, by file or name; a plan.json runs as it is.")],
     cluster: ClusterFile = None,
     pin: Pins = None,
     engine: Engines = None,

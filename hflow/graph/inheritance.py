@@ -25,6 +25,7 @@ from hflow.diagnostics import Diagnostic, HflowError, did_you_mean
 from hflow.graph.key_order import in_order
 from hflow.graph.schema import node_path
 from hflow.graph.source import Document, Item, KeyPath, read
+from hflow.shipped import algorithm, is_bare, is_file, known
 
 MAX_PARENTS = 8
 _NOT_INHERITED = ("name", "doc", "extends")
@@ -85,10 +86,10 @@ def _parent(chain: Sequence[Document], extends: Item) -> Document:
     name, child = extends.value, chain[-1]
     if not isinstance(name, str) or not name or "\0" in name:
         raise HflowError(Diagnostic("HF107", "`extends` must name one graph file", extends.span))
-    path = beside(child.file, name)
-    known = [os.path.realpath(d.file) for d in chain]
-    if os.path.realpath(path) in known:
-        ring = " -> ".join([*(d.file for d in chain[known.index(os.path.realpath(path)) :]), path])
+    path = parent_path(child.file, name)
+    above = [os.path.realpath(d.file) for d in chain]
+    if os.path.realpath(path) in above:
+        ring = " -> ".join([*(d.file for d in chain[above.index(os.path.realpath(path)) :]), path])
         raise HflowError(Diagnostic("HF107", f"a file extends itself: {ring}", extends.span))
     if len(chain) > MAX_PARENTS:
         raise HflowError(Diagnostic("HF107", f"more than {MAX_PARENTS} parents", extends.span))
@@ -113,12 +114,25 @@ def _read_parent(path: str, extends: Item) -> Document:
 
 
 def _near_files(path: Path) -> str:
-    """Help for a file that is not there: the one beside it with the nearest name."""
+    """Help for a file that is not there: the one beside it, or the algorithm, with the nearest name."""
+    bare = is_bare(Path(path.name))
     try:
-        names = [file.name for file in path.parent.iterdir() if file.suffix == ".yaml"]
+        names = [file.stem if bare else file.name for file in path.parent.iterdir() if file.suffix == ".yaml"]
     except OSError:
         return ""
+    if bare:
+        return did_you_mean(path.name, [*known("algorithms"), *names], "algorithms and files in that folder")
     return did_you_mean(path.name, names, "files in that folder")
+
+
+def parent_path(child: str, name: str) -> str:
+    """The path of the file that ``extends: name`` means in the file `child`: the one beside it; else, for a
+    bare name, the algorithm of that name."""
+    path = beside(child, name)
+    if is_file(Path(path)) or not is_bare(Path(name)):
+        return path
+    found = algorithm(name, Path(path).parent, besides=child)
+    return str(found) if found else path
 
 
 def beside(file: str, name: str) -> str:

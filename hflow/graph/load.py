@@ -31,11 +31,12 @@ from hflow.graph.schema import GraphSpec, RepeatNodeSpec
 from hflow.graph.source import MAX_BYTES, Document, dump, parse, read
 from hflow.graph.validate import validate
 from hflow.graph.wiring import check_wiring, order
+from hflow.shipped import find_graph
 
 
 def load(path: Path | str, overrides: Sequence[str] = (), files: Sequence[Path | str] = ()) -> Graph:
     """The graph in a file, merged over the file that it `extends`; then partial graph `files` are merged over
-    it, and ``key.path=value`` overrides applied.
+    it, and ``key.path=value`` overrides applied. The bare name of an algorithm stands for its file.
 
     Raises:
         HflowError: with every error of the file, in reading order.
@@ -52,7 +53,16 @@ def check(
     path: Path | str, overrides: Sequence[str] = (), files: Sequence[Path | str] = ()
 ) -> tuple[Graph, tuple[Diagnostic, ...]]:
     """The graph in a file, and its warnings. Raises as `load`."""
-    return check_document(read(path), overrides, files)
+    return check_document(read_graph(path), overrides, files)
+
+
+def read_graph(path: Path | str) -> Document:
+    """The document in a graph file, or in that of the algorithm of that name.
+
+    Raises:
+        HflowError: HF001 when there is none, HF001..HF005 as `read`.
+    """
+    return read(find_graph(path))
 
 
 def check_text(
@@ -67,6 +77,7 @@ def sources(
 ) -> dict[str, str]:
     """The texts that the places of diagnostics refer to, for `hflow.diagnostics.render`."""
     try:
+        path = find_graph(path)
         parents = [d.file for d in lineage(read(path))[1:]]
     except HflowError:  # the diagnostic that says so points into the child
         parents = []

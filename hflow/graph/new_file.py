@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hflow.diagnostics import Diagnostic, HflowError, Span
-from hflow.graph.inheritance import function_paths, moved_function
+from hflow.graph.inheritance import function_paths, moved_function, parent_path
 from hflow.graph.schema import NAME_PATTERN
 from hflow.graph.source import Document, read
 from hflow.graph.yaml_text import scalar
+from hflow.shipped import algorithm
 
 Edit = tuple[Span, str]
 
@@ -51,14 +52,23 @@ def _moved(document: Document, target: Path) -> Iterator[Edit]:
     """The references to other files, as they read in `target`."""
     parent = document.get(("extends",))
     if parent and isinstance(parent.value, str):
-        path = os.path.relpath(Path(document.file).parent / parent.value, target.parent)
-        yield parent.span, scalar(Path(path).as_posix())
+        yield parent.span, scalar(_parent(document.file, parent.value, target))
     for path in function_paths(document):
         item = document.get(path)
         if item and isinstance(item.value, str):
             moved = moved_function(item.value, Path(document.file).parent, target.parent)
             if moved != item.value:
                 yield item.span, scalar(moved)
+
+
+def _parent(source: str, name: str, target: Path) -> str:
+    """What `source` calls its parent, as `target` does: an algorithm that is not in a folder here by its
+    name, for where hflow lies is another path on every machine."""
+    path = Path(parent_path(source, name))
+    called = algorithm(path.stem, target.parent, besides=str(target))
+    if called and called.resolve() == path.resolve() and not path.resolve().is_relative_to(Path.cwd()):
+        return path.stem
+    return Path(os.path.relpath(path, target.parent)).as_posix()
 
 
 def _edited(text: str, edits: Sequence[Edit]) -> str:

@@ -170,7 +170,9 @@ NodeSpec = Annotated[
 
 class GraphSpec(_Shape):
     hflow: Literal[1]
-    extends: str | None = None  # resolved before the schema is applied
+    extends: str | None = Field(  # resolved before the schema is applied
+        None, description="the parent: a graph file, relative to this one, or the name of an algorithm"
+    )
     name: Name
     doc: str = ""
     params: dict[Name, Annotated[Any, AfterValidator(_plain_scalar)]] = {}
