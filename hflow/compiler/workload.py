@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil, prod
 
@@ -70,12 +71,26 @@ def rounds(graph: Graph, node: Node) -> int:
 
 
 def token_makers(graph: Graph) -> tuple[Node, ...]:
-    """The nodes whose tokens count as the step's: the last turns of rollouts or, without any, what is trained
-    on."""
-    made = [n for n in graph.nodes if n.op == "generate"]
-    continued = {v.source.node for n in made if (v := n.input("tokens"))}
-    last = tuple(n for n in made if n.name not in continued)
-    return last or tuple(n for n in graph.nodes if n.op == "train")
+    """The nodes whose tokens count as the step's: the rollouts (the last turns of them) whose texts are
+    trained on; not those that only give a baseline, or a validation. Without any, what is trained on; in a
+    graph that trains nothing, all rollouts."""
+    trains = tuple(n for n in graph.nodes if n.op == "train")
+    made = {name for node in trains for name in _sampled_for(graph, node)}
+    found = tuple(n for n in graph.nodes if n.name in made) or trains
+    return found or tuple(n for n in graph.nodes if n.op == "generate")
+
+
+def _sampled_for(graph: Graph, node: Node) -> Iterator[str]:
+    """The generate nodes whose tokens a node reads: itself, through calls, or from a region."""
+    for value in (v for v in node.inputs if v.type.dtype == "i32" and not v.lag):
+        source = graph.node(value.source.node)
+        if source.op == "repeat":
+            inner = source.input(value.source.port)
+            source = graph.node(inner.source.node) if inner else source
+        if source.op == "generate":
+            yield source.name
+        else:
+            yield from _sampled_for(graph, source)
 
 
 def _group(node: Node, rows: ValueType) -> int:

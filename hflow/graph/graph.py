@@ -208,18 +208,31 @@ class Graph:
         """The nodes that stand in a region."""
         return tuple(n for n in self.nodes if n.region == region)
 
-    @property
+    @cached_property
     def reward(self) -> str:
-        """The value whose mean is the reward: what evaluation measures, else the only `score` of a function
-        or of a frozen model that some node reads, or that of a node `reward`; empty when there is none."""
-        if self.evaluation:
-            return str(self.evaluation.metric)
+        """The value whose mean is the reward of what is trained on: what evaluation measures, unless that is
+        of texts that no train node sees; else the only `score` of a function or of a frozen model that leads
+        to training (where none does: that some node reads), or that of a node `reward`; empty when there is
+        none."""
+        dag = self.dag()
+        trains = [n.name for n in self.nodes if n.op == "train"]
+        leading: set[str] = set(trains).union(*(nx.ancestors(dag, name) for name in trains))
+        metric = self.evaluation.metric if self.evaluation else None
+        if metric and self._samples(metric.node) <= leading:
+            return str(metric)
+        apart = self._samples(metric.node) - leading if metric else set[str]()
         read = {i.source for _, i in self.edges()}
         judges = [n for n in self.nodes if n.op == "call" or (n.model and self.model(n.model.model).frozen)]
         scores = [n.name for n in judges if Ref(n.name, "score") in read and n.op in ("call", "score")]
+        scores = [n for n in scores if n in leading] or [n for n in scores if not apart & self._samples(n)]
         if len(scores) == 1 or "reward" in scores:
             return f"{scores[0] if len(scores) == 1 else 'reward'}.score"
         return ""
+
+    def _samples(self, name: str) -> set[str]:
+        """The generate nodes whose texts a node depends on."""
+        behind = nx.ancestors(self.dag(), name)
+        return {n.name for n in self.nodes if n.op == "generate" and n.name in {*behind, name}}
 
     @cached_property
     def _nodes(self) -> dict[str, Node]:

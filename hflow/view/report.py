@@ -32,7 +32,7 @@ class Report:
 
     `metrics` are the lines of ``metrics.jsonl``, one per step; `events` those of measured calls and
     transfers (step, device, name, kind, start_s, end_s); `summary` has status, steps, wall_s,
-    tokens_per_s, plan_hash and, where the graph is evaluated, eval: {before, after}.
+    tokens_per_s, plan_hash and, where the graph is evaluated, eval: {before, after, by_step}.
     """
 
     plan: Plan
@@ -73,7 +73,7 @@ def report_html(report: Report) -> str:
         status=str(report.summary.get("status", "unknown")),
         figures=_figures(report),
         problems=[render_diagnostic(d) for d in report.diagnostics],
-        charts=_charts(graph, report.metrics),
+        charts=[*_held_out(report), *_charts(graph, report.metrics)],
         graph=Markup(plan_svg(plan)),
         plan=plan_text(plan),
         compared=_compared(compare(plan, report.metrics)),
@@ -102,6 +102,20 @@ def _figures(report: Report) -> list[Figure]:
 
 def _score(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
+
+
+def _held_out(report: Report) -> list[Chart]:
+    """The metric of the evaluation after each number of steps at which it was taken."""
+    found = report.summary.get("eval")
+    by_step: Mapping[Any, float] = (found or {}).get("by_step") or {}
+    if not by_step:
+        return []
+    values = {int(step): value for step, value in by_step.items()}
+    steps = sorted(values)
+    evaluation = report.plan.graph.evaluation
+    name = f"held-out {evaluation.metric if evaluation else 'evaluation'}"
+    svg = line_chart(f"{name} by steps done", steps, [values[step] for step in steps])
+    return [Chart(name, units.figure(values[steps[-1]]), Markup(svg))]
 
 
 def _charts(graph: Graph, metrics: Sequence[Metrics]) -> list[Chart]:

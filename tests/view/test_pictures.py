@@ -132,6 +132,26 @@ def test_a_metric_with_two_names_is_charted_once() -> None:
     assert "<h3>reward_mean " in html and "<h3>reward.score " not in html and "<h3>tokens " in html
 
 
+@pytest.mark.parametrize("key", [int, str], ids=["as run", "from summary.json"])
+def test_evaluations_in_between_are_charted(key: type) -> None:
+    """One point for each, where its steps are done; none without an evaluation."""
+    found = {0: 0.1, 5: 0.5, 10: 0.4, 40: 0.8}
+    by_step = {key(step): value for step, value in found.items()}
+    summary = {**SUMMARY, "eval": {"before": 0.1, "after": 0.8, "by_step": by_step}}
+    html = report_html(Report(PLAN, metric_lines(), summary))
+    _, chart = html.split("<h3>held-out reward.score <span>0.8</span></h3>")
+    (line,) = ET.fromstring(chart.split("</section>")[0]).iter(f"{SVG}polyline")
+    points = [tuple(map(float, point.split(","))) for point in line.attrib["points"].split()]
+    (left, low), (right, high) = points[0], points[-1]
+    for (x, y), (step, value) in zip(points, found.items(), strict=True):
+        assert x == pytest.approx(left + step / 40 * (right - left), abs=0.1)
+        assert y == pytest.approx(low + (value - 0.1) / 0.7 * (high - low), abs=0.1)
+    assert (
+        "held-out"
+        not in report_html(Report(PLAN, metric_lines(), {**SUMMARY, "eval": None})).split("Plan")[0]
+    )
+
+
 def test_different_metrics_of_equal_values_are_all_charted() -> None:
     """As when every reward is 0: then the gradient is 0 too."""
     names = ("loss.actor_train", "reward_mean", "actor_train.grad_norm", "other.score")
