@@ -61,7 +61,7 @@ def _copy_companions(source: Path, target: Path) -> None:
     """Everything but weights: config.json, tokenizer, generation settings, chat template."""
     for file in sorted(source.iterdir()):
         if file.is_file() and not file.name.endswith(WEIGHT_SUFFIXES):
-            shutil.copy2(file, target / file.name)
+            shutil.copyfile(file, target / file.name)
 
 
 def _write_shards(folder: Path, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
@@ -73,6 +73,7 @@ def _write_shards(folder: Path, tensors: Iterable[tuple[str, Tensor]]) -> dict[s
         dtypes |= {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in shard.items()}
         total += sum(map(_size, shard.values()))
         save_file(shard, folder / f"part-{len(parts)}", metadata={"format": "pt"})
+        as_any_new_file(folder / f"part-{len(parts)}")
         parts.append(list(shard))
     if len(parts) == 1:
         (folder / "part-0").rename(folder / "model.safetensors")
@@ -85,6 +86,15 @@ def _write_shards(folder: Path, tensors: Iterable[tuple[str, Tensor]]) -> dict[s
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
     return dtypes
+
+
+def as_any_new_file(file: Path) -> None:
+    """Give a file that safetensors has written, which only its owner may read, the mode of any new file: only
+    making one tells the mode without changing it for other threads."""
+    other = file.with_name(f".{file.name}.mode")
+    other.touch(exist_ok=False)
+    file.chmod(other.stat().st_mode)
+    other.unlink()
 
 
 def _shards(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:

@@ -20,6 +20,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from hflow.diagnostics import Diagnostic, HflowError
+from hflow.runtime.hf import as_any_new_file
 
 CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config}
 MODELS = {
@@ -96,6 +97,8 @@ def new_model(
         )
     transformers_logging.disable_progress_bar()
     model.save_pretrained(folder)
+    for file in folder.glob("*.safetensors"):
+        as_any_new_file(file)
     tokenizer.save_pretrained(folder)
     return sum(p.numel() for p in model.parameters())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,14 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from hflow.compiler.layout import Mesh
 from hflow.diagnostics import HflowError
 from hflow.runtime import hf
 from hflow.runtime.engines.megatron.groups import NewGroup
+from hflow.runtime.new_model import new_model
 from hflow.runtime.tokenizer import load_tokenizer
 from tests.engines.models import Folders, load_hf, make_engine
 from tests.engines.processes import Pool
@@ -83,3 +86,20 @@ def test_a_failure_leaves_the_old_folder(folders: Folders, tmp_path: Path) -> No
         hf.write_hf(target, source, broken())
     assert sorted((p.name, p.stat().st_size) for p in target.iterdir()) == before
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
+def test_weights_may_be_read_by_whom_other_files_may(tmp_path: Path, umask: int, mode: int) -> None:
+    """safetensors writes files for their owner only; those of a source are no pattern for new ones."""
+    source, target = tmp_path / "source", tmp_path / "new/target"
+    before = os.umask(umask)
+    try:
+        new_model(source, layers=1, hidden=32, heads=4)
+        made = {file.name: file.stat().st_mode & 0o777 for file in source.iterdir()}
+        (source / "config.json").chmod(0o444)
+        hf.write_hf(target, source, load_file(source / "model.safetensors").items())
+    finally:
+        os.umask(before)
+    written = {file.name: file.stat().st_mode & 0o777 for file in target.iterdir()}
+    assert written == made == dict.fromkeys(made, mode)
+    assert "model.safetensors" in made
