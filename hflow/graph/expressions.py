@@ -8,7 +8,7 @@ reaches attributes, calls or filters, or grows a value beyond reason.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -95,8 +95,27 @@ def _check(tree: nodes.Node, params: Mapping[str, Scalar]) -> None:
         _check(child, params)
 
 
-def substitute(document: Document) -> tuple[Document, tuple[Diagnostic, ...], tuple[KeyPath, ...]]:
+def names_read(document: Document) -> set[str]:
+    """All names in the expressions of a graph file."""
+    return set(_names_in(document.root))
+
+
+def _names_in(item: Item) -> Iterator[str]:
+    if isinstance(item.value, Mapping):
+        yield from (name for inner in item.value.values() for name in _names_in(inner))
+    elif isinstance(item.value, tuple):
+        yield from (name for inner in item.value for name in _names_in(inner))
+    elif isinstance(item.value, str) and (match := _WHOLE.fullmatch(item.value)):
+        yield from _NAME.findall(match[1])
+
+
+def substitute(
+    document: Document, read_before: Collection[str] = ()
+) -> tuple[Document, tuple[Diagnostic, ...], tuple[KeyPath, ...]]:
     """Evaluate every expression of a graph file over its plain `params`.
+
+    `read_before`: names that expressions have read which were overridden: who overrides a value knows that
+    its param says nothing any more.
 
     Returns the document with values in place of expressions, which knows the params that each was computed
     from; one HF104 for each that failed, and a warning, HF227, for each param that no expression reads; and
@@ -109,7 +128,11 @@ def substitute(document: Document) -> tuple[Document, tuple[Diagnostic, ...], tu
     if run.problems:  # a misspelt name leaves the right one unread
         return evaluated, tuple(run.problems), tuple(run.failed)
     read = {name for names in run.read.values() for name in names}
-    return evaluated, tuple(_unread(document, name) for name in params if name not in read), ()
+    return (
+        evaluated,
+        tuple(_unread(document, name) for name in params if name not in read | {*read_before}),
+        (),
+    )
 
 
 def _unread(document: Document, name: str) -> Diagnostic:

@@ -20,7 +20,7 @@ from hflow.graph.checks import (
     check_unused,
 )
 from hflow.graph.drafting import draft_nodes, node_names
-from hflow.graph.expressions import substitute
+from hflow.graph.expressions import names_read, substitute
 from hflow.graph.graph import Evaluation, Graph, Model, Ref, Refresh, Region
 from hflow.graph.infer import infer
 from hflow.graph.inheritance import inherit, lineage, overlay
@@ -108,8 +108,10 @@ def check_document(
     document: Document, overrides: Sequence[str] = (), files: Sequence[Path | str] = ()
 ) -> tuple[Graph, tuple[Diagnostic, ...]]:
     """The graph that a document describes, and its warnings. Raises as `load`."""
-    merged = assembled(document, overrides, files)
-    evaluated, in_expressions, failed = substitute(merged)
+    written = inherit(document)
+    over = overlay(written, files)
+    merged = overriding.override(over, overrides)
+    evaluated, in_expressions, failed = substitute(merged, names_read(written) | names_read(over))
     spec, in_shape = validate(evaluated, failed)
     problems = Problems(evaluated)
     problems.found.extend((*in_expressions, *in_shape))

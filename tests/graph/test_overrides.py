@@ -134,3 +134,19 @@ def test_nodes_of_a_region_are_changed_and_not_made() -> None:
         with pytest.raises(HflowError) as caught:
             load(dapo, [text])
         assert [(d.code, d.help) for d in caught.value.diagnostics] == [("HF105", help_)]
+
+
+def test_who_overrides_a_value_need_not_read_its_param(tmp_path: Path) -> None:
+    """In GRPO only the paths of the two models read `model`."""
+    both = ["models.actor.path=a", "models.ref.path=a"]
+    assert check(GRPO, both)[1] == ()
+    file = tmp_path / "over.yaml"
+    file.write_text("models: {actor: {path: a}, ref: {path: a}}\n")
+    assert check(GRPO, files=[file])[1] == ()
+
+
+def test_a_param_that_no_file_reads_is_told_whatever_is_overridden(tmp_path: Path) -> None:
+    file = tmp_path / "over.yaml"
+    file.write_text("params: {added: 1}\nmodels: {actor: {path: a}, ref: {path: a}}\n")
+    (warning,) = check(GRPO, ["params.added=2"], [file])[1]
+    assert (warning.code, warning.message) == ("HF227", "nothing reads the param `added`")
