@@ -225,18 +225,25 @@ def _write(plan: Any, output: Path | None, html: Path | None, trace: Path | None
         write_text(trace, chrome_trace(plan))
     files = [str(path) for path in (output, html, trace) if path]
     wrote = f"wrote    {'  '.join(files)}\n" if files else ""
-    return wrote + (_next(plan, output) if output else "")
+    return wrote + _next(plan, output)
 
 
-def _next(plan: Any, saved: Path) -> str:
-    """What to do with a saved plan; some can be made, but not run."""
+def _next(plan: Any, saved: Path | None) -> str:
+    """What to do with a saved plan; of any plan that can be made, but not run, why."""
+    if reasons := _not_run(plan):
+        return "".join(f"note     {reason}\n" for reason in reasons)
+    return f"next     hflow exec {saved}\n" if saved else ""
+
+
+def _not_run(plan: Any) -> list[str]:
+    """Why no engine can run the plan; empty if one can."""
     from hflow.runtime.runnable import check_runnable
 
     try:
         check_runnable(plan)
     except HflowError as error:
-        return "".join(f"note     {d.message}\n" for d in error.diagnostics)
-    return f"next     hflow exec {saved}\n"
+        return [d.message for d in error.diagnostics]
+    return []
 
 
 def _print_plan(plan: Any, ascii_only: bool) -> None:
@@ -263,7 +270,7 @@ def _print_json(plan: Any, seconds: float, metrics: Sequence[Any] = ()) -> None:
     from hflow.view.plan_json import measured_json, plan_json
 
     measured = {"measured": measured_json(plan, metrics)} if metrics else {}
-    print(json.dumps({**plan_json(plan, seconds), **measured}))
+    print(json.dumps({**plan_json(plan, seconds), "compile_only": _not_run(plan), **measured}))
 
 
 def _check_explained(graph: Any, node: str) -> None:

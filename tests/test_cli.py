@@ -114,6 +114,15 @@ def test_a_plan_that_cannot_run_says_so(tmp_path: Path) -> None:
     notes = [line for line in done.stdout.splitlines() if line.startswith("note")]
     assert file.exists() and "next " not in done.stdout
     assert "note     model `actor`: `shape:llama-7b` is a shape without weights: compile only" in notes
+    unsaved = hflow("compile", "algorithms/grpo.yaml", *shapes).stdout.splitlines()
+    assert [line for line in unsaved if line.startswith("note")] == notes
+    told = json.loads(hflow("compile", "algorithms/grpo.yaml", *shapes, "--json").stdout)["compile_only"]
+    assert "model `actor`: `shape:llama-7b` is a shape without weights: compile only" in told
+    assert json.loads(hflow("explain", str(file), "--json").stdout)["compile_only"] == told
+
+
+def test_a_plan_that_runs_is_not_compile_only(plan: Path) -> None:
+    assert json.loads(hflow("explain", str(plan), "--json").stdout)["compile_only"] == []
 
 
 def test_options_are_those_of_the_compiler() -> None:

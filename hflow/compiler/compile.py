@@ -85,12 +85,21 @@ def _shapes(graph: Graph) -> dict[str, ModelShape]:
     errors: list[HflowError] = []
     for model in graph.models:
         try:
-            shapes[model.name] = read_shape(model.path, model.span, model.head)
+            shapes[model.name] = read_shape(model.path, model.span, model.head, _tiny(graph, model.path))
         except HflowError as error:
             errors.append(error)
     if errors:
         raise HflowError(d for error in errors for d in error.diagnostics)
     return shapes
+
+
+def _tiny(graph: Graph, path: str) -> str:
+    """Options of `hflow new-model` for tiny models in the folders that a graph names: where one has an `lm`
+    head all models of it can begin from that, and each folder has a seed of its own, lest two be equal."""
+    paths = list(dict.fromkeys(model.path for model in graph.models))
+    head = "" if any(m.path == path and m.head == "lm" for m in graph.models) else "--head scalar"
+    seed = f"--seed {paths.index(path)}" if paths.index(path) else ""
+    return " ".join(filter(None, (head, seed)))
 
 
 def _tokens_per_step(graph: Graph) -> int:

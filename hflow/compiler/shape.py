@@ -16,6 +16,7 @@ from hflow.graph.graph import Head
 
 Family = Literal["llama", "qwen2", "qwen3", "qwen3_moe"]
 FAMILIES: tuple[Family, ...] = get_args(Family)
+BUILT: tuple[Family, ...] = ("llama", "qwen2")  # by engines/megatron; others are only planned
 NAMED = "shape:"
 
 
@@ -93,9 +94,12 @@ class ModelShape(KeptHash):
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes
 
 
-def read_shape(path: str, span: Span | None = None, head: Head = "lm") -> ModelShape:
+def read_shape(path: str, span: Span | None = None, head: Head = "lm", tiny: str = "") -> ModelShape:
     """The shape of the HF model in folder `path`, or, for ``shape:NAME``, of the well-known model NAME; with
     `head`.
+
+    Args:
+        tiny: options of `hflow new-model` for the model that the help proposes where there is none.
 
     Raises:
         HflowError: HF303 when the name is unknown, there is no ``config.json``, it is not of a known family,
@@ -107,15 +111,15 @@ def read_shape(path: str, span: Span | None = None, head: Head = "lm") -> ModelS
     try:
         return _shape(read_config(file)).with_head(head)
     except UnreadableError as error:
-        raise HflowError(_unread(path, file, error, span, head)) from None
+        raise HflowError(_unread(path, file, error, span, tiny)) from None
     except ConfigError as error:
         raise HflowError(Diagnostic("HF303", f"`{file}`: {error}", span)) from None
 
 
-def _unread(path: str, file: Path, error: UnreadableError, span: Span | None, head: Head) -> Diagnostic:
+def _unread(path: str, file: Path, error: UnreadableError, span: Span | None, tiny: str) -> Diagnostic:
     if error.reason != "missing":
         return Diagnostic("HF303", f"`{file}` cannot be read: {error}", span)
-    command = f"hflow new-model {path}" + " --head scalar" * (head == "scalar")
+    command = " ".join(filter(None, ("hflow new-model", path, tiny)))
     help_ = f"`path` is a local folder with an HF model, nothing is downloaded; `{command}` makes a tiny one"
     return Diagnostic("HF303", f"no file `{file}`", span, help_)
 
@@ -163,7 +167,10 @@ def _shape(config: ModelConfig) -> ModelShape:
 def _family(config: ModelConfig) -> Family:
     name = config.entries.get("model_type")
     if name not in FAMILIES:
-        raise ConfigError(f"model_type `{name}` is not supported; families: {', '.join(FAMILIES)}")
+        planned = ", ".join(f for f in FAMILIES if f not in BUILT)
+        raise ConfigError(
+            f"model_type `{name}` is not supported; {', '.join(BUILT)} run, {planned} can only be planned"
+        )
     return name
 
 

@@ -7,12 +7,11 @@ from collections.abc import Iterator
 
 from hflow.compiler.instances import Instance, instance_of
 from hflow.compiler.plan import Plan
-from hflow.compiler.shape import NAMED, Family
+from hflow.compiler.shape import BUILT, NAMED
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.graph.graph import Node
 
 VOCAB_UNIT = 64
-BUILT: tuple[Family, ...] = ("llama", "qwen2")  # by engines/megatron
 
 
 def check_runnable(plan: Plan) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -242,3 +243,19 @@ def test_compiling_is_quick(grpo: Graph) -> None:
     started = time.perf_counter()
     plan = compile_graph(grpo, local(64))
     assert isinstance(plan, Plan) and time.perf_counter() - started < 30
+
+
+def test_models_that_are_not_there_are_proposed_with_seeds_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One seed would make a cost model that is the reward model."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(HflowError) as caught:
+        compile_graph(hflow.load("safe_rlhf"), load_cluster("local"))
+    folders = {d.message: d.help for d in caught.value.diagnostics}
+    commands = [re.findall(r"`(hflow new-model .*)`", help_)[0] for help_ in folders.values()]
+    assert sorted(set(commands)) == [
+        "hflow new-model models/tiny",
+        "hflow new-model models/tiny_cost --head scalar --seed 2",
+        "hflow new-model models/tiny_reward --head scalar --seed 1",
+    ]

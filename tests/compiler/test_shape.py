@@ -63,7 +63,7 @@ def test_a_dense_model_is_active_as_a_whole() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "mixtral"}, "families: llama, qwen2, qwen3, qwen3_moe"),
+        ({"model_type": "mixtral"}, "llama, qwen2 run, qwen3, qwen3_moe can only be planned"),
         ({"decoder_sparse_step": 2}, "some layers only"),
         ({"mlp_only_layers": [0]}, "some layers only"),
         ({"attention_bias": True}, "qwen3_moe with biases"),
