@@ -40,7 +40,7 @@ CODES: dict[str, str] = {
     "HF207": "missing input",
     "HF208": "input of the wrong type",
     "HF209": "rows do not belong together",
-    "HF210": "log-probs of the wrong model",
+    "HF210": "log-probs or values of the wrong model",
     "HF211": "unknown option",
     "HF212": "bad option value",
     "HF213": "declared output differs from the inferred one",

@@ -53,7 +53,9 @@ class _Inference:
         values = {p: Value(self.types[r], str(r)) for p, r in sources.items() if self._has(draft, r)}
         values |= {p: Value(_SCALAR, str(sources[p])) for p in draft.carried if p in sources}
         own = draft.model.model if draft.op in ("train", "generate") and draft.model else None
-        bound, mismatches = unify(draft.inputs, values, own)
+        critic = own if draft.op == "train" and draft.head == "scalar" else None
+        mixes = draft.signature.mixes if draft.signature else False
+        bound, mismatches = unify(draft.inputs, values, own, critic, mixes)
         for m in mismatches:
             self.problems.add(m.code, m.message, draft.input_path(m.port), help=m.help)
         complete = all(p.name in values or (p.optional and p.name not in sources) for p in draft.inputs)

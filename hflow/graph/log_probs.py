@@ -74,9 +74,9 @@ def check_staleness(nodes: Mapping[str, Node], drafts: Mapping[str, Draft], prob
     """HF223 a train node reads texts or values of the model it trains that are older than its `max_lag`."""
     for node in (n for n in nodes.values() if n.op == "train" and "max_lag" in n.options):
         allowed, reported = node.options["max_lag"], set[str]()
-        for value in node.inputs:
+        for value in sorted(node.inputs, key=_is_derived):
             age = _age(node, value, nodes)
-            if age <= allowed or value.source.node in reported:
+            if age <= allowed or value.source.node in reported or (reported and _is_derived(value)):
                 continue
             reported.add(value.source.node)
             updates = "update" if age == 1 else "updates"
@@ -84,6 +84,12 @@ def check_staleness(nodes: Mapping[str, Node], drafts: Mapping[str, Draft], prob
             message = f"`{value.source}` is of `{model}` {age} {updates} ago; `{node.name}` allows {allowed}"
             help_ = f"set `max_lag: {age}` in `{node.name}`, and let its loss correct for the age"
             problems.add("HF223", message, drafts[node.name].input_path(value.port), help=help_)
+
+
+def _is_derived(value: Input) -> bool:
+    """Made from values, and as old as these, which most often enter too, and are told first."""
+    made_by = value.type.provenance
+    return made_by is not None and made_by.role == "derived"
 
 
 def _age(node: Node, value: Input, nodes: Mapping[str, Node]) -> int:

@@ -8,6 +8,10 @@ for the whole response). A tag says whose values an input wants:
 - ``<old>``: log-probs of the trained model before this step's updates, sampled with or scored by it;
 - ``<scored>``: log-probs from a forward pass of any model over given tokens;
 - ``<value>``: estimates of a model with a scalar head; in a loss, of the trained one.
+
+Numbers that a function makes from values belong to the model of these values (`derived`), so values of one
+model only may enter, and what was made from them. ``<mixed>`` at an output says otherwise: it may be made
+from values of several models, and belongs to none.
 """
 
 from __future__ import annotations
@@ -19,7 +23,8 @@ from typing import Literal, cast, get_args
 
 from hflow.graph.types import RAGGED_DIMS, Dim, ValueType, parse_type
 
-Tag = Literal["trained", "behaviour", "old", "scored", "value"]
+Tag = Literal["trained", "behaviour", "old", "scored", "value"]  # of an input
+OutputTag = Literal["mixed"]
 
 
 @dataclass(frozen=True)
@@ -28,8 +33,14 @@ class Port:
 
     name: str
     type: ValueType
-    tag: Tag | None = None
+    tag: Tag | OutputTag | None = None
     optional: bool = False
+
+    @property
+    def numbers(self) -> bool:
+        """Whether it has real numbers per row or per token, which can be estimates; a scalar is a statistic
+        of the batch."""
+        return bool(self.type.dims) and self.type.dtype in ("f32", "bf16")
 
     def __str__(self) -> str:
         mark, tag = "?" if self.optional else "", f"<{self.tag}>" if self.tag else ""
@@ -40,6 +51,11 @@ class Port:
 class Signature:
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
+
+    @property
+    def mixes(self) -> bool:
+        """Whether values of several models may enter: nothing that it makes belongs to one of them."""
+        return all(p.tag == "mixed" for p in self.outputs if p.numbers)
 
     def __str__(self) -> str:
         return f"{', '.join(map(str, self.inputs))} -> {', '.join(map(str, self.outputs))}"
@@ -59,9 +75,11 @@ def parse_signature(text: str) -> Signature:
     if not arrow:
         raise ValueError("a signature has the form `name: type, ... -> name: type, ...`")
     signature = Signature(parse_ports(left), parse_ports(right))
+    for port in signature.inputs:
+        if port.tag == "mixed":
+            raise ValueError(f"`{port.name}` is an input: `<mixed>` is said of outputs")
     for port in signature.outputs:
-        if port.optional or port.tag or any(d.optional for d in port.type.dims):
-            raise ValueError(f"output `{port.name}` can have neither `?` nor a tag")
+        _check_output(port)
     bound = _dim_names(p for p in signature.inputs if not p.optional)
     for port in signature.outputs:
         if free := _dim_names([port]) - bound:
@@ -96,8 +114,9 @@ def parse_ports(text: str) -> tuple[Port, ...]:
 
 def _port(match: re.Match[str]) -> Port:
     name, mark, type_text, tag = match.groups()
-    if tag is not None and tag not in get_args(Tag):
-        raise ValueError(f"unknown tag `<{tag}>`; tags: {', '.join(get_args(Tag))}")
+    known = (*get_args(Tag), *get_args(OutputTag))
+    if tag is not None and tag not in known:
+        raise ValueError(f"unknown tag `<{tag}>`; tags: {', '.join(known)}")
     type_ = parse_type(type_text)
     if type_.dims and type_.dims[0].ragged:
         raise ValueError(f"`{name}`: the first dim of `{type_}` must be its rows, not ragged")
@@ -105,7 +124,20 @@ def _port(match: re.Match[str]) -> Port:
         _check_names(dim)
         if dim.optional and (number == 0 or number < len(type_.dims) - 1):
             raise ValueError(f"`{name}`: only the last dim of `{type_}` may be optional, and not its rows")
-    return Port(name, type_, cast("Tag | None", tag), mark is not None)
+    return Port(name, type_, cast("Tag | OutputTag | None", tag), mark is not None)
+
+
+def _check_output(port: Port) -> None:
+    if port.optional or any(d.optional for d in port.type.dims):
+        raise ValueError(f"output `{port.name}` cannot have `?`")
+    if port.tag not in (None, "mixed"):
+        raise ValueError(
+            f"output `{port.name}` has the tag `<{port.tag}>`: only `<mixed>` is said of outputs"
+        )
+    if port.tag and not port.numbers:
+        raise ValueError(
+            f"`<mixed>` has no effect at output `{port.name}`: `{port.type}` belongs to no model"
+        )
 
 
 def _check_names(dim: Dim) -> None:

@@ -22,7 +22,7 @@ from math import prod
 from typing import Literal, get_args
 
 DType = Literal["i32", "i64", "f32", "bf16", "bool", "str"]
-Role = Literal["behaviour", "scored", "value", "score"]
+Role = Literal["behaviour", "scored", "value", "score", "derived"]
 RAGGED_DIMS = ("prompt", "resp", "seq")
 
 
@@ -81,7 +81,8 @@ class Provenance:
     """Which model made a value, and how.
 
     `behaviour`: log-probs that it sampled with; `scored`: log-probs by a forward pass over given tokens;
-    `value`: its estimates per token (scalar head); `score`: its judgement of whole rows (scalar head).
+    `value`: its estimates per token (scalar head); `score`: its judgement of whole rows (scalar head);
+    `derived`: numbers that calls made from its values (returns, advantages).
     `lag` is how many updates old the weights may be.
     """
 

@@ -4,13 +4,14 @@ A dim name in a signature is a variable; it stands for the factors of an actual 
 ``batch`` or for ``batch*group``. A product ``a*b`` takes the last factor as `b` and the rest as `a`, so it
 matches grouped rows only. A variable means the same rows at every port: same factors, made by the
 same nodes. The ragged names ``prompt~``, ``resp~`` and ``seq~`` match themselves, and all responses of one
-call must be of one rollout (``seq~`` is prompt and response, so it goes with ``resp~``).
+call must be of one rollout (``seq~`` is prompt and response, so it goes with ``resp~``). All values that
+enter one call, and all numbers that were made from values, must be of one model, unless the signature mixes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hflow.graph.signature import Port
 from hflow.graph.types import Dim, Factor, Provenance, Role, ValueType, same_rows
@@ -36,11 +37,18 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class Bound:
-    """What the dim names of a signature stand for in one call, and which model made what entered, by port."""
+    """What the dim names of a signature stand for in one call, and which model made what entered, by port.
+    `values`: the model from whose values the call makes its numbers, None if from nobody's."""
 
     rows: Mapping[str, tuple[Factor, ...]]
     texts: Mapping[str, Dim]
     made_by: Mapping[str, Provenance] = field(default_factory=dict[str, Provenance])
+    values: Provenance | None = None
+
+    def made(self, output: Port) -> ValueType:
+        """The actual type of an output: its dims, and whose values it is made from."""
+        belongs = output.numbers and output.tag != "mixed"
+        return replace(self.apply(output.type), provenance=self.values if belongs else None)
 
     def apply(self, pattern: ValueType) -> ValueType:
         """The actual type of a port whose dim names are all bound."""
@@ -53,25 +61,34 @@ class Bound:
 
 
 def unify(
-    ports: Sequence[Port], values: Mapping[str, Value], trained: str | None = None
+    ports: Sequence[Port],
+    values: Mapping[str, Value],
+    trained: str | None = None,
+    critic: str | None = None,
+    mixes: bool = False,
 ) -> tuple[Bound, tuple[Mismatch, ...]]:
     """Bind the dim names of `ports` by the `values` given for them (by port name).
 
     `trained` is the model that a train node trains, or that goes on with a conversation; ``<behaviour>``,
-    ``<old>`` and ``<value>`` inputs must be of that model. At most one mismatch per port is reported; a
-    port that does not match binds nothing.
+    ``<old>`` and ``<value>`` inputs must be of that model. `critic` is the trained model if it makes values:
+    numbers made from values must be made from its own. With `mixes`, from those of any models. At most one
+    mismatch per port is reported; a port that does not match binds nothing.
     """
-    unifier = _Unifier(trained)
+    unifier = _Unifier(trained, critic, mixes)
     for port in ports:
         if port.name in values:
             unifier.enter(port, values[port.name])
     made_by = {name: p for name, v in values.items() if (p := v.type.provenance)}
-    return Bound(dict(unifier.rows), dict(unifier.texts), made_by), tuple(unifier.mismatches)
+    bound = Bound(dict(unifier.rows), dict(unifier.texts), made_by, unifier.derived)
+    return bound, tuple(unifier.mismatches)
 
 
 class _Unifier:
-    def __init__(self, trained: str | None):
+    def __init__(self, trained: str | None, critic: str | None, mixes: bool):
         self.trained = trained
+        self.critic = critic
+        self.mixes = mixes
+        self.derived: Provenance | None = None
         self.rows: dict[str, tuple[Factor, ...]] = {}
         self.grouped: set[str] = set()
         self.texts: dict[str, Dim] = {}
@@ -85,6 +102,7 @@ class _Unifier:
             or self._rows_mismatch(port, value)
             or self._text_mismatch(port, value)
             or provenance_mismatch(port, value, self.trained)
+            or self._critic_mismatch(port, value)
         )
         if mismatch:
             self.mismatches.append(mismatch)
@@ -96,6 +114,10 @@ class _Unifier:
             if dim.ragged:
                 self.texts.setdefault(dim.factors[0].name, dim)
                 self.first.setdefault(_family(dim), (port, value))
+        if (made_by := value.type.provenance) and made_by.role in _FROM_VALUES:
+            lag = max(made_by.lag, self.derived.lag if self.derived else 0)
+            self.derived = Provenance(made_by.model, "derived", lag)
+            self.first.setdefault(_VALUES, (port, value))
 
     def _bind(self, name: str, factors: tuple[Factor, ...], grouped: bool) -> None:
         """Of equal rows, those of a group's prompt are the prompt; else the ones that name their sample."""
@@ -120,6 +142,24 @@ class _Unifier:
                 continue
             message, help_ = _other_rows(name, (port, value, factors), (*self.first[name], bound))
             return Mismatch(port.name, "HF209", message, help_)
+        return None
+
+    def _critic_mismatch(self, port: Port, value: Value) -> Mismatch | None:
+        made_by = value.type.provenance
+        if self.mixes or not made_by or made_by.role not in _FROM_VALUES:
+            return None
+        if self.critic and made_by.model != self.critic:
+            message = (
+                f"`{port.name}` expects numbers made from values of `{self.critic}`, "
+                f"but `{value.source}` {_made_by(made_by)}"
+            )
+            help_ = (
+                f"a critic learns from its own values: wire what was made from those of `{self.critic}`, "
+                "or let the function that mixes them say so, `<mixed>` at its outputs"
+            )
+            return Mismatch(port.name, "HF210", message, help_)
+        if self.derived and made_by.model != self.derived.model:
+            return _of_another_critic(port, value, *self.first[_VALUES])
         return None
 
     def _text_mismatch(self, port: Port, value: Value) -> Mismatch | None:
@@ -166,6 +206,17 @@ def _is_part(one: tuple[Factor, ...], other: tuple[Factor, ...]) -> bool:
     return len(short) < len(long) and same_rows(short, long[: len(short)])
 
 
+def _of_another_critic(port: Port, value: Value, first: Port, other: Value) -> Mismatch:
+    """HF210 for values of two models in a function whose outputs would be of both."""
+    message = (
+        f"`{first.name}` and `{port.name}` must be made from values of one model, "
+        f"but `{other.source}` {_made_by(other.type.provenance)} "
+        f"and `{value.source}` {_made_by(value.type.provenance)}"
+    )
+    help_ = "a function that is to mix them says so: `<mixed>` at its outputs, which then belong to no model"
+    return Mismatch(port.name, "HF210", message, help_)
+
+
 def split_rows(pattern: ValueType, actual: ValueType) -> dict[str, tuple[Factor, ...]]:
     """What each name of the pattern's dense dims takes of the actual factors."""
     out: dict[str, tuple[Factor, ...]] = {}
@@ -200,6 +251,9 @@ _ROLES: Mapping[str, tuple[Role, ...]] = {
     "scored": ("scored",),
     "value": ("value",),
 }
+_PLAIN: tuple[Role, ...] = ("score", "derived")  # made by a model, and numbers like others
+_FROM_VALUES: tuple[Role, ...] = ("value", "derived")
+_VALUES = "<value>"  # no name of a dim
 _WANTED = {
     "behaviour": ("log-probs that {who} sampled with", "wire the `logprobs` of a generate node that uses it"),
     "old": (
@@ -217,8 +271,8 @@ def provenance_mismatch(port: Port, value: Value, trained: str | None) -> Mismat
     Log-probs and values are no plain numbers: they enter only where a tag asks for them.
     """
     have, of_trained = value.type.provenance, port.tag != "scored"
-    if port.tag is None or port.tag == "trained":
-        return _untagged_mismatch(port, value) if have and have.role != "score" else None
+    if port.tag is None or port.tag not in _ROLES:
+        return _untagged_mismatch(port, value) if have and have.role not in _PLAIN else None
     right_model = have is not None and (not of_trained or trained in (None, have.model))
     if have and have.role in _ROLES[port.tag] and right_model:
         return None
@@ -241,6 +295,7 @@ _VERBS: Mapping[Role, str] = {
     "scored": "was scored by",
     "value": "has values of",
     "score": "is a score of",
+    "derived": "was made from values of",
 }
 
 

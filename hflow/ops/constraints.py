@@ -34,7 +34,7 @@ def lagrange_multiplier(
 
 @op(
     "reward_advantages: f32[rows, resp~], cost_advantages: f32[rows, resp~], log_multiplier: f32[] "
-    "-> advantages: f32[rows, resp~]"
+    "-> advantages: f32[rows, resp~]<mixed>"
 )
 def lagrangian(reward_advantages: Tensor, cost_advantages: Tensor, log_multiplier: Tensor) -> Tensor:
     """Advantages of the reward less those of the cost, weighted by the multiplier m (Safe-RLHF).

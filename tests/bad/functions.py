@@ -126,3 +126,23 @@ def held_back(values: Any, limit: Any, mask: Any) -> Any:
 @op("score: f32[rows], limit: f32[], mask: bool[rows, resp~] -> limit: f32[]", whole_batch=True)
 def limit_by_mask(score: Any, limit: Any, mask: Any) -> Any:
     return limit + (score[:, None] * mask).mean()
+
+
+@op("first: f32[rows, resp~]<value>, second: f32[rows, resp~]<value> -> values: f32[rows, resp~]")
+def lower(first: Any, second: Any) -> Any:
+    return first.minimum(second)
+
+
+@op("first: f32[rows, resp~]<value>, second: f32[rows, resp~]<value> -> values: f32[rows, resp~]<mixed>")
+def lower_of_two(first: Any, second: Any) -> Any:
+    return first.minimum(second)
+
+
+@op("numbers: f32[rows, resp~] -> half: f32[rows, resp~], keep: bool[rows, resp~], total: f32[rows]")
+def halved(numbers: Any) -> Any:
+    return numbers / 2, numbers > 0, numbers.sum(1)
+
+
+@op("values: f32[rows, resp~]<trained>, returns: f32[rows, resp~] -> loss: f32[rows, resp~]")
+def squared_error(values: Any, returns: Any) -> Any:
+    return (values - returns).square()

@@ -40,4 +40,8 @@ def signatures(draw: st.DrawFn) -> Signature:
     ports = [Port(f"in{i}", t, draw(tags), i > 0 and draw(st.booleans())) for i, t in enumerate(types)]
     made = [p.type for p in ports if not p.optional and not any(d.optional for d in p.type.dims)]
     outputs = draw(st.lists(st.sampled_from([*made, SCALAR]), min_size=1, max_size=3))
-    return Signature(tuple(ports), tuple(Port(f"out{i}", t) for i, t in enumerate(outputs)))
+    made_of = [Port(f"out{i}", t) for i, t in enumerate(outputs)]
+    mixed = draw(st.booleans())
+    return Signature(
+        tuple(ports), tuple(replace(p, tag="mixed" if mixed and p.numbers else None) for p in made_of)
+    )

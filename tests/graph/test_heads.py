@@ -39,13 +39,6 @@ def test_outputs_of_a_score_node_depend_on_the_head() -> None:
     }
 
 
-def test_what_is_computed_of_values_is_plain() -> None:
-    assert types(parent("ppo"), "advantages") == {
-        "advantages": "f32[batch*group, resp~]",
-        "returns": "f32[batch*group, resp~]",
-    }
-
-
 def test_a_score_enters_where_numbers_do() -> None:
     graph = changed("ppo", "nodes: {shaped: {in: {score: values.score}}, reward: null}\n")
     score = graph.node("shaped").input("score")

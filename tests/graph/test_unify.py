@@ -118,6 +118,9 @@ def test_mismatches(types: dict[str, ValueType], expected: dict[str, str]) -> No
         ("value", None, "HF210"),
         (None, None, None),
         (None, Provenance("critic", "score"), None),
+        (None, Provenance("critic", "derived"), None),
+        ("value", Provenance("actor", "derived"), "HF210"),
+        ("old", Provenance("actor", "derived"), "HF210"),
         (None, Provenance("critic", "value"), "HF210"),
         (None, Provenance("actor", "scored"), "HF210"),
         (None, Provenance("actor", "behaviour"), "HF210"),
@@ -211,3 +214,51 @@ def foreign(port: Port, value: Value) -> Value:
     first, *rest = value.type.dims
     strange = Dim(tuple(replace(f, origin="stranger") for f in first.factors))
     return replace(value, type=replace(value.type, dims=(strange, *rest)))
+
+
+MADE = st.sampled_from(
+    [None, *(Provenance(m, "derived", lag) for m in ("first", "second") for lag in (0, 2))]
+)
+
+
+@st.composite
+def calls_with_values(draw: st.DrawFn) -> tuple[Signature, dict[str, Value], list[Provenance]]:
+    """A call of which some inputs were made from values of two models, and these origins in order."""
+    signature, _, values = draw(calls())
+    origins: list[Provenance] = []
+    for port in signature.inputs:
+        if (made := draw(MADE)) and port.numbers:
+            values[port.name] = Value(replace(values[port.name].type, provenance=made), port.name)
+            origins.append(made)
+    return signature, values, origins
+
+
+@given(calls_with_values())
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_outputs_belong_to_the_only_model_whose_values_entered(
+    call: tuple[Signature, dict[str, Value], list[Provenance]],
+) -> None:
+    signature, values, origins = call
+    bound, mismatches = unify(signature.inputs, values, mixes=signature.mixes)
+    models = {p.model for p in origins}
+    if len(models) > 1 and not signature.mixes:
+        strangers = [v for v in values.values() if (p := v.type.provenance) and p.model != origins[0].model]
+        assert [(m.port, m.code) for m in mismatches] == [(v.source, "HF210") for v in strangers]
+        return
+    assert not mismatches
+    made = Provenance(models.pop(), "derived", max(p.lag for p in origins)) if len(models) == 1 else None
+    for port in signature.outputs:
+        free = signature.mixes or not port.numbers
+        assert bound.made(port) == replace(bound.apply(port.type), provenance=None if free else made)
+
+
+@given(calls_with_values(), st.sampled_from(["first", "second", "third"]))
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_a_critic_takes_numbers_made_from_its_own_values_only(
+    call: tuple[Signature, dict[str, Value], list[Provenance]], critic: str
+) -> None:
+    signature, values, _ = call
+    _, mismatches = unify(signature.inputs, values, critic, critic)
+    foreign = [v.source for v in values.values() if (p := v.type.provenance) and p.model != critic]
+    assert [(m.port, m.code) for m in mismatches] == [(source, "HF210") for source in foreign]
+    assert not unify(signature.inputs, values, critic, critic, mixes=True)[1]

@@ -55,4 +55,4 @@ def output_types(draft: Draft, bound: Bound) -> dict[str, ValueType] | None:
             return {}
         case "call":
             assert draft.signature
-            return {p.name: bound.apply(p.type) for p in draft.signature.outputs}
+            return {p.name: bound.made(p) for p in draft.signature.outputs}
