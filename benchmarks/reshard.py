@@ -245,7 +245,8 @@ def slowest(action: Callable[[], Any]) -> float:
 def raw(size: int) -> float:
     """GiB/s that a rank receives of a plain all-gather."""
     mine, all_ = torch.zeros(2**23), torch.empty(size * 2**23)
-    took = [slowest(lambda: dist.all_gather_single(all_, mine)) for _ in range(5)]
+    all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # before torch 2.13
+    took = [slowest(lambda: all_gather(all_, mine)) for _ in range(5)]
     return (size - 1) * mine.nbytes / 2**30 / median(took)
 
 

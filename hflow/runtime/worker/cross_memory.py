@@ -131,6 +131,6 @@ def _finds(pid: int, address: int, *token: int) -> bool:
 
 
 def _gathered(row: Tensor, size: int) -> Tensor:
-    rows = row.new_empty(size * len(row))
-    dist.all_gather_single(rows, row)
-    return rows.view(size, len(row))
+    rows = row.new_empty(size, len(row))
+    dist.all_gather(list(rows), row)
+    return rows

@@ -21,6 +21,6 @@ def agree(rank: int, size: int) -> dict[int, Cores]:
     machine = BOOT_ID.read_text() if BOOT_ID.exists() else os.uname().nodename
     name = hashlib.sha256(f"{machine} {cores}".encode()).digest()[:8]
     names = torch.empty(size, dtype=torch.int64)
-    dist.all_gather_single(names, torch.frombuffer(bytearray(name), dtype=torch.int64))
+    dist.all_gather(list(names.split(1)), torch.frombuffer(bytearray(name), dtype=torch.int64))
     here = [other for other in range(size) if names[other] == names[rank]]
     return dict(zip(here, share_out(cores, len(here))))
