@@ -77,7 +77,7 @@ def _parquet(path: Path) -> list[Row]:
         with pyarrow.parquet.ParquetFile(path) as file:
             _check_count(path, file.metadata.num_rows)
             table = file.read()
-    except (OSError, pyarrow.ArrowException) as error:
+    except (OSError, ValueError, MemoryError, pyarrow.ArrowException) as error:
         raise refused(f"`{path}` cannot be read: {error}") from None
     names = table.column_names
     if twice := [name for name in names if names.count(name) > 1]:

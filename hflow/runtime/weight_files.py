@@ -72,7 +72,7 @@ def opened(file: Path) -> Iterator[Any]:
     try:
         with safe_open(file, framework="pt") as tensors:  # type: ignore[no-untyped-call]
             yield tensors
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, MemoryError) as error:  # a whole file is mapped into memory
         raise unusable(file, str(error)) from error
 
 

@@ -114,3 +114,10 @@ def test_a_value_that_python_cannot_hold_is_named(tmp_path: Path, column: pyarro
     file = tmp_path / "rows.parquet"
     pyarrow.parquet.write_table(pyarrow.table([column, [1, 2]], names=["question", "answer"]), file)
     assert f"row 1 of `{file}`: field `question` cannot be read" in refusal(file)
+
+
+def test_a_column_whose_name_is_no_text_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"question": ["a"]}), file, store_schema=False)
+    file.write_bytes(file.read_bytes().replace(b"question", b"questio\xff"))
+    assert "cannot be read" in refusal(file)

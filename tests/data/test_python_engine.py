@@ -254,6 +254,8 @@ def test_a_template_may_ask_whether_there_is_a_value(tmp_path: Path, template: s
     ("template", "problem"),
     [
         ("{{ meta.hint }}", "field `meta.hint` is null"),
+        ("{{ meta.hints }}", r"field `meta.hints\[1\]` is null"),
+        ("{{ meta }}", "field `meta.hint` is null"),
         ("{{ meta.hints | join }}", r"field `meta.hints\[1\]` is null"),
         ("{% for hint in meta.hints %}{{ hint }}{% endfor %}", r"field `meta.hints\[1\]` is null"),
         ("{{ meta.get('nothing') }}", "a null would be written"),

@@ -46,6 +46,8 @@ def _edit_bytes(content: bytes, rng: random.Random) -> bytes:
 
 def _edit_text(text: str, rng: random.Random) -> str:
     lines, words = text.splitlines(keepends=True), list(WORD.finditer(text))
+    if not words:  # all lines were dropped before
+        return text
     at, other, word = rng.randrange(len(lines)), rng.randrange(len(lines)), rng.choice(words)
     before, after = text[: word.start()], text[word.end() :]
     match rng.choice(("drop", "duplicate", "splice", "misspell", "rename")):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from jinja2 import StrictUndefined
 
@@ -22,6 +22,9 @@ class Unwritable(StrictUndefined):
     @property
     def is_null(self) -> bool:
         return self._undefined_obj is None
+
+    def __repr__(self) -> str:
+        return str(self)  # raises: the text of a list is made of this
 
     def __bool__(self) -> bool:
         return not self.is_null
@@ -58,9 +61,11 @@ def _guarded(value: Any, field: str) -> Any:
     if problem := unwritable(value):
         return Unwritable(hint=f"field `{field}` is {problem}", obj=value)
     if isinstance(value, dict):
-        return {key: _guarded(inner, f"{field}.{key}") for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_guarded(inner, f"{field}[{index}]") for index, inner in enumerate(value)]
+        entries = cast("dict[Any, Any]", value)
+        return {key: _guarded(inner, f"{field}.{key}") for key, inner in entries.items()}
+    if isinstance(value, list | tuple):
+        items = cast("Sequence[Any]", value)
+        return type(value)(_guarded(inner, f"{field}[{index}]") for index, inner in enumerate(items))
     return value
 
 
