@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, cast
 
+from hflow.bounded_read import is_broken_text
 from hflow.diagnostics import Diagnostic, HflowError, Span
 from hflow.graph.builder_values import Carried, ModelHandle, NodeHandle, Value
 from hflow.graph.functions import find_module
@@ -47,17 +48,24 @@ def item(value: Any, span: Span) -> tuple[Item, list[Diagnostic]]:
 
 def _item(value: Any, span: Span, problems: list[Diagnostic]) -> Item:
     match value:
+        case str() if is_broken_text(value):
+            problems.append(
+                Diagnostic("HF103", f"a graph file cannot hold the lone surrogate in {value!a}", span)
+            )
+            return Item(None, span, span)
         case None | bool() | int() | float() | str():
             return Item(value, span, span)
         case ModelHandle():
             return Item(value.name, span, span)
         case NodeHandle() | Value() | Path():
-            return Item(str(value), span, span)
+            return _item(str(value), span, problems)
         case Carried():
             parts = {"from": value.value, "lag": value.lag, "init": value.init}
             return _item(parts, span, problems)
         case Mapping():
             entries = cast("Mapping[Any, Any]", value)
+            for key in filter(is_broken_text, map(str, entries)):
+                _item(key, span, problems)
             return Item({str(k): _item(v, span, problems) for k, v in entries.items()}, span, span)
         case list() | tuple():
             parts = cast("list[Any]", value)

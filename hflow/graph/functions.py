@@ -17,7 +17,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from hflow.bounded_read import UnreadableError, read_bytes
+from hflow.bounded_read import UnreadableError, is_broken_text, read_bytes
 from hflow.diagnostics import Diagnostic, HflowError, did_you_mean
 from hflow.graph.options import REQUIRED, Kind, Option
 from hflow.graph.signature import Signature, parse_signature
@@ -203,6 +203,10 @@ def _option(function: str, argument: ast.arg, default: ast.expr | None) -> Optio
         except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
             message = f"default of `{argument.arg}` of `{function}` is no literal"
             raise _error("HF206", message) from None
+    if isinstance(value, str) and is_broken_text(value):
+        raise _error(
+            "HF206", f"default of `{argument.arg}` of `{function}` has a lone surrogate, half a character"
+        )
     option = _annotated(argument, value)
     if option is None or (value is not REQUIRED and not option.accepts(value)):
         message = f"parameter `{argument.arg}` of `{function}` cannot be an option"

@@ -17,7 +17,7 @@ from typing import Any, cast
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from hflow.bounded_read import UnreadableError, read_text
+from hflow.bounded_read import UnreadableError, is_broken_text, read_text
 from hflow.diagnostics import SET, Diagnostic, HflowError, Span
 
 MAX_BYTES = 2**20
@@ -165,6 +165,8 @@ def _syntax_error(error: Any, file: str) -> Diagnostic:
     return Diagnostic("HF002", f"not valid YAML: {problem}", span, _SYNTAX_HELP.get(error.problem, ""))
 
 
+_BROKEN = "an escape in a quoted string stands for a lone surrogate, half a character"
+_BROKEN_HELP = "write the character itself, or `\\U` and eight digits"
 _SYNTAX_HELP = {
     "mapping values are not allowed here": "look at the line above: it may lack a colon",
     "could not find expected ':'": "a key is followed by a colon and a space",
@@ -224,6 +226,8 @@ class _Builder:
             self._refuse("tags", event)
         match _kind(event):
             case "Scalar":
+                if is_broken_text(event.value):
+                    self.problems.append(Diagnostic("HF002", _BROKEN, span, _BROKEN_HELP))
                 return Item(self._scalar(event, span), span)
             case "MappingStart":
                 return Item(self._mapping(events, depth), span)

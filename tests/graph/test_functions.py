@@ -162,6 +162,7 @@ def test_functions_that_are_not_there(reference: str, message: str, help_: str) 
         "def f(a, *, k: list = 1):\n    pass",
         "def f(a, *, k: float = 'x'):\n    pass",
         "def f(a, *, k: float = 2 * 3):\n    pass",
+        "def f(a, *, k: str = '\\ud800'):\n    pass",
         "def f(a, *, k: Literal['p'] = 'q'):\n    pass",
     ],
 )
