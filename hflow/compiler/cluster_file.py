@@ -13,12 +13,16 @@ from hflow.diagnostics import Diagnostic, HflowError, did_you_mean, ordered
 from hflow.graph.source import Document, KeyPath, read
 from hflow.shipped import find
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(gt=0, le=1_000_000)]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(gt=0, le=1)]
-Rest = Annotated[float, Field(ge=0, lt=1)]
 GB = 10**9
+MAX_DEVICES = 16_384  # of a cluster; plans name every one
+# Beyond these no machine lies, and products and sums of them stay finite.
+Flops = Annotated[float, Field(ge=1.0, le=1e21, allow_inf_nan=False)]
+Bandwidth = Annotated[float, Field(ge=1.0, le=1e18, allow_inf_nan=False)]
+Gigabytes = Annotated[float, Field(ge=1e-3, le=1e6, allow_inf_nan=False)]
+Count = Annotated[int, Field(gt=0, le=MAX_DEVICES)]
+Seconds = Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=1e-6, le=1)]
+Rest = Annotated[float, Field(ge=0, lt=1)]
 
 
 class _Base(BaseModel):
@@ -26,7 +30,7 @@ class _Base(BaseModel):
 
 
 class _Link(_Base):
-    bandwidth: Positive
+    bandwidth: Bandwidth
     latency: Seconds
 
 
@@ -47,9 +51,9 @@ class _Calibration(_Base):
 class _Device(_Base):
     kind: Annotated[str, Field(min_length=1)]
     platform: Literal["cpu", "cuda"] | None = None
-    flops: Positive
-    memory_gb: Positive
-    memory_bandwidth: Positive
+    flops: Flops
+    memory_gb: Gigabytes
+    memory_bandwidth: Bandwidth
     reserve: Rest = 0.0
     efficiency: Share = 0.5
     layer_overhead: Seconds = 0.0
@@ -95,6 +99,7 @@ def load_cluster(name: str | Path) -> Cluster:
     except ValidationError as error:
         found = ordered(_diagnostic(document, form, e["loc"], e["type"], e["msg"]) for e in error.errors())
         raise HflowError(found) from None
+    _check_size(document, file)
     first, *more = map(_group, file.groups if isinstance(file, _MixedHosts) else [file])
     links = file.links
     return Cluster(
@@ -109,6 +114,15 @@ def load_cluster(name: str | Path) -> Cluster:
         more=tuple(more),
         generate_engine=file.engines.generate,
     )
+
+
+def _check_size(document: Document, file: _EqualHosts | _MixedHosts) -> None:
+    groups = file.groups if isinstance(file, _MixedHosts) else [file]
+    devices = sum(group.hosts * group.devices_per_host for group in groups)
+    if devices > MAX_DEVICES:
+        path = ("groups",) if isinstance(file, _MixedHosts) else ("hosts",)
+        message = f"{devices} devices are more than the {MAX_DEVICES} that a cluster may have"
+        raise HflowError(Diagnostic("HF301", message, document.span(path)))
 
 
 def _group(group: _Group) -> HostGroup:
@@ -169,5 +183,11 @@ def _diagnostic(
     if kind == "missing":
         return Diagnostic("HF301", f"missing key `{where}`", document.span(path))
     value = document.get(path)
-    text = f" (got {value.plain()!r})" if value else ""
-    return Diagnostic("HF301", f"`{where}`: {message.lower()}{text}", document.span(path))
+    text = f" (got {_short(value.plain())})" if value else ""
+    help_ = "in units of 10^9 bytes" if path[-1:] == ("memory_gb",) else ""
+    return Diagnostic("HF301", f"`{where}`: {message.lower()}{text}", document.span(path), help_)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
