@@ -27,7 +27,7 @@ from tests.engines.models import (
 )
 from tests.engines.processes import Pool
 
-ROWS = 14
+ROWS, PAD = 14, 0
 MESHES = {
     "one": Mesh.of((0,)),
     "dp2": Mesh.of((0, 1), dp=2),
@@ -41,16 +41,20 @@ PPO = {"kl_coef": 0.3, "clip": 0.05, "temperature": 0.8}
 
 
 @functools.cache
-def rollout(folder: str) -> dict[str, Rows]:
+def rollout(folder: str, pads: bool = False) -> dict[str, Rows]:
     """Ragged rows with masked tokens, one row without any token to learn from, one without response.
 
-    Old and reference log-probs lie near the model's own, so that ratios and gradients are of order 1.
+    Old and reference log-probs lie near the model's own, so that ratios and gradients are of order 1. With
+    `pads` some prompts and responses hold the padding token.
     """
     generator = torch.Generator().manual_seed(5)
     prompts = some_prompts(ROWS)
     lengths = torch.randint(1, 7, (ROWS,), generator=generator)
     lengths[4] = 0
     responses = [torch.randint(3, 25, (int(n),), generator=generator).tolist() for n in lengths]
+    if pads:
+        prompts = [[PAD if i % 3 == 1 else token for i, token in enumerate(row)] for row in prompts]
+        responses = [[PAD if i % 3 == 0 else token for i, token in enumerate(row)] for row in responses]
     total = int(lengths.sum())
     mask = torch.rand(total, generator=generator) > 0.2
     start = int(lengths[:7].sum())
@@ -215,6 +219,23 @@ def test_gradients_equal_plain_pytorch(
     compare(results, metrics, named, atol=1e-6)
     assert max(float(g.abs().max()) for g, _ in named.values()) > 0.1
     assert 0.1 < metrics["clip_fraction"] < 0.9
+
+
+@pytest.mark.parametrize("layout", ["one", "tp2", "pp2"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_padding_row_of_the_embedding_learns_as_in_transformers(
+    pool: Pool, folders: Folders, layout: str, tied: bool
+) -> None:
+    """Not as an input; as an output it does, also where both are one matrix."""
+    folder, mesh = folders.of("llama", tied), MESHES[layout]
+    data, options = rollout(folder, pads=True), ADAM | PPO | {"aggregate": "token_mean"}
+    assert (data["tokens"].values == PAD).sum() > 20
+    metrics, named = reference(folder, data, options, 1, 1)
+    arguments = folder, mesh, data, options, ROWS, 1, 5
+    # float32 gradients of size up to about 1; their rounding is about 1e-7
+    compare(pool.run(len(mesh.devices), train_on_rank, *arguments), metrics, named, atol=1e-6)
+    embedding = named["model.embed_tokens.weight"][0]
+    assert bool(embedding[PAD].any()) == tied and embedding[3:25].any(1).all()
 
 
 @pytest.mark.parametrize("layout,micro_batch", [("one", 14), ("dp2", 2), ("tp2pp2", 3)])

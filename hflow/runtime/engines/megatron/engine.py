@@ -18,6 +18,7 @@ from hflow.runtime.engines.megatron.generate import generate
 from hflow.runtime.engines.megatron.groups import NewGroup, make_groups
 from hflow.runtime.engines.megatron.load import load_safetensors
 from hflow.runtime.engines.megatron.optimizer import Adam, AdamOptions
+from hflow.runtime.engines.megatron.padding import freeze_padding, padding_token
 from hflow.runtime.engines.megatron.score import judge, score
 from hflow.runtime.engines.megatron.sequences import Sequences
 from hflow.runtime.engines.megatron.train import Training
@@ -64,6 +65,8 @@ class MegatronModel:
             return
         self.groups = groups
         self.model = build_model(shape, mesh, model.dtype, groups)
+        if groups.first_stage and not model.frozen:
+            freeze_padding(self.model.embedding.word_embeddings, padding_token(model.path))
         self.weights = MegatronWeights(self.model, shape, mesh, rank)
         fresh = load_safetensors(self.weights, model, shape)
         if fresh and groups.reports and groups.dp.rank() == 0:
