@@ -168,7 +168,7 @@ def make_case(train: Mesh, generate: Mesh, rank: int, world: World) -> Case:
 def make_model(mesh: Mesh, rank: int, world: World) -> GPTModel:
     groups = make_groups(mesh, rank, world.group)
     assert groups
-    return build_model(SHAPE, mesh, "f32", groups)
+    return build_model(SHAPE, mesh, "f32", groups, CPU)
 
 
 def expected(name: str, shape: tuple[int, ...], box: Box) -> torch.Tensor:

@@ -25,6 +25,7 @@ from hflow.arguments import (
 )
 from hflow.compiler.planner.options import DEFAULTS, Placement, Planner, PlannerOptions
 from hflow.diagnostics import Diagnostic, HflowError
+from hflow.runtime.gpus import hide_gpus
 
 AfterPass = Literal["weight_edges", "candidates", "place", "lower_edges", "schedule", "check_memory", "all"]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the plan's table as one JSON object.")]
@@ -146,7 +147,9 @@ def exec_command(
     else:
         options = PlannerOptions(engines=tuple(engine or ()))
         plan = _plan(load_graph(graph, file, set_), _cluster(cluster), pin, options)
-    from hflow.runtime.execute import execute
+    if plan.cluster.device.platform == "cpu":
+        hide_gpus()
+    from hflow.runtime.execute import execute  # torch, too
 
     run = execute(plan, run_dir=run_dir, address=address, workers=workers.value)
     print(f"run folder  {run.folder}")

@@ -1,5 +1,4 @@
-"""hflow names nothing that the oldest torch of pyproject.toml lacks. `scripts/oldest_torch.sh` runs the engines
-there."""
+"""hflow names nothing that the oldest torch lacks; `scripts/oldest_torch.sh` runs the engines there."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 OLDEST = "torch>=2.11"
-# What `dir` tells of torch, torch.distributed, ProcessGroup, Tensor and torch.nn.functional in 2.13 and not in 2.11.
+# What `dir` tells in 2.13 and not in 2.11: of torch, torch.distributed, ProcessGroup, Tensor, functional.
 NEWER = {
     "all_gather_single",
     "all_gather_single_coalesced",

@@ -95,7 +95,7 @@ class Seat:
     def model(self, hidden: int) -> GPTModel:
         """The engine's model, with random weights."""
         dtype = "bf16" if self.setting.platform == "cuda" else "f32"
-        model = build_model(_shape(hidden), Mesh.of((self.rank,)), dtype, self.groups)
+        model = build_model(_shape(hidden), Mesh.of((self.rank,)), dtype, self.groups, self.device)
         for weight in model.parameters():
             torch.nn.init.normal_(weight, std=0.02)
         return model

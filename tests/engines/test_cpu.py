@@ -6,17 +6,19 @@ import importlib.metadata
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from hflow.runtime.engines.megatron import cpu
+from hflow.runtime.engines.megatron import cpu, present_device
 
 MEGATRON = Path(str(importlib.metadata.distribution("megatron-core").locate_file("megatron/core")))
 ENVIRONMENT = {"PATH": "", "PYTHONPATH": ":".join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the rules are for machines without CUDA")
+ON_CUDA = torch.device("cuda")
+without_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="here Megatron's own code works")
 
 
 # rule, a file of Megatron that needs it, and an expression that it mends
@@ -42,13 +44,38 @@ def test_every_rule_has_a_case() -> None:
     assert [name for name, _, _ in CASES] == [rule.name for rule in cpu.RULES]
 
 
+@pytest.fixture
+def on_cuda() -> Iterator[None]:
+    """What is built next is for a GPU, be there one or not."""
+    present_device.work_on(ON_CUDA)
+    yield
+    present_device.work_on(torch.device("cpu"))
+
+
+@without_cuda
 @pytest.mark.parametrize("name,file,expression", CASES)
 def test_a_rule_is_needed_and_works(name: str, file: str, expression: str) -> None:
     rule = next(rule for rule in cpu.RULES if rule.name == name)
     assert re.search(rule.pattern, (MEGATRON / file).read_text()), "Megatron no longer needs this rule"
     with pytest.raises((RuntimeError, AssertionError, ZeroDivisionError)):
         eval(expression)
-    eval(cpu.rewrite(expression))
+    eval(cpu.rewrite(expression), globals() | {cpu.NAME: present_device})
+
+
+@pytest.mark.usefixtures("on_cuda")
+def test_on_a_gpu_rewritten_code_does_what_it_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    waited: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append(True))
+    names = {cpu.NAME: present_device, "torch": torch}
+    assert eval(cpu.rewrite("torch.cuda.current_device()"), names) == 3
+    eval(cpu.rewrite("torch.cuda.synchronize()"), names)
+    assert waited == [True]
+    for kind in ("Float", "Half", "BFloat16"):
+        name = f"torch.cuda.{kind}Tensor"
+        assert eval(cpu.rewrite(repr(name)), names) == name
+    assert cpu.rewrite("f(device='cuda')") == f"f(device={cpu.NAME}.current_device())"
+    assert cpu.rewrite("x.cuda()") == f"x.to({cpu.NAME}.current_device())"
 
 
 def test_lines_keep_their_numbers() -> None:

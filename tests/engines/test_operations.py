@@ -85,7 +85,7 @@ def test_a_layer_keeps_what_the_planner_counts(world: World) -> None:
     shape, mesh = ModelShape("qwen2", 1, 64, 8, 2, 8, 172, 97, 64, 1e4, 1e-6, False, True), Mesh.of((0,))
     groups = make_groups(mesh, 0, world.group)
     assert groups
-    model: Any = build_model(shape, mesh, "f32", groups)
+    model: Any = build_model(shape, mesh, "f32", groups, torch.device("cpu"))
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
     rows, length = 6, 20

@@ -25,6 +25,7 @@ from hflow.runtime.execute import execute
 
 pytestmark = pytest.mark.slow
 GRAPH = Path(__file__).parent / "grpo_small.yaml"
+SEES_NONE = f"{Path(__file__).parent / 'rewards.py'}:digits_without_gpus"
 STEPS = 3
 START_S, RUN_S = 90, 200
 PINS = ("rollout=dp4@0-3", "ref_logprobs=tp2,dp2@0-3", "actor_train=tp2,dp2@0-3")
@@ -103,6 +104,7 @@ def arguments(
     """A data-parallel run on a cluster of `hosts`, into `folder/name`."""
     devices = hosts * per_host
     settings = ("--set", f"params.model={model}", "--set", f"params.steps={steps}")
+    settings += ("--set", f"nodes.reward.fn={SEES_NONE}")
     cluster = str(cluster_file(folder, hosts, per_host))
     placed = ("--cluster", cluster, "--pin", f"actor_train=dp{devices}@0-{devices - 1}")
     return [str(GRAPH), *settings, *placed, "--run-dir", str(folder / name)]

@@ -159,7 +159,9 @@ TOLD_BYTES = 2**14  # where the parts of a model lie
 
 def megatron(mesh: Mesh, rank: int, new_group: Any) -> MegatronWeights | None:
     groups = make_groups(mesh, rank, new_group)
-    return MegatronWeights(build_model(LLAMA, mesh, "f32", groups), LLAMA, mesh, rank) if groups else None
+    if groups is None:
+        return None
+    return MegatronWeights(build_model(LLAMA, mesh, "f32", groups, torch.device("cpu")), LLAMA, mesh, rank)
 
 
 def peak_on_rank(rank: int, new_group: Any, edge: EdgePlan, near: bool) -> tuple[int, int, int]:

@@ -11,7 +11,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, as_completed, wait
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from hflow.runtime.controller.local_ray import LocalRay
 from hflow.runtime.controller.placement import Demand, node_names, place
 from hflow.runtime.controller.pool import Call, Report, WorkerFailure, root_cause
 from hflow.runtime.controller.ray_worker import LOOPBACK, RayWorker
+from hflow.runtime.gpus import HIDDEN, gpus_hidden
 from hflow.runtime.worker.failure import Failure
 
 OBJECT_STORE_BYTES = 100 * 2**20  # programs and reports only
@@ -71,13 +72,14 @@ class RayPool:
         self._size = 0
         demand = Demand(tuple(hosts), platform)
         try:
-            self._start_ray(sum(hosts), ray_at)
+            with gpus_hidden() if platform == "cpu" else nullcontext():
+                self._start_ray(sum(hosts), ray_at)
             connected()
             self._store_address, self._store = _open_store(self._local is not None)
             group = place(demand, say)
             names = node_names(group)
             self._nodes = [name for name, workers in zip(names, hosts) for _ in range(workers)]
-            self._actors = _start_actors(worker, group, demand)
+            self._actors = _start_actors(worker, group, demand, self._local is None)
         except BaseException:
             self.close()
             raise
@@ -208,15 +210,19 @@ def _open_store(local: bool) -> tuple[tuple[str, int], TCPStore]:
     return (host, port), store
 
 
-def _start_actors(worker: type[Any], group: PlacementGroup, demand: Demand) -> list[Any]:
-    """One actor for each rank, those of a host in its bundle."""
+def _start_actors(worker: type[Any], group: PlacementGroup, demand: Demand, joined: bool) -> list[Any]:
+    """One actor for each rank, those of a host in its bundle. `joined`: the Ray was there before."""
     actor_class: Any = ray.remote(concurrency_groups={"control": 1})(worker)  # pyright: ignore
-    options = {
+    options: dict[str, Any] = {
         "num_cpus": 1,
         "num_gpus": 1 if demand.platform == "cuda" else 0,
         "max_restarts": 0,
         "max_task_retries": 0,
     }
+    # Ray leaves workers without a GPU all that their node sees. Our own sees none; in a cluster each worker
+    # is started anew for it, which takes seconds.
+    if joined and demand.platform == "cpu":
+        options["runtime_env"] = {"env_vars": HIDDEN}
     bundles = [bundle for bundle, workers in enumerate(demand.hosts) for _ in range(workers)]
     places = [PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=b) for b in bundles]
     folder = str(Path.cwd())

@@ -13,6 +13,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from hflow.compiler.layout import Mesh
 from hflow.compiler.shape import ModelShape
+from hflow.runtime.engines.megatron import present_device
 from hflow.runtime.engines.megatron.attention import FusedAttention
 from hflow.runtime.engines.megatron.gated import SwiGLU
 from hflow.runtime.engines.megatron.groups import Groups
@@ -29,13 +30,20 @@ class RMSNorm(torch.nn.RMSNorm):
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
 
 
-def build_model(shape: ModelShape, mesh: Mesh, dtype: Literal["f32", "bf16"], groups: Groups) -> GPTModel:
-    """This rank's layers of the model, with undefined weights, on the current CUDA device if there is one.
+def build_model(
+    shape: ModelShape,
+    mesh: Mesh,
+    dtype: Literal["f32", "bf16"],
+    groups: Groups,
+    device: torch.device,
+) -> GPTModel:
+    """This rank's layers of the model, with undefined weights, on the plan's `device`.
 
     The model takes tokens ``[rows, seq]`` and returns, on the last pipeline stage, logits
     ``[rows, seq, vocab / tp]`` or, with a scalar head, values ``[rows, seq, 1]``; on the others, hidden
     states ``[seq, rows, hidden]``.
     """
+    present_device.work_on(device)
     # hflow uses no dropout: random-number states need no bookkeeping, and this tracker does none.
     initialize_rng_tracker(inference_rng_tracker=True)
     config = _config(shape, mesh, DTYPES[dtype])
@@ -53,8 +61,8 @@ def build_model(shape: ModelShape, mesh: Mesh, dtype: Literal["f32", "bf16"], gr
     )
     if shape.head == "scalar" and groups.last_stage:
         replace_output_layer(model)
-    # Megatron makes the large parameters on the current CUDA device, and leaves the norms on the CPU.
-    return model.to("cuda" if torch.cuda.is_available() else "cpu")
+    # Megatron makes the large parameters on the present device, and leaves the norms on the CPU.
+    return model.to(device)
 
 
 def _config(shape: ModelShape, mesh: Mesh, dtype: torch.dtype) -> TransformerConfig:

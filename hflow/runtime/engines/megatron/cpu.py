@@ -1,9 +1,9 @@
-"""The one room for running Megatron without CUDA; without effect where there is CUDA.
+"""The one room for running Megatron without CUDA, on machines with GPUs and without.
 
 Megatron-core names CUDA in places that run on every machine. An import hook rewrites those places in
-Megatron's own source as it is compiled; torch itself is not touched, and no other module of hflow
-knows whether it runs on a CPU. The compiled code is kept in a folder of its own, away from the code
-that Python compiled from the plain source.
+Megatron's own source as it is compiled, to ask `present_device`: on a GPU they do what they did. torch itself
+is not touched, and no other module of hflow knows whether it runs on a CPU. The compiled code is kept in a
+folder of its own, away from the code that Python compiled from the plain source.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ from typing import Any
 
 import torch
 
+from hflow.runtime.engines.megatron import present_device
+
 PACKAGE = "megatron.core"
+NAME = "hflow_device"  # under which rewritten modules have `present_device`
 
 
 @dataclass(frozen=True)
@@ -43,37 +46,37 @@ RULES = (
     Rule(
         "current device",
         r"torch\.cuda\.current_device\(\)",
-        "torch.get_default_device()",
+        f"{NAME}.current_device()",
         "parameters, gradient buffers and receive buffers are made on the current CUDA device",
     ),
     Rule(
         "device keyword",
         r"""\bdevice\s*=\s*(["'])cuda\1""",
-        r"device=\1cpu\1",
+        f"device={NAME}.current_device()",
         "small counters of the schedules, the optimizer and gradient clipping are made on CUDA",
     ),
     Rule(
         "synchronize",
         r"torch\.cuda\.synchronize\(\)",
-        "None",
-        "pipeline stages wait for the CUDA stream after each exchange; gloo has already waited",
+        f"{NAME}.synchronize()",
+        "pipeline stages wait for the CUDA stream after each exchange",
     ),
     Rule(
         "tensor type",
         r"""(["'])torch\.cuda\.(Float|Half|BFloat16)Tensor\1""",
-        r"'torch.\2Tensor'",
+        rf"{NAME}.tensor_type('\2')",
         "the optimizers and gradient clipping tell dtypes apart by the names of CUDA tensor types",
     ),
     Rule(
         "move to device",
         r"\.cuda\(\)",
-        ".cpu()",
+        f".to({NAME}.current_device())",
         "tied embeddings on two pipeline stages are moved to CUDA before they are made equal",
     ),
     Rule(
         "compiled functions",
         r"(?m)^enable_jit_fuser\(\)",
-        "disable_jit_fuser()",
+        f"(enable_jit_fuser if {NAME}.compiles() else disable_jit_fuser)()",
         "marking functions for torch.compile imports the compiler, a quarter of a worker's start on a CPU",
     ),
 )
@@ -87,16 +90,18 @@ def rewrite(source: str) -> str:
 
 
 def install() -> None:
-    """Arrange for Megatron to be importable without CUDA. Does nothing with CUDA or when called again.
+    """Arrange for Megatron to run without CUDA. Does nothing when called again.
 
     Raises:
         RuntimeError: Megatron has already been imported as it is.
     """
-    if torch.cuda.is_available() or any(isinstance(finder, _Finder) for finder in sys.meta_path):
+    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
     if PACKAGE in sys.modules:
         raise RuntimeError("import hflow.runtime.engines.megatron before megatron.core")
     sys.meta_path.insert(0, _Finder())
+    if torch.cuda.is_available():
+        return
     # Neither package can be installed without CUDA, so their absence is no news.
     warnings.filterwarnings("ignore", r"(Transformer Engine and )?Apex (is|are) not installed")
     warnings.filterwarnings("ignore", "The following imports from `dynamic_context.py`", DeprecationWarning)
@@ -121,6 +126,11 @@ def _own_code_folder() -> Iterator[None]:
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        module = ModuleType(spec.name)
+        setattr(module, NAME, present_device)
+        return module
+
     def get_code(self, fullname: str) -> CodeType | None:
         with _own_code_folder():
             return super().get_code(fullname)

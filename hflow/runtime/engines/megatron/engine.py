@@ -64,7 +64,7 @@ class MegatronModel:
         if groups is None:
             return
         self.groups = groups
-        self.model = build_model(shape, mesh, model.dtype, groups)
+        self.model = build_model(shape, mesh, model.dtype, groups, device)
         if groups.first_stage and not model.frozen:
             freeze_padding(self.model.embedding.word_embeddings, padding_token(model.path))
         self.weights = MegatronWeights(self.model, shape, mesh, rank)
