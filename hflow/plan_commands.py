@@ -240,7 +240,7 @@ def _next(plan: Any, saved: Path | None) -> str:
 
 def _not_run(plan: Any) -> list[str]:
     """Why no engine can run the plan; empty if one can."""
-    from hflow.runtime.runnable import check_runnable
+    from hflow.compiler.runnable import check_runnable
 
     try:
         check_runnable(plan)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from rich.console import Console
 
 from hflow.compiler.plan import Plan
+from hflow.compiler.runnable import check_runnable
 from hflow.diagnostics import Diagnostic, HflowError, Terminated
 from hflow.runtime.controller.inline_pool import InlinePool
 from hflow.runtime.controller.local_ray import LocalRay
@@ -22,7 +23,6 @@ from hflow.runtime.controller.pool import Pool, Report, WorkerFailure
 from hflow.runtime.controller.progress import RunProgress
 from hflow.runtime.controller.run_folder import RunFolder
 from hflow.runtime.controller.signals import EndingSignals
-from hflow.runtime.runnable import check_runnable
 from hflow.view import units
 from hflow.view.terminal import measured_text
 

@@ -14,9 +14,9 @@ from hflow.compiler.cost.memory import working_bytes
 from hflow.compiler.layout import Mesh
 from hflow.compiler.plan import NodePlan, Plan
 from hflow.compiler.planner.options import Placement, Planner, PlannerOptions
+from hflow.compiler.runnable import check_runnable
 from hflow.compiler.workload import workload
 from hflow.diagnostics import HflowError
-from hflow.runtime.runnable import check_runnable
 from hflow.view.terminal import search_text
 from tests.compiler.workloads import ROOT, large
 

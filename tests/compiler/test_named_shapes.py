@@ -11,11 +11,10 @@ import pytest
 import hflow
 from hflow.compiler.named_shapes import NAMED_SHAPES
 from hflow.compiler.plan import Plan
-from hflow.compiler.shape import ModelShape, read_shape
+from hflow.compiler.shape import BUILT, ModelShape, read_shape
 from hflow.compiler.weights import parameters
 from hflow.diagnostics import HflowError, Span
 from hflow.runtime.execute import execute
-from hflow.runtime.runnable import BUILT
 
 # Parameters of the published weights; tied embeddings count once.
 PUBLISHED = {

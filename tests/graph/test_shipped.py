@@ -66,7 +66,7 @@ def test_a_folder_is_not_taken_for_a_file() -> None:
     Path("grpo").mkdir()
     Path("mine").mkdir()
     assert load("grpo").name == "grpo"
-    with pytest.raises(HflowError, match="HF001.*cannot read `mine`: Is a directory"):
+    with pytest.raises(HflowError, match="HF001.*cannot read `mine`: it is a folder"):
         load("mine")
 
 
