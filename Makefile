@@ -2,12 +2,16 @@
 #
 # The wheel of torch is the one that your pip finds: on Linux, PyPI's has CUDA and is large. Without a GPU
 # the CPU wheel is enough; set pip up for it (pip config, or PIP_EXTRA_INDEX_URL) before `make setup`.
+# With a GPU (CUDA=yes, which nvidia-smi tells) it is the torch that SGLang requires, of constraints-cuda.txt.
 
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.hflow-installed
 SGLANG_STAMP := .venv/.sglang-installed
-TORCH := $(shell grep '^torch==' constraints.txt)
+CUDA ?= $(if $(shell command -v nvidia-smi),yes,no)
+PINS := constraints.txt $(if $(filter yes,$(CUDA)),constraints-cuda.txt)
+# Of a package that several name, the last counts.
+CONSTRAINTS = awk -F '==' '!/^ *\#/ && NF { pins[$$1] = $$0 } END { for (name in pins) print pins[name] }' $(PINS)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-sglang demo test lint bench clean
@@ -17,23 +21,28 @@ help: ## list the targets
 
 setup: $(STAMP) ## install hflow and its tools into .venv (instant when nothing changed)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml $(PINS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "hflow needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1);" \
 			"name another: make setup PYTHON=python3.12" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet $(TORCH)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[tasks,math,dev]'
+	$(CONSTRAINTS) > .venv/constraints.txt
+	$(BIN)/python -m pip install --quiet $$(grep '^torch==' .venv/constraints.txt)
+	$(BIN)/python -m pip install --quiet --constraint .venv/constraints.txt --editable '.[tasks,math,dev]'
 	@touch $@
 
-setup-sglang: $(SGLANG_STAMP) ## install SGLang for CPUs into .venv, beside hflow (instant when nothing changed)
+setup-sglang: $(SGLANG_STAMP) ## install SGLang into .venv, beside hflow (instant when nothing changed)
 
-# What SGLang's wheel asks for is for CUDA, torch included, hence --no-deps.
 $(SGLANG_STAMP): $(STAMP) constraints-sglang-cpu.txt scripts/mend_torchvision.py
+ifeq ($(CUDA),yes)
+	$(BIN)/python -m pip install --quiet --constraint .venv/constraints.txt --editable '.[sglang]'
+else
 	@$(BIN)/python -c 'import sys, torch; sys.exit(torch.version.cuda is not None)' || { \
-		echo "torch has CUDA here, and SGLang's own wheels fit it: pip install -e '.[sglang]'" >&2; exit 1; }
+		echo "torch has CUDA here, and SGLang's own wheels fit it: make setup-sglang CUDA=yes" >&2; exit 1; }
+	@# What SGLang's wheel asks for is for CUDA, torch included, hence --no-deps.
 	$(BIN)/python -m pip install --quiet --no-deps --requirement constraints-sglang-cpu.txt
 	$(BIN)/python scripts/mend_torchvision.py
+endif
 	@touch $@
 
 demo: setup ## train a tiny model to add: supervised, then GRPO (three minutes on two cores)

@@ -57,7 +57,7 @@ def test_a_report_is_a_table() -> None:
 
 def test_suggestions_suit_the_machine() -> None:
     on_gpu = Report(replace(MACHINE, devices=(GPU,)), (ABSENT,))
-    assert on_gpu.suggestions == ("SGLang is not installed: pip install -e '.[sglang]'",)
+    assert on_gpu.suggestions == ("SGLang is not installed: make setup-sglang",)
     assert "device        NVIDIA H200, 141.0 GB" in report_text(on_gpu, 100)
     assert Report(MACHINE, (WORKS,)).suggestions == ()
     (help_,) = Report(replace(MACHINE, loopback=False), (WORKS,)).suggestions

@@ -58,7 +58,6 @@ def _facts(machine: Machine) -> Iterator[tuple[str, str]]:
 
 def _suggestions(machine: Machine, trials: Sequence[Trial]) -> Iterator[str]:
     if any(trial.state == "not installed" for trial in trials):
-        how = "pip install -e '.[sglang]'" if machine.devices else "make setup-sglang"
-        yield f"SGLang is not installed: {how}"
+        yield "SGLang is not installed: make setup-sglang"
     if not machine.loopback:
         yield "workers, Ray and SGLang talk over 127.0.0.1: allow programs to listen there"

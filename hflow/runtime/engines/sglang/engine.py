@@ -175,7 +175,7 @@ class SglangModel:
 def _check_installed(model: Model) -> None:
     if importlib.util.find_spec("sglang") is None:
         message = f"the plan has `{model.name}` generate on SGLang, which is not installed here"
-        help_ = "in hflow's checkout: `make setup-sglang` without a GPU, else `pip install -e '.[sglang]'`"
+        help_ = "in hflow's checkout: `make setup-sglang`"
         raise HflowError(Diagnostic("HF406", message, model.span, help_))
 
 
