@@ -22,6 +22,7 @@ from hflow.arguments import (
     write_text,
 )
 from hflow.diagnostics import Diagnostic, HflowError, Terminated
+from hflow.ending_signals import EndingSignals
 from hflow.plan_commands import compile_command, exec_command, explain_command
 
 INTERRUPTED = 130  # by Ctrl-C
@@ -220,25 +221,39 @@ def _counts(graph: Any) -> str:
 
 def main() -> NoReturn:
     """The entry point: what typer does not handle itself becomes an exit code here."""
+    with EndingSignals() as signals:
+        code = _outcome(signals)
+        signals.ignore()
+    if signals.asked:
+        _leave(code)
+    sys.exit(code)
+
+
+def _outcome(signals: EndingSignals) -> int | str | None:
+    """The exit code of the command."""
     try:
-        app()
+        with signals.interruptible():
+            app()
+        return 0
     except HflowError as error:
         print_diagnostics(error.diagnostics)
-        sys.exit(1)
-    except Terminated as ending:
-        print("terminated", file=sys.stderr)
-        _leave(128 + ending.number)
+        return 1
+    except (KeyboardInterrupt, Terminated) as ending:
+        return _ended_by(ending)
     except SystemExit as ending:
-        if ending.code == INTERRUPTED:
-            _leave(INTERRUPTED)
-        raise
-    sys.exit(0)
+        return _ended_by(KeyboardInterrupt()) if ending.code == INTERRUPTED else ending.code
 
 
-def _leave(code: int) -> NoReturn:
+def _ended_by(ending: BaseException) -> int:
+    is_asked = isinstance(ending, Terminated)
+    print("terminated" if is_asked else "interrupted", file=sys.stderr)
+    return 128 + ending.number if is_asked else INTERRUPTED
+
+
+def _leave(code: int | str | None) -> NoReturn:
     """After a signal, with all cleaned up: a Ray that was interrupted while it started may crash Python when
     that ends in its own way."""
-    if "ray" not in sys.modules:
+    if "ray" not in sys.modules or not isinstance(code, int):
         sys.exit(code)
     with suppress(OSError):  # nobody reads it any more
         sys.stdout.flush()

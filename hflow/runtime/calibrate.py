@@ -26,7 +26,7 @@ from torch.multiprocessing.spawn import ProcessContext, ProcessException, start_
 from hflow.compiler.cluster import Calibration, Cluster, DeviceKind, Link
 from hflow.compiler.layout import Mesh
 from hflow.diagnostics import Diagnostic, HflowError
-from hflow.runtime.controller.signals import EndingSignals
+from hflow.ending_signals import EndingSignals
 from hflow.runtime.cores import allowed
 from hflow.runtime.engines.megatron.groups import make_groups
 from hflow.runtime.measurements import MEASUREMENTS, Seat, Setting
@@ -54,20 +54,28 @@ def calibrate(name: str, workers: int | None = None, say: Say = lambda label, va
     setting = _setting(workers)
     measured: dict[str, float] = {}
     results: SimpleQueue[tuple[str, float]] = get_context("spawn").SimpleQueue()
-    with EndingSignals(), tempfile.TemporaryDirectory(prefix="hflow-calibrate-") as folder:
+    with EndingSignals() as signals, tempfile.TemporaryDirectory(prefix="hflow-calibrate-") as folder:
         processes = _start(setting, folder, results)
         try:
-            done = False
-            while not done:
-                done = join(processes)
-                while not results.empty():
-                    key, value = results.get()
-                    measured[key] = value
-                    say(MEASUREMENTS[key].label, MEASUREMENTS[key].text(value))
+            with signals.interruptible():
+                _collect(processes, results, measured, say)
         finally:
             for process in processes.processes:
                 process.kill()
     return _cluster(name, setting, measured)
+
+
+def _collect(
+    processes: ProcessContext, results: SimpleQueue[tuple[str, float]], measured: dict[str, float], say: Say
+) -> None:
+    """Until all processes have ended."""
+    done = False
+    while not done:
+        done = join(processes)
+        while not results.empty():
+            key, value = results.get()
+            measured[key] = value
+            say(MEASUREMENTS[key].label, MEASUREMENTS[key].text(value))
 
 
 def _start(setting: Setting, folder: str, results: SimpleQueue[tuple[str, float]]) -> ProcessContext:

@@ -6,6 +6,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,13 +17,14 @@ from rich.console import Console
 from hflow.compiler.plan import Plan
 from hflow.compiler.runnable import check_runnable
 from hflow.diagnostics import Diagnostic, HflowError, Terminated
+from hflow.ending_signals import EndingSignals
 from hflow.runtime.controller.inline_pool import InlinePool
 from hflow.runtime.controller.local_ray import LocalRay
 from hflow.runtime.controller.metrics import merge
 from hflow.runtime.controller.pool import Pool, Report, WorkerFailure
 from hflow.runtime.controller.progress import RunProgress
 from hflow.runtime.controller.run_folder import RunFolder
-from hflow.runtime.controller.signals import EndingSignals
+from hflow.runtime.hf import remove_unfinished
 from hflow.view import units
 from hflow.view.terminal import measured_text
 
@@ -69,32 +71,70 @@ def execute(
     """
     check_runnable(plan)
     console = console or RunConsole(stderr=True)
-    folder = RunFolder(run_dir, plan)
-    run = Run(folder.path)
-    started = time.time()
-    folder.event("started", plan=plan.hash)
     with EndingSignals() as signals:
+        folder = RunFolder(run_dir, plan)
+        signals.notice = f"ending the workers and completing {folder.path} …"
+        run, started = Run(folder.path), time.time()
+        folder.event("started", plan=plan.hash)
+        error = None
         try:
-            own = pool or _start(plan, address, workers, console, signals)
-            try:
-                _run(plan, own, folder, run, export, console)
-            finally:
-                if pool is None:
-                    own.close()
+            with _pool(pool, plan, address, workers, console, signals) as own, signals.interruptible():
+                _run(plan, own, folder, run, signals, export, console)
             run.status = "finished"
-        except (KeyboardInterrupt, Terminated):
-            run.status = "interrupted"
-            raise
-        except BaseException as error:
-            run.status = "failed"
-            _record_failure(folder, run, error)
-            _say(console, f"the run failed; details in {folder.path / 'error.txt'}")
-            raise
-        finally:
-            run.wall_s = time.time() - started
-            folder.event(run.status)
-            folder.finish(summary(plan, run), run.diagnostics)
+        except BaseException as raised:
+            error = raised
+            _record_end(folder, run, raised, signals, console)
+        run.wall_s = time.time() - started
+        _finish(plan, folder, run, signals)
+        if run.status == "interrupted":
+            signals.check()
+        if error:
+            raise error
     return run
+
+
+@contextmanager
+def _pool(
+    given: Pool | None,
+    plan: Plan,
+    address: str | None,
+    workers: str,
+    console: Console,
+    signals: EndingSignals,
+) -> Iterator[Pool]:
+    """The given workers, or others that end with the block."""
+    if given:
+        yield given
+        return
+    pool = _start(plan, address, workers, console, signals)
+    try:
+        yield pool
+    finally:
+        pool.close()
+
+
+def _record_end(
+    folder: RunFolder, run: Run, error: BaseException, signals: EndingSignals, console: Console
+) -> None:
+    """What breaks after a signal broke by it."""
+    if signals.asked or isinstance(error, (KeyboardInterrupt, Terminated)):
+        run.status = "interrupted"
+        return
+    run.status = "failed"
+    _record_failure(folder, run, error)
+    _say(console, f"the run failed; details in {folder.path / 'error.txt'}")
+
+
+def _finish(plan: Plan, folder: RunFolder, run: Run, signals: EndingSignals) -> None:
+    """Complete the folder; once more if a signal comes before it says that the run has finished."""
+    if run.status == "finished" and signals.asked:
+        run.status = "interrupted"
+    for model in _trained(plan):
+        remove_unfinished(folder.export(model))
+    folder.event(run.status)
+    folder.finish(summary(plan, run), run.diagnostics)
+    if run.status == "finished" and signals.asked:
+        _finish(plan, folder, run, signals)
 
 
 def _say(console: Console, text: str) -> None:
@@ -114,34 +154,57 @@ def _start(plan: Plan, address: str | None, workers: str, console: Console, sign
     if workers == "inline":
         return InlinePool(platform)
     _say(console, f"starting {units.plural(len(ranks), f'{platform} worker')} …")
-    ray_at = address or LocalRay()
-    from hflow.runtime.controller.ray_pool import RayPool  # Ray reads its settings when it is imported
+    local = None if address else LocalRay()
+    try:
+        # Ray reads its settings when it is imported
+        from hflow.runtime.controller.ray_pool import RayPool
+        from hflow.runtime.controller.ray_session import let_ray_take_its_signals
 
-    hosts = list(Counter(map(plan.cluster.host, ranks)).values())  # in order: devices are numbered by host
-    # Ray puts a handler of SIGTERM in place that aborts the process: this one is put back at once
-    return RayPool(hosts, ray_at, platform, partial(_say, console), connected=signals.install)
+        let_ray_take_its_signals()
+        signals.install()
+        # in order of ranks: devices are numbered by host
+        hosts = list(Counter(map(plan.cluster.host, ranks)).values())
+        return RayPool(hosts, local or address or "auto", platform, partial(_say, console))
+    except BaseException:
+        if local:
+            local.remove()
+        raise
 
 
-def _run(plan: Plan, pool: Pool, folder: RunFolder, run: Run, export: bool, console: Console) -> None:
+def _run(
+    plan: Plan,
+    pool: Pool,
+    folder: RunFolder,
+    run: Run,
+    signals: EndingSignals,
+    export: bool,
+    console: Console,
+) -> None:
     folder.event("placed", nodes=pool.form(max(plan.devices) + 1))
     pool.call("load", plan)
     folder.event("loaded")
     with RunProgress(plan.graph.steps, pool.where, console) as progress:
-        _walk(plan, pool, folder, run, progress)
-    if export:
-        for model in dict.fromkeys(n.model.model for n in plan.graph.nodes if n.op == "train" and n.model):
-            pool.call("export", model, str((folder.path / "export" / model).absolute()))
-            folder.event("exported", model=model)
+        _walk(plan, pool, folder, run, progress, signals)
+    for model in _trained(plan) if export else ():
+        pool.call("export", model, str(folder.export(model).absolute()))
+        folder.event("exported", model=model)
     _say(console, measured_text(plan, folder.metrics))
 
 
-def _walk(plan: Plan, pool: Pool, folder: RunFolder, run: Run, progress: RunProgress) -> None:
+def _trained(plan: Plan) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(n.model.model for n in plan.graph.nodes if n.op == "train" and n.model))
+
+
+def _walk(
+    plan: Plan, pool: Pool, folder: RunFolder, run: Run, progress: RunProgress, signals: EndingSignals
+) -> None:
     """All steps and evaluations in one stream; each is recorded when its last report has come, and has taken
     the time since the one before."""
     walks = list(_schedule(plan))
     ended = time.perf_counter()
     reports_of = pool.stream(("run", *walk) for walk in walks)
     for (number, evaluation), reports in zip(walks, reports_of, strict=True):
+        signals.check()  # one that a function of the user's may have swallowed
         began, ended = ended, time.perf_counter()
         if evaluation:
             _evaluated(plan, folder, run, progress, number, reports)

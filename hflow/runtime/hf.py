@@ -43,7 +43,7 @@ def write_hf(folder: Path | str, source: Path | str, tensors: Iterable[tuple[str
     folder = Path(folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as work:
+        with tempfile.TemporaryDirectory(prefix=_prefix(folder), dir=folder.parent) as work:
             new = Path(work) / "new"
             new.mkdir()
             _copy_companions(Path(source), new)
@@ -55,6 +55,16 @@ def write_hf(folder: Path | str, source: Path | str, tensors: Iterable[tuple[str
     except OSError as error:
         problem = f"model folder `{folder}` cannot be written: {error}"
         raise HflowError(Diagnostic("HF406", problem)) from error
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what a `write_hf` to `folder` has left whose process was killed."""
+    for left in folder.parent.glob(f"{_prefix(folder)}*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _prefix(folder: Path) -> str:
+    return f".{folder.name}-"
 
 
 def _copy_companions(source: Path, target: Path) -> None:

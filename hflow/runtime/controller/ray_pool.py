@@ -6,7 +6,6 @@ torch.distributed. Import this module after `local_ray` has set Ray's environmen
 
 from __future__ import annotations
 
-import os
 import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,11 +25,11 @@ from hflow.diagnostics import Diagnostic, HflowError
 from hflow.runtime.controller.local_ray import LocalRay
 from hflow.runtime.controller.placement import Demand, node_names, place
 from hflow.runtime.controller.pool import Call, Report, WorkerFailure, root_cause
+from hflow.runtime.controller.ray_session import RaySession
 from hflow.runtime.controller.ray_worker import LOOPBACK, RayWorker
 from hflow.runtime.gpus import HIDDEN, gpus_hidden
 from hflow.runtime.worker.failure import Failure
 
-OBJECT_STORE_BYTES = 100 * 2**20  # programs and reports only
 START_WAIT_S = 300  # to import torch and Megatron, with cold disks
 END_S = 15  # for the servers of engines to end
 GRACE_S = 10  # for survivors to give up after a failure
@@ -41,10 +40,6 @@ IN_FLIGHT = 2  # calls that each worker has at most: this one and the next
 Results = list[Future[Report]]
 
 
-def _nothing() -> None:
-    pass
-
-
 class RayPool:
     def __init__(
         self,
@@ -53,59 +48,47 @@ class RayPool:
         platform: str = "cpu",
         say: Callable[[str], None] = print,
         worker: type[Any] = RayWorker,
-        connected: Callable[[], None] = _nothing,
     ):
-        """Start Ray, or join it at an address, and start workers.
+        """Start Ray, or join it at an address. Workers start with the first `form`: the pool exists before
+        they are waited for, and `close` ends what has started by then.
 
         Args:
             hosts: how many workers each of the plan's hosts has, in order of ranks.
             say: tells the user what is waited for.
             worker: what runs in the workers' processes.
-            connected: called when Ray runs, and before workers are waited for.
 
         Raises:
-            HflowError: HF404 when Ray cannot be started or the workers cannot be placed.
+            HflowError: HF404 when Ray cannot be started.
         """
         self._local = ray_at if isinstance(ray_at, LocalRay) else None
+        self._demand, self._worker, self._say = Demand(tuple(hosts), platform), worker, say
         self._actors: list[Any] = []
+        self._nodes: list[str] = []
         self._generation = 0
         self._size = 0
-        demand = Demand(tuple(hosts), platform)
+        self._session = RaySession()
         try:
             with gpus_hidden() if platform == "cpu" else nullcontext():
-                self._start_ray(sum(hosts), ray_at)
-            connected()
+                self._session.start(sum(hosts), ray_at)
             self._store_address, self._store = _open_store(self._local is not None)
-            group = place(demand, say)
-            names = node_names(group)
-            self._nodes = [name for name, workers in zip(names, hosts) for _ in range(workers)]
-            self._actors = _start_actors(worker, group, demand, self._local is None)
         except BaseException:
             self.close()
             raise
 
-    def _start_ray(self, size: int, ray_at: LocalRay | str) -> None:
-        os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-        if isinstance(ray_at, LocalRay):
-            options |= {
-                "num_cpus": size,
-                "include_dashboard": False,
-                "object_store_memory": OBJECT_STORE_BYTES,
-                "_temp_dir": str(ray_at.folder),
-            }
-        else:
-            _check_reachable(ray_at)
-            options["address"] = ray_at
-        try:
-            ray.init(**options)
-        except (RayError, ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-            raise HflowError(Diagnostic("HF404", f"Ray cannot be reached or started: {error}")) from None
+    def _start_workers(self) -> None:
+        """HF404 when the workers cannot be placed, or do not start."""
+        demand = self._demand
+        group = place(demand, self._say)
+        names = node_names(group)
+        self._nodes = [name for name, workers in zip(names, demand.hosts) for _ in range(workers)]
+        self._actors = _start_actors(self._worker, group, demand, self._local is None)
 
     def form(self, size: int) -> list[str]:
-        if size > len(self._actors):
-            message = f"the plan needs {size} workers; there are {len(self._actors)}"
+        if size > sum(self._demand.hosts):
+            message = f"the plan needs {size} workers; there are {sum(self._demand.hosts)}"
             raise HflowError(Diagnostic("HF404", message))
+        if not self._actors:
+            self._start_workers()
         self._gather(deque([[a.leave.remote().future() for a in self._actors]]))
         self._size = size
         self._generation += 1
@@ -143,7 +126,7 @@ class RayPool:
             wait([actor.last_act.remote().future() for actor in actors], END_S)
             for actor in actors:
                 ray.kill(actor)
-            ray.shutdown()
+        self._session.end()
         _end(children)
         if self._local:
             self._local.remove()
@@ -186,17 +169,6 @@ def _report(call: Future[Report]) -> Report:
 
 def _dead(message: str) -> Report:
     return {"error": Failure(Diagnostic("HF402", message))}
-
-
-def _check_reachable(address: str) -> None:
-    """Ray itself would try for minutes before it says that nobody listens."""
-    host, separator, port = address.rpartition(":")
-    if not separator or not port.isdigit():
-        return  # `auto`, or a form that Ray reads
-    try:
-        socket.create_connection((host.removeprefix("ray://"), int(port)), timeout=10).close()
-    except OSError as error:
-        raise HflowError(Diagnostic("HF404", f"no Ray cluster answers at `{address}`: {error}")) from None
 
 
 def _open_store(local: bool) -> tuple[tuple[str, int], TCPStore]:

@@ -37,6 +37,10 @@ class RunFolder:
         self.metrics: list[dict[str, Any]] = []
         self._events: list[dict[str, Any]] = []
 
+    def export(self, model: str) -> Path:
+        """Where a trained model goes."""
+        return self.path / "export" / model
+
     def event(self, kind: str, **fields: Any) -> None:
         """Append one line to events.jsonl."""
         self._append(self._events_file, {"time": time.time(), "event": kind, **fields})

@@ -1,0 +1,96 @@
+"""Ray in this process, started and shut down in a thread of its own: a signal that interrupted either would
+leave processes that nobody knows. Import this module after `local_ray` has set Ray's environment."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from hflow.diagnostics import Diagnostic, HflowError
+from hflow.runtime.controller.local_ray import LocalRay
+
+OBJECT_STORE_BYTES = 100 * 2**20  # programs and reports only
+# ray::RayLog::InstallFailureSignalHandler(char const*, bool)
+HANDLER_INSTALLER = "_ZN3ray6RayLog27InstallFailureSignalHandlerEPKcb"
+
+
+class RaySession:
+    """`start` and `end` Ray. In between its thread stays alive: the kernel ends Ray's processes with the
+    thread that has started them."""
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name="ray", daemon=True)
+        self._thread.start()
+
+    def start(self, workers: int, ray_at: LocalRay | str) -> None:
+        """Start a Ray with room for so many workers, or join the one at an address. HF404 if that fails."""
+        os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+        if isinstance(ray_at, LocalRay):
+            options |= {
+                "num_cpus": workers,
+                "include_dashboard": False,
+                "object_store_memory": OBJECT_STORE_BYTES,
+                "_temp_dir": str(ray_at.folder),
+            }
+        else:
+            _check_reachable(ray_at)
+            options["address"] = ray_at
+        try:
+            self._call(lambda: ray.init(**options))
+        except (RayError, ConnectionError, RuntimeError, ValueError, TimeoutError, OSError) as error:
+            raise HflowError(Diagnostic("HF404", f"Ray cannot be reached or started: {error}")) from None
+
+    def end(self) -> None:
+        """Twice is once."""
+        if not self._thread.is_alive():
+            return
+        self._call(ray.shutdown)
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _call(self, job: Callable[[], Any]) -> Any:
+        result: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                result.set_result(job())
+            except BaseException as error:
+                result.set_exception(error)
+
+        self._jobs.put(run)
+        return result.result()
+
+    def _serve(self) -> None:
+        while job := self._jobs.get():
+            job()
+
+
+def let_ray_take_its_signals() -> None:
+    """Ray puts a handler in place that aborts the process at SIGTERM, once per process, half a second before
+    its start returns. This has it do so now, so that the caller can take the signal back, and keep it."""
+    library: Any = ctypes.CDLL(ray._raylet.__file__)  # pyright: ignore[reportAttributeAccessIssue]
+    with suppress(AttributeError):  # another version of Ray: the half second stays
+        library[HANDLER_INSTALLER](None, ctypes.c_bool(False))
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself would try for minutes before it says that nobody listens."""
+    host, separator, port = address.rpartition(":")
+    if not separator or not port.isdigit():
+        return  # `auto`, or a form that Ray reads
+    try:
+        socket.create_connection((host.removeprefix("ray://"), int(port)), timeout=10).close()
+    except OSError as error:
+        raise HflowError(Diagnostic("HF404", f"no Ray cluster answers at `{address}`: {error}")) from None
