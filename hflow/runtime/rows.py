@@ -122,3 +122,8 @@ def _places(starts: Tensor, lengths: Tensor) -> Tensor:
     """``start, start + 1, …`` of every row, one row after the other; int64 ``[sum(lengths)]``."""
     first = lengths.cumsum(0) - lengths
     return torch.arange(int(lengths.sum())) + (starts - first).repeat_interleave(lengths)
+
+
+def row_of(lengths: Tensor, element: int) -> int:
+    """The row that holds `element` of ragged values, which lie row by row."""
+    return int(torch.searchsorted(lengths.cumsum(0), element, right=True))

@@ -496,7 +496,7 @@ def test_scalars_enter_and_leave_without_dims(file: Path) -> None:
     assert result.outputs["level"].values.tolist() == [13.0] and result.outputs["level"].lengths is None
     assert result.metrics == {"level": (13.0, 1.0)}
     error = refused(node, {**inputs, "level": Rows(torch.tensor([torch.inf]))}, (0, 3))
-    assert (error.code, error.message) == ("HF405", "`level` is inf")
+    assert (error.code, error.message) == ("HF405", "step 0: `level` is inf")
     node = replace(node, inputs=node.inputs[::-1], outputs=(Output("level", SCORES),))
     node = replace(
         node, function=Function(f"{file}:move", signature.replace("-> level: f32[]", "-> level: f32[rows]"))
@@ -592,7 +592,7 @@ def test_a_number_that_is_not_finite_is_refused_with_its_global_row(
     scores[zero_at] = 0
     error = refused(score_node(file, "divide"), {"score": Rows(scores)}, (first_row, first_row + 6))
     assert (error.node, error.code) == ("mine", "HF405")
-    assert error.message == f"`out` of row {first_row + zero_at} is nan"
+    assert error.message == f"step 0: `out` of row {first_row + zero_at} is nan"
 
 
 def test_a_ragged_value_that_is_not_finite_is_refused_with_its_row_and_padding_is_not_looked_at(
@@ -606,7 +606,7 @@ def test_a_ragged_value_that_is_not_finite_is_refused_with_its_row_and_padding_i
     assert execute(node, {"logprobs": Rows(values, lengths)}, (6, 10)).outputs["logs"].values[0] == 0
     values[2] = 0
     error = refused(node, {"logprobs": Rows(values, lengths)}, (6, 10))
-    assert error.message == "`logs` of row 8 is -inf"
+    assert error.message == "step 0: `logs` of row 8 is -inf"
 
 
 def test_rows_of_groups_are_counted_in_groups(file: Path) -> None:
@@ -614,7 +614,7 @@ def test_rows_of_groups_are_counted_in_groups(file: Path) -> None:
     types = {"mean": ValueType("f32", (PROMPTS,))}
     node = call_node(f"{file}:per_prompt", signature, {"score": SCORES}, types)
     scores = torch.tensor([1.0, 1, 1, 0, 0, 0])
-    assert refused(node, {"score": Rows(scores)}, (12, 18)).message == "`mean` of row 5 is nan"
+    assert refused(node, {"score": Rows(scores)}, (12, 18)).message == "step 0: `mean` of row 5 is nan"
 
 
 @pytest.mark.parametrize(

@@ -213,6 +213,7 @@ def reference(folder: str, case: Case, data: dict[str, Rows], options: dict[str,
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), options["clip_grad"] or float("inf"))
         adam.step()
         plain = {"loss": [loss.detach()], "grad_norm": [norm], "lr": [torch.tensor(options["lr"])]}
+        plain["skipped_updates"] = [torch.tensor(0.0)]
         if case.loss is ratio_loss and update == 0:  # the only one that reads `old_logprobs`
             metrics["mismatch"] = [drift.abs() for drift in metrics["drift"]]
         for name, values in (metrics | plain).items():

@@ -160,7 +160,7 @@ def reference(folder: str, data: dict[str, Rows], options: dict[str, Any], updat
     tokens = metrics.pop("tokens")
     weights = {"kl": tokens, "clip_fraction": tokens}
     means = {n: v / weights.get(n, epochs * updates) for n, v in metrics.items()}
-    return means | {"mismatch": mismatch}, named
+    return means | {"mismatch": mismatch, "skipped_updates": 0.0}, named
 
 
 def train_on_rank(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 import hflow
 from hflow.diagnostics import Diagnostic, HflowError, Span
@@ -18,10 +21,16 @@ from hflow.runtime.worker.world import Aborted
 
 GRAPH = Path(__file__).parent / "grpo_small.yaml"
 PINS = ("rollout=dp2", "ref_logprobs=dp2", "actor_train=dp2")
+ALONE = ("local1", ())
 
 
 def fail(
-    pool: Pool, folder: Path, model: Path, edits: dict[str, str], functions: str
+    pool: Pool,
+    folder: Path,
+    model: Path,
+    edits: dict[str, str],
+    functions: str,
+    layout: tuple[str, tuple[str, ...]] = ("local", PINS),
 ) -> tuple[Diagnostic, Path]:
     """The diagnostic of a run of grpo_small.yaml, edited, and its folder."""
     (folder / "rewards.py").write_text(functions)
@@ -30,7 +39,7 @@ def fail(
         assert old in text
         text = text.replace(old, new)
     (folder / "graph.yaml").write_text(text)
-    plan = hflow.compile(hflow.load(folder / "graph.yaml", [f"params.model={model}"]), "local", PINS)
+    plan = hflow.compile(hflow.load(folder / "graph.yaml", [f"params.model={model}"]), *layout)
     with pytest.raises(HflowError) as caught:
         execute(plan, folder / "run", pool=pool, export=False)
     return caught.value.diagnostics[0], folder / "run"
@@ -70,6 +79,33 @@ def digits(text, answer):
     assert found.code == "HF401" and "ZeroDivisionError: no such reward" in found.message
     assert found.span and found.span.line == line_of(tmp_path, "reward")
     assert 'raise ZeroDivisionError("no such reward")' in (run / "error.txt").read_text()
+
+
+@pytest.mark.parametrize("layout", [ALONE, ("local", PINS), ("local", (*PINS[:2], "actor_train=tp2"))])
+def test_a_learning_rate_that_ruins_the_weights_is_told_by_node_step_and_weight(
+    workers: Pool, tmp_path: Path, tiny_model: Path, functions: str, layout: Any
+) -> None:
+    """On one worker and on two; not as what sampling from NaN leads to."""
+    edits = {"lr: 1e-3}": "lr: 1e30}"}
+    found, _ = fail(workers, tmp_path, tiny_model, edits, functions, layout)
+    assert found.code == "HF405" and "node `actor_train` failed on worker" in found.message
+    assert "step 0: after update 0, of learning rate 1e+30; weight `model." in found.message
+    assert found.span and found.span.line == line_of(tmp_path, "actor_train")
+
+
+@pytest.mark.parametrize("layout", [ALONE, ("local", PINS)])
+def test_a_model_with_a_weight_that_is_no_number_is_named_before_the_first_step(
+    workers: Pool, tmp_path: Path, tiny_model: Path, functions: str, layout: Any
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model, model)
+    tensors = load_file(model / "model.safetensors")
+    tensors["model.norm.weight"][3] = float("nan")
+    save_file(tensors, model / "model.safetensors", {"format": "pt"})
+    found, run = fail(workers, tmp_path, model, {}, functions, layout)
+    assert found.code == "HF406"
+    assert f"`{model}/model.safetensors`: tensor `model.norm.weight` holds nan at [3]" in found.message
+    assert not (run / "metrics.jsonl").read_text()
 
 
 HERE, THERE = Span("graph.yaml", 3, 1, 5), Span("data.jsonl", 7, 1, 2)

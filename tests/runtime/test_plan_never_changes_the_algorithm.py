@@ -75,6 +75,32 @@ def test_same_trajectory(trajectories: dict[str, Run], name: str) -> None:
     assert other.evaluations == pytest.approx(one.evaluations)
 
 
+EQUAL_REWARDS = """
+from hflow.ops.op import op
+
+@op("text: str[rows*k], answer: str[rows] -> score: f32[rows*k]")
+def constant(text, answer):
+    return [[0.7] * len(row) for row in text]
+"""
+
+
+def test_plans_agree_where_nothing_is_to_be_learned(workers: Pool, tiny_model: Path, tmp_path: Path) -> None:
+    """All rewards are equal: a gradient would be rounding, another under every plan, and Adam would take it
+    at full step size. The actor stays the reference, so that the penalty stays rounding too."""
+    (tmp_path / "rewards.py").write_text(EQUAL_REWARDS)
+    (tmp_path / "graph.yaml").write_text(GRAPH.read_text().replace(":digits", ":constant"))
+    found: list[list[str]] = []
+    for name in ("one worker", "tp2", "pp2"):
+        graph = hflow.load(tmp_path / "graph.yaml", [f"params.model={tiny_model}", "params.steps=3"])
+        plan = hflow.compile(graph, "clusters/local4.yaml", PLANS[name])
+        run = execute(plan, tmp_path / name, pool=workers, export=False)
+        updates = 4.0  # two epochs of two minibatches
+        assert [m["actor_train.skipped_updates"] for m in run.metrics] == [updates] * 3
+        assert [m["actor_train.kl"] for m in run.metrics] == pytest.approx([0.0] * 3, abs=1e-9)
+        found.append(digests(run))
+    assert found[0] == found[1] == found[2] and len(set(found[0])) == 3
+
+
 def test_exported_models_agree(trajectories: dict[str, Run]) -> None:
     """What dp2, tp2 and pp2 export is the one worker's model up to the noise of reductions."""
     from safetensors.torch import load_file

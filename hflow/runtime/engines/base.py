@@ -37,6 +37,13 @@ class Call:
     evaluation: bool = False
     stream: int = 0
 
+    @property
+    def when(self) -> str:
+        """For messages."""
+        if self.node.region != "step":
+            return f"round {self.step} of `{self.node.region}`"
+        return f"the evaluation of step {self.step}" if self.evaluation else f"step {self.step}"
+
 
 @dataclass(frozen=True)
 class Result:

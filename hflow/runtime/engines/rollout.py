@@ -16,7 +16,7 @@ import torch
 
 from hflow.graph.kinds.generate import VERSIONS
 from hflow.runtime.engines.base import Call, NodeError, Result
-from hflow.runtime.engines.sampler import Answers, Sampler, Sampling
+from hflow.runtime.engines.sampler import Answers, NotFinite, Sampler, Sampling
 from hflow.runtime.rows import Rows, from_lists, from_strings, joined
 from hflow.runtime.tokenizer import Tokenizer, UnknownTextError
 
@@ -43,7 +43,7 @@ class Rollout:
 
         Raises:
             NodeError: a prompt is empty, an observation cannot be tokenised, or a row becomes longer than
-                the model's positions.
+                the model's positions; from what waits, HF405 where an answer has a number that is not finite.
         """
         return self._first(inputs["prompt"]) if "prompt" in inputs else self._further(inputs)
 
@@ -107,7 +107,15 @@ class Rollout:
             eos_id=self.tokenizer.eos_id,
         )
         self._check_length(prompts, sampling.max_new_tokens)
-        return self.sampler(prompts, ids, sampling)
+        waiting = self.sampler(prompts, ids, sampling)
+
+        def answers() -> Answers:
+            try:
+                return waiting()
+            except NotFinite as problem:
+                raise NodeError(self.call.node.name, f"{self.call.when}: {problem}", "HF405") from None
+
+        return answers
 
     def _check_length(self, prompts: Rows, new: int) -> None:
         assert prompts.lengths is not None

@@ -36,6 +36,10 @@ class Answers:
     end_s: float | None = None
 
 
+class NotFinite(ArithmeticError):  # noqa: N818  (it is what a number is)
+    """A number of a row, which the message names, that a token is or was sampled by."""
+
+
 class Sampler(Protocol):
     def __call__(self, prompts: Rows, ids: Tensor, sampling: Sampling) -> Callable[[], Answers]:
         """Begin to continue prompts (ragged int32 token ids); a response ends with, and includes, its end
@@ -44,5 +48,8 @@ class Sampler(Protocol):
         Args:
             ids: int64 ``[prompts * n]``, the global numbers of the rows to be made, to which their random
                 numbers belong; row r continues prompt r // n.
+
+        Raises:
+            NotFinite: as does what waits for the answers.
         """
         ...

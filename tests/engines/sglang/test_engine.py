@@ -319,3 +319,20 @@ def test_a_server_is_not_awaited_when_nobody_waits(engine: SglangModel, world: W
         engine.replica._start()
     assert time.monotonic() - began < 5
     world.aborted.clear()
+
+
+def test_log_probs_that_are_not_finite_are_told_by_their_row(
+    engine: SglangModel, plan: hflow.Plan, folder: str
+) -> None:
+    """A NaN in the last norm makes every logit NaN; SGLang samples all the same."""
+    node, own = plan.graph.node("rollout"), plan.node("rollout")
+    values = perturbed(folder, 9)
+    values["model.norm.weight"] = values["model.norm.weight"] * float("nan")
+    version = engine.weights.version + 1
+    renew(engine, values, version)
+    with pytest.raises(NodeError) as caught:
+        run(engine, node, own, step=7)
+    renew(engine, perturbed(folder, 9), version + 1)
+    assert run(engine, node, own).digest
+    assert (caught.value.code, caught.value.node) == ("HF405", "rollout")
+    assert caught.value.message == "step 7: SGLang's log-prob of response token 0 of row 0 is nan"

@@ -14,6 +14,7 @@ from hflow.compiler.shape import ModelShape
 from hflow.graph.graph import Model
 from hflow.runtime.engines.base import Call, NodeError, Result
 from hflow.runtime.engines.megatron.build import build_model
+from hflow.runtime.engines.megatron.divergence import agreed, diverged
 from hflow.runtime.engines.megatron.generate import generate
 from hflow.runtime.engines.megatron.groups import NewGroup, make_groups
 from hflow.runtime.engines.megatron.load import load_safetensors
@@ -24,8 +25,8 @@ from hflow.runtime.engines.megatron.sequences import Sequences
 from hflow.runtime.engines.megatron.train import Training
 from hflow.runtime.engines.megatron.weights import MegatronWeights
 from hflow.runtime.engines.rollout import Rollout
-from hflow.runtime.engines.sampler import Answers, Sampling
-from hflow.runtime.rows import Rows, from_padded
+from hflow.runtime.engines.sampler import Answers, NotFinite, Sampling
+from hflow.runtime.rows import Rows, from_padded, row_of
 from hflow.runtime.tokenizer import Tokenizer
 
 _LOG = logging.getLogger(__name__)
@@ -80,8 +81,8 @@ class MegatronModel:
         """Execute a generate, score or train node on this rank's rows. Collective over the mesh.
 
         Raises:
-            NodeError: HF405 when training diverged; HF401 for inputs that the node cannot work on, or when
-                the plan has not brought back what it put away.
+            NodeError: HF405 when training diverged, or the model gives numbers that are not finite; HF401 for
+                inputs that the node cannot work on, or when the plan has not brought back what it put away.
         """
         if not self.weights.present:
             raise NodeError(call.node.name, "the weights it reads were released or offloaded")
@@ -103,7 +104,10 @@ class MegatronModel:
             raise NodeError(call.node.name, problem)
 
         def sampler(prompts: Rows, ids: torch.Tensor, sampling: Sampling) -> Callable[[], Answers]:
-            found = generate(self.model, prompts, ids, sampling, call.plan.micro_batch, self.device)
+            try:
+                found = generate(self.model, prompts, ids, sampling, call.plan.micro_batch, self.device)
+            except NotFinite as problem:  # on all ranks of the group, which have the same logits
+                raise diverged(call, self.weights, self.groups.tp, str(problem)) from None
             lengths = found.lengths.cpu()
             tokens = from_padded(found.tokens.cpu().to(torch.int32), lengths)
             answers = Answers(tokens, from_padded(found.log_probs.cpu(), lengths))
@@ -122,12 +126,28 @@ class MegatronModel:
         else:
             judged = score(self.model, self.groups, sequences, limit, call.node.options["temperature"])
             names = ("logprobs", "entropy")
+        per_token = {"values", "logprobs", "entropy"}
+        outputs = {n: Rows(v.cpu(), lengths if n in per_token else None) for n, v in zip(names, judged or ())}
+        self._check_finite(call, outputs)
         if judged is None:
             return Result()
-        per_token = {"values", "logprobs", "entropy"}
-        outputs = {n: Rows(v.cpu(), lengths if n in per_token else None) for n, v in zip(names, judged)}
         told = outputs.keys() - {"logprobs"} if self.groups.reports else ()
         return Result(outputs, {name: _sum(outputs[name].values) for name in told})
+
+    def _check_finite(self, call: Call, outputs: Mapping[str, Rows]) -> None:
+        """Collective over the ranks that share these rows, of which the last stage's have `outputs`."""
+        bad = [(name, rows, ~rows.values.isfinite()) for name, rows in outputs.items()]
+        bad = [(name, rows, where) for name, rows, where in bad if where.any()]
+        fine = torch.tensor(not bad, device=self.device)
+        if agreed(fine, self.groups.megatron.mp):
+            return
+        problem = ""
+        if bad:
+            name, rows, where = bad[0]
+            at = int(where.nonzero()[0])
+            row = call.first_row + (at if rows.lengths is None else row_of(rows.lengths, at))
+            problem = f"`{name}` of row {row} is {float(rows.values[at])}"
+        raise diverged(call, self.weights, self.groups.megatron.mp, problem)
 
     def _train(self, call: Call, inputs: Mapping[str, Rows]) -> Result:
         assert self.adam is not None, f"{call.node.name}: this model was built without an optimizer"
@@ -136,7 +156,8 @@ class MegatronModel:
         if self.weights.changed:
             self.adam.reload_weights()
             self.weights.changed = False
-        return Result(metrics=Training.of(call, inputs, self.adam, self.groups, self.device).run())
+        training = Training.of(call, inputs, self.adam, self.weights, self.groups, self.device)
+        return Result(metrics=training.run())
 
 
 def _sum(values: torch.Tensor) -> tuple[float, float]:

@@ -9,7 +9,7 @@ from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
 from hflow.runtime.engines.megatron.decoder import Decoder
-from hflow.runtime.engines.sampler import Sampling
+from hflow.runtime.engines.sampler import NotFinite, Sampling
 from hflow.runtime.rows import Rows, length_mask
 from hflow.runtime.sampling import sample, uniform
 
@@ -35,6 +35,9 @@ def generate(
     `ids`, int64 ``[prompts * n]``, are the global numbers of the rows to be made, to which their random
     numbers belong; row r continues prompt r // n. At most `limit` rows are in memory at once. Collective
     over the tensor-parallel group, whose ranks all draw the same tokens.
+
+    Raises:
+        NotFinite: a logit is not, on all ranks of that group.
     """
     total = len(ids)
     n = total // len(prompts) if total else 1
@@ -87,6 +90,7 @@ def _generate_batch(
     seen = present[prompt_of] if padded else None
     active = torch.arange(len(prompt_of), device=prompts.device)
     for step in range(steps):
+        _check_finite(logits, ids[active], step)
         u = uniform(sampling.seed, sampling.step, ids[active], step, sampling.stream)
         tokens, log_probs = sample(logits, u, sampling.temperature)
         out.tokens[active, step] = tokens
@@ -101,6 +105,15 @@ def _generate_batch(
             seen = None if seen is None else seen[kept]
         logits = decoder(tokens[:, None], _decode_mask(seen, step + 1), cache)
     return out
+
+
+def _check_finite(logits: Tensor, ids: Tensor, step: int) -> None:
+    """Before sampling: of NaN any token may be drawn, or one that is outside the vocabulary."""
+    if logits.isfinite().all():
+        return
+    row, token = (~logits.isfinite()).nonzero()[0].tolist()
+    value = float(logits[row, token])
+    raise NotFinite(f"a logit before response token {step} of row {int(ids[row])} is {value}")
 
 
 def _prefill_mask(present: Tensor) -> Tensor:

@@ -26,7 +26,8 @@ def load_safetensors(weights: MegatronWeights, model: Model, shape: ModelShape) 
         The parameters of this rank that were not read but set to zero.
 
     Raises:
-        HflowError: HF406 when files or tensors are missing, unreadable, or not what the model reads.
+        HflowError: HF406 when files or tensors are missing, unreadable, not what the model reads, or hold a
+            number that is not finite.
     """
     stored = stored_tensors(model, shape)
     wanted: dict[Path, list[str]] = {}
@@ -39,6 +40,7 @@ def load_safetensors(weights: MegatronWeights, model: Model, shape: ModelShape) 
         with opened(file) as tensors:
             for name in names:
                 weights.write(name, weights.box(name), _cut(tensors.get_slice(name), weights.box(name)))
+                _check_finite(weights, name, file)
     if shape.tied and LM_HEAD in stored and EMBEDDING in weights.names():
         _check_tied(stored, weights.box(EMBEDDING), model)
     return tuple(name for name in weights.names() if name not in stored)
@@ -55,6 +57,16 @@ def _check_tied(stored: dict[str, StoredTensor], box: Box, model: Model) -> None
 def _read(found: StoredTensor, name: str, box: Box) -> torch.Tensor:
     with opened(found.file) as tensors:
         return _cut(tensors.get_slice(name), box)
+
+
+def _check_finite(weights: MegatronWeights, name: str, file: Path) -> None:
+    """As it was written: a float32 number may be beyond bf16. The norm takes one pass and no memory."""
+    values = weights.read(name, weights.box(name))
+    if torch.linalg.vector_norm(values, dtype=torch.float32).isfinite() or values.isfinite().all():
+        return
+    place = (~values.isfinite()).nonzero()[0]
+    where = [int(at) + start for at, (start, _) in zip(place, weights.box(name))]
+    raise unusable(file, f"tensor `{name}` holds {float(values[tuple(place)])} at {where}")
 
 
 def _cut(part: Any, box: Box) -> Any:

@@ -82,6 +82,7 @@ class Adam:
         # Megatron chains one optimizer for dense and one for expert weights; there are only dense ones.
         (self.inner,) = chain.chained_optimizers
         self._trains_copies = config.bf16
+        self.dtype: torch.dtype = config.params_dtype
         self._host = HostMemory()
         self.present = True
 

@@ -20,7 +20,9 @@ from hflow.graph.graph import Node
 from hflow.ops.aggregate import token_weights
 from hflow.runtime.engines.base import Call, NodeError
 from hflow.runtime.engines.megatron.balance import Exchange
+from hflow.runtime.engines.megatron.divergence import NO_FAULT, agreed, diverged, norms_are_finite
 from hflow.runtime.engines.megatron.groups import Groups
+from hflow.runtime.engines.megatron.learning_signal import carries_signal
 from hflow.runtime.engines.megatron.logprobs import log_probs
 from hflow.runtime.engines.megatron.loss import Level, Loss
 from hflow.runtime.engines.megatron.micro_batches import MicroBatch, micro_batches
@@ -28,9 +30,11 @@ from hflow.runtime.engines.megatron.optimizer import Adam, AdamOptions
 from hflow.runtime.engines.megatron.recompute import set_recompute
 from hflow.runtime.engines.megatron.schedule import run_schedule
 from hflow.runtime.engines.megatron.sequences import Sequences
+from hflow.runtime.engines.megatron.weights import MegatronWeights
 from hflow.runtime.rows import Rows
 
 SAMPLED = "old_logprobs"  # of losses that weigh what was sampled
+SKIPPED = "skipped_updates"
 
 Metrics = dict[str, tuple[float, float]]
 
@@ -50,10 +54,13 @@ class Minibatch:
 
 @dataclass(frozen=True)
 class Sums:
-    """Of one micro-batch: its share of the minibatch's loss; of every output the sum, and of how many."""
+    """Of one micro-batch: its share of the minibatch's loss; of every output the sum, and of how many;
+    whether the loss `carries_signal`; and of what the model computed for it, whether it is `finite`."""
 
     loss: Tensor
     outputs: Mapping[str, tuple[Tensor, Tensor]]
+    signal: Tensor
+    finite: Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,7 @@ class Training:
     loss: Loss
     options: AdamOptions
     adam: Adam
+    weights: MegatronWeights
     groups: Groups
     rows: Tensor
     sequences: Sequences
@@ -76,7 +84,12 @@ class Training:
 
     @staticmethod
     def of(
-        call: Call, inputs: Mapping[str, Rows], adam: Adam, groups: Groups, device: torch.device
+        call: Call,
+        inputs: Mapping[str, Rows],
+        adam: Adam,
+        weights: MegatronWeights,
+        groups: Groups,
+        device: torch.device,
     ) -> Training:
         """Bring the rows to `device`, some from other data-parallel ranks. Collective over these.
 
@@ -104,7 +117,7 @@ class Training:
             read[name] = (rows.values if rows.lengths is None else rows.padded()).to(device)
         sequences, options = Sequences.of(tokens, mask, device), AdamOptions.of(call.node.options)
         present = mask.padded().to(device)
-        return Training(call, loss, options, adam, groups, exchange.rows, sequences, read, present)
+        return Training(call, loss, options, adam, weights, groups, exchange.rows, sequences, read, present)
 
     def run(self) -> Metrics:
         """Make all updates. Collective over the mesh.
@@ -112,10 +125,12 @@ class Training:
         Returns:
             (sum, weight) pairs; each is reported by one of the ranks that share a value. `mismatch`: how far
             the log-probs that came with the rows are from those before the first update, mean |difference|.
+            `skipped_updates`: how many were not made, having nothing but rounding to learn from.
 
         Raises:
-            NodeError: HF405, on all ranks, when a loss or a gradient is not finite; that update is not
-                made. HF401, on the last pipeline stage, when the loss function breaks its signature.
+            NodeError: HF405, on all ranks, when a loss or a gradient is not finite, and that update is not
+                made; or when it leaves a weight that is not. HF401, on the last pipeline stage, when the loss
+                function breaks its signature.
         """
         repeat = self.call.node.repeat
         assert repeat is not None
@@ -130,6 +145,8 @@ class Training:
             for name, (total, weight) in found.items():
                 before = metrics.get(name, (0.0, 0.0))
                 metrics[name] = (before[0] + total, before[1] + weight)
+        if SKIPPED in metrics:
+            metrics[SKIPPED] = (metrics[SKIPPED][0], 1.0)  # their number, not a share
         return metrics
 
     def _minibatches(self, count: int) -> list[Minibatch]:
@@ -154,17 +171,22 @@ class Training:
         sums = run_schedule(
             self.adam.model, self.groups, batches, lambda heads, part: self._loss(heads, part, minibatch)
         )
-        grad_norm, loss = self.adam.prepare(self.options.clip_grad), self._global_loss(sums)
+        grad_norm, (loss, signal) = self.adam.prepare(self.options.clip_grad), self._global_loss(sums)
         if not (isfinite(loss) and isfinite(grad_norm)):
             problem = f"update {number}: loss {loss}, gradient norm {grad_norm}"
-            raise NodeError(self.call.node.name, problem, "HF405")
+            raise diverged(self.call, self.weights, self.groups.mesh, problem, _not_finite(sums))
         lr = self.options.lr_at(number)
-        self.adam.update(lr, self.options.weight_decay)
+        if signal:
+            self.adam.update(lr, self.options.weight_decay)
+            if not agreed(norms_are_finite(self.adam.model), self.groups.mesh):
+                problem = f"after update {number}, of learning rate {lr:g}"
+                raise diverged(self.call, self.weights, self.groups.mesh, problem)
         if not self.groups.reports:
             return {}
         metrics = _means(sums)
         if self.groups.dp.rank() == 0:
             metrics |= {"loss": (loss, 1.0), "grad_norm": (grad_norm, 1.0), "lr": (lr, 1.0)}
+            metrics[SKIPPED] = (float(not signal), 1.0)
         return metrics
 
     def _loss(self, heads: Tensor, part: MicroBatch, minibatch: Minibatch) -> tuple[Tensor, Sums]:
@@ -192,7 +214,9 @@ class Training:
         level = self.loss.level(self.loss.outputs[0])
         weights = self._weights(level, counted[level], minibatch)
         total = _sum(outputs["loss"], counted[level], weights)
-        return total, Sums(total.detach().clone(), sums)
+        signal = carries_signal(total, trained, self.adam.dtype)
+        finite = {name: values.detach().isfinite().all() for name, values in trained.items()}
+        return total, Sums(total.detach().clone(), sums, signal, finite)
 
     def _computed(self, heads: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """What the loss wants of the model itself, ``[tokens]`` each."""
@@ -214,13 +238,16 @@ class Training:
         total = minibatch.global_groups if level == "group" else minibatch.global_rows
         return counted.float() / max(total, 1.0)
 
-    def _global_loss(self, sums: list[Sums]) -> float:
-        """The minibatch's loss on every rank of the mesh, so that all of them see when it is not finite."""
-        loss = torch.zeros((), device=self.mask.device)
+    def _global_loss(self, sums: list[Sums]) -> tuple[float, bool]:
+        """The minibatch's loss, and whether any part of it carries signal, on every rank of the mesh: so all
+        of them see when it is not finite, and make the update or do not."""
+        found = torch.zeros(2, device=self.mask.device)
         if self.groups.reports:
-            loss = torch.stack([part.loss for part in sums]).sum()
-        all_reduce(loss, group=self.groups.mesh)
-        return float(loss)
+            found[0] = torch.stack([part.loss for part in sums]).sum()
+            found[1] = torch.stack([part.signal for part in sums]).sum()
+        all_reduce(found, group=self.groups.mesh)
+        loss, signals = found.tolist()
+        return loss, signals > 0
 
 
 def _minibatches(node: Node) -> int:
@@ -241,6 +268,13 @@ def _rows_of(values: Tensor, part: MicroBatch, width: int) -> Tensor:
 def _sum(values: Tensor, counted: Tensor, weights: Tensor | float = 1.0) -> Tensor:
     """Selected, not only multiplied: what a loss makes of padding may be infinite."""
     return (values.where(counted, 0.0) * weights).sum()
+
+
+def _not_finite(sums: list[Sums]) -> str:
+    """What the loss was given that is not finite."""
+    bad = (name for part in sums for name, fine in part.finite.items() if not fine)
+    found = next(bad, None)
+    return f"the model's `{found}` are not finite, though its weights are" if found else NO_FAULT
 
 
 def _means(sums: list[Sums]) -> Metrics:

@@ -25,7 +25,7 @@ from hflow.graph.types import Dim, ValueType
 from hflow.runtime.engines.arguments import group_sizes
 from hflow.runtime.engines.base import Call, NodeError, Result
 from hflow.runtime.functions import describe_failure, load_function
-from hflow.runtime.rows import TORCH_DTYPES, Rows, from_padded, from_strings
+from hflow.runtime.rows import TORCH_DTYPES, Rows, from_padded, from_strings, row_of
 
 
 @dataclass
@@ -176,16 +176,11 @@ def _check_finite(call: Call, port: str, rows: Rows) -> None:
     if not len(bad):
         return
     place = bad[0].tolist()
-    local = place[0] if rows.lengths is None else _row_of(rows.lengths, place[0])
+    local = place[0] if rows.lengths is None else row_of(rows.lengths, place[0])
     output, value = call.node.output(port), rows.values[tuple(place)].item()
     assert output is not None
     where = f"`{port}`" if output.type.scalar else f"`{port}` of row {_first_row(call, output) + local}"
-    raise NodeError(call.node.name, f"{where} is {value}", "HF405")
-
-
-def _row_of(lengths: Tensor, element: int) -> int:
-    """The row that holds `element` of the ragged values, which lie row by row."""
-    return int(torch.searchsorted(lengths.cumsum(0), element, right=True))
+    raise NodeError(call.node.name, f"{call.when}: {where} is {value}", "HF405")
 
 
 def _first_row(call: Call, output: Output) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +21,7 @@ from hflow.runtime.cores import Cores
 from hflow.runtime.engines.base import Call, NodeError, Result
 from hflow.runtime.engines.megatron.groups import NewGroup, make_groups
 from hflow.runtime.engines.rollout import Rollout
-from hflow.runtime.engines.sampler import Answers, Sampling
+from hflow.runtime.engines.sampler import Answers, NotFinite, Sampling
 from hflow.runtime.engines.sglang.options import ServerOptions
 from hflow.runtime.engines.sglang.replica import Replica
 from hflow.runtime.engines.sglang.requests import Response, Row
@@ -120,7 +121,8 @@ class SglangModel:
 
         Raises:
             NodeError: HF401 for inputs that the node cannot work on, HF404 when the server died again and
-                again, HF410 when it does not serve the weights that it should.
+                again, HF405 when a log-prob is not finite, HF410 when it does not serve the weights that it
+                should.
         """
         if call.node.name not in self._begun:
             self.begin(call, inputs)
@@ -142,6 +144,7 @@ class SglangModel:
 
         def answers() -> Answers:
             responses = self.replica.answers(asked, self.weights.restore)
+            _check_finite(responses, ids)
             numbers = self._numbers(responses, begun, unnamed)
             log_probs = torch.tensor([x for r in responses for x in r.log_probs], dtype=torch.float32)
             tokens = from_lists([r.tokens for r in responses])
@@ -170,6 +173,18 @@ class SglangModel:
             problem = f"SGLang sampled with weights of version {told}, not {wanted}"
             raise NodeError(self.replica.node, problem, "HF410")
         return known
+
+
+def _check_finite(responses: Iterable[Response], ids: torch.Tensor) -> None:
+    """Of NaN logits SGLang draws tokens of its own choice, and tells their log-probs.
+
+    Raises:
+        NotFinite: naming the row by its global number.
+    """
+    for row, response in zip(ids.tolist(), responses):
+        bad = ((place, x) for place, x in enumerate(response.log_probs) if not math.isfinite(x))
+        for place, value in bad:
+            raise NotFinite(f"SGLang's log-prob of response token {place} of row {row} is {value}")
 
 
 def _check_installed(model: Model) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
@@ -136,7 +137,7 @@ def _params(row: Row, sampling: Sampling) -> dict[str, Any]:
 
 def _response(answer: Mapping[str, Any]) -> Response:
     meta = answer["meta_info"]
-    log_probs = [float(told[0]) for told in meta["output_token_logprobs"]]
+    log_probs = [_number(told[0]) for told in meta["output_token_logprobs"]]
     tokens, reason = answer["output_ids"], (meta["finish_reason"] or {}).get("type")
     if reason not in ("stop", "length") or len(log_probs) != len(tokens):
         raise ServerError(f"a row ended by `{reason}` with {len(tokens)} tokens, {len(log_probs)} log-probs")
@@ -144,6 +145,11 @@ def _response(answer: Mapping[str, Any]) -> Response:
     if len(versions) != len(tokens):
         raise ServerError(f"a row has {len(tokens)} tokens and versions of {len(versions)}")
     return Response(tokens, log_probs, versions)
+
+
+def _number(told: float | None) -> float:
+    """JSON has no NaN: SGLang answers null."""
+    return math.nan if told is None else float(told)
 
 
 def _versions(meta: Mapping[str, Any], tokens: int) -> Iterator[str]:
