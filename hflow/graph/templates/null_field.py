@@ -64,8 +64,9 @@ def _guarded(value: Any, field: str) -> Any:
         entries = cast("dict[Any, Any]", value)
         return {key: _guarded(inner, f"{field}.{key}") for key, inner in entries.items()}
     if isinstance(value, list | tuple):
-        items = cast("Sequence[Any]", value)
-        return type(value)(_guarded(inner, f"{field}[{index}]") for index, inner in enumerate(items))
+        items = enumerate(cast("Sequence[Any]", value))
+        inside = [_guarded(inner, f"{field}[{index}]") for index, inner in items]
+        return tuple(inside) if isinstance(value, tuple) else inside
     return value
 
 
