@@ -156,7 +156,8 @@ def render(diagnostic: Diagnostic, sources: dict[str, str] | None = None) -> str
         out.append(f"{' ' * gutter} --> {span.file}:{span.line}:{span.column}")
         if span.line <= len(lines):
             width = max(1, span.end_column - span.column)
-            line, column = _excerpt(lines[span.line - 1], span.column)
+            text = lines[span.line - 1]
+            line, column = _excerpt(text, min(span.column, len(text) + 1))
             out.append(f"{span.line} | {line}")
             out.append(f"{' ' * gutter} | {' ' * (column - 1)}{'^' * min(width, EXCERPT)}")
     if diagnostic.help:

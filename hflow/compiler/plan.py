@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -274,10 +275,13 @@ def load_plan(path: Path) -> Plan:
     from pydantic import TypeAdapter, ValidationError
 
     from hflow.compiler.consistency import inconsistencies
+    from hflow.compiler.graph_consistency import broken_graph
+    from hflow.compiler.placement_consistency import misplaced
+    from hflow.compiler.plan_numbers import bad_numbers
 
     try:
         text = read_text(path, MAX_PLAN_BYTES)
-        found = parse_json(text)
+        found = parse_json(text, allow_nan=False)
     except UnreadableError as error:
         if error.reason != "json":
             raise HflowError(Diagnostic("HF001", f"cannot read `{path}`: {error}")) from None
@@ -294,7 +298,9 @@ def load_plan(path: Path) -> Plan:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise HflowError(Diagnostic("HF306", f"`{path}`: {where}: {first['msg']}")) from None
-    problem = next(inconsistencies(plan), None)
+    programs = [program for program in (plan.step, plan.evaluation) if program]
+    graphs = (problem for program in programs for problem in broken_graph(program.graph))
+    problem = next(chain(bad_numbers(plan), graphs, misplaced(plan), inconsistencies(plan)), None)
     if problem:
         message = f"`{path}` contradicts itself: {problem}"
         raise HflowError(Diagnostic("HF306", message, help="compile the graph again"))

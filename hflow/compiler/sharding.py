@@ -21,7 +21,7 @@ class Sharding:
     engine: GenerationEngine = "megatron"
 
     def __post_init__(self) -> None:
-        assert self.mesh.dp % self.ep == 0, self
+        assert self.ep >= 1 and self.mesh.dp % self.ep == 0, self
 
     @staticmethod
     def of(mesh: Mesh, strategy: Strategy = PLAIN) -> Sharding:

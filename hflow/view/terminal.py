@@ -139,7 +139,7 @@ def _timeline(plan: Plan, width: int) -> str:
     """One period of a long run, so that its end is the step's time."""
     tracks = steady_tracks(plan)
     end = max(plan.step_time_s, end_s(tracks))
-    if not end:
+    if not end or not tracks:
         return ""
     labels = [f"device {units.short_devices(track.devices)}" for track in tracks]
     label = max(map(len, labels)) + 2
