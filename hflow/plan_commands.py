@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -113,6 +113,7 @@ def explain_command(
     ascii_only: Ascii = False,
 ) -> None:
     """Print a plan again; with a run of it, predicted and measured times."""
+    from hflow.view.compiled_files import files_json, files_text
     from hflow.view.measured import read_metrics
     from hflow.view.terminal import measured_text
 
@@ -120,9 +121,11 @@ def explain_command(
     metrics = read_metrics(analyze, found) if analyze else ()
     written = _write(found, None, html, trace)
     if as_json:
-        _print_json(found, 0.0, metrics)
+        _print_json(found, 0.0, metrics, files_json(found))
         return
     _print_plan(found, ascii_only)
+    if files := files_text(found, width()):
+        _say("\n" + files, ascii_only)
     if analyze:
         _say("\n" + measured_text(found, metrics, width()), ascii_only)
     print(written, end="")
@@ -269,11 +272,15 @@ def _say(text: str, ascii_only: bool) -> None:
     print(as_ascii(text) if ascii_only else text)
 
 
-def _print_json(plan: Any, seconds: float, metrics: Sequence[Any] = ()) -> None:
+def _print_json(
+    plan: Any, seconds: float, metrics: Sequence[Any] = (), files: Mapping[str, Any] | None = None
+) -> None:
     from hflow.view.plan_json import measured_json, plan_json
 
     measured = {"measured": measured_json(plan, metrics)} if metrics else {}
-    print(json.dumps({**plan_json(plan, seconds), "compile_only": _not_run(plan), **measured}))
+    print(
+        json.dumps({**plan_json(plan, seconds), "compile_only": _not_run(plan), **(files or {}), **measured})
+    )
 
 
 def _check_explained(graph: Any, node: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +19,14 @@ from hflow.compiler.plan import VERSION, load_plan
 from hflow.graph.load import load
 from hflow.plan_commands import AfterPass
 
+REWARD = """
+from hflow.ops.op import op
+
+
+@op("text: str[rows*k], answer: str[rows] -> score: f32[rows*k]")
+def same(text, answer):
+    return [[float(one == want) for one in texts] for texts, want in zip(text, answer)]
+"""
 HFLOW = [sys.executable, "-m", "hflow.cli"]
 FLAGS = {
     "check": ["graph", "-f", "--file", "--set"],
@@ -133,10 +143,40 @@ def test_a_plan_is_explained_as_it_was_printed(model: str, plan: Path, tmp_path:
     printed = hflow("compile", "algorithms/grpo.yaml", "--set", f"params.model={model}").stdout
     html, trace = tmp_path / "new/plan.html", tmp_path / "trace.json"
     done = hflow("explain", str(plan), "--html", str(html), "--trace", str(trace))
-    assert (done.returncode, done.stdout) == (0, f"{printed}wrote    {html}  {trace}\n")
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"{printed}\nfunction ")
+    assert done.stdout.endswith(f"\nwrote    {html}  {trace}\n")
     assert html.read_text().startswith("<!doctype html>") and json.loads(trace.read_text())["traceEvents"]
     assert json.loads(hflow("explain", str(plan), "--json").stdout)["graph"] == "grpo"
     assert hflow("explain", str(plan), "--ascii").stdout.isascii()
+
+
+def test_the_functions_of_a_plan_and_what_has_changed_since(model: str, tmp_path: Path) -> None:
+    folder, file = tmp_path / "model", tmp_path / "plan.json"
+    shutil.copytree(model, folder)
+    (tmp_path / "mine.py").write_text(REWARD)
+    child = f"hflow: 1\nextends: {Path('algorithms/grpo.yaml').absolute()}\nname: mine\n"
+    (tmp_path / "mine.yaml").write_text(child + "nodes: {reward: {fn: ./mine.py:same}}\n")
+    done = hflow("compile", str(tmp_path / "mine.yaml"), "--set", f"params.model={folder}", "-o", str(file))
+    assert done.returncode == 0, done.stderr
+    explained = json.loads(hflow("explain", str(file), "--json").stdout)
+    digests = {f["function"]: f["digest"] for f in explained["functions"]}
+    assert {f["state"] for f in (*explained["functions"], *explained["model_files"])} == {"same"}
+    reference = f"{tmp_path / 'mine.py'}:same"
+    assert digests[reference] == hashlib.sha256(REWARD.encode()).hexdigest()
+
+    (tmp_path / "mine.py").write_text(REWARD + "# changed\n")
+    (folder / "config.json").write_text((folder / "config.json").read_text() + "\n")
+    text = hflow("explain", str(file)).stdout
+    (row,) = (line for line in text.splitlines() if line.endswith("changed since"))
+    assert digests[reference][:12] in row and " reward " in row
+    assert "model` has changed since the graph was compiled: `config.json`" in " ".join(text.split())
+    explained = json.loads(hflow("explain", str(file), "--json").stdout)
+    assert {f["function"]: f["state"] for f in explained["functions"]}[reference] == "changed"
+    assert {f["name"] for f in explained["model_files"] if f["state"] == "changed"} == {"config.json"}
+    done = hflow("exec", str(file), "--run-dir", str(tmp_path / "run"))
+    assert done.returncode == 1 and done.stderr.startswith("error[HF406]: models `actor`, `ref`: ")
+    assert not (tmp_path / "run").exists()
 
 
 def test_what_a_run_took_is_put_beside_the_plan(plan: Path, tmp_path: Path) -> None:

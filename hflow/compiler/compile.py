@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from hflow.compiler.cluster import Cluster
+from hflow.compiler.digests import digests_of
 from hflow.compiler.draft import Draft
 from hflow.compiler.engines import generation_engines
 from hflow.compiler.passes.candidates import candidates
@@ -54,7 +55,7 @@ def compile_graph(
     assert draft.step
     return Plan(
         VERSION, cluster, draft.shapes, draft.nodes, draft.step, draft.evaluation, draft.memory,
-        draft.step_time_s, _tokens_per_step(graph), draft.search,
+        draft.step_time_s, _tokens_per_step(graph), draft.search, digests_of(graph),
     )  # fmt: skip
 
 

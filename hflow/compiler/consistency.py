@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hflow.compiler.digests import CONFIG
 from hflow.compiler.plan import Instruction, NodePlan, Plan, Program
+from hflow.compiler.shape import NAMED
 from hflow.compiler.sharding import Sharding
 
 
@@ -20,6 +22,14 @@ def inconsistencies(plan: Plan) -> Iterator[str]:
         yield from _out_of_order(program.instructions, "instruction ")
         yield from _bad_awaits(program)
     yield from _half_offloaded(plan)
+    yield from _unknown_models(plan)
+
+
+def _unknown_models(plan: Plan) -> Iterator[str]:
+    """Model folders of which the plan does not tell what it has read."""
+    for model in (m for m in plan.graph.models if not m.path.startswith(NAMED)):
+        if CONFIG not in plan.digests.models.get(model.path, {}):
+            yield f"it has no digest of `{model.path}/{CONFIG}`, of model `{model.name}`"
 
 
 def _half_offloaded(plan: Plan) -> Iterator[str]:

@@ -17,6 +17,7 @@ from typing import Any, Literal, cast
 from hflow.bounded_read import UnreadableError, parse_json, read_json, read_text
 from hflow.compiler.cluster import Cluster
 from hflow.compiler.cost.strategy import PLAIN, Strategy
+from hflow.compiler.digests import Digests
 from hflow.compiler.layout import Box, Layout, Mesh
 from hflow.compiler.shape import ModelShape
 from hflow.compiler.sharding import Sharding
@@ -24,7 +25,8 @@ from hflow.diagnostics import Diagnostic, HflowError, Span
 from hflow.graph.graph import Graph
 from hflow.graph.types import ValueType
 
-VERSION = 5
+VERSION = 6  # of the file
+HASHED_VERSION = 5  # of the decisions in it, over which the hash is
 MAX_PLAN_BYTES = 2**26
 Collective = Literal["alias", "all_gather", "broadcast", "scatter", "gather", "all_to_all", "p2p"]
 Engine = Literal["megatron", "sglang", "python"]
@@ -208,7 +210,8 @@ class Search:
 
 @dataclass(frozen=True)
 class Plan:
-    """`step` runs every step; `evaluation` runs the held-out rows through the same nodes' plans."""
+    """`step` runs every step; `evaluation` runs the held-out rows through the same nodes' plans. `digests`:
+    of the files of models and functions that the graph was compiled with."""
 
     version: int
     cluster: Cluster
@@ -220,6 +223,7 @@ class Plan:
     step_time_s: float
     tokens_per_step: int
     search: Search
+    digests: Digests
 
     @property
     def graph(self) -> Graph:
@@ -238,11 +242,11 @@ class Plan:
 
     @cached_property
     def hash(self) -> str:
-        """The first 12 hex digits of SHA-256 over the plan, without places in files and source text, and
-        however it was found."""
+        """The first 12 hex digits of SHA-256 over what was decided: without places in files, source text and
+        digests of files, and however it was found."""
         step, evaluation = map(_without_places, (self.step, self.evaluation))
-        bare = replace(self, step=step, evaluation=evaluation, search=Search(0, None))
-        text = to_json(bare)
+        bare = replace(self, version=HASHED_VERSION, step=step, evaluation=evaluation, search=Search(0, None))
+        text = to_json(bare, leave_out={"digests"})
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def save(self, path: Path) -> None:
@@ -259,10 +263,10 @@ class Plan:
         return plan_bundle(self)
 
 
-def to_json(plan: Plan) -> str:
+def to_json(plan: Plan, leave_out: set[str] | None = None) -> str:
     from pydantic import TypeAdapter
 
-    return TypeAdapter(Plan).dump_json(plan).decode()
+    return TypeAdapter(Plan).dump_json(plan, exclude=leave_out).decode()
 
 
 def load_plan(path: Path) -> Plan:
@@ -297,7 +301,8 @@ def load_plan(path: Path) -> Plan:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise HflowError(Diagnostic("HF306", f"`{path}`: {where}: {first['msg']}")) from None
+        message = f"`{path}`: {where}: {first['msg']}"
+        raise HflowError(Diagnostic("HF306", message, help="compile the graph again")) from None
     programs = [program for program in (plan.step, plan.evaluation) if program]
     graphs = (problem for program in programs for problem in broken_graph(program.graph))
     problem = next(chain(bad_numbers(plan), graphs, misplaced(plan), inconsistencies(plan)), None)

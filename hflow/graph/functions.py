@@ -69,6 +69,17 @@ def read_function(reference: str, folder: Path) -> FunctionSource:
     return FunctionSource(reference, signature, tuple(_options(function)), **said)
 
 
+def source_file(reference: str) -> Path:
+    """The file that holds a function of a checked graph (`FunctionSource.reference`).
+
+    Raises:
+        HflowError: HF205 when its module is not found.
+    """
+    if match := _IN_FILE.fullmatch(reference):
+        return Path(match["file"])
+    return find_module(reference.rpartition(".")[0])
+
+
 def _ours(name: str) -> str:
     """Help where hflow itself has a function of that name."""
     for file in sorted((Path(__file__).parents[1] / "ops").glob("*.py")):

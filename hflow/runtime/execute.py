@@ -14,9 +14,10 @@ from typing import Any, Literal
 
 from rich.console import Console
 
+from hflow.compiler.digests import changed_functions, check_models
 from hflow.compiler.plan import Plan
 from hflow.compiler.runnable import check_runnable
-from hflow.diagnostics import Diagnostic, HflowError, Terminated
+from hflow.diagnostics import Diagnostic, HflowError, Terminated, render, source_of
 from hflow.ending_signals import EndingSignals
 from hflow.runtime.controller.inline_pool import InlinePool
 from hflow.runtime.controller.local_ray import LocalRay
@@ -66,16 +67,18 @@ def execute(
 
     Raises:
         HflowError: when the run cannot start or fails; the run folder then says ``failed``. A plan that only
-            compiles is refused before there is one (HF406).
+            compiles, or whose models have changed since, is refused before there is one (HF406).
         KeyboardInterrupt, Terminated: after workers have been ended and the folder completed.
     """
     check_runnable(plan)
+    check_models(plan.graph, plan.digests)
     console = console or RunConsole(stderr=True)
     with EndingSignals() as signals:
         folder = RunFolder(run_dir, plan)
         signals.notice = f"ending the workers and completing {folder.path} …"
         run, started = Run(folder.path), time.time()
         folder.event("started", plan=plan.hash)
+        _tell_changed(plan, folder, console)
         error = None
         try:
             with _pool(pool, plan, address, workers, console, signals) as own, signals.interruptible():
@@ -138,7 +141,14 @@ def _finish(plan: Plan, folder: RunFolder, run: Run, signals: EndingSignals) -> 
 
 
 def _say(console: Console, text: str) -> None:
-    console.print(text, highlight=False, soft_wrap=True)
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _tell_changed(plan: Plan, folder: RunFolder, console: Console) -> None:
+    """Functions run as they are now, which may not be as they were when the graph was compiled."""
+    for warning in changed_functions(plan.graph, plan.digests):
+        _say(console, render(warning, source_of(warning)))
+        folder.event("warning", code=warning.code, message=warning.message)
 
 
 class RunConsole(Console):

@@ -14,14 +14,13 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from hflow.compiler.digests import INDEX, SINGLE
 from hflow.compiler.shape import ModelShape
 from hflow.compiler.weights import SCALAR_HEAD, parameters
 from hflow.diagnostics import HflowError
 from hflow.graph.graph import Model
 from hflow.runtime.model_folder import check_files, read_object, unusable
 
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 LM_HEAD = "lm_head.weight"
 DTYPES = ("F64", "F32", "F16", "BF16")
 # Angles that follow from config.json, which older versions of transformers wrote.

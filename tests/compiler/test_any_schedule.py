@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 
 import hflow
 from hflow.compiler.consistency import inconsistencies
+from hflow.compiler.digests import digests_of
 from hflow.compiler.draft import Draft
 from hflow.compiler.layout import Mesh
 from hflow.compiler.plan import VERSION, Plan, Program
@@ -54,7 +55,7 @@ def _ppo() -> Graph:
 def _plan(draft: Draft) -> Plan:
     return Plan(
         VERSION, draft.cluster, draft.shapes, draft.nodes, step_of(draft), draft.evaluation, (),
-        draft.step_time_s, 1, draft.search,
+        draft.step_time_s, 1, draft.search, digests_of(draft.graph),
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from hflow.compiler.cluster import Cluster, DeviceKind, Link
 from hflow.compiler.cost.strategy import Strategy
+from hflow.compiler.digests import Digests
 from hflow.compiler.layout import Mesh, rows_layout
 from hflow.compiler.plan import (
     Copy,
@@ -280,6 +281,7 @@ PLAN = Plan(
     step_time_s=27.52,
     tokens_per_step=524_288,
     search=Search(explored=1234, gap=0.0),
+    digests=Digests({}, {}),
 )
 
 RELOAD_S, OFFLOAD_S = 1.5, 2.0

@@ -116,4 +116,5 @@ ROUNDS_PLAN = Plan(
     step_time_s=37.0,
     tokens_per_step=PLAN.tokens_per_step,
     search=PLAN.search,
+    digests=PLAN.digests,
 )

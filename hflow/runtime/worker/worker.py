@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from hflow.compiler.digests import check_models
 from hflow.compiler.instances import Instance
 from hflow.compiler.plan import Plan
 from hflow.diagnostics import Span
@@ -94,6 +95,7 @@ class Worker:
     def _load(self, plan: Plan) -> Report:
         assert self.world
         self._unload()
+        check_models(plan.graph, plan.digests)  # each host may have a folder of its own
         self.plan = plan
         engines = build_engines(plan, self.world, self._tell)
         self._loading = ""
