@@ -34,7 +34,7 @@ class Allocation:
 def partitions(graph: Graph, models: Sequence[str], placement: Placement) -> Iterator[Partition]:
     """The partitions of `models` that `placement` admits; few sets first."""
     if placement == "colocate":
-        yield (tuple(models),)
+        yield (tuple(models),) if models else ()
     elif placement == "standalone":
         yield tuple((m,) for m in models)
     elif placement == "split":

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
-from math import ceil
+from math import ceil, isqrt
 from typing import Literal
 
 from hflow.compiler.cluster import Cluster
@@ -29,6 +29,7 @@ from hflow.compiler.workload import Workload
 from hflow.graph.graph import Model, Node, OpKind
 
 RECOMPUTE: tuple[Literal["none", "full"], ...] = ("none", "full")
+MOST_PASSES = 256  # all numbers of passes over up to 65,536 groups
 
 
 @dataclass(frozen=True)
@@ -183,10 +184,14 @@ def _share(work: Workload, mesh: Mesh) -> tuple[int, int]:
 
 
 def _micro_batches(work: Workload, mesh: Mesh) -> list[int]:
-    """Rows per pass of one replica: the whole share, and halves of it, in whole groups."""
+    """Rows per pass of one replica, in whole groups: the fewest for each number of passes, which no others
+    beat. Of many groups, for small numbers of passes only, and for halves of what is left."""
     share, unit = _share(work, mesh)
-    sizes = {max(unit, ceil(share / 2**i)) for i in range(share.bit_length())}
-    return sorted({size - size % unit for size in sizes}, reverse=True)
+    groups = max(1, share // unit)
+    most = min(isqrt(groups), MOST_PASSES)
+    passes = {*range(1, most + 1), *(ceil(groups / size) for size in range(1, most + 1))}
+    passes |= {2**i for i in range(groups.bit_length())}
+    return sorted({ceil(groups / count) * unit for count in passes}, reverse=True)
 
 
 def _more(ways: Ways, size: int) -> Ways:
