@@ -7,8 +7,8 @@ models Llamas of one size in bf16, A100-80GB in hosts of 8): the median of some 
 of loaded graphs and with empty caches, and of whole processes for a few; with --large also on 1,024 and
 4,096 GPUs, once each. All cases are gone through once, then again: on a machine whose speed changes from
 minute to minute, the times of one case are then of as many minutes. `gap` is the part by which the plan may
-be worse than the best one, `plans` those priced. Where nothing fits, the time is that of saying so. The last
-line is one JSON object; with --save it also goes to benchmarks/results/.
+be worse than the best of those searched, `plans` those priced. Where nothing fits, the time is that of saying
+so. The last line is one JSON object; with --save it also goes to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def measured(algorithm: str, model: str, gpus: int, budget_s: float | None) -> M
         process_s, _ = timed(lambda: run(algorithm, model, gpus, budget_s))
     if plan is None:
         return Measured(algorithm, model, gpus, seconds, None, None, None, process_s)
-    found = plan.search.gap, plan.search.explored, plan.step_time_s
+    found = plan.search.searched_gap, plan.search.explored, plan.step_time_s
     return Measured(algorithm, model, gpus, seconds, *found, process_s)
 
 

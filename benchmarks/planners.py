@@ -36,7 +36,7 @@ FIGURE_16 |= {("70B", 128): 1518.0}
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan's step and what it took to find; `gap` is None where nothing is proven."""
+    """A plan's step and what it took to find; `gap`: of the plans searched, None if nothing is proven."""
 
     step_s: float
     planning_s: float
@@ -110,7 +110,7 @@ def planned(graph: Graph, cluster: Cluster, planner: Planner, budget_s: float) -
         if all(d.code in NOTHING_FITS for d in error.diagnostics):
             return None
         raise
-    return Planned(plan.step_time_s, passed["place"], plan.search.gap, plan.search.explored)
+    return Planned(plan.step_time_s, passed["place"], plan.search.searched_gap, plan.search.explored)
 
 
 HEADER = (

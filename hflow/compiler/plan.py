@@ -199,13 +199,18 @@ class DeviceMemory:
 @dataclass(frozen=True)
 class Search:
     """How the plan was found. `explored`: complete plans that were priced. `bound_s`: no plan has a shorter
-    step; `gap`: by what part of the step's time the plan may be worse than the best one; None when the
-    planner proves nothing."""
+    step; `gap`: by what part of the step's time the plan may be worse than the best one; None when that is
+    not proven, because the planner proves nothing, or because plans that were not searched may be shorter:
+    those with nodes `unsearched` on other devices, as `try_pin` puts one. `searched_gap`: the same as `gap`,
+    of the plans that were searched."""
 
     explored: int
     gap: float | None
     bound_s: float = 0.0
     planner: str = "exact"
+    unsearched: tuple[str, ...] = ()
+    try_pin: str = ""
+    searched_gap: float | None = None
 
 
 @dataclass(frozen=True)
@@ -246,7 +251,8 @@ class Plan:
         digests of files, and however it was found."""
         step, evaluation = map(_without_places, (self.step, self.evaluation))
         bare = replace(self, version=HASHED_VERSION, step=step, evaluation=evaluation, search=Search(0, None))
-        text = to_json(bare, leave_out={"digests"})
+        # neither are in plans of old, which keep their hashes
+        text = to_json(bare, {"digests": True, "search": {"unsearched", "try_pin", "searched_gap"}})
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def save(self, path: Path) -> None:
@@ -263,10 +269,11 @@ class Plan:
         return plan_bundle(self)
 
 
-def to_json(plan: Plan, leave_out: set[str] | None = None) -> str:
+def to_json(plan: Plan, leave_out: Mapping[str, Any] | None = None) -> str:
+    """`leave_out`: fields, and fields of fields, as pydantic's `exclude`."""
     from pydantic import TypeAdapter
 
-    return TypeAdapter(Plan).dump_json(plan, exclude=leave_out).decode()
+    return TypeAdapter(Plan).dump_json(plan, exclude=dict(leave_out) if leave_out else None).decode()
 
 
 def load_plan(path: Path) -> Plan:

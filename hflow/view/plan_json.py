@@ -46,13 +46,15 @@ def measured_json(plan: Plan, metrics: Sequence[Metrics]) -> list[dict[str, Any]
 
 
 def _search(search: Search, seconds: float) -> dict[str, Any]:
-    """`gap` is null where nothing is proven."""
+    """`gap` and `bound_s` are null where nothing is proven; `unsearched`: nodes not all places of which were
+    searched."""
     return {
         "seconds": seconds,
         "gap": search.gap,
         "explored": search.explored,
-        "bound_s": search.bound_s,
+        "bound_s": None if search.gap is None else search.bound_s,
         "planner": search.planner,
+        "unsearched": list(search.unsearched),
     }
 
 

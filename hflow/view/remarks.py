@@ -22,7 +22,7 @@ WORTH = 0.01  # moves that take a smaller part of the step are left out of the p
 def remarks(plan: Plan) -> list[Remark]:
     memory = [("peak", peak_text(max(plan.memory, key=_filled)))] if plan.memory else []
     path = [("path", " -> ".join(path_names(plan)))]
-    notes = _in_flight(plan), _slow_products(plan), _unused(plan), _waits(plan)
+    notes = _unproven(plan), _in_flight(plan), _slow_products(plan), _unused(plan), _waits(plan)
     return [*memory, *path, *_offloads(plan), *chain(*notes)]
 
 
@@ -82,6 +82,14 @@ def _left_at_host(node: NodePlan) -> str:
     if node.kind == "train":
         return f"the optimizer of {node.model} waits"
     return f"the weights of {node.model} wait"
+
+
+def _unproven(plan: Plan) -> Iterator[Remark]:
+    """Why the plan is not proven to be the best."""
+    search = plan.search
+    if search.unsearched:
+        missed = f"not all places of {', '.join(search.unsearched)} were searched"
+        yield "note", f"not proven best: {missed} (to try one: --pin {search.try_pin})"
 
 
 def _in_flight(plan: Plan) -> Iterator[Remark]:

@@ -15,7 +15,9 @@ from hflow.compiler.layout import Mesh
 from hflow.compiler.plan import NodePlan, Search
 from hflow.compiler.planner.baselines import baseline
 from hflow.compiler.planner.choice import Choice
+from hflow.compiler.planner.elsewhere import pin_apart, unsearched
 from hflow.compiler.planner.hybridflow import hybridflow
+from hflow.compiler.planner.incumbent import RESOLUTION
 from hflow.compiler.planner.misfit import misfit
 from hflow.compiler.planner.search import Found, exhaustive, search
 from hflow.compiler.planner.seats import all_meshes, shardings
@@ -34,9 +36,23 @@ def place(draft: Draft) -> Draft:
     if found.choice is None:
         raise HflowError(misfit(draft))
     nodes = node_plans(space, found.choice)
-    gap = found.gap if found.bound_s else None  # without a bound nothing is proven
-    chosen = Search(found.explored, gap, found.bound_s, draft.options.planner)
-    return replace(draft, nodes=nodes, search=chosen)
+    return replace(draft, nodes=nodes, search=_told(space, found, found.choice.step_s))
+
+
+def _told(space: Space, found: Found, step_s: float) -> Search:
+    """What is proven of the plan that was found: without a bound nothing, and where plans that are not in the
+    space may be shorter only that none of the space is."""
+    planner = space.draft.options.planner
+    if not found.bound_s:
+        return Search(found.explored, None, planner=planner)
+    apart = unsearched(space, step_s * (1 - RESOLUTION))
+    if not apart:
+        return Search(found.explored, found.gap, found.bound_s, planner, searched_gap=found.gap)
+    names = tuple(node.name for unit in apart for node in unit.nodes)
+    return Search(
+        found.explored, None, planner=planner, unsearched=names, try_pin=pin_apart(space, apart[0]),
+        searched_gap=found.gap,
+    )  # fmt: skip
 
 
 def _plan(space: Space) -> Found:

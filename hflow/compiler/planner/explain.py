@@ -12,7 +12,7 @@ from hflow.compiler.engines import generation_engines
 from hflow.compiler.layout import Mesh
 from hflow.compiler.passes.weight_edges import weight_edges
 from hflow.compiler.pins import parse_pins, placed_node
-from hflow.compiler.plan import NodePlan, Plan
+from hflow.compiler.plan import NodePlan, Plan, Search
 from hflow.compiler.planner.incumbent import RESOLUTION
 from hflow.compiler.planner.layouts import (
     layout_text,
@@ -133,13 +133,19 @@ def _is_chosen(option: Option, plan: NodePlan) -> bool:
 
 def _chosen(question: _Question) -> Alternative:
     plan, node = question.plan, question.chosen
-    found = plan.search
-    reason = "no other step is shorter" if not found.gap else f"the best found, gap {found.gap:.1%}"
-    if found.gap is None:
-        reason = f"what {found.planner} chooses"
+    reason = "pinned" if question.pinned else _best(plan.search)
     text = layout_text(node.mesh, node.strategy, node.offload) or "dp1"
     devices = tuple(sorted(node.mesh.devices))
-    return Alternative(text, devices, node.time_s, plan.step_time_s, "pinned" if question.pinned else reason)
+    return Alternative(text, devices, node.time_s, plan.step_time_s, reason)
+
+
+def _best(found: Search) -> str:
+    """Why the plan's layout was chosen, by what is proven of the plan."""
+    if found.unsearched:
+        return "the best found, not proven best"
+    if found.gap is None:
+        return f"what {found.planner} chooses"
+    return f"the best found, gap {found.gap:.1%}" if found.gap else "no other step is shorter"
 
 
 def _judged(question: _Question, options: tuple[Option, ...], budget_s: float) -> Alternative:
@@ -178,8 +184,10 @@ def _why(question: _Question, step_s: float, gap: float) -> str:
     if abs(later_s) <= RESOLUTION * plan.step_time_s:
         return "as fast"
     if later_s > 0:
-        return f"slower by {'at most ' if gap > RESOLUTION else ''}{_figure(later_s)} s"
-    missed = "the budget ended before" if plan.search.gap else f"{plan.search.planner} does not try it"
+        at_most = gap > RESOLUTION or plan.search.unsearched
+        return f"slower by {'at most ' if at_most else ''}{_figure(later_s)} s"
+    ended = bool(plan.search.searched_gap)
+    missed = "the budget ended before" if ended else f"{plan.search.planner} does not try it"
     return f"faster by {_figure(-later_s)} s, but {'pinned otherwise' if question.pinned else missed}"
 
 

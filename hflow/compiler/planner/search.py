@@ -1,4 +1,4 @@
-"""Branch and bound over a `Space`: the plan with the shortest step, and the proof that none is shorter.
+"""Branch and bound over a `Space`: the plan with the shortest step, and the proof that none of it is shorter.
 
 Allocations (a partition of the models, and the number of devices of each set) are taken in the order of a
 lower bound of theirs (`frontier`). Within one, `branch` chooses seats unit by unit.
