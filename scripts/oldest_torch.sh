@@ -12,8 +12,8 @@ oldest=$(sed -n 's/^  "torch>=\(.*\)",$/\1/p' pyproject.toml)
 
 test -x "$folder/bin/python" || "${PYTHON:-python3}" -m venv "$folder"
 python=$folder/bin/python
+"$python" -m pip install --quiet --no-deps --requirement <(grep -v '^torch==' constraints.txt)
 "$python" -c "import torch, sys; sys.exit(not torch.__version__.startswith('$oldest.'))" 2>/dev/null ||
   "$python" -m pip install --quiet "torch~=$oldest.0"
-"$python" -m pip install --quiet --no-deps --requirement <(grep -v '^torch==' constraints.txt)
 "$python" -c "import torch; print('torch', torch.__version__)"
 PYTHONPATH=$PWD "$python" -m pytest -q tests/engines tests/runtime/test_cross_memory.py tests/runtime/test_cores.py

@@ -31,8 +31,9 @@ class DeviceKind:
     """`flops`: peak FLOP/s of dense matrix products, in bf16 on ``cuda`` and f32 on ``cpu``, of which
     `efficiency` is reached unless `calibration` says more; `memory_bandwidth`: peak bytes/s;
     `layer_overhead_s`: the least time of one layer's forward pass, however few its tokens;
-    `kernel_latency_s`: the least time of one kernel; `reserve_bytes`: memory that no plan may
-    fill, since an allocator leaves gaps."""
+    `kernel_latency_s`: the least time of one kernel; `reserve_bytes`: memory that no plan may fill, since an
+    allocator leaves gaps; `overhead_bytes`: what is taken before any model is there, by the CUDA context and
+    by buffers of NCCL."""
 
     name: str
     platform: Literal["cpu", "cuda"]
@@ -44,11 +45,12 @@ class DeviceKind:
     kernel_latency_s: float = 0.0
     calibration: Calibration = Calibration()
     reserve_bytes: int = 0
+    overhead_bytes: int = 0
 
     @property
     def usable_bytes(self) -> int:
         """Memory that plans may fill."""
-        return self.memory_bytes - self.reserve_bytes
+        return self.memory_bytes - self.reserve_bytes - self.overhead_bytes
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,9 @@ class Cluster(KeptHash):
 
     `intra_host` is the link of one device inside its host, `inter_host` that of one NIC, of which a host
     has `nics_per_host`; `host_link` joins one device with its host's memory (None: nothing can be moved
-    there). `generate_engine` runs its generate nodes unless the user says otherwise.
+    there), of which it has `host_memory_bytes` (None: nobody has said). `generate_engine` runs its generate
+    nodes unless the user says otherwise; a server takes `server_bytes` of a device beside weights, KV cache
+    and what it computes with: its CUDA context and CUDA graphs, also while it sleeps.
     """
 
     name: str
@@ -91,6 +95,8 @@ class Cluster(KeptHash):
     nics_per_host: int = 1
     more: tuple[HostGroup, ...] = ()
     generate_engine: GenerationEngine = "megatron"
+    host_memory_bytes: int | None = None
+    server_bytes: int = 0
 
     @cached_property
     def _hash(self) -> int:

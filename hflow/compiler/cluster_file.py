@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from hflow.compiler.cluster import Calibration, Cluster, DeviceKind, HostGroup, Link
 from hflow.compiler.cost.strategy import GenerationEngine
@@ -19,6 +19,7 @@ MAX_DEVICES = 16_384  # of a cluster; plans name every one
 Flops = Annotated[float, Field(ge=1.0, le=1e21, allow_inf_nan=False)]
 Bandwidth = Annotated[float, Field(ge=1.0, le=1e18, allow_inf_nan=False)]
 Gigabytes = Annotated[float, Field(ge=1e-3, le=1e6, allow_inf_nan=False)]
+Overhead = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]  # gigabytes
 Count = Annotated[int, Field(gt=0, le=MAX_DEVICES)]
 Seconds = Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=1e-6, le=1)]
@@ -55,10 +56,17 @@ class _Device(_Base):
     memory_gb: Gigabytes
     memory_bandwidth: Bandwidth
     reserve: Rest = 0.0
+    overhead_gb: Overhead = 0.0
     efficiency: Share = 0.5
     layer_overhead: Seconds = 0.0
     kernel_latency: Seconds = 0.0
     calibration: _Calibration = _Calibration()
+
+    @model_validator(mode="after")
+    def _leaves_something(self) -> Self:
+        if self.overhead_gb >= self.memory_gb * (1 - self.reserve):
+            raise ValueError("`reserve` and `overhead_gb` leave nothing of `memory_gb`")
+        return self
 
 
 class _Group(_Base):
@@ -69,6 +77,7 @@ class _Group(_Base):
 
 class _Engines(_Base):
     generate: GenerationEngine = "megatron"
+    server_gb: Overhead = 0.0
 
 
 class _ClusterFile(_Base):
@@ -76,6 +85,7 @@ class _ClusterFile(_Base):
     name: Annotated[str, Field(min_length=1)]
     links: _Links
     engines: _Engines = _Engines()
+    host_memory_gb: Gigabytes | None = None
 
 
 class _EqualHosts(_ClusterFile, _Group):
@@ -113,6 +123,8 @@ def load_cluster(name: str | Path) -> Cluster:
         nics_per_host=links.nics_per_host,
         more=tuple(more),
         generate_engine=file.engines.generate,
+        host_memory_bytes=None if file.host_memory_gb is None else round(file.host_memory_gb * GB),
+        server_bytes=round(file.engines.server_gb * GB),
     )
 
 
@@ -145,6 +157,7 @@ def _device(device: _Device) -> DeviceKind:
         kernel_latency_s=device.kernel_latency,
         calibration=_calibration(device),
         reserve_bytes=round(device.memory_gb * GB * device.reserve),
+        overhead_bytes=round(device.overhead_gb * GB),
     )
 
 

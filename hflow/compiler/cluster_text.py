@@ -17,7 +17,10 @@ def cluster_text(cluster: Cluster, remark: str = "") -> str:
     links += [f"nics_per_host: {cluster.nics_per_host}"]
     links += [_link("host", cluster.host_link)] if cluster.host_link else []
     head = _lines({"hflow_cluster": 1, "name": cluster.name})
-    lines = [*head, *hosts, "links:", *_indented(links)]
+    memory = cluster.host_memory_bytes
+    head += [] if memory is None else _lines({"host_memory_gb": memory / GB})
+    engines = _lines({"generate": cluster.generate_engine, "server_gb": cluster.server_bytes / GB})
+    lines = [*head, *hosts, "links:", *_indented(links), "engines:", *_indented(engines)]
     return "\n".join([*([f"# {remark}"] if remark else []), *lines]) + "\n"
 
 
@@ -29,6 +32,7 @@ def _group(group: HostGroup) -> list[str]:
         "flops": kind.flops,
         "memory_gb": kind.memory_bytes / GB,
         "reserve": kind.reserve_bytes / kind.memory_bytes,
+        "overhead_gb": kind.overhead_bytes / GB,
         "memory_bandwidth": kind.memory_bandwidth,
         "efficiency": kind.efficiency,
         "layer_overhead": kind.layer_overhead_s,

@@ -113,17 +113,21 @@ def _held(
         always = weights if offloaded else state
         return _Held(instance, always, state, frozenset(trainings), weights[1], lent)
     platform, trained = draft.cluster.device.platform, bool(draft.graph.trainers(instance.model))
+    own = draft.cluster.server_bytes if first.engine == "sglang" else 0  # always there
     if first.engine == "sglang" and not sleeps(platform, trained and not instance.lag):
         tokens = max(p.micro_batch * workload(draft.graph.node(p.node)).sequence for p in users.values())
         changes = trained or draft.graph.model(instance.model).refresh is not None
-        server = "server", awake_bytes(*what, tokens, platform, changes, strategy)
+        server = "server", own + awake_bytes(*what, tokens, platform, changes, strategy)
         return _Held(instance, server, server, frozenset())
     if instance.lag:
         older = "older weights", weights[1]
         return _Held(instance, older, older, frozenset())
     if trained:
         waiting = (at for p in passing for at in p.moments)
-        return _Held(instance, nothing, weights, frozenset({*users, *waiting}))
+        asleep, awake = ("server", own), ("server, weights", own + weights[1])
+        return _Held(
+            instance, *((asleep, awake) if own else (nothing, weights)), frozenset({*users, *waiting})
+        )
     offloaded = all(plan.offload for plan in users.values())
     return _Held(instance, nothing if offloaded else weights, weights, frozenset(users))
 

@@ -251,8 +251,8 @@ class Plan:
         digests of files, and however it was found."""
         step, evaluation = map(_without_places, (self.step, self.evaluation))
         bare = replace(self, version=HASHED_VERSION, step=step, evaluation=evaluation, search=Search(0, None))
-        # neither are in plans of old, which keep their hashes
-        text = to_json(bare, {"digests": True, "search": {"unsearched", "try_pin", "searched_gap"}})
+        found_by = {"unsearched", "try_pin", "searched_gap"}
+        text = to_json(bare, {"digests": True, "search": found_by, "cluster": _unsaid(self.cluster)})
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def save(self, path: Path) -> None:
@@ -274,6 +274,17 @@ def to_json(plan: Plan, leave_out: Mapping[str, Any] | None = None) -> str:
     from pydantic import TypeAdapter
 
     return TypeAdapter(Plan).dump_json(plan, exclude=dict(leave_out) if leave_out else None).decode()
+
+
+def _unsaid(cluster: Cluster) -> dict[str, Any]:
+    """What few cluster files say and this one does not: with it, the hash of every plan would be another."""
+    fields_ = {"host_memory_bytes": None, "server_bytes": 0}
+    found: dict[str, Any] = {
+        name: True for name, unsaid in fields_.items() if getattr(cluster, name) == unsaid
+    }
+    if not cluster.device.overhead_bytes:
+        found["device"] = {"overhead_bytes"}
+    return found
 
 
 def load_plan(path: Path) -> Plan:

@@ -111,7 +111,11 @@ def cluster_text(cluster: Cluster) -> str:
         nics = f"{cluster.nics_per_host} x " if cluster.nics_per_host > 1 else ""
         links += f", {nics}{units.rate(cluster.inter_host.bandwidth)} between"
     device = cluster.device
-    usable = f"{units.size(device.usable_bytes).split()[0]} of " if device.reserve_bytes else ""
+    usable = (
+        f"{units.size(device.usable_bytes).split()[0]} of "
+        if device.usable_bytes < device.memory_bytes
+        else ""
+    )
     return f"{machines}   {usable}{units.size(device.memory_bytes)} each   {links}"
 
 

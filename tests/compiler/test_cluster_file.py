@@ -70,7 +70,21 @@ def test_text_of_a_cluster_is_read_back_as_the_same(file: Path, tmp_path: Path) 
 @pytest.mark.parametrize("kind", ["a100", "h100"])
 def test_clusters_of_a_kind_differ_in_hosts_only(kind: str) -> None:
     clusters = [load_cluster(f) for f in FILES if f.stem.startswith(f"{kind}x")]
-    assert len({replace(c, name="", hosts=1) for c in clusters}) == 1 < len(clusters)
+    of_hosts = [c for c in clusters if c.devices_per_host > 1]
+    assert len({replace(c, name="", hosts=1) for c in of_hosts}) == 1 < len(of_hosts)
+
+
+@pytest.mark.parametrize("kind", ["h100", "h200"])
+def test_one_gpu_is_one_of_its_host(kind: str) -> None:
+    one, eight = load_cluster(f"{kind}x1"), load_cluster(f"{kind}x8")
+    assert (one.num_devices, one.device, one.host_link) == (1, eight.device, eight.host_link)
+
+
+def test_memory_that_is_no_plans(tmp_path: Path) -> None:
+    more = GOOD.replace("memory_gb: 80", "memory_gb: 80\n  reserve: 0.1\n  overhead_gb: 1.5")
+    cluster = load_cluster(written(tmp_path, f"{more}host_memory_gb: 512\nengines: {{server_gb: 4}}\n"))
+    assert cluster.device.usable_bytes == 70.5e9
+    assert (cluster.host_memory_bytes, cluster.server_bytes) == (512 * 10**9, 4 * 10**9)
 
 
 def test_the_papers_testbed() -> None:
@@ -127,6 +141,8 @@ def test_a_mixed_cluster_is_not_planned_yet() -> None:
         (GOOD, "5e-6", "-1.0", "`links.intra_host.latency`", 12),
         (GOOD, "nics_per_host: 8", "nics_per_host: 0", "`links.nics_per_host`", 14),
         (GOOD, "64e9", "0", "`links.host.bandwidth`", 15),
+        (GOOD, "memory_gb: 80", "memory_gb: 80\n  overhead_gb: 80", "leave nothing of `memory_gb`", 3),
+        (GOOD, "hosts: 2", "hosts: 2\nhost_memory_gb: 0", "`host_memory_gb`", 10),
         (GOOD, "flops: 989e12", "flops: .nan", "`device.flops`", 5),
         (GOOD, "flops: 989e12", "flops: fast", "`device.flops`", 5),
         (GOOD, "flops: 989e12", "flop: 989e12", "unknown key `device.flop`", 5),

@@ -95,6 +95,16 @@ def test_on_gpus_a_server_sleeps_while_others_run(grpo: Graph) -> None:
     assert len(trained) == 2, "what it trains and what it works with, and no copy of the weights"
 
 
+def test_a_sleeping_server_keeps_its_context_and_graphs(grpo: Graph) -> None:
+    pins = COLOCATED[0], "rollout=tp2,dp4,micro8@0-7"
+    (bare,) = planned(grpo, load_cluster("a100x8"), *pins).memory
+    cluster = replace(load_cluster("a100x8"), server_bytes=3 * 10**9)
+    (memory,) = planned(grpo, cluster, *pins).memory
+    assert memory.node == bare.node == "actor_train"
+    assert memory.parts["actor server (dp4 tp2 @0-7)"] == 3 * 10**9
+    assert memory.peak_bytes == bare.peak_bytes + 3 * 10**9
+
+
 def test_on_cpus_a_server_stays_awake(model: str) -> None:
     """Weights, KV cache, processes and the worker's copy of the weights lie there whoever runs."""
     graph = hflow.load("tests/runtime/graphs/grpo_tiny.yaml", [f"params.model={model}"])
@@ -177,12 +187,12 @@ def test_weights_in_flight_come_between_the_beginning_and_the_end(model: str) ->
 @pytest.mark.parametrize(
     "algorithm", ["ppo", "grpo", "async_grpo", "in_flight", "dapo", "tool_grpo", "on_policy_distillation"]
 )
-@pytest.mark.parametrize("cluster", ["a100x16", "local4"])
-def test_the_planner_and_the_passes_agree(algorithm: str, cluster: str, model: str) -> None:
+@pytest.mark.parametrize(("cluster", "server_gb"), [("a100x16", 0), ("a100x16", 4), ("local4", 0)])
+def test_the_planner_and_the_passes_agree(algorithm: str, cluster: str, server_gb: int, model: str) -> None:
     """The time of a step, and that it fits."""
     in_flight = algorithm == "in_flight"
     graph = large("async_grpo", "llama-7b", IN_FLIGHT) if in_flight else large(algorithm, "llama-7b")
-    machines = served(cluster)
+    machines = replace(served(cluster), server_bytes=server_gb * 10**9)
     if cluster == "local4":
         machines = replace(machines, device=replace(machines.device, memory_bytes=10**12))
     draft = candidates(weight_edges(new_draft(graph, machines, (), replace(DEFAULTS, budget_s=0.0))))

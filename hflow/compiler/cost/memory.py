@@ -15,13 +15,14 @@ from hflow.compiler.cost.flops import expert_parameters
 from hflow.compiler.cost.strategy import PLAIN, Strategy
 from hflow.compiler.layout import Mesh
 from hflow.compiler.shape import ModelShape
-from hflow.compiler.weights import stage_elements
+from hflow.compiler.weights import parameters, stage_elements
 from hflow.compiler.workload import Workload
 from hflow.graph.graph import OpKind
 
 GRADIENT_BYTES = 4
 OPTIMIZER_BYTES = {"f32": 8, "bf16": 12}  # two moments, and the master copy of bf16 weights
 SERVER_BYTES = 1_000_000_000  # of host memory: the processes of an SGLang server, measured on a CPU
+SERVER_CHUNK_TOKENS = 4096  # that a server on CUDA reads at once: in deterministic inference SGLang's unit
 LOGITS_CHUNK_BYTES = 64 * 2**20  # float32 copies of logits are made in parts of this size
 
 
@@ -118,6 +119,20 @@ def sleeps(platform: str, renewed: bool) -> bool:
     """Whether a server's weights and KV cache are only there while it generates. It gives them back after its
     last generation in a step, where the memory is CUDA's and where its weights come anew in each step."""
     return platform == "cuda" and renewed
+
+
+def server_reserve_bytes(shape: ModelShape, dtype: str, work: Workload, mesh: Mesh, wave: int) -> int:
+    """What a server on CUDA computes with beside weights and KV cache: a chunk of prompts, or `wave` rows of
+    logits and their float32 copy."""
+    logits = wave * shape.outputs * (BYTES[dtype] + 4)
+    return max(forward_bytes(shape, dtype, min(SERVER_CHUNK_TOKENS, wave * work.prompt), mesh), logits)
+
+
+def pinned_bytes(shape: ModelShape, size_bytes: int, element_bytes: int, tp: int) -> int:
+    """Of the host's memory, for `size_bytes` of a shard: torch rounds each block that it pins, one for each
+    parameter, up to a power of two."""
+    shares = [element_bytes * ceil(p.size / (1 if p.shard is None else tp)) for p in parameters(shape)]
+    return ceil(size_bytes * sum(1 << (share - 1).bit_length() for share in shares) / sum(shares))
 
 
 def awake_bytes(

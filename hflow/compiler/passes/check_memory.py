@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hflow.compiler.draft import Draft
+from hflow.compiler.host_memory import host_memory
 from hflow.compiler.layout import device_text
 from hflow.compiler.memory import device_memory
 from hflow.compiler.plan import DeviceMemory
@@ -12,13 +13,31 @@ from hflow.diagnostics import Diagnostic, HflowError
 
 
 def check_memory(draft: Draft) -> Draft:
-    """Raises HF305 for the devices that lack most of what the plan puts there."""
+    """Raises HF305 for the devices that lack most of what the plan puts there, or the fullest host."""
     programs = [p for p in (draft.step, draft.evaluation) if p]
     memory = device_memory(draft, draft.nodes, programs)
     worst = max(memory, key=lambda m: m.peak_bytes - m.capacity_bytes)
     if worst.peak_bytes > worst.capacity_bytes:
         raise HflowError(_too_full(worst))
+    _check_hosts(draft)
     return replace(draft, memory=memory)
+
+
+def _check_hosts(draft: Draft) -> None:
+    """Where the cluster says what memory its hosts have."""
+    limit = draft.cluster.host_memory_bytes
+    hosts = host_memory(draft, draft.nodes)
+    worst = max(hosts, key=lambda host: hosts[host].total(), default=None)
+    if limit is None or worst is None or hosts[worst].total() <= limit:
+        return
+    parts = " + ".join(f"{name} {size / 1e9:.3g}" for name, size in hosts[worst].items())
+    waits = [n.node for n in draft.nodes if n.offload]
+    pins = " ".join(f"`--pin {name}=no-offload`" for name in waits)
+    message = (
+        f"host {worst} keeps {hosts[worst].total() / 1e9:.3g} GB for its devices,"
+        f" and has {limit / 1e9:.3g} GB (`host_memory_gb`)"
+    )
+    raise HflowError(Diagnostic("HF305", message, help=f"{parts} GB{f'; {pins}' if pins else ''}"))
 
 
 def _too_full(memory: DeviceMemory) -> Diagnostic:

@@ -96,13 +96,14 @@ class Pricing:
             return
         if self.unit.role in ("generate", "score"):
             idle, copy = (weights, 0) if self.unit.lag else (0, weights)
+            idle += self.cluster.server_bytes if self.unit.served else 0
             yield from self._fitting(Option(*sizes, strategy, False, idle, copy, 0, 0.0, ways))
             return
         state, moved = weights, weights
         if self.unit.role == "train":
             state = weight_bytes(self.shape, self.model.dtype, mesh, True, strategy)
             moved = optimizer_bytes(self.shape, self.model.dtype, mesh, strategy)
-        for offload in self._offloads():
+        for offload in self._offloads(mesh, moved):
             if not offload:
                 yield from self._fitting(Option(*sizes, strategy, False, state, 0, 0, 0.0, ways))
                 continue
@@ -119,16 +120,21 @@ class Pricing:
         for chosen in product(*(each.ways for each in ways)):
             tokens = [way.micro_batch * work.sequence for way, work in zip(chosen, self.unit.works)]
             idle = awake_bytes(shape, dtype, mesh, max(tokens), platform, changes, strategy)
+            idle += self.cluster.server_bytes
             caches = (kv_cache_bytes(shape, dtype, count, mesh) for count in tokens)
             rest = tuple(_more(Ways((way,)), -cache) for way, cache in zip(chosen, caches))
             sizes = mesh.pp, mesh.dp, mesh.tp
             yield from self._fitting(Option(*sizes, strategy, False, idle, 0, 0, 0.0, rest))
 
-    def _offloads(self) -> Sequence[bool]:
+    def _offloads(self, mesh: Mesh, moved: int) -> Sequence[bool]:
+        """`moved`: what one device would put into the memory of its host."""
         pinned = {p.offload for p in self.pins if p.offload is not None}
         if pinned:
             return sorted(pinned)
-        return (False, True) if self.cluster.host_link and not self.model.refresh else (False,)
+        if not self.cluster.host_link or self.model.refresh:
+            return (False,)
+        room, devices = self.cluster.host_memory_bytes, min(len(mesh.devices), self.cluster.devices_per_host)
+        return (False, True) if room is None or moved * devices <= room else (False,)
 
     def _fitting(self, option: Option) -> Iterator[Option]:
         """The option without the ways that cannot fit."""

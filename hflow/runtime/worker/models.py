@@ -130,6 +130,7 @@ def _served(
         device=world.device,
         nodes=[(n, own) for n, own in planned if instance_of(n, own.sharding) == instance],
         renewed=renewed,
+        server_bytes=plan.cluster.server_bytes,
         seed=plan.graph.seed,
         stopped=world.aborted,
         told=told,

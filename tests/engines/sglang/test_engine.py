@@ -73,7 +73,7 @@ def engine(plan: hflow.Plan, world: World) -> Iterator[SglangModel]:
         node = plan.graph.node("rollout")
         made = SglangModel(
             model, plan.shapes["actor"], instance_of(node, own.sharding).sharding, 0, world.cores,
-            world.group, load_tokenizer(model.path), world.device, [(node, own)], True, plan.graph.seed,
+            world.group, load_tokenizer(model.path), world.device, [(node, own)], True, 0, plan.graph.seed,
             world.aborted, lambda _: None,
         )  # fmt: skip
     assert len(made.weights.buckets) > 3

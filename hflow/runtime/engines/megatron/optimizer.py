@@ -81,6 +81,7 @@ class Adam:
             )
         # Megatron chains one optimizer for dense and one for expert weights; there are only dense ones.
         (self.inner,) = chain.chained_optimizers
+        _fuse(self.inner.optimizer)
         self._trains_copies = config.bf16
         self.dtype: torch.dtype = config.params_dtype
         self._host = HostMemory()
@@ -159,6 +160,14 @@ def _gathering_within(group: dist.ProcessGroup) -> Iterator[None]:
         yield
     finally:
         dist.all_gather_object = everywhere
+
+
+def _fuse(adam: Any) -> None:
+    """On GPUs torch's AdamW would update tensors together, each step of it with temporaries of all of them: 4
+    bytes per parameter that no plan counts. Fused, it has none. Transformer Engine's and Apex's are fused."""
+    for group in adam.param_groups if type(adam) is torch.optim.AdamW else ():
+        if all(parameter.is_cuda for parameter in group["params"]):
+            group["fused"], group["foreach"] = True, False
 
 
 def _config(options: AdamOptions, dtype: torch.dtype, split: bool) -> OptimizerConfig:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
-from hflow.compiler.cost.memory import sleeps
+from hflow.compiler.cost.memory import server_reserve_bytes, sleeps
 from hflow.compiler.plan import NodePlan
 from hflow.compiler.shape import ModelShape
 from hflow.compiler.sharding import Sharding
@@ -50,6 +50,7 @@ class SglangModel:
         device: torch.device,
         nodes: Iterable[tuple[Node, NodePlan]],
         renewed: bool,
+        server_bytes: int,
         seed: int,
         stopped: threading.Event,
         told: Callable[[str], None],
@@ -62,6 +63,7 @@ class SglangModel:
             cores: that the ranks of this machine may count on.
             nodes: that it will run.
             renewed: whether its weights come anew in every step, so that it need not keep them between.
+            server_bytes: what the server takes of a device before it computes anything (`Cluster`).
 
         Raises:
             HflowError: HF406 when SGLang is not installed.
@@ -78,6 +80,7 @@ class SglangModel:
         planned = tuple(nodes)
         works = [(plan.micro_batch, workload(node)) for node, plan in planned]
         sequence = max(work.sequence for _, work in works)
+        reserve = max(server_reserve_bytes(shape, model.dtype, w, sharding.mesh, n) for n, w in works)
         replica = next(ranks for ranks in sharding.mesh.groups("tp") if rank in ranks)
         together = tuple(sorted({core for other in replica for core in cores[other]}))
 
@@ -94,11 +97,12 @@ class SglangModel:
                 seed=seed % 2**31,
                 sleeps=sleeps(device.type, renewed),
                 weight_loader=LOADER,
+                reserve_bytes=server_bytes + reserve,
             )
 
         node = planned[0][0].name
         self._begun: dict[str, Callable[[], Result]] = {}
-        self.replica = Replica(node, _visible(device), options, groups.tp, stopped, told)
+        self.replica = Replica(node, device, _visible(device), options, groups.tp, stopped, told)
         dtype = TORCH_DTYPES[model.dtype]
         self.weights = ServedWeights(shape, sharding, rank, dtype, device, self.replica)
 

@@ -13,7 +13,8 @@ class ServerOptions:
     may. Its KV cache holds `max_tokens`. A request has at most `max_length` tokens, prompt and response
     together, and at most `max_running` requests run at once. `sleeps`: its device memory can be released and
     taken again (CUDA). `weight_loader` is the import path of a function(model, named_tensors) that a weight
-    update may name as its `load_format`.
+    update may name as its `load_format`. `reserve_bytes`: what a server with devices needs of each beside
+    weights and KV cache; `free_bytes`: what it finds free there when it starts (0: nobody has looked).
 
     Raises:
         ValueError: the options contradict each other.
@@ -30,6 +31,8 @@ class ServerOptions:
     seed: int
     sleeps: bool
     weight_loader: str = ""
+    reserve_bytes: int = 0
+    free_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.devices and len(self.devices) != self.tp:

@@ -7,9 +7,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
@@ -18,9 +19,11 @@ from hflow.runtime.engines.base import NodeError, Stopped
 from hflow.runtime.engines.sampler import Sampling
 from hflow.runtime.engines.sglang.options import ServerOptions
 from hflow.runtime.engines.sglang.requests import Lost, Response, Row, ask
+from hflow.runtime.engines.sglang.room import free_bytes, make_room
 from hflow.runtime.engines.sglang.server import Server, ServerError
 from hflow.runtime.engines.sglang.share import handle
 from hflow.runtime.engines.sglang.tiles import LOADER
+from hflow.view.units import size
 
 RESTARTS = 3  # while one node runs
 UPDATE_S = 600.0
@@ -59,7 +62,8 @@ class Replica:
     def __init__(
         self,
         node: str,
-        device: str,
+        device: torch.device,
+        visible: str,
         options: Callable[[tuple[str, ...]], ServerOptions],
         group: ProcessGroup,
         stopped: threading.Event,
@@ -69,7 +73,8 @@ class Replica:
 
         Args:
             node: in whose name errors are raised.
-            device: this rank's entry of CUDA_VISIBLE_DEVICES; empty on a CPU.
+            device: of this rank.
+            visible: its entry of CUDA_VISIBLE_DEVICES; empty on a CPU.
             options: given those of all ranks of the group.
             stopped: set when nobody waits for answers any more.
             told: hears what is done while it takes long.
@@ -79,7 +84,8 @@ class Replica:
         """
         self.node, self.group, self.stopped, self.told = node, group, stopped, told
         self.speaks = group.rank() == 0
-        self.options = options(tuple(filter(None, self._gathered(device))))
+        self.device = device
+        self.options = options(tuple(filter(None, self._gathered(visible))))
         self._server: Server | None = None
         self._asked: list[Asked] = []  # and not yet answered
         self._paused = threading.Event()
@@ -167,7 +173,19 @@ class Replica:
             self._server = None
 
     def _start(self) -> None:
+        """Every rank gives back first what it has cached: its server starts on its device.
+
+        Raises:
+            NodeError: HF404 when it does not start.
+        """
         self.close()
+        make_room(self.device)
+        free = min(int(told) for told in self._gathered(str(free_bytes(self.device))))
+        needs = self.options.reserve_bytes
+        if self.options.devices and needs >= free:
+            problem = f"SGLang computes with {size(needs)} beside weights and KV cache; {size(free)} are free"
+            raise NodeError(self.node, problem, "HF404")
+        self.options = replace(self.options, free_bytes=free)
         self._together(self._start_here, "HF404")
 
     def _start_here(self) -> None:

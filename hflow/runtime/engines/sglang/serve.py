@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hflow.compiler.cost.memory import SERVER_CHUNK_TOKENS
 from hflow.runtime.engines.sglang import cpu
 from hflow.runtime.engines.sglang.lifetime import die_with
 from hflow.runtime.engines.sglang.options import ServerOptions
@@ -82,26 +83,42 @@ def arguments(options: ServerOptions, port: int, key: str) -> dict[str, Any]:
     loaders = [options.weight_loader] if options.weight_loader else None
     # The attention that SGLang prefers knows half precision only.
     attention = {"attention_backend": "triton"} if options.dtype == "float32" else {}
-    return attention | {
-        "model_path": options.model_path,
-        "dtype": options.dtype,
-        "tp_size": options.tp,
-        "host": "127.0.0.1",
-        "port": port,
-        "api_key": key,
-        "context_length": options.max_length + SPARE,
-        "max_total_tokens": options.max_tokens + SPARE,
-        "max_running_requests": options.max_running,
-        "random_seed": options.seed,
-        "enable_deterministic_inference": True,
-        "disable_radix_cache": True,
-        "enable_memory_saver": options.sleeps,
-        "custom_weight_loader": loaders,
-        "sleep_on_idle": True,  # its scheduler would take a core while other nodes run
-        "skip_tokenizer_init": True,
-        "grammar_backend": "none",
-        "log_level": "warning",
-    }
+    return (
+        attention
+        | memory_arguments(options)
+        | {
+            "model_path": options.model_path,
+            "dtype": options.dtype,
+            "tp_size": options.tp,
+            "host": "127.0.0.1",
+            "port": port,
+            "api_key": key,
+            "context_length": options.max_length + SPARE,
+            "max_total_tokens": options.max_tokens + SPARE,
+            "max_running_requests": options.max_running,
+            "random_seed": options.seed,
+            "enable_deterministic_inference": True,
+            "disable_radix_cache": True,
+            "enable_memory_saver": options.sleeps,
+            "custom_weight_loader": loaders,
+            "sleep_on_idle": True,  # its scheduler would take a core while other nodes run
+            "skip_tokenizer_init": True,
+            "grammar_backend": "none",
+            "log_level": "warning",
+        }
+    )
+
+
+def memory_arguments(options: ServerOptions) -> dict[str, Any]:
+    """How much of what is free SGLang may fill with weights and KV cache: all but the plan's reserve. Left
+    alone it keeps a share of all that is there free, and so finds no room beside other models. That the KV
+    cache is no larger than it must be, ``max_total_tokens`` says."""
+    if not options.devices:
+        return {}
+    chunk = {"chunked_prefill_size": SERVER_CHUNK_TOKENS}
+    if not options.free_bytes:
+        return chunk
+    return chunk | {"mem_fraction_static": round(1 - options.reserve_bytes / options.free_bytes, 4)}
 
 
 def without_its_own_ends(model: Path, view: Path) -> Path:

@@ -16,6 +16,7 @@ from hflow.compiler.layout import Box, volume
 from hflow.compiler.shape import ModelShape
 from hflow.compiler.sharding import Sharding
 from hflow.compiler.weights import parameters, weight_boxes
+from hflow.runtime.engines.sglang.room import make_room
 from hflow.runtime.engines.sglang.tiles import header, tile
 
 BUCKET_ELEMENTS = 2**27
@@ -114,8 +115,7 @@ class ServedWeights:
 
     def allocate(self) -> None:
         """Begin a renewal: wake the server, or start it again, and make room for the first bucket."""
-        if self.device.type == "cuda":  # a server is another process: it cannot use what this one has cached
-            torch.cuda.empty_cache()
+        make_room(self.device)
         if not self.taker.revive() and not self.present:
             self.taker.wake()
         self.present = True

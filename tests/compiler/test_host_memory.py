@@ -1,0 +1,90 @@
+"""What offload and servers keep in the memory of hosts, against sums by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import hflow
+from hflow.compiler.cluster import Cluster
+from hflow.compiler.cluster_file import load_cluster
+from hflow.compiler.compile import new_draft
+from hflow.compiler.cost.memory import pinned_bytes
+from hflow.compiler.host_memory import host_memory
+from hflow.compiler.named_shapes import NAMED_SHAPES
+from hflow.compiler.plan import Plan, to_json
+from hflow.compiler.planner.options import DEFAULTS
+from hflow.diagnostics import HflowError
+from tests.compiler.workloads import large
+
+LLAMA_7B = NAMED_SHAPES["llama-7b"]
+PARAMETERS_7B = 6_738_415_616
+GB = 10**9
+TRAINED = "actor_train=tp8,dp2,zero0,offload@0-15"
+
+
+def with_hosts_of(gigabytes: float) -> Cluster:
+    return replace(load_cluster("a100x16"), host_memory_bytes=round(gigabytes * GB))
+
+
+def kept(plan: Plan) -> list[dict[str, int]]:
+    draft = new_draft(plan.graph, plan.cluster, (), DEFAULTS)
+    return [dict(parts) for _, parts in sorted(host_memory(draft, plan.nodes).items())]
+
+
+def test_pinned_blocks_are_powers_of_two() -> None:
+    """Of Llama 2 7B in bf16: 4096 x 4096 is one; 4096 x 11008 is rounded up to 4096 x 16384, the embedding's
+    4096 x 32000 to 4096 x 32768; the norms are too."""
+    matrices = 32 * (4 * 4096**2 + 3 * 4096 * 16384) + 2 * 4096 * 32768
+    norms = 65 * 4096
+    assert pinned_bytes(LLAMA_7B, 2 * PARAMETERS_7B, 2, 1) == pytest.approx(2 * (matrices + norms))
+
+
+def test_adams_state_waits_on_the_host_of_each_rank() -> None:
+    """12 bytes for each parameter, tp8 on each of two hosts; beside it the reference."""
+    graph = large("grpo", "llama-7b")
+    plan = hflow.compile(graph, "a100x16", (TRAINED, "ref_logprobs=no-offload"))
+    first, second = kept(plan)
+    assert first == second == {"actor Adam": first["actor Adam"]}
+    assert 12 * PARAMETERS_7B < first["actor Adam"] < 1.5 * 12 * PARAMETERS_7B
+
+
+def test_a_sleeping_server_leaves_its_weights() -> None:
+    graph = large("grpo", "llama-7b")
+    pins = ("actor_train=tp8,no-offload@0-7", "rollout=tp2,dp4@0-7", "ref_logprobs=no-offload")
+    plan = hflow.compile(graph, "a100x8", pins, engines=("rollout=sglang",))
+    (host,) = kept(plan)
+    assert host["actor weights for its server"] == pytest.approx(4 * 2 * PARAMETERS_7B, rel=1e-3)
+
+
+def test_hosts_without_the_room_are_refused() -> None:
+    graph = large("grpo", "llama-7b")
+    with pytest.raises(HflowError, match="HF305") as caught:
+        hflow.compile(graph, with_hosts_of(60), (TRAINED,))
+    (told,) = caught.value.diagnostics
+    assert told.message.startswith("host 0 keeps ") and "has 60 GB (`host_memory_gb`)" in told.message
+    assert "`--pin actor_train=no-offload`" in told.help
+    assert hflow.compile(graph, with_hosts_of(256), (TRAINED,)).node("actor_train").offload
+
+
+def test_what_fits_no_host_is_not_offloaded() -> None:
+    """PPO of 13B on 16 devices offloads where it may."""
+    graph = large("ppo", "llama-13b")
+    free = hflow.compile(graph, "a100x16", budget_s=2.0)
+    assert any(n.offload for n in free.nodes)
+    plan = hflow.compile(graph, with_hosts_of(1), budget_s=2.0)
+    assert not any(n.offload for n in plan.nodes)
+
+
+def test_a_plan_of_a_cluster_that_does_not_say_it_is_as_before() -> None:
+    text = to_json(hflow.compile(large("grpo", "llama-7b"), "a100x8"))
+    assert not any(key in text for key in ("host_memory_bytes", "server_bytes", "overhead_bytes"))
+
+
+def test_a_plan_says_what_its_cluster_says(tmp_path: object) -> None:
+    plan = hflow.compile(large("grpo", "llama-7b"), "h100x8")
+    more = replace(plan.cluster, server_bytes=GB, host_memory_bytes=GB)
+    more = replace(more, device=replace(more.device, overhead_bytes=GB))
+    text = to_json(replace(plan, cluster=more))
+    assert all(key in text for key in ("host_memory_bytes", "server_bytes", "overhead_bytes"))
