@@ -19,9 +19,9 @@ from hflow.compiler.cluster_file import load_cluster
 from hflow.compiler.cluster_text import cluster_text
 from hflow.compiler.compile import compile_graph
 from hflow.compiler.plan import Plan, load_plan, to_json
+from hflow.compiler.runnable import check_runnable
 from hflow.diagnostics import HflowError
 from hflow.graph.graph import Graph
-from hflow.runtime.runnable import check_runnable
 from hflow.view.plan_json import plan_json
 from hflow.view.plan_page import plan_html
 from hflow.view.terminal import plan_text

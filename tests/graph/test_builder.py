@@ -145,7 +145,7 @@ def test_names_are_given_once_and_values_fit_a_file() -> None:
 def test_half_a_character_does_not_fit_a_file() -> None:
     here = sys._getframe().f_lineno
     g = GraphBuilder("small", steps=3, doc="\ud800", params={"\udfff": 1})
-    g.model("actor", path=Path("models/\udc80"))
+    g.model("actor", path="models/\udc80")
     assert [(code, line) for code, _, line in problems(g)] == [
         ("HF103", line) for line in (here + 1, here + 1)
     ] + [("HF103", here + 2)]
