@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from hflow.diagnostics import Diagnostic, HflowError, render, source_of
+from hflow.whole_file import write_whole
 
 GraphFile = Annotated[
     Path, typer.Argument(help="A graph file, or the name of an algorithm: grpo.", show_default=False)
@@ -63,12 +64,8 @@ def refuse_plan(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file and its folder. Raises HflowError HF001 where that is not possible."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    except OSError as error:
-        raise HflowError(Diagnostic("HF001", f"cannot write `{path}`: {error.strerror}")) from None
+    """Write a file, whole or not at all, and its folder. HF001 where that is not possible."""
+    write_whole(path, text)
 
 
 def width() -> int:

@@ -24,6 +24,7 @@ from hflow.arguments import (
 from hflow.diagnostics import Diagnostic, HflowError, Terminated
 from hflow.ending_signals import EndingSignals
 from hflow.plan_commands import compile_command, exec_command, explain_command
+from hflow.whole_file import FULL
 
 INTERRUPTED = 130  # by Ctrl-C
 app = typer.Typer(
@@ -222,7 +223,7 @@ def _counts(graph: Any) -> str:
 def main() -> NoReturn:
     """The entry point: what typer does not handle itself becomes an exit code here."""
     with EndingSignals() as signals:
-        code = _outcome(signals)
+        code = _printed(_outcome(signals))
         signals.ignore()
     if signals.asked:
         _leave(code)
@@ -235,6 +236,10 @@ def _outcome(signals: EndingSignals) -> int | str | None:
         with signals.interruptible():
             app()
         return 0
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        return _unprinted(error)
     except HflowError as error:
         print_diagnostics(error.diagnostics)
         return 1
@@ -242,6 +247,24 @@ def _outcome(signals: EndingSignals) -> int | str | None:
         return _ended_by(ending)
     except SystemExit as ending:
         return _ended_by(KeyboardInterrupt()) if ending.code == INTERRUPTED else ending.code
+
+
+def _printed(code: int | str | None) -> int | str | None:
+    """The exit code, when all that was printed has gone where it should."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        return _unprinted(error)
+    return code
+
+
+def _unprinted(error: OSError) -> int:
+    """Standard output takes no more: its disk is full, or nobody reads it."""
+    with suppress(OSError):  # Python would try once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if not isinstance(error, BrokenPipeError):
+        print_diagnostics([Diagnostic("HF001", f"cannot write to standard output: {error.strerror}")])
+    return 1
 
 
 def _ended_by(ending: BaseException) -> int:

@@ -198,7 +198,7 @@ def _former(output: Path | None, graph: str) -> Any:
     """The plan of the same graph that is about to be overwritten; None if there is none that can be read."""
     from hflow.compiler.plan import is_plan
 
-    if not output or not is_plan(output):
+    if not output or not output.is_file() or not is_plan(output):
         return None
     try:
         old = _read(output)

@@ -24,6 +24,7 @@ from hflow.compiler.sharding import Sharding
 from hflow.diagnostics import Diagnostic, HflowError, Span
 from hflow.graph.graph import Graph
 from hflow.graph.types import ValueType
+from hflow.whole_file import write_whole
 
 VERSION = 6  # of the file
 HASHED_VERSION = 5  # of the decisions in it, over which the hash is
@@ -256,12 +257,8 @@ class Plan:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def save(self, path: Path) -> None:
-        """Write the plan as JSON. Raises HflowError HF306 when the file cannot be written."""
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(to_json(self) + "\n")
-        except OSError as error:
-            raise HflowError(Diagnostic("HF306", f"`{path}` cannot be written: {error.strerror}")) from None
+        """Write the plan as JSON, whole or not at all. Raises HflowError HF306 when that is not possible."""
+        write_whole(path, to_json(self) + "\n", "HF306")
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         from hflow.view.notebook import plan_bundle

@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +24,7 @@ from hflow.graph.schema import node_path
 from hflow.graph.source import MAX_BYTES, KeyPath, parse, read, resolve
 from hflow.graph.syntax import Entry, Value, read_syntax
 from hflow.graph.yaml_text import WIDTH, key, scalar
+from hflow.whole_file import write_whole
 
 _EXPRESSION = re.compile(r"\s*\$\{\s*(.*?)\s*\}\s*", re.DOTALL)
 _STRANGE_BREAKS = re.compile("[\x85\u2028\u2029]")
@@ -61,7 +61,7 @@ def format_file(path: Path | str, write: bool = True) -> bool:
     if formatted == _bytes(path):
         return False
     if write:
-        _replace(Path(os.path.realpath(path)), formatted)
+        write_whole(Path(path), formatted)
     return True
 
 
@@ -70,18 +70,6 @@ def _bytes(path: Path | str) -> bytes:
         return read_bytes(path, MAX_BYTES)
     except UnreadableError as error:
         raise HflowError(Diagnostic("HF001", f"cannot read `{path}`: {error}")) from None
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file so that nobody ever reads a part of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(content)
-        temporary.chmod(path.stat().st_mode)
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise HflowError(Diagnostic("HF001", f"cannot write `{path}`: {error.strerror}")) from None
 
 
 def meaning(plain: Any) -> Any:

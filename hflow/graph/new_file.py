@@ -13,6 +13,7 @@ from hflow.graph.schema import NAME_PATTERN
 from hflow.graph.source import Document, read
 from hflow.graph.yaml_text import scalar
 from hflow.shipped import algorithm
+from hflow.whole_file import write_whole
 
 Edit = tuple[Span, str]
 
@@ -31,14 +32,10 @@ def new_file(name: str, source: Path, force: bool = False) -> Path:
     target = Path(f"{name}.yaml")
     document = read(source)
     text = _edited(document.text, [(_span(document, "name"), name), *_moved(document, target)])
-    try:
-        with target.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
+    if target.exists() and not force:
         message = f"`{target}` is there already"
-        raise HflowError(Diagnostic("HF001", message, help="--force overwrites it")) from None
-    except OSError as error:
-        raise HflowError(Diagnostic("HF001", f"cannot write `{target}`: {error.strerror}")) from None
+        raise HflowError(Diagnostic("HF001", message, help="--force overwrites it"))
+    write_whole(target, text)
     return target
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 import traceback
 from collections import Counter
@@ -25,7 +27,7 @@ from hflow.runtime.controller.metrics import merge
 from hflow.runtime.controller.pool import Pool, Report, WorkerFailure
 from hflow.runtime.controller.progress import RunProgress
 from hflow.runtime.controller.run_folder import RunFolder
-from hflow.runtime.hf import remove_unfinished
+from hflow.runtime.whole_folder import remove_unfinished
 from hflow.view import units
 from hflow.view.terminal import measured_text
 
@@ -76,24 +78,42 @@ def execute(
     with EndingSignals() as signals:
         folder = RunFolder(run_dir, plan)
         signals.notice = f"ending the workers and completing {folder.path} …"
-        run, started = Run(folder.path), time.time()
-        folder.event("started", plan=plan.hash)
-        _tell_changed(plan, folder, console)
+        run, started = Run(folder.path, metrics=folder.metrics), time.time()
         error = None
         try:
+            _begin(plan, folder, run)
+            _tell_changed(plan, folder, console)
             with _pool(pool, plan, address, workers, console, signals) as own, signals.interruptible():
                 _run(plan, own, folder, run, signals, export, console)
             run.status = "finished"
         except BaseException as raised:
             error = raised
-            _record_end(folder, run, raised, signals, console)
+            run.status = _ended_by(raised, signals)
         run.wall_s = time.time() - started
-        _finish(plan, folder, run, signals)
+        told = _finish(plan, folder, run, error, signals)
+        if run.status == "failed":
+            _say(console, f"the run failed; details in {folder.path / 'error.txt'}")
+        if folder.problem and folder.problem is not told:
+            _say(console, str(folder.problem))
         if run.status == "interrupted":
             signals.check()
-        if error:
-            raise error
+        if told:
+            raise told
     return run
+
+
+def _begin(plan: Plan, folder: RunFolder, run: Run) -> None:
+    """Until the run has ended, the summary says that it is running, and in which process."""
+    folder.summarise(summary(plan, run) | {"pid": os.getpid(), "host": socket.gethostname()})
+    if folder.problem:
+        raise folder.problem
+    folder.event("started", plan=plan.hash)
+
+
+def _ended_by(error: BaseException, signals: EndingSignals) -> Literal["failed", "interrupted"]:
+    """What breaks after a signal broke by it."""
+    is_asked = signals.asked or isinstance(error, (KeyboardInterrupt, Terminated))
+    return "interrupted" if is_asked else "failed"
 
 
 @contextmanager
@@ -116,28 +136,32 @@ def _pool(
         pool.close()
 
 
-def _record_end(
-    folder: RunFolder, run: Run, error: BaseException, signals: EndingSignals, console: Console
-) -> None:
-    """What breaks after a signal broke by it."""
-    if signals.asked or isinstance(error, (KeyboardInterrupt, Terminated)):
-        run.status = "interrupted"
-        return
-    run.status = "failed"
-    _record_failure(folder, run, error)
-    _say(console, f"the run failed; details in {folder.path / 'error.txt'}")
-
-
-def _finish(plan: Plan, folder: RunFolder, run: Run, signals: EndingSignals) -> None:
-    """Complete the folder; once more if a signal comes before it says that the run has finished."""
-    if run.status == "finished" and signals.asked:
-        run.status = "interrupted"
+def _finish(
+    plan: Plan, folder: RunFolder, run: Run, error: BaseException | None, signals: EndingSignals
+) -> BaseException | None:
+    """Complete the folder; what ended the run. The summary comes last, when nothing can change the status any
+    more: a signal or a full disk may, while the views are written."""
     for model in _trained(plan):
         remove_unfinished(folder.export(model))
-    folder.event(run.status)
-    folder.finish(summary(plan, run), run.diagnostics)
-    if run.status == "finished" and signals.asked:
-        _finish(plan, folder, run, signals)
+    run.diagnostics = error.diagnostics if isinstance(error, HflowError) else ()
+    folder.draw(summary(plan, run), run.diagnostics)
+    if _is_worse(folder, run, signals):
+        folder.draw(summary(plan, run), run.diagnostics)
+    folder.close(run.status, _error_text(error or folder.problem) if run.status == "failed" else "")
+    _is_worse(folder, run, signals)
+    folder.summarise(summary(plan, run))
+    if _is_worse(folder, run, signals):
+        folder.summarise(summary(plan, run))
+    return error or folder.problem
+
+
+def _is_worse(folder: RunFolder, run: Run, signals: EndingSignals) -> bool:
+    """Whether a run that had finished has not, after all: its status is put right."""
+    if run.status != "finished" or not (folder.problem or signals.asked):
+        return False
+    run.status = "interrupted" if signals.asked else "failed"
+    run.diagnostics = folder.problem.diagnostics if folder.problem else ()
+    return True
 
 
 def _say(console: Console, text: str) -> None:
@@ -220,7 +244,6 @@ def _walk(
             _evaluated(plan, folder, run, progress, number, reports)
             continue
         metrics = merge(plan.graph, number, reports, ended - began)
-        run.metrics.append(metrics)
         folder.step(metrics, [event for report in reports for event in report["events"]])
         progress.step(metrics)
 
@@ -267,12 +290,11 @@ def summary(plan: Plan, run: Run) -> dict[str, Any]:
     }
 
 
-def _record_failure(folder: RunFolder, run: Run, error: BaseException) -> None:
-    """Write error.txt: diagnostics and the failing worker's traceback, or our own for a defect of hflow."""
+def _error_text(error: BaseException | None) -> str:
+    """Of error.txt: diagnostics and the failing worker's traceback, or our own for a defect of hflow."""
     texts = ["".join(traceback.format_exception(error))]
     if isinstance(error, HflowError):
-        run.diagnostics = error.diagnostics
         texts = [str(error)]
     if isinstance(error, WorkerFailure):
         texts.append(error.trace)
-    (folder.path / "error.txt").write_text("\n\n".join(texts).strip() + "\n")
+    return "\n\n".join(texts).strip() + "\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -12,8 +11,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hflow.compiler.weights import SCALAR_HEAD
-from hflow.diagnostics import Diagnostic, HflowError
 from hflow.runtime.model_folder import read_object
+from hflow.runtime.whole_folder import whole_folder
 
 SCALAR_CLASSES = {
     "llama": "LlamaForSequenceClassification",
@@ -41,30 +40,10 @@ def write_hf(folder: Path | str, source: Path | str, tensors: Iterable[tuple[str
         HflowError: HF406 when a file cannot be read or written.
     """
     folder = Path(folder)
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=_prefix(folder), dir=folder.parent) as work:
-            new = Path(work) / "new"
-            new.mkdir()
-            _copy_companions(Path(source), new)
-            written = _write_shards(new, tensors)
-            _describe(new / "config.json", written)
-            if folder.exists():
-                folder.rename(Path(work) / "old")
-            new.rename(folder)
-    except OSError as error:
-        problem = f"model folder `{folder}` cannot be written: {error}"
-        raise HflowError(Diagnostic("HF406", problem)) from error
-
-
-def remove_unfinished(folder: Path) -> None:
-    """Remove what a `write_hf` to `folder` has left whose process was killed."""
-    for left in folder.parent.glob(f"{_prefix(folder)}*"):
-        shutil.rmtree(left, ignore_errors=True)
-
-
-def _prefix(folder: Path) -> str:
-    return f".{folder.name}-"
+    with whole_folder(folder) as new:
+        _copy_companions(Path(source), new)
+        written = _write_shards(new, tensors)
+        _describe(new / "config.json", written)
 
 
 def _copy_companions(source: Path, target: Path) -> None:

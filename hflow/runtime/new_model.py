@@ -21,6 +21,7 @@ from transformers.utils import logging as transformers_logging
 
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.runtime.hf import as_any_new_file
+from hflow.runtime.whole_folder import whole_folder
 
 CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config}
 MODELS = {
@@ -70,7 +71,7 @@ def new_model(
     _check_sizes(folder, layers, hidden, heads, kv_heads)
     if not alphabet:
         raise _refused(folder, "the alphabet is empty")
-    _make_folder(folder, force)
+    _check_place(folder, force)
     tokenizer = character_tokenizer(alphabet)
     config = CONFIGS[family](
         vocab_size=len(tokenizer),
@@ -96,10 +97,11 @@ def new_model(
             eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True
         )
     transformers_logging.disable_progress_bar()
-    model.save_pretrained(folder)
-    for file in folder.glob("*.safetensors"):
-        as_any_new_file(file)
-    tokenizer.save_pretrained(folder)
+    with whole_folder(folder, keeps_others=True) as new:
+        model.save_pretrained(new)
+        for file in new.glob("*.safetensors"):
+            as_any_new_file(file)
+        tokenizer.save_pretrained(new)
     return sum(p.numel() for p in model.parameters())
 
 
@@ -141,11 +143,11 @@ def _check_sizes(folder: Path, layers: int, hidden: int, heads: int, kv_heads: i
         raise _refused(folder, f"{heads} heads cannot share {kv_heads} key-value heads evenly")
 
 
-def _make_folder(folder: Path, force: bool) -> None:
+def _check_place(folder: Path, force: bool) -> None:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        empty = not any(folder.iterdir())
-    except OSError as error:  # a file has this name or a parent's, or nothing may be written here
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        empty = not folder.exists() or not any(folder.iterdir())
+    except OSError as error:  # a file has this name or a parent's
         raise _refused(folder, f"the folder cannot be made: {error.strerror}") from error
     if not (empty or force):
         raise _refused(folder, "the folder is not empty", "name another, or pass --force to overwrite")

@@ -51,7 +51,9 @@ def workers(request: pytest.FixtureRequest) -> Iterator[Pool]:
     from hflow.runtime.controller.ray_pool import RayPool
 
     needed = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
-    pool = RayPool((WORKERS if "many_workers" in needed else FEW,), local)
+    count = WORKERS if "many_workers" in needed else FEW
+    pool = RayPool((count,), local)
+    pool.form(count)
     yield pool
     pool.close()
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hflow.diagnostics import HflowError
 from hflow.runtime.controller.local_ray import LocalRay
+from tests.engines.sglang.servers import temporary_files_in
 
 
 def test_a_second_run_of_a_process_has_the_first_ones_token(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,3 +27,8 @@ def test_a_second_run_of_a_process_has_the_first_ones_token(monkeypatch: pytest.
         ray.remove()
         assert not path.exists()
     assert tokens[0] == tokens[1] and len(tokens[0]) == 64
+
+
+def test_no_place_for_rays_files_is_a_diagnostic(tmp_path: Path) -> None:
+    with temporary_files_in(tmp_path / "nowhere"), pytest.raises(HflowError, match="HF404.*nowhere.*No such"):
+        LocalRay()

@@ -6,13 +6,16 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
+from hflow.diagnostics import HflowError
 from hflow.runtime.owned_folder import OwnedFolder
+from hflow.whole_file import unwritten
 
 _TOKEN = secrets.token_hex(32)  # of all runs of this process: Ray remembers the first that it has read
 
@@ -28,20 +31,32 @@ class LocalRay:
     """
 
     def __init__(self) -> None:
-        self._private = OwnedFolder("ray", forget=_end_its_ray)
+        """HF404 where the folder cannot be made."""
+        try:
+            self._private = OwnedFolder("ray", forget=_end_its_ray)
+        except OSError as error:
+            raise _unmade(error) from None
         self.folder = self._private.path / "ray"  # Ray opens its own folder to everybody
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         if "ray" in sys.modules and os.environ.get("RAY_AUTH_MODE") != "token":
             return  # the program around us imported Ray with its own settings
         token = self._private.path / "token"
-        token.touch(mode=0o600)
-        token.write_text(_TOKEN)
+        try:
+            token.touch(mode=0o600)
+            token.write_text(_TOKEN)
+        except OSError as error:
+            self.remove()
+            raise _unmade(error) from None
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
 
     def remove(self) -> None:
         self._private.remove()
+
+
+def _unmade(error: OSError) -> HflowError:
+    return unwritten(Path(tempfile.gettempdir()) / "hflow-ray-…", error, "HF404")
 
 
 def _end_its_ray(folder: str) -> None:

@@ -4,73 +4,140 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from hflow.compiler.plan import Plan
+from hflow.compiler.plan import Plan, to_json
 from hflow.diagnostics import Diagnostic, HflowError
+from hflow.runtime.controller.line_file import LineFile
 from hflow.view.report import Report, report_html
 from hflow.view.trace import chrome_trace
+from hflow.whole_file import unwritten, write_whole
 
 TRACED_STEPS = 20  # events of the first and last steps; a long run's trace stays small enough to open
+RESERVE, RESERVE_BYTES = ".reserve", 64 * 2**10  # room for the end of a run on a disk that has become full
 
 
 class RunFolder:
-    """graph.yaml, plan.json, events.jsonl, metrics.jsonl; at the end also summary, report and trace."""
+    """graph.yaml, plan.json, summary.json, events.jsonl, metrics.jsonl; at the end also report and trace.
+
+    Once something could not be written, `problem` is the HflowError (HF407), and no more lines are appended:
+    what is there stays as it is.
+    """
 
     def __init__(self, path: Path | None, plan: Plan):
-        """Make the folder (by default a new one under ``runs/``). HF407 if it exists and is not empty."""
+        """Make the folder (by default a new one under ``runs/``). HF407 if it exists and is not empty, or
+        cannot be written."""
         self.plan = plan
         self.path = path or Path("runs") / f"{plan.graph.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            if any(self.path.iterdir()):
-                help_ = "give another one with --run-dir, or remove it"
-                raise HflowError(Diagnostic("HF407", f"`{self.path}` exists and is not empty", help=help_))
-            self._metrics_file = (self.path / "metrics.jsonl").open("a")
-            self._events_file = (self.path / "events.jsonl").open("a")
-        except OSError as error:
-            raise HflowError(Diagnostic("HF407", f"`{self.path}` cannot be written: {error}")) from None
-        plan.save(self.path / "plan.json")
-        (self.path / "graph.yaml").write_text(plan.graph.text)
+        self.problem: HflowError | None = None
         self.metrics: list[dict[str, Any]] = []
         self._events: list[dict[str, Any]] = []
+        try:
+            self.path = _made(self.path, is_new=path is None)
+            self._events_file = LineFile(self.path / "events.jsonl")  # only one run can make it
+        except FileExistsError:
+            raise _taken(self.path) from None
+        except OSError as error:
+            raise unwritten(self.path, error, "HF407") from None
+        try:
+            self._begin()
+        except BaseException:
+            self._clear()
+            raise
+
+    def _begin(self) -> None:
+        try:
+            self._metrics_file = LineFile(self.path / "metrics.jsonl")
+        except OSError as error:
+            raise unwritten(self.path, error, "HF407") from None
+        write_whole(self.path / RESERVE, bytes(RESERVE_BYTES), "HF407")
+        write_whole(self.path / "plan.json", to_json(self.plan) + "\n", "HF407")
+        write_whole(self.path / "graph.yaml", self.plan.graph.text, "HF407")
+
+    def _clear(self) -> None:
+        """A folder in which no run has begun can be given again."""
+        for file in self.path.iterdir():
+            file.unlink()
 
     def export(self, model: str) -> Path:
         """Where a trained model goes."""
         return self.path / "export" / model
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Append one line to events.jsonl."""
+        """Append one line to events.jsonl. HF407 when it cannot be written."""
         self._append(self._events_file, {"time": time.time(), "event": kind, **fields})
 
     def step(self, metrics: dict[str, Any], events: list[dict[str, Any]]) -> None:
-        """Record a finished step: its metrics and what every worker did when."""
-        self.metrics.append(metrics)
+        """Record a finished step: its metrics and what every worker did when. HF407 as `event`."""
         self._append(self._metrics_file, metrics)
+        self.metrics.append(metrics)
         for event in events:
             self._append(self._events_file, {"event": "ran", **event})
         self._events += events
         recent = metrics["step"] - TRACED_STEPS // 2
         self._events = [e for e in self._events if e["step"] < TRACED_STEPS // 2 or e["step"] > recent]
 
-    def finish(self, summary: dict[str, Any], diagnostics: Sequence[Diagnostic] = ()) -> None:
-        """Write the summary and the views made of everything recorded."""
-        self._metrics_file.close()
-        self._events_file.close()
-        _write(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
-        _write(self.path / "trace.json", chrome_trace(self.plan, self._events))
-        report = Report(self.plan, self.metrics, summary, self._events, diagnostics)
-        _write(self.path / "report.html", report_html(report))
+    def summarise(self, summary: dict[str, Any]) -> None:
+        """Write summary.json. A failure is a `problem`."""
+        with self._noting():
+            write_whole(self.path / "summary.json", json.dumps(summary, indent=2) + "\n", "HF407")
 
-    def _append(self, file: Any, line: dict[str, Any]) -> None:
-        file.write(json.dumps(line) + "\n")
-        file.flush()
+    def draw(self, summary: dict[str, Any], diagnostics: Sequence[Diagnostic]) -> None:
+        """Write the views made of everything recorded. A failure is a `problem`."""
+        with self._noting():
+            write_whole(self.path / "trace.json", chrome_trace(self.plan, self._events), "HF407")
+        with self._noting():
+            report = Report(self.plan, self.metrics, summary, self._events, diagnostics)
+            write_whole(self.path / "report.html", report_html(report), "HF407")
+
+    def close(self, status: str, error_text: str) -> None:
+        """Write the last event, and error.txt if there is a text, into the room that was kept for them and
+        for the summary. A failure is a `problem`."""
+        (self.path / RESERVE).unlink(missing_ok=True)
+        with self._noting():
+            self.event(status)
+        for file in (self._metrics_file, self._events_file):
+            with self._noting():
+                file.close()
+        if error_text:
+            with self._noting():
+                write_whole(self.path / "error.txt", error_text, "HF407")
+
+    def _append(self, file: LineFile, line: dict[str, Any]) -> None:
+        if self.problem:
+            return
+        try:
+            file.append(line)
+        except HflowError as error:
+            self.problem = error
+            raise
+
+    @contextmanager
+    def _noting(self) -> Iterator[None]:
+        """The first failure is the one to tell: others follow from it."""
+        try:
+            yield
+        except HflowError as error:
+            self.problem = self.problem or error
 
 
-def _write(path: Path, text: str) -> None:
-    """All or nothing: a reader never sees half a file."""
-    temporary = path.with_suffix(path.suffix + ".part")
-    temporary.write_text(text)
-    temporary.replace(path)
+def _made(path: Path, is_new: bool) -> Path:
+    """The folder, made unless there is an empty one. A new one gets a number where its name is taken."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    numbered = (path.with_name(f"{path.name}-{number}") for number in count(2))
+    for free in chain([path], numbered if is_new else ()):
+        with suppress(FileExistsError):
+            free.mkdir()
+            return free
+    if any(path.iterdir()):
+        raise _taken(path)
+    return path
+
+
+def _taken(path: Path) -> HflowError:
+    help_ = "give another one with --run-dir, or remove it"
+    return HflowError(Diagnostic("HF407", f"`{path}` exists and is not empty", help=help_))
