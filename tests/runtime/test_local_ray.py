@@ -32,3 +32,17 @@ def test_a_second_run_of_a_process_has_the_first_ones_token(monkeypatch: pytest.
 def test_no_place_for_rays_files_is_a_diagnostic(tmp_path: Path) -> None:
     with temporary_files_in(tmp_path / "nowhere"), pytest.raises(HflowError, match="HF404.*nowhere.*No such"):
         LocalRay()
+
+
+@pytest.mark.slow
+def test_workers_are_as_nice_as_who_started_them(workers: Any) -> None:
+    """Ray's own default is 15 more: a machine with other load gave them no core for minutes."""
+    import ray
+
+    workers.form(1)
+    niceness = ray.get([actor.__ray_call__.remote(_niceness) for actor in workers._actors])
+    assert set(niceness) == {os.nice(0)}
+
+
+def _niceness(_actor: Any) -> int:
+    return os.nice(0)

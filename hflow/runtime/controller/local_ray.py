@@ -39,6 +39,8 @@ class LocalRay:
         self.folder = self._private.path / "ray"  # Ray opens its own folder to everybody
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        # Ray's own default is 15: beside other load, workers would hardly get a core
+        os.environ.setdefault("RAY_worker_niceness", "0")
         if "ray" in sys.modules and os.environ.get("RAY_AUTH_MODE") != "token":
             return  # the program around us imported Ray with its own settings
         token = self._private.path / "token"
