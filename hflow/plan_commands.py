@@ -25,7 +25,6 @@ from hflow.arguments import (
 )
 from hflow.compiler.planner.options import DEFAULTS, Placement, Planner, PlannerOptions
 from hflow.diagnostics import Diagnostic, HflowError
-from hflow.runtime.gpus import hide_gpus
 
 AfterPass = Literal["weight_edges", "candidates", "place", "lower_edges", "schedule", "check_memory", "all"]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the plan's table as one JSON object.")]
@@ -150,6 +149,8 @@ def exec_command(
     else:
         options = PlannerOptions(engines=tuple(engine or ()))
         plan = _plan(load_graph(graph, file, set_), _cluster(cluster), pin, options)
+    from hflow.runtime.gpus import hide_gpus
+
     if plan.cluster.device.platform == "cpu":
         hide_gpus()
     from hflow.runtime.execute import execute  # torch, too

@@ -214,9 +214,7 @@ class Graph:
         of texts that no train node sees; else the only `score` of a function or of a frozen model that leads
         to training (where none does: that some node reads), or that of a node `reward`; empty when there is
         none."""
-        dag = self.dag()
-        trains = [n.name for n in self.nodes if n.op == "train"]
-        leading: set[str] = set(trains).union(*(nx.ancestors(dag, name) for name in trains))
+        leading = {name for n in self.nodes if n.op == "train" for name in self._behind(n.name)}
         metric = self.evaluation.metric if self.evaluation else None
         if metric and self._samples(metric.node) <= leading:
             return str(metric)
@@ -231,8 +229,17 @@ class Graph:
 
     def _samples(self, name: str) -> set[str]:
         """The generate nodes whose texts a node depends on."""
-        behind = nx.ancestors(self.dag(), name)
-        return {n.name for n in self.nodes if n.op == "generate" and n.name in {*behind, name}}
+        behind = self._behind(name)
+        return {n.name for n in self.nodes if n.op == "generate" and n.name in behind}
+
+    def _behind(self, name: str) -> set[str]:
+        """A node and all that it depends on within a step."""
+        dag, found, left = self.dag(), {name}, [name]
+        while left:
+            new = set(dag.predecessors(left.pop())) - found
+            found |= new
+            left += new
+        return found
 
     @cached_property
     def _nodes(self) -> dict[str, Node]:

@@ -106,8 +106,8 @@ def _score(value: float | None) -> str:
 
 def _held_out(report: Report) -> list[Chart]:
     """The metric of the evaluation after each number of steps at which it was taken."""
-    found = report.summary.get("eval")
-    by_step: Mapping[Any, float] = (found or {}).get("by_step") or {}
+    found: Mapping[str, Any] = report.summary.get("eval") or {}
+    by_step: Mapping[Any, float] = found.get("by_step") or {}
     if not by_step:
         return []
     values = {int(step): value for step, value in by_step.items()}

@@ -11,8 +11,8 @@ for the work, and as long as the rings of nodes take (`bounds`) if every unit ha
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
+from functools import partial
 from itertools import product
 from math import gcd
 
@@ -22,24 +22,23 @@ from hflow.compiler.planner.layouts import options_of, sizes
 from hflow.compiler.planner.space import Space
 from hflow.compiler.planner.unit import Option, Unit
 
-EFFORT = 2000  # bounds for each unit, of about 0.05 ms: what they leave open counts as shorter
-Times = Mapping[str, float]
+EFFORT = 3000  # bounds, of about 0.05 ms; what they leave open counts as shorter
 Taken = tuple[tuple[Unit, Option], ...]
 
 
 def unsearched(space: Space, limit_s: float) -> tuple[Unit, ...]:
     """The units that are on a part of the devices in some plan which is not in the space and, as far as
     bounds tell, may take less than `limit_s`; those that generate come first."""
-    free = [unit for unit in space.units if unit.name not in space.pinned]
+    free = sorted(
+        (unit for unit in space.units if unit.name not in space.pinned),
+        key=lambda unit: unit.role != "generate",
+    )
     if not free or space.num_devices == 1:
         return ()
     if all(len(partition) > 1 for partition in space.partitions()):
-        found = free  # that all models share all devices is not admitted
-    else:
-        options = {unit.name: all_options(space, unit) for unit in space.units}
-        bounds = Bounds(space.draft)
-        found = [unit for unit in free if _Elsewhere(space, limit_s, unit, options, bounds).exists]
-    return tuple(sorted(found, key=lambda unit: unit.role != "generate"))
+        return tuple(free)  # that all models share all devices is not admitted
+    elsewhere = _Elsewhere(space, limit_s)
+    return tuple(unit for unit in free if elsewhere.admits(unit))
 
 
 def pin_apart(space: Space, unit: Unit) -> str:
@@ -50,91 +49,74 @@ def pin_apart(space: Space, unit: Unit) -> str:
     return f"{unit.nodes[0].name}=@{first}" + (f"-{total - 1}" if first < total - 1 else "")
 
 
-@dataclass
 class _Elsewhere:
-    """Plans that take less than `limit_s` with `apart` on a part of the devices. `effort`: bounds so far."""
+    """Plans that take less than `limit_s`, wherever units are. `least_s` of each node, `least_work` of each
+    unit's devices together; `least_ring_s`: with the least times; `effort`: bounds so far."""
 
-    space: Space
-    limit_s: float
-    apart: Unit
-    options: Mapping[str, tuple[Option, ...]]
-    bounds: Bounds
-    effort: int = 0
+    def __init__(self, space: Space, limit_s: float):
+        self.space, self.limit_s, self.effort = space, limit_s, 0
+        self.total, self.usable = space.num_devices, space.draft.cluster.device.usable_bytes
+        self.bounds = Bounds(space.draft)
+        self.options = {unit.name: all_options(space, unit) for unit in space.units}
+        self.places = {node.name: (i,) for i, unit in enumerate(space.units) for node in unit.nodes}
+        alone = {u.name: [_alone(u, o) for o in self.options[u.name]] for u in space.units}
+        self.least_s = {
+            node.name: min(times[node.name] for times in alone[unit.name])
+            for unit in space.units
+            for node in unit.nodes
+        }
+        self.least_work = {
+            unit.name: min(map(partial(self._work, unit), self.options[unit.name], alone[unit.name]))
+            for unit in space.units
+        }
+        self.least_ring_s = self.bounds.step_s(self.least_s, self.places)
 
-    @cached_property
-    def exists(self) -> bool:
-        units = sorted(self.space.units, key=lambda u: (u is not self.apart, -self._least_s(u)))
-        return self._exists((), units)
+    def admits(self, apart: Unit) -> bool:
+        """Whether there may be one with `apart` on a part of the devices."""
+        others = [unit for unit in self.space.units if unit is not apart]
+        others.sort(key=lambda unit: -self.options[unit.name][0].least_s)
+        few = [option for option in self.options[apart.name] if option.num_devices < self.total]
+        return any(self._completes((), apart, option, others) for option in few)
 
-    def _exists(self, taken: Taken, left: Sequence[Unit]) -> bool:
+    def _completes(self, taken: Taken, unit: Unit, option: Option, left: Sequence[Unit]) -> bool:
+        """Whether with `option` of `unit` as well, and any of all units that are left, one may be."""
+        self.effort += 1
+        if self.effort > EFFORT:
+            return True
+        both = (*taken, (unit, option))
+        if self._bound_s(both) >= self.limit_s:
+            return False
         if not left:
             return True
-        unit, *others = left
-        for option in self._options(unit):
-            self.effort += 1
-            if self.effort > EFFORT:
-                return True
-            both = (*taken, (unit, option))
-            if self._bound_s(both) < self.limit_s and self._exists(both, others):
-                return True
-        return False
-
-    def _options(self, unit: Unit) -> tuple[Option, ...]:
-        found = self.options[unit.name]
-        if unit is not self.apart:
-            return found
-        return tuple(option for option in found if option.num_devices < self.space.num_devices)
-
-    def _least_s(self, unit: Unit) -> float:
-        return min((option.least_s for option in self._options(unit)), default=0.0)
-
-    @cached_property
-    def _places(self) -> dict[str, tuple[int, ...]]:
-        return {node.name: (i,) for i, unit in enumerate(self.space.units) for node in unit.nodes}
-
-    @cached_property
-    def _least(self) -> dict[str, float]:
-        """The least time of each node."""
-        return {
-            node.name: min((o.ways[i].least_s + o.swap_s for o in self._options(unit)), default=0.0)
-            for unit in self.space.units
-            for i, node in enumerate(unit.nodes)
-        }
-
-    @cached_property
-    def _least_work(self) -> dict[str, float]:
-        """By unit the least seconds of all its devices together."""
-        return {
-            unit.name: min((self._work(unit, o, _alone(unit, o)) for o in self._options(unit)), default=0.0)
-            for unit in self.space.units
-        }
-
-    def _work(self, unit: Unit, option: Option, times: Times) -> float:
-        rounds = self.bounds.rounds
-        return option.num_devices * sum(times[node.name] * rounds[node.name] for node in unit.nodes)
+        following, *others = left
+        return any(self._completes(both, following, each, others) for each in self.options[following.name])
 
     def _bound_s(self, taken: Taken) -> float:
+        """The least time of plans with these options, or a number below `limit_s`."""
         times: dict[str, float] = {}
         for unit, option in taken:
             own = self._times(unit, option, taken)
             if own is None:
                 return float("inf")
             times.update(own)
-        names = {unit.name for unit, _ in taken}
-        work = sum(self._work(unit, option, times) for unit, option in taken)
-        work += sum(least for name, least in self._least_work.items() if name not in names)
-        ring_s = self.bounds.step_s({**self._least, **times}, self._places)
-        return max(work / self.space.num_devices, ring_s)
+        work = {**self.least_work, **{unit.name: self._work(unit, option, times) for unit, option in taken}}
+        busy_s = sum(work.values()) / self.total
+        more_s = sum((s - self.least_s[name]) * self.bounds.rounds[name] for name, s in times.items())
+        if busy_s >= self.limit_s or self.least_ring_s + more_s < self.limit_s:  # no ring gets longer than so
+            return busy_s
+        return max(busy_s, self.bounds.step_s({**self.least_s, **times}, self.places))
+
+    def _work(self, unit: Unit, option: Option, times: Mapping[str, float]) -> float:
+        """Seconds of all devices together."""
+        rounds = self.bounds.rounds
+        return option.num_devices * sum(times[node.name] * rounds[node.name] for node in unit.nodes)
 
     def _times(self, unit: Unit, option: Option, taken: Taken) -> dict[str, float] | None:
         """Of the unit's nodes, in the memory that others leave at most on its fullest device."""
-        total = self.space.num_devices
-        others = (
-            (o.idle_bytes, option.num_devices + o.num_devices - total) for u, o in taken if u is not unit
-        )
-        beside = sum(size * max(0, shared) for size, shared in others) // option.num_devices
-        room = self.space.draft.cluster.device.usable_bytes - option.idle_bytes - beside
-        room -= self._copy_bytes(unit, option, taken)
+        others = [o for u, o in taken if u is not unit]
+        shared = [max(0, option.num_devices + o.num_devices - self.total) for o in others]
+        beside = sum(o.idle_bytes * count for o, count in zip(others, shared)) // option.num_devices
+        room = self.usable - option.idle_bytes - beside - self._copy_bytes(unit, option, taken)
         ways = [each.fastest(room) for each in option.ways]
         times = {n.name: way.time_s + option.swap_s for n, way in zip(unit.nodes, ways) if way}
         return times if len(times) == len(unit.nodes) else None
