@@ -2,7 +2,7 @@
 
 One process per worker takes each measurement while all others take it too, since they share caches,
 memory and power. A value is the median over workers of the median over runs. The GPU path has not been
-tried on a machine with more than one GPU.
+tried.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from hflow.runtime.measurements import MEASUREMENTS, Seat, Setting
 from hflow.runtime.worker.world import World
 
 POLL_S = 0.1
-MEMORY_SHARE = 0.9  # of what there is; the rest is left to the system, the controller and CUDA
+MEMORY_SHARE = 0.9  # of the machine's; the rest is left to the system and the controller
+RESERVE = 0.1  # of a GPU's: an allocator leaves gaps
 HOST_LATENCY_S = 1e-5  # of a copy between GPU and host: its order of magnitude, not measured
 NO_LINK = Link(1e9, 1e-4)
 DIGITS = 3  # more would be noise
@@ -152,18 +153,23 @@ def _cluster(name: str, setting: Setting, measured: Mapping[str, float]) -> Clus
         platform=setting.platform,
         flops=m["matrix_flops"],
         memory_bytes=_memory_bytes(setting),
+        reserve_bytes=int(RESERVE * _memory_bytes(setting)) if setting.platform == "cuda" else 0,
+        overhead_bytes=int(m.get("overhead_bytes", 0.0)),
         memory_bandwidth=m["memory_bandwidth"],
         efficiency=train,
         layer_overhead_s=m["layer_overhead_s"],
         calibration=Calibration(train, score, score, 1.0),  # of a memory bandwidth that was reached
     )
-    return Cluster(name, device, 1, setting.workers, link, link, host)
+    return Cluster(name, device, 1, setting.workers, link, link, host, host_memory_bytes=_host_bytes(setting))
+
+
+def _host_bytes(setting: Setting) -> int | None:
+    """Where devices have memory of their own."""
+    return int(MEMORY_SHARE * psutil.virtual_memory().total) if setting.platform == "cuda" else None
 
 
 def _memory_bytes(setting: Setting) -> int:
     """Of one device, in tenths of a GB."""
     if setting.platform == "cuda":
-        total = torch.cuda.get_device_properties(0).total_memory
-    else:
-        total = psutil.virtual_memory().total / setting.workers
-    return int(MEMORY_SHARE * total // 10**8) * 10**8
+        return torch.cuda.get_device_properties(0).total_memory // 10**8 * 10**8
+    return int(MEMORY_SHARE * psutil.virtual_memory().total / setting.workers // 10**8) * 10**8

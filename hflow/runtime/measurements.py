@@ -149,6 +149,12 @@ def host_bandwidth(seat: Seat) -> float:
     return size / seat.median_s(lambda: target.copy_(source, non_blocking=True))
 
 
+def overhead_bytes(seat: Seat) -> float:
+    """Memory of the GPU that no tensor has: the CUDA context, libraries and NCCL, all used before."""
+    free, total = torch.cuda.mem_get_info(seat.device)
+    return total - free - torch.cuda.memory_reserved(seat.device)
+
+
 def score_flops(seat: Seat) -> float:
     """FLOP/s of forward passes over whole sequences."""
     model, pack = seat.model(seat.setting.sizes.hidden), seat.pack()
@@ -231,4 +237,5 @@ MEASUREMENTS: Mapping[str, Measurement] = {
     "host_bandwidth": Measurement("copy from host memory", host_bandwidth, units.rate, _gpus),
     "link_bandwidth": Measurement("link of two workers", link_bandwidth, units.rate, _pair),
     "link_latency_s": Measurement("link, latency", link_latency_s, _microseconds, _pair),
+    "overhead_bytes": Measurement("memory of CUDA itself", overhead_bytes, units.size, _gpus),
 }

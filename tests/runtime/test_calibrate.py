@@ -7,14 +7,19 @@ import sys
 import time
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
+import torch
 from torch.multiprocessing.spawn import start_processes
 
 from hflow.compiler.cluster_file import load_cluster
 from hflow.diagnostics import HflowError
+from hflow.runtime import calibrate as calibration
 from hflow.runtime.calibrate import join
+from hflow.runtime.measurements import MEASUREMENTS, Setting
 
 CALIBRATE = [sys.executable, "-m", "hflow.cli", "calibrate"]
 
@@ -53,6 +58,21 @@ def test_a_measured_cluster_is_plausible(tmp_path: Path) -> None:
     assert cluster.device.memory_bandwidth > 1e9
     again = calibrate("--output", str(file))
     assert again.returncode == 1 and "error[HF001]" in again.stderr and "--force" in again.stderr
+
+
+def test_of_a_gpu_all_memory_is_told_and_what_is_no_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "H100")
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=85_050_000_000)
+    )
+    rates = {name: 1e9 for name in MEASUREMENTS if name != "overhead_bytes"}
+    cluster = calibration._cluster("mine", Setting("cuda", 1, 1, 1), rates | {"overhead_bytes": 1.234e9})
+    device = cluster.device
+    assert (device.memory_bytes, device.reserve_bytes) == (85_000_000_000, 8_500_000_000)
+    assert device.overhead_bytes == 1_230_000_000
+    assert cluster.host_memory_bytes and cluster.host_memory_bytes < psutil.virtual_memory().total
+    on_cpu = calibration._cluster("mine", Setting("cpu", 1, 2, 1), rates)
+    assert on_cpu.host_memory_bytes is None and not on_cpu.device.reserve_bytes
 
 
 def _fail(rank: int) -> None:

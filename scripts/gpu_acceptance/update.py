@@ -1,0 +1,67 @@
+"""One update of a model by hflow's engine, as a train node makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hflow.compiler.cost.strategy import Strategy
+from hflow.compiler.layout import Mesh
+from hflow.compiler.plan import NodePlan
+from hflow.graph.graph import Function, Input, Node, Ref, Repeat
+from hflow.graph.types import Dim, Factor, ValueType
+from hflow.ops.losses import negative_log_likelihood
+from hflow.runtime.engines.base import Call
+from hflow.runtime.engines.megatron.engine import MegatronModel
+from hflow.runtime.rows import Rows, from_lists
+
+ADAM: Mapping[str, Any] = {
+    "lr": 1e-2,
+    "betas": (0.9, 0.95),
+    "eps": 1e-3,  # large, so that the update is smooth where gradients are near 0
+    "weight_decay": 0.0,
+    "clip_grad": 0.0,
+    "warmup_steps": 0,
+}
+MICRO_BATCH = 5
+
+
+def update(
+    model: MegatronModel, tokens: list[list[int]], lengths: list[int], strategy: Strategy
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Gradient and weights after one update over all rows, by name. The engine's weights are lost."""
+    rows = len(tokens)
+    plan = NodePlan(
+        "actor_train", "train", "actor", "megatron", Mesh.of((0,)), MICRO_BATCH, 0.0, 0.0, 0, strategy
+    )
+    mask = Rows(torch.ones(sum(lengths), dtype=torch.bool), torch.tensor(lengths))
+    call = Call(_node(rows), plan, 0, rows, seed=0, step=0)
+    model.run(call, {"tokens": from_lists(tokens), "mask": mask})
+    after = _read(model)
+    for parameter in model.model.parameters():  # read by the weights' own names
+        parameter.data.copy_(parameter.main_grad)  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
+    return _read(model), after
+
+
+def _read(model: MegatronModel) -> dict[str, Tensor]:
+    weights = model.weights
+    return {name: weights.read(name, weights.box(name)).float().cpu().clone() for name in weights.names()}
+
+
+def _node(rows: int) -> Node:
+    type_ = ValueType("i32", (Dim((Factor("rows", rows),)), Dim((Factor("seq", 64),), True)))
+    loss: Any = negative_log_likelihood
+    function = Function(
+        "hflow.ops.losses.negative_log_likelihood", loss.__hflow_signature__, {}, ("logprobs",)
+    )
+    return Node(
+        "actor_train",
+        "train",
+        function=function,
+        inputs=(Input("tokens", Ref("examples", "tokens"), type_),),
+        options=dict(ADAM) | {"aggregate": "token_mean", "temperature": 1.0},
+        repeat=Repeat(1, rows),
+    )
