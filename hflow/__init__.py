@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hflow.address_space import RUN_INLINE, RUN_ON_RAY, require_address_space
 from hflow.diagnostics import HflowError
 
 if TYPE_CHECKING:
@@ -69,7 +70,12 @@ def compile(graph: Graph, cluster: Cluster | str | Path, pins: Iterable[str] = (
 
 
 def execute(plan: Plan, **options: Any) -> Run:
-    """Run a plan to its end; options as in `hflow.runtime.execute.execute`."""
+    """Run a plan to its end; options as in `hflow.runtime.execute.execute`.
+
+    Raises:
+        HflowError: as there, and HF404 where this process may map too little memory to load torch.
+    """
+    require_address_space(*(RUN_INLINE if options.get("workers") == "inline" else RUN_ON_RAY))
     from hflow.runtime.execute import execute as execute_plan
 
     return execute_plan(plan, **options)

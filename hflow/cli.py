@@ -11,6 +11,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from hflow.address_space import TORCH_BYTES, require_address_space
 from hflow.arguments import (
     Files,
     GraphFile,
@@ -161,6 +162,7 @@ def new_model_command(
     force: Annotated[bool, typer.Option(help="Overwrite the folder.")] = False,
 ) -> None:
     """Make a tiny random-weight HF model with a character tokenizer, to try things on."""
+    require_address_space(TORCH_BYTES, "new-model")
     from hflow.runtime.new_model import ALPHABET, new_model
 
     size = new_model(
@@ -182,6 +184,7 @@ def calibrate_command(
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
     """Measure this machine: matrix products, memory, and the link between two workers. Takes seconds."""
+    require_address_space(TORCH_BYTES, "calibrate")
     from hflow.compiler.cluster_text import cluster_text
     from hflow.runtime.calibrate import calibrate
 
@@ -206,6 +209,7 @@ def doctor(
     no_start: Annotated[bool, typer.Option("--no-start", help="Start no engine.")] = False,
 ) -> None:
     """Tell what works on this machine: each engine is started on a tiny model. Takes up to a minute."""
+    require_address_space(TORCH_BYTES, "doctor")
     from hflow.runtime.doctor.command import doctor_command
 
     doctor_command(json_, not no_start, width())

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from hflow.address_space import RUN_INLINE, RUN_ON_RAY, require_address_space
 from hflow.arguments import (
     DEFAULT_CLUSTER,
     ClusterFile,
@@ -144,6 +145,7 @@ def exec_command(
     workers: Annotated[Workers, typer.Option(help="inline: one worker in this process.")] = Workers.ray,
 ) -> None:
     """Run a graph (or a plan) to its end, and leave a run folder with metrics, report and trained models."""
+    require_address_space(*(RUN_INLINE if workers is Workers.inline else RUN_ON_RAY))
     if graph.suffix == ".json":
         plan = _only_plan(graph, cluster, pin, engine, file, set_)
     else:
