@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
@@ -77,10 +77,8 @@ def large_model(setting: Setting) -> Path:
 
 def load(folder: Path, dtype: torch.dtype, device: torch.device | None = None) -> PreTrainedModel:
     """As transformers reads it."""
-    model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype)
-    found = model.to(device or torch.device("cpu")).eval()
-    assert isinstance(found, PreTrainedModel)
-    return found
+    model: Any = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype)
+    return model.to(device or torch.device("cpu")).eval()
 
 
 def alone(setting: Setting) -> World:
