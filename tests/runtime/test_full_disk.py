@@ -25,7 +25,7 @@ from tests.runtime.test_failures import DEADLINE_S, HFLOW
 
 FOLDER = Path(__file__).parent
 GRAPH = FOLDER / "grpo_small.yaml"
-RUN_BYTES = 66_500  # holds a plan and the reserve, and the events of some eighty steps
+RUN_BYTES = 45_000  # holds a plan and the reserve, and the events of some fifty steps
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from hflow.view.trace import chrome_trace
 from hflow.whole_file import unwritten, write_whole
 
 TRACED_STEPS = 20  # events of the first and last steps; a long run's trace stays small enough to open
-RESERVE, RESERVE_BYTES = ".reserve", 64 * 2**10  # room for the end of a run on a disk that has become full
+RESERVE, RESERVE_BYTES = ".reserve", 32 * 2**10  # room for the end of a run on a disk that has become full
 
 
 class RunFolder:

@@ -136,6 +136,8 @@ def without_its_own_ends(model: Path, view: Path) -> Path:
 def check_length(options: ServerOptions) -> None:
     """Instead of SGLang's own check, which SPARE would fail."""
     config = Path(options.model_path) / "config.json"
+    if not config.is_file():
+        raise FileNotFoundError(str(config))
     positions = read_object(config)["max_position_embeddings"]
     if options.max_length > positions:
         raise ValueError(f"requests of {options.max_length} tokens, but the model has {positions} positions")
