@@ -49,7 +49,6 @@ def reference(graph: Graph) -> list[dict[str, Any]]:
     Step k samples with weights that k - 1 steps have trained (the first two: none), and trains its own.
     """
     model: Any = AutoModelForCausalLM.from_pretrained(graph.model("actor").path, dtype=torch.float32)
-    model.get_input_embeddings().padding_idx = None  # a sampled <pad> is a token like others, with a gradient
     old, optimizer = copy.deepcopy(model), adam(model, graph.node("actor_train").options)
     rollout = graph.node("rollout")
     steps: list[dict[str, Any]] = []
