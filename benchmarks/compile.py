@@ -27,13 +27,13 @@ from statistics import median
 from typing import TypeVar
 
 import hflow
-from hflow.compiler.cluster import Cluster
-from hflow.compiler.cluster_file import load_cluster
 from hflow.compiler.compile import compile_graph
-from hflow.compiler.plan import Plan
 from hflow.compiler.planner.options import PlannerOptions
 from hflow.diagnostics import HflowError
-from hflow.graph.graph import Graph
+from hflow.graph.ir import Graph
+from hflow.plan.cluster import Cluster
+from hflow.plan.cluster_file import load_cluster
+from hflow.plan.plan import Plan
 
 ROOT = Path(__file__).resolve().parent.parent
 ALGORITHMS = ("ppo", "grpo", "remax", "safe_rlhf")
@@ -176,7 +176,7 @@ def run(algorithm: str, model: str, gpus: int, budget_s: float | None) -> None:
     """One `hflow compile`, from the start of the process to its end."""
     overrides = [word for text in sizes(algorithm, model) for word in ("--set", text)]
     file = f"algorithms/{algorithm}.yaml"
-    hflow_compile = [sys.executable, "-m", "hflow.cli", "compile", file]
+    hflow_compile = [sys.executable, "-m", "hflow.cli.app", "compile", file]
     options = ["--cluster", f"a100x{gpus}", *(["--budget", str(budget_s)] if budget_s is not None else [])]
     subprocess.run([*hflow_compile, *options, *overrides], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 

@@ -24,18 +24,18 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from hflow.compiler.cluster import Cluster
-from hflow.compiler.cluster_file import load_cluster
-from hflow.compiler.cost.comm import all_gather_s, reached
-from hflow.compiler.cost.compute import node_time_s
-from hflow.compiler.cost.generation import wake_up_s
-from hflow.compiler.cost.memory import weight_bytes, working_bytes
-from hflow.compiler.cost.strategy import Strategy
-from hflow.compiler.layout import Mesh
-from hflow.compiler.named_shapes import NAMED_SHAPES
-from hflow.compiler.shape import ModelShape
-from hflow.compiler.workload import Workload
-from hflow.graph.graph import OpKind
+from hflow.cost.comm import all_gather_s, reached
+from hflow.cost.compute import node_time_s
+from hflow.cost.generation import wake_up_s
+from hflow.cost.memory import weight_bytes, working_bytes
+from hflow.graph.ir import OpKind
+from hflow.plan.cluster import Cluster
+from hflow.plan.cluster_file import load_cluster
+from hflow.plan.layout import Mesh
+from hflow.plan.model_shape import ModelShape
+from hflow.plan.named_shapes import NAMED_SHAPES
+from hflow.plan.strategy import Strategy
+from hflow.plan.workload import Workload
 
 ROOT = Path(__file__).resolve().parent
 CLUSTERS = ROOT.parent / "clusters"

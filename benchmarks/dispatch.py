@@ -39,11 +39,11 @@ from typing import Any
 from rich.console import Console
 
 import hflow
-from hflow.compiler.cluster_file import load_cluster
-from hflow.compiler.plan import Plan
+from hflow.plan.cluster_file import load_cluster
+from hflow.plan.plan import Plan
 from hflow.runtime.controller.local_ray import LocalRay
 from hflow.runtime.execute import execute
-from hflow.runtime.new_model import new_model
+from hflow.runtime.tools.new_model import new_model
 
 LOCAL = LocalRay()  # before Ray is imported
 

@@ -26,7 +26,7 @@ from step import machine
 
 import hflow
 from hflow.runtime.execute import execute
-from hflow.runtime.new_model import new_model
+from hflow.runtime.tools.new_model import new_model
 
 ROOT = Path(__file__).resolve().parent
 WARMUP = 2

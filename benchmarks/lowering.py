@@ -31,19 +31,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hflow.compiler.cluster import Cluster
-from hflow.compiler.cluster_file import load_cluster
-from hflow.compiler.cost.comm import all_gather_s, axis_link, reached
-from hflow.compiler.layout import Mesh, intersect, rows_layout, volume
 from hflow.compiler.lowering import lower_rows, lower_weights
-from hflow.compiler.named_shapes import NAMED_SHAPES
-from hflow.compiler.plan import Copy, CopySet
 from hflow.compiler.regroup import generation_mesh
-from hflow.compiler.reshard import by_box
-from hflow.compiler.shape import ModelShape
-from hflow.compiler.sharding import Sharding
-from hflow.compiler.weights import parameters, weight_boxes
+from hflow.cost.comm import all_gather_s, axis_link, reached
 from hflow.graph.types import Dim, Factor, ValueType
+from hflow.plan.cluster import Cluster
+from hflow.plan.cluster_file import load_cluster
+from hflow.plan.layout import Mesh, intersect, rows_layout, volume
+from hflow.plan.model_shape import ModelShape
+from hflow.plan.named_shapes import NAMED_SHAPES
+from hflow.plan.parameters import parameters, weight_boxes
+from hflow.plan.plan import Copy, CopySet
+from hflow.plan.reshard import by_box
+from hflow.plan.sharding import Sharding
 
 ROOT = Path(__file__).resolve().parent
 TESTBED = load_cluster(ROOT.parent / "clusters/a100x128.yaml")

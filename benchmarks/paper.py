@@ -31,17 +31,17 @@ from statistics import mean
 from typing import Any
 
 import hflow
-from hflow.compiler.cluster import Cluster
-from hflow.compiler.cluster_file import load_cluster
 from hflow.compiler.compile import compile_graph
-from hflow.compiler.cost.flops import forward_flops
-from hflow.compiler.cost.generation import wake_up_s
-from hflow.compiler.cost.memory import kv_cache_bytes
-from hflow.compiler.named_shapes import NAMED_SHAPES
-from hflow.compiler.plan import Plan
 from hflow.compiler.planner.options import Planner, PlannerOptions
+from hflow.cost.generation import wake_up_s
+from hflow.cost.memory import kv_cache_bytes
 from hflow.diagnostics import HflowError
-from hflow.graph.graph import Graph
+from hflow.graph.ir import Graph
+from hflow.plan.cluster import Cluster
+from hflow.plan.cluster_file import load_cluster
+from hflow.plan.flops import forward_flops
+from hflow.plan.named_shapes import NAMED_SHAPES
+from hflow.plan.plan import Plan
 
 ROOT = Path(__file__).resolve().parent.parent
 PROMPT, RESPONSE, ROWS, UPDATES = 1024, 1024, 1024, 8

@@ -22,12 +22,12 @@ from statistics import geometric_mean, median
 from typing import Any
 
 from benchmarks.paper import GPUS, NOTHING_FITS, ROOT, SMALLEST, at_the_papers_size
-from hflow.compiler.cluster import Cluster
-from hflow.compiler.cluster_file import load_cluster
 from hflow.compiler.compile import compile_graph
 from hflow.compiler.planner.options import Planner, PlannerOptions
 from hflow.diagnostics import HflowError
-from hflow.graph.graph import Graph
+from hflow.graph.ir import Graph
+from hflow.plan.cluster import Cluster
+from hflow.plan.cluster_file import load_cluster
 
 ALGORITHMS = ("ppo", "remax", "safe_rlhf")
 FIGURE_16 = {("7B", 8): 11.2, ("7B", 16): 33.4, ("13B", 32): 112.0, ("34B", 64): 402.0, ("70B", 96): 870.0}

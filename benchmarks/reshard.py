@@ -41,12 +41,12 @@ from resharding.usage import most_allocated, received
 from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.profiler import ProfilerActivity, profile
 
-from hflow.compiler.cluster import Cluster, DeviceKind, Link
-from hflow.compiler.layout import Box, Mesh
 from hflow.compiler.lowering import weight_edge
 from hflow.compiler.regroup import generation_mesh
-from hflow.compiler.shape import ModelShape
-from hflow.compiler.sharding import Sharding
+from hflow.plan.cluster import Cluster, DeviceKind, Link
+from hflow.plan.layout import Box, Mesh
+from hflow.plan.model_shape import ModelShape
+from hflow.plan.sharding import Sharding
 from hflow.runtime.engines.megatron.build import build_model
 from hflow.runtime.engines.megatron.groups import make_groups
 from hflow.runtime.engines.megatron.weights import MegatronWeights

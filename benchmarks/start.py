@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=5, help="runs of which the median counts")
     parser.add_argument("--save", action="store_true", help="also write results/start-DATE.json")
     options = parser.parse_args()
-    checks = [sys.executable, "-m", "hflow.cli", "check"]
+    checks = [sys.executable, "-m", "hflow.cli.app", "check"]
     commands = {path.stem: [*checks, str(path)] for path in sorted((ROOT / "algorithms").glob("*.yaml"))}
     commands[LIBRARIES] = [sys.executable, "-c", "import pydantic, ruamel.yaml, typer"]
     rounds = [{name: seconds(command) for name, command in commands.items()} for _ in range(options.times)]

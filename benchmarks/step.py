@@ -26,10 +26,10 @@ from typing import Any
 import torch
 
 import hflow
-from hflow.compiler.cost.flops import forward_flops
-from hflow.compiler.plan import Plan
-from hflow.compiler.workload import workload
-from hflow.runtime.new_model import new_model
+from hflow.plan.flops import forward_flops
+from hflow.plan.plan import Plan
+from hflow.plan.workload import workload
+from hflow.runtime.tools.new_model import new_model
 
 ROOT = Path(__file__).resolve().parent.parent
 WARMUP = 2

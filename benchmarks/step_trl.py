@@ -42,7 +42,7 @@ from safetensors.torch import load_file, save_file
 from step import machine, machine_flops
 from trl.work import WORKS, Work
 
-from hflow.runtime.new_model import ALPHABET, new_model
+from hflow.runtime.tools.new_model import ALPHABET, new_model
 
 ROOT = Path(__file__).resolve().parent
 WARMUP = 2

@@ -15,10 +15,10 @@ from hflow.address_space import RUN_INLINE, RUN_ON_RAY, require_address_space
 from hflow.diagnostics import HflowError
 
 if TYPE_CHECKING:
-    from hflow.compiler.cluster import Cluster
-    from hflow.compiler.plan import Plan
-    from hflow.graph.builder import GraphBuilder
-    from hflow.graph.graph import Graph
+    from hflow.graph.builder.builder import GraphBuilder
+    from hflow.graph.ir import Graph
+    from hflow.plan.cluster import Cluster
+    from hflow.plan.plan import Plan
     from hflow.runtime.execute import Run
 
 __version__ = "0.1.0"
@@ -28,7 +28,7 @@ __all__ = ["GraphBuilder", "HflowError", "compile", "execute", "load"]
 def __getattr__(name: str) -> Any:
     if name != "GraphBuilder":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from hflow.graph.builder import GraphBuilder
+    from hflow.graph.builder.builder import GraphBuilder
 
     return GraphBuilder
 
@@ -55,10 +55,10 @@ def compile(graph: Graph, cluster: Cluster | str | Path, pins: Iterable[str] = (
         HflowError: when the cluster file is wrong, or nothing fits.
         TypeError: `graph` is no graph, but a path, say.
     """
-    from hflow.compiler.cluster_file import load_cluster
     from hflow.compiler.compile import compile_graph
     from hflow.compiler.planner.options import PlannerOptions
-    from hflow.graph.graph import Graph
+    from hflow.graph.ir import Graph
+    from hflow.plan.cluster_file import load_cluster
 
     if not isinstance(graph, Graph):
         raise TypeError(f"{graph!r} is no graph: hflow.load reads one from a file")

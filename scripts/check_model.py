@@ -18,7 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from hflow.graph.graph import Graph, Node
+from hflow.graph.ir import Graph, Node
 from hflow.graph.load import load
 from hflow.runtime.engines.python.data import Example, open_source
 from hflow.runtime.tokenizer import Tokenizer, load_tokenizer

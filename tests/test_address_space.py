@@ -18,7 +18,7 @@ GRAPH = "algorithms/sft.yaml"
 def run_in(size: int, *arguments: str) -> tuple[int, str]:
     """Exit code and messages of a command that may map so many bytes."""
     done = subprocess.run(
-        [sys.executable, "-m", "hflow.cli", *arguments],
+        [sys.executable, "-m", "hflow.cli.app", *arguments],
         capture_output=True,
         text=True,
         timeout=120,

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from hflow.graph.graph import Graph
+from hflow.graph.ir import Graph
 from hflow.graph.load import load
-from hflow.view.svg import graph_svg
+from hflow.view.picture.svg import graph_svg
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "algorithms" / "README.md"

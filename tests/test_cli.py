@@ -13,11 +13,11 @@ from typing import get_args
 import pytest
 import typer
 
-from hflow.cli import app
+from hflow.cli.app import app
+from hflow.cli.plan_commands import AfterPass
 from hflow.compiler.compile import PASSES
-from hflow.compiler.plan import VERSION, load_plan
 from hflow.graph.load import load
-from hflow.plan_commands import AfterPass
+from hflow.plan.plan import VERSION, load_plan
 
 REWARD = """
 from hflow.ops.op import op
@@ -27,7 +27,7 @@ from hflow.ops.op import op
 def same(text, answer):
     return [[float(one == want) for one in texts] for texts, want in zip(text, answer)]
 """
-HFLOW = [sys.executable, "-m", "hflow.cli"]
+HFLOW = [sys.executable, "-m", "hflow.cli.app"]
 FLAGS = {
     "check": ["graph", "-f", "--file", "--set"],
     "show": ["graph", "-f", "--file", "--set", "--resolved", "--ir", "--svg"],
@@ -273,7 +273,7 @@ def test_a_placement_and_a_planner_can_be_asked_for(model: str) -> None:
 def test_check_is_light(algorithm: str) -> None:
     """`hflow check` imports none of the heavy packages."""
     code = (
-        "import sys; from typer.testing import CliRunner; from hflow.cli import app;"
+        "import sys; from typer.testing import CliRunner; from hflow.cli.app import app;"
         f"r = CliRunner().invoke(app, ['check', 'algorithms/{algorithm}.yaml']);"
         "assert r.exit_code == 0, r.output;"
         "heavy = {'torch', 'ray', 'megatron', 'sglang', 'transformers'} & set(sys.modules);"
@@ -387,7 +387,7 @@ def test_fmt(tmp_path: Path) -> None:
 
 
 def test_new(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "hflow.cli", "new", "mine", "--from", "sft"]
+    command = [sys.executable, "-m", "hflow.cli.app", "new", "mine", "--from", "sft"]
     env = {"PYTHONPATH": str(Path.cwd())}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0 and "ok     mine: 2 nodes" in done.stdout, done.stderr

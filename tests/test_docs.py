@@ -12,16 +12,16 @@ from typing import Any, get_args
 import pytest
 import typer
 
-from hflow.cli import app
-from hflow.compiler.cluster_file import load_cluster
+from hflow.cli.app import app
+from hflow.cli.plan_commands import AfterPass
 from hflow.compiler.planner.options import PLACEMENTS, PLANNERS
 from hflow.diagnostics import CODES, HflowError
-from hflow.graph.functions import read_function
-from hflow.graph.kinds import data, generate, score, train
+from hflow.graph.infer.functions import read_function
+from hflow.graph.infer.kinds import data, generate, score, train
+from hflow.graph.infer.signature import Tag
 from hflow.graph.options import REQUIRED, Option
-from hflow.graph.schema import OPS, keys_at
-from hflow.graph.signature import Tag
-from hflow.plan_commands import AfterPass
+from hflow.graph.source.schema import OPS, keys_at
+from hflow.plan.cluster_file import load_cluster
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(page for folder in (".", "algorithms", "docs") for page in (ROOT / folder).glob("*.md"))

@@ -13,12 +13,12 @@ import pytest
 
 import hflow
 from hflow.diagnostics import HflowError, render
-from hflow.graph.formatter import format_text
-from hflow.graph.functions import read_function
-from hflow.graph.graph import Graph
+from hflow.graph.infer.functions import read_function
+from hflow.graph.ir import Graph
 from hflow.graph.load import check, check_text, load_text
-from hflow.graph.printer import ir
-from hflow.graph.yaml_printer import to_yaml
+from hflow.graph.write.formatter import format_text
+from hflow.graph.write.printer import ir
+from hflow.graph.write.yaml_printer import to_yaml
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(page for folder in (".", "algorithms", "docs") for page in (ROOT / folder).glob("*.md"))

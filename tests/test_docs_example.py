@@ -20,10 +20,10 @@ from pathlib import Path
 import pytest
 
 import hflow
-from hflow.compiler.plan import EdgePlan, Plan
-from hflow.graph.functions import find_module
-from hflow.runtime.new_model import new_model
-from hflow.view.terminal import plan_text
+from hflow.graph.infer.functions import find_module
+from hflow.plan.plan import EdgePlan, Plan
+from hflow.runtime.tools.new_model import new_model
+from hflow.view.terminal.terminal import plan_text
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -77,7 +77,7 @@ def test_the_explained_layouts_are_what_is_printed(tmp_path: Path) -> None:
     (tmp_path / "sizes.yaml").write_text(sizes)
     (command,) = re.findall(r"```sh\n(hflow compile [^`]*--explain actor_train[^`]*)```", text)
     words = shlex.split(command.replace("\\\n", " ").replace("algorithms/", f"{ROOT}/algorithms/"))[1:]
-    run = [sys.executable, "-m", "hflow.cli", *words]
+    run = [sys.executable, "-m", "hflow.cli.app", *words]
     done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=True)
     (shown,) = re.findall(r"```text\n(actor_train: \d+ layouts compared\n.*?)```", text, re.DOTALL)
     assert shown in done.stdout

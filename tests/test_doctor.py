@@ -16,9 +16,9 @@ import pytest
 import torch
 import transformers
 
-from hflow.runtime.doctor.engines import Trial
-from hflow.runtime.doctor.machine import Device, Machine, this_machine
-from hflow.runtime.doctor.report import Report, report_json, report_text
+from hflow.runtime.tools.doctor.engines import Trial
+from hflow.runtime.tools.doctor.machine import Device, Machine, this_machine
+from hflow.runtime.tools.doctor.report import Report, report_json, report_text
 
 GPU = Device("NVIDIA H200", 141_000_000_000)
 VERSIONS = {"hflow": "0.1.0", "python": "3.11.7", "torch": "2.13.0", "sglang": None}
@@ -74,7 +74,7 @@ def test_only_what_is_installed_can_be_wrong() -> None:
 
 def doctor(*options: str, **environment: str) -> tuple[int, dict[str, Any]]:
     done = subprocess.run(
-        [sys.executable, "-m", "hflow.cli", "doctor", "--json", *options],
+        [sys.executable, "-m", "hflow.cli.app", "doctor", "--json", *options],
         capture_output=True,
         text=True,
         timeout=280,

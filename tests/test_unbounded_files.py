@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from hflow.compiler.cluster_file import load_cluster
-from hflow.compiler.plan import is_plan, load_plan
-from hflow.compiler.vocabulary import foreign_tokens
 from hflow.diagnostics import Diagnostic, HflowError, Span, source_of
-from hflow.graph.formatter import format_file
 from hflow.graph.load import load, sources
+from hflow.graph.write.formatter import format_file
+from hflow.plan.cluster_file import load_cluster
+from hflow.plan.plan import is_plan, load_plan
+from hflow.plan.vocabulary import foreign_tokens
 from tests.limits import memory_limited_to
 
 GRAPH = "algorithms/grpo.yaml"

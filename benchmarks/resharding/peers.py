@@ -24,10 +24,10 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from hflow.compiler.layout import Box, Mesh, intersect
-from hflow.compiler.shape import ModelShape
-from hflow.compiler.sharding import Sharding
-from hflow.compiler.weights import parameters, weight_boxes
+from hflow.plan.layout import Box, Mesh, intersect
+from hflow.plan.model_shape import ModelShape
+from hflow.plan.parameters import parameters, weight_boxes
+from hflow.plan.sharding import Sharding
 from hflow.runtime.engines.megatron.weights import MegatronWeights
 from hflow.runtime.worker.world import World
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from work import Contest, Turns
 
 import hflow
-from hflow.compiler.cluster import Cluster
-from hflow.compiler.cluster_file import load_cluster
-from hflow.graph.graph import Graph
+from hflow.graph.ir import Graph
+from hflow.plan.cluster import Cluster
+from hflow.plan.cluster_file import load_cluster
 from hflow.runtime.controller.local_ray import LocalRay
 
 HERE = Path(__file__).resolve().parent

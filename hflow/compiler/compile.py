@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from hflow.compiler.cluster import Cluster
-from hflow.compiler.digests import digests_of
-from hflow.compiler.draft import Draft
 from hflow.compiler.engines import generation_engines
+from hflow.compiler.gc_pause import seldom_collected
 from hflow.compiler.passes.candidates import candidates
 from hflow.compiler.passes.check_memory import check_memory
 from hflow.compiler.passes.lower_edges import lower_edges
@@ -15,16 +13,18 @@ from hflow.compiler.passes.place import place
 from hflow.compiler.passes.schedule import schedule
 from hflow.compiler.passes.weight_edges import weight_edges
 from hflow.compiler.pins import parse_pins
-from hflow.compiler.plan import VERSION, Plan
 from hflow.compiler.planner.options import DEFAULTS, PlannerOptions
 from hflow.compiler.positions import too_few_positions
-from hflow.compiler.seldom_collected import seldom_collected
-from hflow.compiler.shape import ModelShape, read_shape
-from hflow.compiler.vocabulary import foreign_tokens, tokens_beyond
-from hflow.compiler.workload import rounds, token_makers, workload
+from hflow.compiler.state import Draft
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.graph.evaluation import evaluation_graph
-from hflow.graph.graph import Graph
+from hflow.graph.ir import Graph
+from hflow.plan.cluster import Cluster
+from hflow.plan.digests import digests_of
+from hflow.plan.model_shape import ModelShape, read_shape
+from hflow.plan.plan import VERSION, Plan
+from hflow.plan.vocabulary import foreign_tokens, tokens_beyond
+from hflow.plan.workload import rounds, token_makers, workload
 
 Pass = Callable[[Draft], Draft]
 PASSES: tuple[Pass, ...] = (weight_edges, candidates, place, lower_edges, schedule, check_memory)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import cast, get_args
 
-from hflow.compiler.cluster import Cluster
-from hflow.compiler.cost.strategy import GenerationEngine
 from hflow.diagnostics import Diagnostic, HflowError, did_you_mean
-from hflow.graph.graph import Graph, Node
+from hflow.graph.ir import Graph, Node
+from hflow.plan.cluster import Cluster
+from hflow.plan.strategy import GenerationEngine
 
 ENGINES: tuple[GenerationEngine, ...] = get_args(GenerationEngine)
 

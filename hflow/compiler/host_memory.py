@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from hflow.compiler.cost.device import BYTES
-from hflow.compiler.cost.memory import optimizer_bytes, pinned_bytes, sleeps, weight_bytes
-from hflow.compiler.draft import Draft
-from hflow.compiler.instances import Instance, instance_of
-from hflow.compiler.plan import NodePlan
+from hflow.compiler.state import Draft
+from hflow.cost.device import BYTES
+from hflow.cost.memory import optimizer_bytes, pinned_bytes, sleeps, weight_bytes
+from hflow.plan.plan import NodePlan
+from hflow.plan.replicas import Instance, instance_of
 
 MOMENT_BYTES = 4  # of an element of the optimizer's state
 

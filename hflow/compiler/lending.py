@@ -13,10 +13,10 @@ from collections.abc import Sequence
 
 import networkx as nx
 
-from hflow.compiler.cost.redistribution import includes
-from hflow.compiler.draft import Draft
-from hflow.compiler.instances import Instance, instance_of
-from hflow.graph.graph import Graph, Node
+from hflow.compiler.state import Draft
+from hflow.cost.redistribution import includes
+from hflow.graph.ir import Graph, Node
+from hflow.plan.replicas import Instance, instance_of
 
 
 def lends(draft: Draft, graph: Graph, order: Sequence[Node], source: Instance, copy: Instance) -> bool:

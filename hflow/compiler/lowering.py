@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from hflow.compiler.cluster import Cluster
-from hflow.compiler.cost.device import BYTES
-from hflow.compiler.cost.redistribution import rows_s, weights_s
-from hflow.compiler.layout import Layout
-from hflow.compiler.plan import Collective, CopySet, EdgePlan
-from hflow.compiler.reshard import Boxes, Load, lower, lower_bound, received, recognise, volumes
-from hflow.compiler.shape import ModelShape
-from hflow.compiler.sharding import Sharding
-from hflow.compiler.weights import Parameter, expert_part, parameters, stages_of, weight_boxes
+from hflow.cost.device import BYTES
+from hflow.cost.redistribution import rows_s, weights_s
 from hflow.graph.types import ValueType
+from hflow.plan.cluster import Cluster
+from hflow.plan.layout import Layout
+from hflow.plan.model_shape import ModelShape
+from hflow.plan.parameters import Parameter, expert_part, parameters, stages_of, weight_boxes
+from hflow.plan.plan import Collective, CopySet, EdgePlan
+from hflow.plan.reshard import Boxes, Load, lower, lower_bound, received, recognise, volumes
+from hflow.plan.sharding import Sharding
 
 ELEMENT_BYTES = {"i32": 4, "i64": 8, "f32": 4, "bf16": 2, "bool": 1, "str": 1}
 STRING_BYTES = 16  # a guess: the length of strings is not part of their type

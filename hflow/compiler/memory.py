@@ -13,12 +13,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hflow.compiler.cost.memory import awake_bytes, sleeps, weight_bytes
-from hflow.compiler.draft import Draft
-from hflow.compiler.instances import Instance, instance_of
-from hflow.compiler.plan import DeviceMemory, Instruction, NodePlan, Program
-from hflow.compiler.tasks import device_classes
-from hflow.compiler.workload import workload
+from hflow.compiler.state import Draft
+from hflow.cost.memory import awake_bytes, sleeps, weight_bytes
+from hflow.plan.plan import DeviceMemory, Instruction, NodePlan, Program
+from hflow.plan.replicas import Instance, instance_of
+from hflow.plan.workload import workload
+from hflow.schedule.tasks import device_classes
 
 Moment = tuple[int, str]  # a node runs: of the step (0) or of the evaluation (1), its name
 Part = tuple[str, int]  # a label, and bytes

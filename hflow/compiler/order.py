@@ -5,7 +5,7 @@ from __future__ import annotations
 import networkx as nx
 
 from hflow.diagnostics import Diagnostic, HflowError
-from hflow.graph.graph import Graph, Node
+from hflow.graph.ir import Graph, Node
 
 
 def node_order(graph: Graph) -> tuple[Node, ...]:

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hflow.compiler.cluster import Cluster
 from hflow.diagnostics import Diagnostic, HflowError, did_you_mean
-from hflow.graph.graph import Graph, Node
+from hflow.graph.ir import Graph, Node
+from hflow.plan.cluster import Cluster
 
 AXES = ("pp", "dp", "tp")
 _SIZE = re.compile(r"^(pp|dp|tp)([1-9]\d*)$")

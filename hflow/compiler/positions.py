@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from hflow.compiler.shape import ModelShape
 from hflow.diagnostics import Diagnostic
-from hflow.graph.graph import Graph
+from hflow.graph.ir import Graph
+from hflow.plan.model_shape import ModelShape
 
 
 def too_few_positions(graph: Graph, shapes: Mapping[str, ModelShape]) -> Iterator[Diagnostic]:

@@ -8,7 +8,7 @@ replica = d_i·d_g + (p_i mod rp)·rt + t_i mod rt. Then no device receives a by
 
 from __future__ import annotations
 
-from hflow.compiler.layout import Mesh
+from hflow.plan.layout import Mesh
 
 
 def generation_mesh(train: Mesh, tp: int, pp: int = 1) -> Mesh | None:

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from hflow.compiler.instances import Instance
-from hflow.compiler.plan import Instruction
+from hflow.plan.plan import Instruction
+from hflow.plan.replicas import Instance
 
 # What instructions read and write: a handle, the weights of an instance, or a fact about a node.
 Key = str | Instance | tuple[str, str]

@@ -7,16 +7,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from hflow.compiler.cost.comm import host_transfer_s
-from hflow.compiler.cost.memory import optimizer_bytes, weight_bytes
-from hflow.compiler.draft import Draft
-from hflow.compiler.instances import Instance, instance_of
-from hflow.compiler.layout import Box, Layout
 from hflow.compiler.lowering import data_edge, lower_rows
-from hflow.compiler.plan import EdgePlan, Instruction, NodePlan
-from hflow.compiler.ports import input_layout, output_layout
 from hflow.compiler.script import Key, Script
-from hflow.graph.graph import Graph, Input, Node
+from hflow.compiler.state import Draft
+from hflow.cost.comm import host_transfer_s
+from hflow.cost.memory import optimizer_bytes, weight_bytes
+from hflow.graph.ir import Graph, Input, Node
+from hflow.plan.layout import Box, Layout
+from hflow.plan.plan import EdgePlan, Instruction, NodePlan
+from hflow.plan.ports import input_layout, output_layout
+from hflow.plan.replicas import Instance, instance_of
 
 Pieces = frozenset[tuple[int, Box]]
 

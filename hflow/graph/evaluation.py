@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from hflow.graph import kinds
-from hflow.graph.checks import ancestors
-from hflow.graph.draft import Carry, Draft
-from hflow.graph.graph import Graph, ModelUse, Node
-from hflow.graph.infer import infer
-from hflow.graph.kinds import generate
-from hflow.graph.problems import Problems
-from hflow.graph.signature import parse_signature
+from hflow.graph.checks.checks import ancestors
+from hflow.graph.infer import kinds
+from hflow.graph.infer.draft import Carry, Draft
+from hflow.graph.infer.infer import infer
+from hflow.graph.infer.kinds import generate
+from hflow.graph.infer.signature import parse_signature
+from hflow.graph.ir import Graph, ModelUse, Node
+from hflow.graph.source.problems import Problems
 
 
 def evaluation_graph(graph: Graph) -> Graph | None:

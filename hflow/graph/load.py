@@ -8,8 +8,7 @@ from pathlib import Path
 
 from hflow.bounded_read import UnreadableError, read_text
 from hflow.diagnostics import Diagnostic, HflowError, ordered
-from hflow.graph import overrides as overriding
-from hflow.graph.checks import (
+from hflow.graph.checks.checks import (
     check_evaluation,
     check_groups,
     check_in_flight,
@@ -19,18 +18,19 @@ from hflow.graph.checks import (
     check_trained,
     check_unused,
 )
-from hflow.graph.drafting import draft_nodes, node_names
-from hflow.graph.expressions import names_read, substitute
-from hflow.graph.graph import Evaluation, Graph, Model, Ref, Refresh, Region
-from hflow.graph.infer import infer
-from hflow.graph.inheritance import inherit, lineage, overlay
-from hflow.graph.log_probs import check_sampler, check_staleness, check_temperatures
-from hflow.graph.problems import Problems
-from hflow.graph.regions import check_ages, check_borders
-from hflow.graph.schema import GraphSpec, RepeatNodeSpec
-from hflow.graph.source import MAX_BYTES, Document, dump, parse, read
-from hflow.graph.validate import validate
-from hflow.graph.wiring import check_wiring, order
+from hflow.graph.checks.log_probs import check_sampler, check_staleness, check_temperatures
+from hflow.graph.infer.drafting import draft_nodes, node_names
+from hflow.graph.infer.infer import infer
+from hflow.graph.infer.regions import check_ages, check_borders
+from hflow.graph.infer.wiring import check_wiring, order
+from hflow.graph.ir import Evaluation, Graph, Model, Ref, Refresh, Region
+from hflow.graph.source import overrides as overriding
+from hflow.graph.source.document import MAX_BYTES, Document, dump, parse, read
+from hflow.graph.source.expressions import names_read, substitute
+from hflow.graph.source.extends import inherit, lineage, overlay
+from hflow.graph.source.problems import Problems
+from hflow.graph.source.schema import GraphSpec, RepeatNodeSpec
+from hflow.graph.source.validate import validate
 from hflow.shipped import find_graph
 
 

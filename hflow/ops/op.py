@@ -14,7 +14,7 @@ def op(
     """Type a function that graph files may name as `fn:` or `loss:`.
 
     `signature` must be a string literal and the keywords literals too, because graph files are checked
-    by reading them from the source (`hflow.graph.functions`); positional parameters are its inputs,
+    by reading them from the source (`hflow.graph.infer.functions`); positional parameters are its inputs,
     keyword-only ones are options. The function itself is returned unchanged, with all of it as
     ``__hflow_signature__``, ``__hflow_whole_batch__``, ``__hflow_min_group__`` and ``__hflow_needs__``.
 

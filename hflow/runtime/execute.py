@@ -16,11 +16,12 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from hflow.compiler.digests import changed_functions, check_models
-from hflow.compiler.plan import Plan
-from hflow.compiler.runnable import check_runnable
+from hflow import units
 from hflow.diagnostics import Diagnostic, HflowError, Terminated, render, source_of
 from hflow.ending_signals import EndingSignals
+from hflow.plan.digests import changed_functions, check_models
+from hflow.plan.plan import Plan
+from hflow.plan.verify.runnable import check_runnable
 from hflow.runtime.controller.inline_pool import InlinePool
 from hflow.runtime.controller.local_ray import LocalRay
 from hflow.runtime.controller.metrics import merge
@@ -28,8 +29,7 @@ from hflow.runtime.controller.pool import Pool, Report, WorkerFailure
 from hflow.runtime.controller.progress import RunProgress
 from hflow.runtime.controller.run_folder import RunFolder
 from hflow.runtime.whole_folder import remove_unfinished
-from hflow.view import units
-from hflow.view.terminal import measured_text
+from hflow.view.terminal.terminal import measured_text
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Run:
     diagnostics: tuple[Diagnostic, ...] = ()
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        from hflow.view.notebook import run_bundle
+        from hflow.view.pages.notebook import run_bundle
 
         return run_bundle(self.folder.name, self.status, self.metrics, self.evaluations)
 

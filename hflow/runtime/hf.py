@@ -10,7 +10,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hflow.compiler.weights import SCALAR_HEAD
+from hflow.plan.parameters import SCALAR_HEAD
 from hflow.runtime.model_folder import read_object
 from hflow.runtime.whole_folder import whole_folder
 

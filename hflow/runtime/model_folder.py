@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from hflow.bounded_read import UnreadableError, read_json
-from hflow.compiler.vocabulary import MAX_TOKENIZER_BYTES
 from hflow.diagnostics import Diagnostic, HflowError, Span
+from hflow.plan.vocabulary import MAX_TOKENIZER_BYTES
 
 TEMPLATES = "additional_chat_templates"
 GENERATION = "generation_config.json"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hflow.compiler.plan import Plan
 from hflow.diagnostics import HflowError
-from hflow.graph.graph import Node
-from hflow.graph.regions import maker
+from hflow.graph.infer.regions import maker
+from hflow.graph.ir import Node
+from hflow.plan.plan import Plan
 from hflow.runtime.data_files import refused
 from hflow.runtime.engines.python.data import Example
 

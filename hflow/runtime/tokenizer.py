@@ -12,9 +12,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from hflow.compiler.model_config import CONFIG, ConfigError, ModelConfig
-from hflow.compiler.vocabulary import TOKENIZER, beyond, ids_in
 from hflow.diagnostics import Diagnostic, HflowError
+from hflow.plan.model_config import CONFIG, ConfigError, ModelConfig
+from hflow.plan.vocabulary import TOKENIZER, beyond, ids_in
 from hflow.runtime.model_folder import GENERATION, TOKENIZER_FILES, check_files, read_object, unusable
 
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # like Qwen/Qwen2-0.5B

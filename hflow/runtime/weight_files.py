@@ -14,11 +14,11 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from hflow.compiler.digests import INDEX, SINGLE
-from hflow.compiler.shape import ModelShape
-from hflow.compiler.weights import SCALAR_HEAD, parameters
 from hflow.diagnostics import HflowError
-from hflow.graph.graph import Model
+from hflow.graph.ir import Model
+from hflow.plan.digests import INDEX, SINGLE
+from hflow.plan.model_shape import ModelShape
+from hflow.plan.parameters import SCALAR_HEAD, parameters
 from hflow.runtime.model_folder import check_files, read_object, unusable
 
 LM_HEAD = "lm_head.weight"

@@ -9,9 +9,9 @@ from statistics import median
 from typing import Any, cast
 
 from hflow.bounded_read import UnreadableError, parse_json, read_text
-from hflow.compiler.plan import Plan
-from hflow.compiler.workload import rounds
 from hflow.diagnostics import Diagnostic, HflowError
+from hflow.plan.plan import Plan
+from hflow.plan.workload import rounds
 
 Metrics = Mapping[str, Any]
 MAX_RUN_BYTES = 2**30  # of one file of a run folder

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hflow.compiler.plan import Plan, Program
-from hflow.compiler.spans import Span, spans
-from hflow.compiler.timeline import WARM_UP
+from hflow.plan.plan import Plan, Program
+from hflow.schedule.list_scheduling import WARM_UP
+from hflow.schedule.timed_span import Span, spans
 from hflow.view.words import deed
 
 SHOWN = frozenset({"call", "transfer", "weights", "onload", "offload"})

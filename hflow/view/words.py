@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hflow.compiler.plan import Instruction, NodePlan, Program
-from hflow.compiler.planner.layouts import layout_text
-from hflow.graph.graph import Graph, Input, Model, Region
-from hflow.view import units
+from hflow import units
+from hflow.compiler.candidates.meshes import layout_text
+from hflow.graph.ir import Graph, Input, Model, Region
+from hflow.plan.plan import Instruction, NodePlan, Program
 
 
 def deed(program: Program, instruction: Instruction) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hflow.runtime.calibrate import calibrate
+from hflow.runtime.tools.calibrate import calibrate
 from scripts.gpu_acceptance.stage import Figures, Setting, Skipped, main, need
 
 

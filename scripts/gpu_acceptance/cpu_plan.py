@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hflow.compiler.cluster_file import load_cluster
+from hflow.plan.cluster_file import load_cluster
 from scripts.gpu_acceptance.models import small_model
 from scripts.gpu_acceptance.runs import execute, sums
 from scripts.gpu_acceptance.stage import Figures, Setting, Skipped, main, need

@@ -10,7 +10,7 @@ from scripts.gpu_acceptance.stage import Figures, Setting, Skipped, main, need
 
 
 def run(setting: Setting) -> Figures:
-    command = [sys.executable, "-m", "hflow.cli", "doctor", "--json"]
+    command = [sys.executable, "-m", "hflow.cli.app", "doctor", "--json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     report = json.loads(done.stdout)
     machine = report["machine"]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from hflow.compiler.cost.strategy import PLAIN
+from hflow.plan.strategy import PLAIN
 from hflow.runtime.engines.megatron.engine import MegatronModel
 from hflow.runtime.engines.megatron.generate import Sampling, generate
 from hflow.runtime.rows import from_lists

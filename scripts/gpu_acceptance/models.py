@@ -10,13 +10,13 @@ import torch
 from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from hflow.compiler.cost.strategy import PLAIN, Strategy
-from hflow.compiler.layout import Mesh
-from hflow.compiler.shape import read_shape
-from hflow.graph.graph import Model
+from hflow.graph.ir import Model
+from hflow.plan.layout import Mesh
+from hflow.plan.model_shape import read_shape
+from hflow.plan.strategy import PLAIN, Strategy
 from hflow.runtime.engines.megatron.engine import MegatronModel
-from hflow.runtime.new_model import character_tokenizer, new_model
 from hflow.runtime.tokenizer import load_tokenizer
+from hflow.runtime.tools.new_model import character_tokenizer, new_model
 from hflow.runtime.worker.world import World
 from scripts.gpu_acceptance.stage import Setting
 

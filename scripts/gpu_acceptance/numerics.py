@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hflow.compiler.cost.strategy import PLAIN, Strategy
+from hflow.plan.strategy import PLAIN, Strategy
 from hflow.runtime.engines.megatron.engine import MegatronModel
 from hflow.runtime.engines.megatron.generate import Sampling, generate
 from hflow.runtime.engines.megatron.score import score

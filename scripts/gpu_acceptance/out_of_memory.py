@@ -7,7 +7,7 @@ from dataclasses import replace
 import psutil
 import torch
 
-from hflow.compiler.cluster import Cluster
+from hflow.plan.cluster import Cluster
 from scripts.gpu_acceptance.models import large_model, small_model
 from scripts.gpu_acceptance.runs import execute, sums
 from scripts.gpu_acceptance.stage import Figures, Setting, Skipped, main, need

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hflow.compiler.cluster import Cluster
-from hflow.compiler.cluster_text import cluster_text
+from hflow.plan.cluster import Cluster
+from hflow.plan.cluster_text import cluster_text
 
 HERE = Path(__file__).parent
 # Ray is not needed: with it, an import of it would go unnoticed.
 PROGRAM = """
 import sys
 sys.modules["ray"] = sys.modules["sglang"] = None
-from hflow.cli import main
+from hflow.cli.app import main
 sys.argv[0] = "hflow"
 main()
 """

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from hflow.compiler.cluster import Cluster
-from hflow.compiler.cluster_file import load_cluster
+from hflow.plan.cluster import Cluster
+from hflow.plan.cluster_file import load_cluster
 
 Figures = dict[str, Any]
 

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hflow.compiler.cost.strategy import Strategy
-from hflow.compiler.layout import Mesh
-from hflow.compiler.plan import NodePlan
-from hflow.graph.graph import Function, Input, Node, Ref, Repeat
+from hflow.graph.ir import Function, Input, Node, Ref, Repeat
 from hflow.graph.types import Dim, Factor, ValueType
 from hflow.ops.losses import negative_log_likelihood
+from hflow.plan.layout import Mesh
+from hflow.plan.plan import NodePlan
+from hflow.plan.strategy import Strategy
 from hflow.runtime.engines.base import Call
 from hflow.runtime.engines.megatron.engine import MegatronModel
 from hflow.runtime.rows import Rows, from_lists

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import hflow
-from hflow.graph.graph import Graph
+from hflow.graph.ir import Graph
 
 CONFIG = {
     "model_type": "qwen2",

@@ -6,16 +6,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hflow.compiler.cluster import Cluster, Link
-from hflow.compiler.cluster_file import load_cluster
 from hflow.compiler.compile import new_draft
-from hflow.compiler.draft import Draft
-from hflow.compiler.layout import Mesh
 from hflow.compiler.passes.lower_edges import lower_edges
 from hflow.compiler.passes.schedule import schedule
 from hflow.compiler.passes.weight_edges import weight_edges
-from hflow.compiler.plan import Instruction, NodePlan, Program
-from hflow.graph.graph import Graph
+from hflow.compiler.state import Draft
+from hflow.graph.ir import Graph
+from hflow.plan.cluster import Cluster, Link
+from hflow.plan.cluster_file import load_cluster
+from hflow.plan.layout import Mesh
+from hflow.plan.plan import Instruction, NodePlan, Program
 
 
 def program_text(program: Program) -> str:

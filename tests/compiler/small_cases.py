@@ -9,19 +9,19 @@ from math import prod
 from random import Random
 
 import hflow
-from hflow.compiler.cluster import Calibration, Cluster, DeviceKind, Link
+from hflow.compiler.candidates.node_groups import Option, Options
 from hflow.compiler.compile import new_draft
-from hflow.compiler.draft import Draft
 from hflow.compiler.passes.candidates import candidates
 from hflow.compiler.passes.weight_edges import weight_edges
 from hflow.compiler.planner.options import PlannerOptions
 from hflow.compiler.planner.placements import Allocation, allocations
 from hflow.compiler.planner.space import Space
 from hflow.compiler.planner.step import StepModel
-from hflow.compiler.planner.unit import Option, Options
-from hflow.compiler.shape import ModelShape
+from hflow.compiler.state import Draft
 from hflow.diagnostics import HflowError
-from hflow.graph.graph import Graph
+from hflow.graph.ir import Graph
+from hflow.plan.cluster import Calibration, Cluster, DeviceKind, Link
+from hflow.plan.model_shape import ModelShape
 from tests.compiler.workloads import ROOT
 
 STAND_IN = "shape:llama-7b"  # a path that reads no file; the shapes are replaced

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 import hflow
-from hflow.compiler.consistency import inconsistencies
-from hflow.compiler.digests import digests_of
-from hflow.compiler.draft import Draft
-from hflow.compiler.layout import Mesh
-from hflow.compiler.plan import VERSION, Plan, Program
-from hflow.compiler.spans import spans, step_time_s
-from hflow.compiler.tasks import TIMELESS
-from hflow.graph.graph import Graph
+from hflow.compiler.state import Draft
+from hflow.graph.ir import Graph
+from hflow.plan.digests import digests_of
+from hflow.plan.layout import Mesh
+from hflow.plan.plan import VERSION, Plan, Program
+from hflow.plan.verify.consistency import inconsistencies
+from hflow.schedule.tasks import TIMELESS
+from hflow.schedule.timed_span import spans, step_time_s
 from tests.compiler.programs import instant, node_plans, scheduled
 from tests.compiler.test_schedule import BOTH, MESH_A, MESH_B, PPO_S, step_of
 

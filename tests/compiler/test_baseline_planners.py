@@ -7,17 +7,17 @@ from itertools import combinations
 
 import pytest
 
-from hflow.compiler.cluster_file import load_cluster
 from hflow.compiler.compile import compile_graph
-from hflow.compiler.cost.compute import node_time_s
-from hflow.compiler.cost.memory import working_bytes
-from hflow.compiler.layout import Mesh
-from hflow.compiler.plan import NodePlan, Plan
 from hflow.compiler.planner.options import Placement, Planner, PlannerOptions
-from hflow.compiler.runnable import check_runnable
-from hflow.compiler.workload import workload
+from hflow.cost.compute import node_time_s
+from hflow.cost.memory import working_bytes
 from hflow.diagnostics import HflowError
-from hflow.view.terminal import search_text
+from hflow.plan.cluster_file import load_cluster
+from hflow.plan.layout import Mesh
+from hflow.plan.plan import NodePlan, Plan
+from hflow.plan.verify.runnable import check_runnable
+from hflow.plan.workload import workload
+from hflow.view.terminal.terminal import search_text
 from tests.compiler.workloads import ROOT, large
 
 BASELINES: tuple[Planner, ...] = ("deepspeed-chat", "openrlhf", "nemo-aligner")

@@ -8,19 +8,19 @@ from random import Random
 import numpy as np
 import pytest
 
-from hflow.compiler.cost.redistribution import weights_s
-from hflow.compiler.planner.bounds import Bounds
+from hflow.compiler.planner.bounds.bounds import Bounds
+from hflow.compiler.planner.bounds.least import LeastTimes
+from hflow.compiler.planner.bounds.numbers import FLOATS
+from hflow.compiler.planner.bounds.paces import Paces
+from hflow.compiler.planner.bounds.placed import Placed
+from hflow.compiler.planner.bounds.reach import Reach
 from hflow.compiler.planner.branch import Branch
 from hflow.compiler.planner.choice import fastest_ways, node_times
 from hflow.compiler.planner.incumbent import Incumbent
-from hflow.compiler.planner.least import LeastTimes
-from hflow.compiler.planner.numbers import FLOATS
-from hflow.compiler.planner.paces import Paces
-from hflow.compiler.planner.placed import Placed
 from hflow.compiler.planner.placements import Allocation, Partition
-from hflow.compiler.planner.reach import Reach
 from hflow.compiler.planner.seats import Seats, shardings
 from hflow.compiler.planner.space import Space
+from hflow.cost.redistribution import weights_s
 from tests.compiler.small_cases import GRAPHS, all_allocations, case, space_of
 
 CASES, DRAWS = 8, 10

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hflow.compiler.planner.bundle import NEVER, Bundle, Rooms, undominated
+from hflow.compiler.planner.bounds.bundle import NEVER, Bundle, Rooms, undominated
 from hflow.compiler.planner.chosen import Chosen
 
 NODES, SETS, STEPS, MOST = 2, 2, 3, 12

@@ -9,20 +9,20 @@ from itertools import pairwise
 import pytest
 
 import hflow
-import hflow.compiler.planner.pricing as pricing
-from hflow.compiler.cluster_file import load_cluster
+import hflow.compiler.candidates.pricing as pricing
+from hflow.compiler.candidates.node_groups import Option, Unit, Ways, units
 from hflow.compiler.compile import new_draft
-from hflow.compiler.cost.comm import reached
-from hflow.compiler.cost.compute import node_time_s
-from hflow.compiler.cost.memory import optimizer_bytes, weight_bytes, working_bytes
-from hflow.compiler.draft import Draft
 from hflow.compiler.passes.candidates import candidates
 from hflow.compiler.passes.weight_edges import weight_edges
 from hflow.compiler.planner.search import search
-from hflow.compiler.planner.unit import Option, Unit, Ways, units
-from hflow.compiler.workload import workload
+from hflow.compiler.state import Draft
+from hflow.cost.comm import reached
+from hflow.cost.compute import node_time_s
+from hflow.cost.memory import optimizer_bytes, weight_bytes, working_bytes
 from hflow.diagnostics import HflowError
-from hflow.graph.graph import Node
+from hflow.graph.ir import Node
+from hflow.plan.cluster_file import load_cluster
+from hflow.plan.workload import workload
 from tests.compiler.small_cases import case, space_of
 from tests.compiler.workloads import large
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import hflow
-from hflow.compiler.cluster import Calibration, Link
-from hflow.compiler.cluster_file import load_cluster
-from hflow.compiler.cluster_text import cluster_text
 from hflow.diagnostics import HflowError
+from hflow.plan.cluster import Calibration, Link
+from hflow.plan.cluster_file import load_cluster
+from hflow.plan.cluster_text import cluster_text
 
 FILES = sorted(Path("clusters").glob("*.yaml"))
 GOOD = """\

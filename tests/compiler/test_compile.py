@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 import hflow
-from hflow.compiler.cluster import Cluster
-from hflow.compiler.cluster_file import load_cluster
 from hflow.compiler.compile import compile_graph
-from hflow.compiler.layout import Mesh
-from hflow.compiler.plan import Plan, load_plan, to_json
 from hflow.diagnostics import HflowError
-from hflow.graph.graph import Graph
-from hflow.view.terminal import plan_text
+from hflow.graph.ir import Graph
+from hflow.plan.cluster import Cluster
+from hflow.plan.cluster_file import load_cluster
+from hflow.plan.layout import Mesh
+from hflow.plan.plan import Plan, load_plan, to_json
+from hflow.view.terminal.terminal import plan_text
 from tests.compiler.programs import program_text
 
 Golden = Callable[[str, str], None]

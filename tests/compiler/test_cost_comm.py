@@ -7,9 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from hflow.compiler.cluster import Cluster, Link
-from hflow.compiler.cluster_file import load_cluster
-from hflow.compiler.cost.comm import (
+from hflow.cost.comm import (
     REACHED,
     all_gather_s,
     all_reduce_s,
@@ -19,7 +17,9 @@ from hflow.compiler.cost.comm import (
     link_between,
     send_s,
 )
-from hflow.compiler.layout import Mesh
+from hflow.plan.cluster import Cluster, Link
+from hflow.plan.cluster_file import load_cluster
+from hflow.plan.layout import Mesh
 
 FAST = Link(100.0, 0.0)
 GB = 1e9

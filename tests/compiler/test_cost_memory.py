@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hflow.compiler.cluster_file import load_cluster
-from hflow.compiler.cost.flops import expert_parameters, forward_flops, matmul_parameters, read_parameters
-from hflow.compiler.cost.memory import (
+from hflow.cost.memory import (
     LOGITS_CHUNK_BYTES,
     kv_cache_bytes,
     layer_activation_bytes,
@@ -14,10 +12,12 @@ from hflow.compiler.cost.memory import (
     weight_bytes,
     working_bytes,
 )
-from hflow.compiler.cost.strategy import PLAIN, Strategy
-from hflow.compiler.layout import Mesh
-from hflow.compiler.named_shapes import NAMED_SHAPES
-from hflow.compiler.workload import Workload
+from hflow.plan.cluster_file import load_cluster
+from hflow.plan.flops import expert_parameters, forward_flops, matmul_parameters, read_parameters
+from hflow.plan.layout import Mesh
+from hflow.plan.named_shapes import NAMED_SHAPES
+from hflow.plan.strategy import PLAIN, Strategy
+from hflow.plan.workload import Workload
 
 LLAMA_7B, LLAMA_70B = NAMED_SHAPES["llama-7b"], NAMED_SHAPES["llama-70b"]
 PARAMETERS_7B = 6_738_415_616  # Llama 2 7B, as published

@@ -17,7 +17,7 @@ from benchmarks.paper import (
 )
 from benchmarks.planners import Case, Planned
 from benchmarks.planners import report as compared
-from hflow.compiler.workload import Workload, workload
+from hflow.plan.workload import Workload, workload
 
 
 def test_the_workload_is_the_papers() -> None:

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from benchmarks.cost_model import report, shipped_clusters
-from hflow.compiler.cluster import Calibration, Cluster, Link
-from hflow.compiler.cluster_file import load_cluster
-from hflow.compiler.cost.compute import node_time_s, train_passes_s, update_s
-from hflow.compiler.cost.device import device_of
-from hflow.compiler.cost.generation import decode_s, prefill_s, wake_up_s
-from hflow.compiler.cost.strategy import Strategy
-from hflow.compiler.layout import Mesh
-from hflow.compiler.named_shapes import NAMED_SHAPES
-from hflow.compiler.workload import Workload
-from hflow.graph.graph import OpKind
+from hflow.cost.compute import node_time_s, train_passes_s, update_s
+from hflow.cost.device import device_of
+from hflow.cost.generation import decode_s, prefill_s, wake_up_s
+from hflow.graph.ir import OpKind
+from hflow.plan.cluster import Calibration, Cluster, Link
+from hflow.plan.cluster_file import load_cluster
+from hflow.plan.layout import Mesh
+from hflow.plan.named_shapes import NAMED_SHAPES
+from hflow.plan.strategy import Strategy
+from hflow.plan.workload import Workload
 
 LLAMA = NAMED_SHAPES["llama-7b"]
 PARAMETERS = 6_738_415_616

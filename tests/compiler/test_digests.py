@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 import hflow
-from hflow.compiler.digests import (
+from hflow.diagnostics import HflowError
+from hflow.plan.digests import (
     Digests,
     changed_functions,
     changed_models,
@@ -21,8 +22,7 @@ from hflow.compiler.digests import (
     function_files,
     model_digests,
 )
-from hflow.compiler.plan import Plan, load_plan, to_json
-from hflow.diagnostics import HflowError
+from hflow.plan.plan import Plan, load_plan, to_json
 from tests.compiler.conftest import CONFIG
 
 REWARD = """

@@ -11,23 +11,23 @@ from random import Random
 import pytest
 
 import hflow
-from hflow.compiler.cluster_file import load_cluster
+from hflow.compiler.candidates.node_groups import Unit
 from hflow.compiler.compile import compile_graph
-from hflow.compiler.draft import Draft
+from hflow.compiler.explain.alternatives import explain
 from hflow.compiler.passes.place import place
 from hflow.compiler.pins import Pin
-from hflow.compiler.plan import Search
-from hflow.compiler.planner.explain import explain
 from hflow.compiler.planner.incumbent import RESOLUTION
 from hflow.compiler.planner.options import DEFAULTS, PlannerOptions
 from hflow.compiler.planner.search import search
-from hflow.compiler.planner.unit import Unit
+from hflow.compiler.state import Draft
 from hflow.diagnostics import HflowError
-from hflow.graph.graph import Graph
-from hflow.view.notebook import plan_bundle
-from hflow.view.plan_json import plan_json
-from hflow.view.plan_page import plan_html
-from hflow.view.terminal import plan_text
+from hflow.graph.ir import Graph
+from hflow.plan.cluster_file import load_cluster
+from hflow.plan.plan import Search
+from hflow.view.pages.notebook import plan_bundle
+from hflow.view.pages.plan_page import plan_html
+from hflow.view.terminal.plan_json import plan_json
+from hflow.view.terminal.terminal import plan_text
 from tests.compiler.small_cases import GRAPHS, case, space_of
 from tests.compiler.workloads import large
 

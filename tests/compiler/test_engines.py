@@ -8,22 +8,22 @@ from pathlib import Path
 import pytest
 
 import hflow
-from hflow.compiler.cluster import Cluster
-from hflow.compiler.cluster_file import load_cluster
 from hflow.compiler.compile import new_draft
-from hflow.compiler.consistency import inconsistencies
-from hflow.compiler.cost.memory import SERVER_BYTES, kv_cache_bytes, weight_bytes
 from hflow.compiler.engines import generation_engines
 from hflow.compiler.passes.candidates import candidates
 from hflow.compiler.passes.weight_edges import weight_edges
-from hflow.compiler.plan import Plan
 from hflow.compiler.planner.options import DEFAULTS
 from hflow.compiler.planner.space import Space
 from hflow.compiler.planner.step import StepModel
-from hflow.compiler.workload import workload
+from hflow.cost.memory import SERVER_BYTES, kv_cache_bytes, weight_bytes
 from hflow.diagnostics import HflowError
-from hflow.graph.graph import Graph
-from hflow.view.terminal import plan_text
+from hflow.graph.ir import Graph
+from hflow.plan.cluster import Cluster
+from hflow.plan.cluster_file import load_cluster
+from hflow.plan.plan import Plan
+from hflow.plan.verify.consistency import inconsistencies
+from hflow.plan.workload import workload
+from hflow.view.terminal.terminal import plan_text
 from tests.compiler.test_planner import agrees
 from tests.compiler.workloads import large
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from hflow.compiler.cluster_file import load_cluster
 from hflow.compiler.compile import compile_graph
-from hflow.compiler.plan import Plan
-from hflow.compiler.planner.explain import Alternative, explain
+from hflow.compiler.explain.alternatives import Alternative, explain
 from hflow.compiler.planner.options import DEFAULTS, PlannerOptions
 from hflow.diagnostics import HflowError
+from hflow.plan.cluster_file import load_cluster
+from hflow.plan.plan import Plan
 from tests.compiler.workloads import large
 
 CLUSTER = load_cluster("a100x8")

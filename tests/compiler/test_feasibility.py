@@ -7,17 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from hflow.compiler.cluster_file import load_cluster
 from hflow.compiler.compile import compile_graph, new_draft
-from hflow.compiler.draft import Draft
 from hflow.compiler.passes.candidates import candidates
 from hflow.compiler.passes.weight_edges import weight_edges
-from hflow.compiler.plan import Plan
 from hflow.compiler.planner.options import PlannerOptions
 from hflow.compiler.planner.search import search
 from hflow.compiler.planner.space import Space
 from hflow.compiler.planner.step import StepModel
+from hflow.compiler.state import Draft
 from hflow.diagnostics import HflowError
+from hflow.plan.cluster_file import load_cluster
+from hflow.plan.plan import Plan
 from tests.compiler.workloads import large
 
 SIZES = ("7b", "13b", "34b", "70b")

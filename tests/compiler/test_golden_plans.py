@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import hflow
-from hflow.compiler.plan import Plan
-from hflow.view.terminal import plan_text
+from hflow.plan.plan import Plan
+from hflow.view.terminal.terminal import plan_text
 from tests.compiler.workloads import ALGORITHMS, ROOT, large, model_params
 
 CLUSTERS = ("local4", "a100x16", "a100x64")

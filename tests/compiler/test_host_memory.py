@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 
 import hflow
-from hflow.compiler.cluster import Cluster
-from hflow.compiler.cluster_file import load_cluster
 from hflow.compiler.compile import new_draft
-from hflow.compiler.cost.memory import pinned_bytes
 from hflow.compiler.host_memory import host_memory
-from hflow.compiler.named_shapes import NAMED_SHAPES
-from hflow.compiler.plan import Plan
 from hflow.compiler.planner.options import DEFAULTS
+from hflow.cost.memory import pinned_bytes
 from hflow.diagnostics import HflowError
+from hflow.plan.cluster import Cluster
+from hflow.plan.cluster_file import load_cluster
+from hflow.plan.named_shapes import NAMED_SHAPES
+from hflow.plan.plan import Plan
 from tests.compiler.workloads import large
 
 LLAMA_7B = NAMED_SHAPES["llama-7b"]

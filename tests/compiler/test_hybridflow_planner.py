@@ -8,24 +8,24 @@ from itertools import product
 
 import pytest
 
-from hflow.compiler.cluster import Cluster
-from hflow.compiler.cluster_file import load_cluster
 from hflow.compiler.compile import compile_graph, new_draft
-from hflow.compiler.cost.strategy import PLAIN
-from hflow.compiler.draft import Draft
 from hflow.compiler.passes.candidates import candidates
 from hflow.compiler.passes.place import place
 from hflow.compiler.passes.weight_edges import weight_edges
-from hflow.compiler.plan import Plan
-from hflow.compiler.planner.hybridflow import enum_alloc, hybridflow
-from hflow.compiler.planner.mapper import Mapper
 from hflow.compiler.planner.options import PlannerOptions
 from hflow.compiler.planner.placements import Partition, partitions
-from hflow.compiler.planner.seating import options_with
+from hflow.compiler.planner.published.hybridflow import enum_alloc, hybridflow
+from hflow.compiler.planner.published.mapper import Mapper
+from hflow.compiler.planner.published.seating import options_with
+from hflow.compiler.planner.published.stages import in_turn, stage_sum_s
 from hflow.compiler.planner.space import Space
-from hflow.compiler.planner.stages import in_turn, stage_sum_s
 from hflow.compiler.planner.step import StepModel
+from hflow.compiler.state import Draft
 from hflow.diagnostics import HflowError
+from hflow.plan.cluster import Cluster
+from hflow.plan.cluster_file import load_cluster
+from hflow.plan.plan import Plan
+from hflow.plan.strategy import PLAIN
 from tests.compiler.workloads import ROOT, large
 
 HYBRIDFLOW = PlannerOptions(planner="hybridflow")

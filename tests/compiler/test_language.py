@@ -11,13 +11,13 @@ import pytest
 
 import hflow
 from hflow.compiler.compile import compile_graph
-from hflow.compiler.instances import Instance
-from hflow.compiler.layout import Replicate
-from hflow.compiler.plan import Instruction, Plan, load_plan
-from hflow.compiler.ports import input_layout
-from hflow.compiler.sharding import Sharding
 from hflow.diagnostics import HflowError
-from hflow.graph.graph import Graph
+from hflow.graph.ir import Graph
+from hflow.plan.layout import Replicate
+from hflow.plan.plan import Instruction, Plan, load_plan
+from hflow.plan.ports import input_layout
+from hflow.plan.replicas import Instance
+from hflow.plan.sharding import Sharding
 from tests.compiler.programs import program_text
 from tests.compiler.test_compile import local
 
@@ -138,7 +138,7 @@ def test_older_weights_are_renewed_just_before_training(model: str) -> None:
 
 
 def test_nodes_of_different_lag_have_different_weights(model: str) -> None:
-    from hflow.compiler.instances import instances
+    from hflow.plan.replicas import instances
 
     graph = load("lagged", model)
     mesh = compiled("lagged", model).node("rollout").mesh

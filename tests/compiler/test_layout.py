@@ -11,7 +11,7 @@ from torch.distributed.tensor import Replicate as TorchReplicate
 from torch.distributed.tensor import Shard as TorchShard
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 
-from hflow.compiler.layout import Layout, Mesh, Only, Replicate, Shard, device_text, split
+from hflow.plan.layout import Layout, Mesh, Only, Replicate, Shard, device_text, split
 
 
 @pytest.mark.parametrize("first", [Shard(0), Shard(1), Replicate()])
@@ -61,9 +61,7 @@ def test_device_text_keeps_order() -> None:
 
 def test_a_kept_hash_does_not_travel() -> None:
     """String hashes differ between processes: a mesh that another process has hashed is still a key here."""
-    code = (
-        "import pickle, sys; from hflow.compiler.layout import Mesh; mesh = Mesh.of((0, 1), tp=2); hash(mesh)"
-    )
+    code = "import pickle, sys; from hflow.plan.layout import Mesh; mesh = Mesh.of((0, 1), tp=2); hash(mesh)"
     code += "; sys.stdout.buffer.write(pickle.dumps(mesh))"
     environment = {**os.environ, "PYTHONHASHSEED": "12345"}
     sent = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True)

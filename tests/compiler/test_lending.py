@@ -9,16 +9,16 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import hflow
-from hflow.compiler.cost.redistribution import includes
-from hflow.compiler.draft import Draft
-from hflow.compiler.layout import Mesh
 from hflow.compiler.memory import device_memory
-from hflow.compiler.plan import Instruction, NodePlan
 from hflow.compiler.regroup import generation_mesh
-from hflow.compiler.shape import ModelShape
-from hflow.compiler.sharding import Sharding
-from hflow.compiler.weights import parameters, weight_boxes
-from hflow.graph.graph import Graph
+from hflow.compiler.state import Draft
+from hflow.cost.redistribution import includes
+from hflow.graph.ir import Graph
+from hflow.plan.layout import Mesh
+from hflow.plan.model_shape import ModelShape
+from hflow.plan.parameters import parameters, weight_boxes
+from hflow.plan.plan import Instruction, NodePlan
+from hflow.plan.sharding import Sharding
 from tests.compiler.test_memory import DATA, HALF, MB, TENSOR, lagged, planned
 
 SHAPE = ModelShape("llama", 8, 64, 8, 8, 8, 128, 64, 64, 1e4, 1e-6, False, False)

@@ -14,16 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hflow.compiler.cluster import Cluster, DeviceKind, Link
-from hflow.compiler.layout import Box, Mesh, intersect, rows_layout, volume
 from hflow.compiler.lowering import Lowered, lower_rows, lower_weights
-from hflow.compiler.named_shapes import NAMED_SHAPES
-from hflow.compiler.plan import CopySet
 from hflow.compiler.regroup import generation_mesh
-from hflow.compiler.shape import Experts, ModelShape
-from hflow.compiler.sharding import Sharding
-from hflow.compiler.weights import Parameter, parameters, weight_boxes
 from hflow.graph.types import Dim, Factor, ValueType
+from hflow.plan.cluster import Cluster, DeviceKind, Link
+from hflow.plan.layout import Box, Mesh, intersect, rows_layout, volume
+from hflow.plan.model_shape import Experts, ModelShape
+from hflow.plan.named_shapes import NAMED_SHAPES
+from hflow.plan.parameters import Parameter, parameters, weight_boxes
+from hflow.plan.plan import CopySet
+from hflow.plan.sharding import Sharding
 
 # 64 layers, heads, rows and columns of the matrices in layers: whatever divides 64 divides them evenly.
 EVEN = ModelShape("llama", 64, 64, 64, 64, 1, 64, 128, 64, 1e4, 1e-6, False, False)

@@ -9,14 +9,14 @@ from types import MappingProxyType
 import pytest
 
 import hflow
-from hflow.compiler.cost.strategy import Strategy
-from hflow.compiler.draft import Draft
-from hflow.compiler.layout import Mesh
 from hflow.compiler.memory import device_memory
 from hflow.compiler.passes.check_memory import check_memory
-from hflow.compiler.plan import DeviceMemory, NodePlan, Program
+from hflow.compiler.state import Draft
 from hflow.diagnostics import HflowError
-from hflow.graph.graph import Graph
+from hflow.graph.ir import Graph
+from hflow.plan.layout import Mesh
+from hflow.plan.plan import DeviceMemory, NodePlan, Program
+from hflow.plan.strategy import Strategy
 from tests.compiler.conftest import CONFIG
 from tests.compiler.programs import instant, node_plans, scheduled
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 
 import hflow
-from hflow.compiler.cluster import Cluster
-from hflow.compiler.cluster_file import load_cluster
 from hflow.compiler.compile import compile_graph
-from hflow.compiler.named_shapes import NAMED_SHAPES
-from hflow.compiler.planner.leanest import leanest
+from hflow.compiler.explain.min_memory import leanest
 from hflow.compiler.planner.options import Planner, PlannerOptions
 from hflow.compiler.planner.search import exhaustive
 from hflow.diagnostics import Diagnostic, HflowError, render
-from hflow.graph.graph import Graph
+from hflow.graph.ir import Graph
+from hflow.plan.cluster import Cluster
+from hflow.plan.cluster_file import load_cluster
+from hflow.plan.named_shapes import NAMED_SHAPES
 from tests.compiler.small_cases import case, space_of
 from tests.compiler.workloads import large
 

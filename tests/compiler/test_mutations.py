@@ -15,17 +15,17 @@ import pytest
 from ruamel.yaml import YAML
 
 import hflow
-from hflow.compiler.cluster_file import load_cluster
-from hflow.compiler.cluster_text import cluster_text
 from hflow.compiler.compile import compile_graph
-from hflow.compiler.plan import Plan, load_plan, to_json
-from hflow.compiler.runnable import check_runnable
 from hflow.diagnostics import HflowError
-from hflow.graph.graph import Graph
-from hflow.view.plan_json import plan_json
-from hflow.view.plan_page import plan_html
-from hflow.view.terminal import plan_text
-from hflow.view.trace import chrome_trace
+from hflow.graph.ir import Graph
+from hflow.plan.cluster_file import load_cluster
+from hflow.plan.cluster_text import cluster_text
+from hflow.plan.plan import Plan, load_plan, to_json
+from hflow.plan.verify.runnable import check_runnable
+from hflow.report.trace import chrome_trace
+from hflow.view.pages.plan_page import plan_html
+from hflow.view.terminal.plan_json import plan_json
+from hflow.view.terminal.terminal import plan_text
 from tests.compiler.conftest import CONFIG
 from tests.compiler.test_compile import local
 from tests.compiler.test_language import load as load_graph

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import hflow
-from hflow.compiler.named_shapes import NAMED_SHAPES
-from hflow.compiler.plan import Plan
-from hflow.compiler.shape import BUILT, ModelShape, read_shape
-from hflow.compiler.weights import parameters
 from hflow.diagnostics import HflowError, Span
+from hflow.plan.model_shape import BUILT, ModelShape, read_shape
+from hflow.plan.named_shapes import NAMED_SHAPES
+from hflow.plan.parameters import parameters
+from hflow.plan.plan import Plan
 from hflow.runtime.execute import execute
 
 # Parameters of the published weights; tied embeddings count once.

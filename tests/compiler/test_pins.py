@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 import hflow
-from hflow.compiler.cluster_file import load_cluster
 from hflow.compiler.compile import compile_graph
 from hflow.diagnostics import Diagnostic, HflowError
-from hflow.graph.graph import Graph
+from hflow.graph.ir import Graph
+from hflow.plan.cluster_file import load_cluster
 from tests.compiler.workloads import large
 
 A100S = load_cluster("a100x8")

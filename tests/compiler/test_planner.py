@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 import hflow
-from hflow.compiler.cluster_file import load_cluster
 from hflow.compiler.compile import compile_graph, new_draft
-from hflow.compiler.draft import Draft
 from hflow.compiler.memory import device_memory
 from hflow.compiler.passes.candidates import candidates
 from hflow.compiler.passes.lower_edges import lower_edges
@@ -23,7 +21,9 @@ from hflow.compiler.planner.options import PLACEMENTS, Placement, PlannerOptions
 from hflow.compiler.planner.search import search
 from hflow.compiler.planner.space import Space
 from hflow.compiler.planner.step import StepModel
-from hflow.graph.graph import Graph
+from hflow.compiler.state import Draft
+from hflow.graph.ir import Graph
+from hflow.plan.cluster_file import load_cluster
 from tests.compiler.small_cases import GRAPHS, case, space_of
 from tests.compiler.workloads import ALGORITHMS, large, model_params
 

@@ -9,16 +9,16 @@ from random import Random
 
 import pytest
 
-from hflow.compiler.cluster import Cluster, DeviceKind, Link
-from hflow.compiler.cost.comm import reached
-from hflow.compiler.cost.redistribution import redistribution_s, rows_s, weights_s
-from hflow.compiler.layout import Mesh, rows_layout, volume
 from hflow.compiler.lowering import lower_rows, lower_weights
-from hflow.compiler.named_shapes import NAMED_SHAPES
-from hflow.compiler.plan import CopySet
 from hflow.compiler.regroup import generation_mesh
-from hflow.compiler.sharding import Sharding
+from hflow.cost.comm import reached
+from hflow.cost.redistribution import redistribution_s, rows_s, weights_s
 from hflow.graph.types import Dim, Factor, ValueType
+from hflow.plan.cluster import Cluster, DeviceKind, Link
+from hflow.plan.layout import Mesh, rows_layout, volume
+from hflow.plan.named_shapes import NAMED_SHAPES
+from hflow.plan.plan import CopySet
+from hflow.plan.sharding import Sharding
 
 KIND = DeviceKind("A100", "cuda", 312e12, 80 * 10**9, 2e12, 0.5, 0.0)
 INTRA, INTER = Link(300e9, 1e-5), Link(25e9, 1e-5)

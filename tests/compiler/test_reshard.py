@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hflow.compiler.layout import Layout, Mesh, Only, Replicate, Shard, volume
-from hflow.compiler.reshard import Boxes, lower, lower_bound, received, recognise
+from hflow.plan.layout import Layout, Mesh, Only, Replicate, Shard, volume
+from hflow.plan.reshard import Boxes, lower, lower_bound, received, recognise
 
 SHAPE = (24, 12)
 

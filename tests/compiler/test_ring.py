@@ -11,9 +11,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from hflow.compiler.planner.numbers import ARRAYS, FLOATS
-from hflow.compiler.planner.reach import Before, Reach
-from hflow.compiler.planner.ring import Course, Ring
+from hflow.compiler.planner.bounds.numbers import ARRAYS, FLOATS
+from hflow.compiler.planner.bounds.reach import Before, Reach
+from hflow.compiler.planner.bounds.recurrence import Course, Ring
 
 FIRST = "n0"
 

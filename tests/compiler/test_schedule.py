@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 import hflow
-from hflow.compiler.cluster import Link
-from hflow.compiler.critical_path import critical_path, idle
-from hflow.compiler.draft import Draft
-from hflow.compiler.layout import Mesh
-from hflow.compiler.plan import Instruction, Program
-from hflow.compiler.program import arranged
-from hflow.compiler.spans import spans, step_time_s
-from hflow.graph.graph import Graph
+from hflow.compiler.state import Draft
+from hflow.graph.ir import Graph
+from hflow.plan.cluster import Link
+from hflow.plan.layout import Mesh
+from hflow.plan.plan import Instruction, Program
+from hflow.schedule.arrange import arranged
+from hflow.schedule.critical_path import critical_path, idle
+from hflow.schedule.timed_span import spans, step_time_s
 from tests.compiler.programs import instant, node_plans, scheduled
 
 A, B = (0, 1), (2, 3)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from hflow.compiler.model_config import MAX_BYTES, MAX_LAYERS
-from hflow.compiler.shape import Experts, ModelShape, read_shape
 from hflow.diagnostics import HflowError
+from hflow.plan.model_config import MAX_BYTES, MAX_LAYERS
+from hflow.plan.model_shape import Experts, ModelShape, read_shape
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 4,

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from hflow.compiler.timeline import Task, arrange, busiest_s, makespan_s, period_s, starts
+from hflow.schedule.list_scheduling import Task, arrange, busiest_s, makespan_s, period_s, starts
 
 A, B = (0,), (1,)
 

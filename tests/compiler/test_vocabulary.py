@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import hflow
-from hflow.compiler.vocabulary import token_ids
 from hflow.diagnostics import HflowError
-from hflow.runtime.new_model import new_model
+from hflow.plan.vocabulary import token_ids
+from hflow.runtime.tools.new_model import new_model
 
 SMALL = ["params.batch=4", "params.minibatch=4", "params.holdout=4"]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hflow.compiler.cluster import Cluster, DeviceKind, Link
-from hflow.compiler.layout import Mesh, volume
 from hflow.compiler.lowering import lower_weights
-from hflow.compiler.named_shapes import NAMED_SHAPES
 from hflow.compiler.regroup import generation_mesh
-from hflow.compiler.shape import Experts, Family, ModelShape
-from hflow.compiler.sharding import Sharding
-from hflow.compiler.weights import parameters, shard_elements, stage_elements, weight_boxes
+from hflow.plan.cluster import Cluster, DeviceKind, Link
+from hflow.plan.layout import Mesh, volume
+from hflow.plan.model_shape import Experts, Family, ModelShape
+from hflow.plan.named_shapes import NAMED_SHAPES
+from hflow.plan.parameters import parameters, shard_elements, stage_elements, weight_boxes
+from hflow.plan.sharding import Sharding
 
 SHAPE = ModelShape("qwen2", 4, 64, 8, 4, 8, 96, 32, 128, 1e4, 1e-6, False, True)
 TIED = ModelShape("llama", 4, 64, 8, 4, 8, 96, 32, 128, 1e4, 1e-6, True, False)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import hflow
-from hflow.graph.graph import Graph
+from hflow.graph.ir import Graph
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ALGORITHMS = tuple(sorted(f.stem for f in (ROOT / "algorithms").glob("*.yaml")))

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from hflow.compiler.shape import ModelShape, read_shape
-from hflow.compiler.vocabulary import beyond, token_ids
-from hflow.compiler.weights import parameters
 from hflow.diagnostics import HflowError
-from hflow.graph.graph import Head, Model
-from hflow.runtime.new_model import new_model
+from hflow.graph.ir import Head, Model
+from hflow.plan.model_shape import ModelShape, read_shape
+from hflow.plan.parameters import parameters
+from hflow.plan.vocabulary import beyond, token_ids
 from hflow.runtime.tokenizer import Tokenizer, UnknownTextError, load_tokenizer
+from hflow.runtime.tools.new_model import new_model
 from hflow.runtime.weight_files import StoredTensor, opened, stored_tensors
 from tests.data.folder_mutants import copied, damage, in_two_files
 from tests.limits import memory_limited_to

@@ -14,11 +14,11 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from hflow.compiler.shape import read_shape
-from hflow.compiler.weights import parameters
 from hflow.diagnostics import HflowError
-from hflow.runtime.new_model import new_model
+from hflow.plan.model_shape import read_shape
+from hflow.plan.parameters import parameters
 from hflow.runtime.tokenizer import load_tokenizer
+from hflow.runtime.tools.new_model import new_model
 
 CLASSES = {"llama": LlamaForCausalLM, "qwen2": Qwen2ForCausalLM}
 

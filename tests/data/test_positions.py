@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 import hflow
-from hflow.compiler.plan import Plan
 from hflow.diagnostics import Diagnostic, HflowError
-from hflow.graph.graph import Node
+from hflow.graph.ir import Node
+from hflow.plan.plan import Plan
 from hflow.runtime.engines.python.data import Example, open_source
-from hflow.runtime.new_model import new_model
 from hflow.runtime.positions import check_positions
 from hflow.runtime.tokenizer import load_tokenizer
+from hflow.runtime.tools.new_model import new_model
 
 
 @pytest.fixture(scope="module")

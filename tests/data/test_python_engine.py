@@ -14,15 +14,15 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from hflow.compiler.layout import Mesh
-from hflow.compiler.plan import NodePlan
-from hflow.graph.graph import Function, Input, Node, Output, Ref
+from hflow.graph.ir import Function, Input, Node, Output, Ref
 from hflow.graph.types import Dim, Factor, ValueType
+from hflow.plan.layout import Mesh
+from hflow.plan.plan import NodePlan
 from hflow.runtime.engines.base import Call, NodeError, Result
 from hflow.runtime.engines.python.engine import PythonEngine
-from hflow.runtime.new_model import ALPHABET, character_tokenizer
 from hflow.runtime.rows import Rows, from_lists, from_padded, from_strings
 from hflow.runtime.tokenizer import Tokenizer
+from hflow.runtime.tools.new_model import ALPHABET, character_tokenizer
 
 TOKENIZER = Tokenizer(character_tokenizer(ALPHABET), eos_id=1, pad_id=0)
 BATCH, GROUP = Factor("batch", 6, "prompts"), Factor("group", 3, "rollout")

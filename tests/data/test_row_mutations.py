@@ -16,11 +16,11 @@ import pyarrow.parquet
 import pytest
 
 from hflow.diagnostics import HflowError
-from hflow.graph.graph import Node, Output
+from hflow.graph.ir import Node, Output
 from hflow.graph.types import Dim, Factor, ValueType
 from hflow.runtime.engines.python.data import DataSource, open_source
-from hflow.runtime.new_model import ALPHABET, character_tokenizer
 from hflow.runtime.tokenizer import Tokenizer
+from hflow.runtime.tools.new_model import ALPHABET, character_tokenizer
 from tests.data.row_mutants import Rows, damaged_jsonl, damaged_parquet
 from tests.limits import memory_limited_to
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from hflow.diagnostics import HflowError
-from hflow.runtime.new_model import ALPHABET, character_tokenizer, new_model
 from hflow.runtime.tokenizer import Tokenizer, UnknownTextError, load_tokenizer
+from hflow.runtime.tools.new_model import ALPHABET, character_tokenizer, new_model
 
 
 @pytest.fixture(scope="module")

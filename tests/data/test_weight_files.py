@@ -15,11 +15,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hflow.compiler.shape import read_shape
-from hflow.compiler.weights import parameters
 from hflow.diagnostics import HflowError
-from hflow.graph.graph import Head, Model
-from hflow.runtime.new_model import new_model
+from hflow.graph.ir import Head, Model
+from hflow.plan.model_shape import read_shape
+from hflow.plan.parameters import parameters
+from hflow.runtime.tools.new_model import new_model
 from hflow.runtime.weight_files import INDEX, SINGLE, StoredTensor, stored_tensors
 
 UP = "model.layers.1.mlp.up_proj.weight"

@@ -10,19 +10,19 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
-from hflow.compiler.cost.strategy import PLAIN, Strategy
-from hflow.compiler.layout import Mesh
-from hflow.compiler.plan import NodePlan
-from hflow.compiler.shape import read_shape
-from hflow.graph.graph import Function, Head, Input, Model, Node, Output, Ref, Repeat
+from hflow.graph.ir import Function, Head, Input, Model, Node, Output, Ref, Repeat
 from hflow.graph.types import Dim, Factor, ValueType
 from hflow.ops.losses import ppo_clip
+from hflow.plan.layout import Mesh
+from hflow.plan.model_shape import read_shape
+from hflow.plan.plan import NodePlan
+from hflow.plan.strategy import PLAIN, Strategy
 from hflow.runtime.engines.base import Call
 from hflow.runtime.engines.megatron.engine import MegatronModel
 from hflow.runtime.engines.megatron.groups import NewGroup
-from hflow.runtime.new_model import new_model
 from hflow.runtime.rows import Rows, from_lists
 from hflow.runtime.tokenizer import load_tokenizer
+from hflow.runtime.tools.new_model import new_model
 
 ADAM = {
     "lr": 1e-2,

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hflow.compiler.layout import Mesh
+from hflow.plan.layout import Mesh
 from hflow.runtime.engines.megatron.balance import WORTH, Exchange, balanced
 from hflow.runtime.engines.megatron.groups import NewGroup, make_groups
 from hflow.runtime.rows import Rows, from_lists

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hflow.compiler.layout import Mesh
 from hflow.diagnostics import HflowError
+from hflow.plan.layout import Mesh
 from hflow.runtime.engines.base import NodeError
 from hflow.runtime.engines.megatron.groups import NewGroup
 from hflow.runtime.rows import from_lists

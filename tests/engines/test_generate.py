@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hflow.compiler.layout import Mesh
+from hflow.plan.layout import Mesh
 from hflow.runtime.engines.base import NodeError
 from hflow.runtime.engines.megatron.groups import NewGroup
 from hflow.runtime.rows import Rows, from_lists

@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from hflow.compiler.layout import Mesh
 from hflow.diagnostics import HflowError
+from hflow.plan.layout import Mesh
 from hflow.runtime import hf
 from hflow.runtime.engines.megatron.groups import NewGroup
-from hflow.runtime.new_model import new_model
 from hflow.runtime.tokenizer import load_tokenizer
+from hflow.runtime.tools.new_model import new_model
 from tests.engines.models import Folders, load_hf, make_engine
 from tests.engines.processes import Pool
 

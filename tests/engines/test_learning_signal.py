@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hflow.graph.graph import Function
+from hflow.graph.ir import Function
 from hflow.ops.distillation import reverse_kl
 from hflow.ops.losses import cispo, negative_log_likelihood, ppo_clip, reinforce
 from hflow.ops.preferences import dpo

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from hflow.compiler.cost.strategy import PLAIN, Strategy
-from hflow.compiler.layout import Mesh
+from hflow.plan.layout import Mesh
+from hflow.plan.strategy import PLAIN, Strategy
 from hflow.runtime.engines.base import NodeError
 from hflow.runtime.engines.megatron.engine import MegatronModel
 from hflow.runtime.engines.megatron.groups import NewGroup

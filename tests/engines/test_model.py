@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
-from hflow.compiler.layout import Box, Mesh
-from hflow.compiler.shape import read_shape
-from hflow.compiler.sharding import Sharding
-from hflow.compiler.weights import parameters, weight_boxes
 from hflow.diagnostics import HflowError
+from hflow.plan.layout import Box, Mesh
+from hflow.plan.model_shape import read_shape
+from hflow.plan.parameters import parameters, weight_boxes
+from hflow.plan.sharding import Sharding
 from hflow.runtime.engines.megatron.groups import NewGroup
 from hflow.runtime.engines.megatron.micro_batches import micro_batches
 from hflow.runtime.engines.megatron.schedule import run_schedule

@@ -14,9 +14,9 @@ from torch.nn.functional import silu
 from transformers.models.llama.configuration_llama import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from hflow.compiler.cost.memory import layer_activation_bytes
-from hflow.compiler.layout import Mesh
-from hflow.compiler.shape import ModelShape
+from hflow.cost.memory import layer_activation_bytes
+from hflow.plan.layout import Mesh
+from hflow.plan.model_shape import ModelShape
 from hflow.runtime.engines.megatron.attention import Places
 from hflow.runtime.engines.megatron.build import build_model
 from hflow.runtime.engines.megatron.gated import SwiGLU

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hflow.compiler.layout import Mesh
+from hflow.plan.layout import Mesh
 from hflow.runtime.engines.megatron.groups import NewGroup
 from hflow.runtime.engines.megatron.micro_batches import MicroBatch, micro_batches
 from hflow.runtime.engines.megatron.pack import Pack

@@ -13,13 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
-from hflow.compiler.cost.flops import forward_flops
-from hflow.compiler.cost.memory import working_bytes
-from hflow.compiler.layout import Mesh
-from hflow.compiler.shape import read_shape
-from hflow.compiler.workload import Workload
+from hflow.cost.memory import working_bytes
 from hflow.diagnostics import HflowError
-from hflow.graph.graph import Head
+from hflow.graph.ir import Head
+from hflow.plan.flops import forward_flops
+from hflow.plan.layout import Mesh
+from hflow.plan.model_shape import read_shape
+from hflow.plan.workload import Workload
 from hflow.runtime.engines.megatron.groups import NewGroup
 from hflow.runtime.hf import write_hf
 from hflow.runtime.rows import Rows

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from hflow.compiler.cost.memory import optimizer_bytes, working_bytes
-from hflow.compiler.cost.strategy import PLAIN, Strategy
-from hflow.compiler.layout import Mesh
-from hflow.compiler.shape import read_shape
-from hflow.compiler.workload import Workload
+from hflow.cost.memory import optimizer_bytes, working_bytes
+from hflow.plan.layout import Mesh
+from hflow.plan.model_shape import read_shape
+from hflow.plan.strategy import PLAIN, Strategy
+from hflow.plan.workload import Workload
 from hflow.runtime.engines.megatron.groups import NewGroup
 from hflow.runtime.rows import Rows
 from tests.engines.models import ADAM, Folders, make_call, make_engine, read_training, share, train_node

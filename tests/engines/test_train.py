@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from hflow.compiler.layout import Mesh
-from hflow.graph.graph import Function
+from hflow.graph.ir import Function
+from hflow.plan.layout import Mesh
 from hflow.runtime.engines.base import NodeError
 from hflow.runtime.engines.megatron.groups import NewGroup
 from hflow.runtime.rows import Rows, from_lists

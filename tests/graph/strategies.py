@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from hypothesis import strategies as st
 
-from hflow.graph.signature import Port, Signature, Tag
+from hflow.graph.infer.signature import Port, Signature, Tag
 from hflow.graph.types import RAGGED_DIMS, Dim, DType, Factor, ValueType
 
 DTYPES: st.SearchStrategy[DType] = st.sampled_from(get_args(DType))

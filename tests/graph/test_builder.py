@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 
 import hflow
 from hflow.diagnostics import HflowError
-from hflow.graph import builder
-from hflow.graph.builder import GraphBuilder
-from hflow.graph.builder_values import ModelHandle, NodeHandle
-from hflow.graph.formatter import format_text
-from hflow.graph.graph import Graph
+from hflow.graph.builder import builder
+from hflow.graph.builder.builder import GraphBuilder
+from hflow.graph.builder.builder_values import ModelHandle, NodeHandle
+from hflow.graph.ir import Graph
 from hflow.graph.load import load, load_text
-from hflow.graph.printer import ir
-from hflow.graph.source import parse
-from hflow.graph.yaml_printer import to_yaml
-from hflow.graph.yaml_text import flow, quoted, scalar
+from hflow.graph.source.document import parse
+from hflow.graph.source.yaml_text import flow, quoted, scalar
+from hflow.graph.write.formatter import format_text
+from hflow.graph.write.printer import ir
+from hflow.graph.write.yaml_printer import to_yaml
 from hflow.ops.advantages import group_normalise
 from hflow.ops.op import op
 

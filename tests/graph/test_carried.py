@@ -8,7 +8,7 @@ import networkx as nx
 import pytest
 
 from hflow.graph.evaluation import evaluation_graph
-from hflow.graph.graph import Graph, Ref
+from hflow.graph.ir import Graph, Ref
 from hflow.graph.load import load, load_text
 
 BASELINE = Path("tests/bad/parents/baseline.yaml")

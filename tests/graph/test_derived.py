@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from hflow.diagnostics import Diagnostic, HflowError
-from hflow.graph.builder import GraphBuilder
-from hflow.graph.builder_values import NodeHandle
-from hflow.graph.graph import Graph
+from hflow.graph.builder.builder import GraphBuilder
+from hflow.graph.builder.builder_values import NodeHandle
+from hflow.graph.ir import Graph
 from hflow.graph.load import load, load_text
 
 PARENTS = Path("tests/bad/parents")

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hflow.graph.evaluation import evaluation_graph
-from hflow.graph.graph import Graph, Ref
+from hflow.graph.ir import Graph, Ref
 from hflow.graph.load import load, load_text
 
 GRPO = Path("algorithms/grpo.yaml")

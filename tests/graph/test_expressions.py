@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hflow.graph.expressions import ExpressionError, evaluate, substitute
-from hflow.graph.source import Scalar, parse
+from hflow.graph.source.document import Scalar, parse
+from hflow.graph.source.expressions import ExpressionError, evaluate, substitute
 
 PARAMS: dict[str, Scalar] = {"batch": 128, "group": 8, "lr": 1e-4, "big": True, "model": "models/tiny"}
 

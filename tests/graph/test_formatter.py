@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hflow.diagnostics import HflowError
-from hflow.graph.formatter import format_file, format_text, meaning
-from hflow.graph.source import parse
+from hflow.graph.source.document import parse
+from hflow.graph.write.formatter import format_file, format_text, meaning
 
 ALGORITHMS = sorted(Path("algorithms").glob("*.yaml"))
 TEXTS = [path.read_text() for path in ALGORITHMS]

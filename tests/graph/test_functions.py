@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hflow.diagnostics import HflowError
-from hflow.graph.functions import find_module, read_function
+from hflow.graph.infer.functions import find_module, read_function
 from hflow.graph.options import REQUIRED, Option
 
 HERE = Path()

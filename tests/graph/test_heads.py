@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hflow.diagnostics import HflowError
-from hflow.graph.graph import Graph, Refresh
+from hflow.graph.ir import Graph, Refresh
 from hflow.graph.load import load, load_text
 
 PARENTS = Path("tests/bad/parents")

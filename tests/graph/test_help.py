@@ -9,10 +9,10 @@ import pytest
 
 import hflow
 from hflow.diagnostics import Diagnostic, HflowError, Span
+from hflow.graph.infer.signature import parse_ports
+from hflow.graph.infer.unify import Value, unify
 from hflow.graph.load import check_text
-from hflow.graph.signature import parse_ports
 from hflow.graph.types import Dim, Factor, ValueType
-from hflow.graph.unify import Value, unify
 from hflow.runtime.controller.pool import WorkerFailure
 
 GRAPH = """\

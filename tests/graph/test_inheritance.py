@@ -6,7 +6,7 @@ import pytest
 
 from hflow.diagnostics import Diagnostic, HflowError, render
 from hflow.graph.load import assembled, check, load, sources
-from hflow.graph.source import read
+from hflow.graph.source.document import read
 
 GRPO = Path("algorithms/grpo.yaml").read_text()
 HEAD = "hflow: 1\nextends: grpo.yaml\nname: child\n"

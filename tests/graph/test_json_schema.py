@@ -6,8 +6,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from hflow.graph.json_schema import json_schema, json_schema_text
-from hflow.graph.source import parse, read
+from hflow.graph.source.document import parse, read
+from hflow.graph.write.json_schema import json_schema, json_schema_text
 
 ALGORITHMS = sorted(Path("algorithms").glob("*.yaml"))
 FILE = Path("docs/schema/graph.v1.json")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hflow.graph.expressions import ExpressionError, evaluate
-from hflow.graph.source import MAX_BYTES
+from hflow.graph.source.document import MAX_BYTES
+from hflow.graph.source.expressions import ExpressionError, evaluate
 
 MAX_SECONDS = 2.0  # of one core: parsing 1 MB of brackets by the pure-Python parser included
 MAX_MEMORY = 300 * 2**20  # bytes, of the whole process with the interpreter and hflow

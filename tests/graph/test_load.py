@@ -6,7 +6,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from hflow.diagnostics import HflowError
-from hflow.graph.graph import Graph, Ref
+from hflow.graph.ir import Graph, Ref
 from hflow.graph.load import check, load, load_text
 
 ALGORITHMS = sorted(Path("algorithms").glob("*.yaml"))

@@ -18,9 +18,9 @@ from ruamel.yaml import YAML
 
 from hflow.diagnostics import HflowError, render
 from hflow.graph.evaluation import evaluation_graph
-from hflow.graph.graph import Graph
+from hflow.graph.ir import Graph
 from hflow.graph.load import check
-from hflow.graph.printer import ir
+from hflow.graph.write.printer import ir
 from tests.graph.mutants import mutated
 
 ALGORITHMS = sorted(Path("algorithms").glob("*.yaml"))

@@ -6,7 +6,7 @@ import pytest
 
 from hflow.diagnostics import HflowError
 from hflow.graph.load import load
-from hflow.graph.new_file import new_file
+from hflow.graph.write.new_file import new_file
 from hflow.shipped import find
 
 ALGORITHMS = sorted(Path("algorithms").resolve().glob("*.yaml"))

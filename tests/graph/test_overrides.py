@@ -7,8 +7,8 @@ import pytest
 
 from hflow.diagnostics import Diagnostic, HflowError, render
 from hflow.graph.load import check, load, sources
-from hflow.graph.overrides import override
-from hflow.graph.source import read
+from hflow.graph.source.document import read
+from hflow.graph.source.overrides import override
 
 GRPO = Path("algorithms/grpo.yaml")
 

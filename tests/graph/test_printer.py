@@ -11,7 +11,7 @@ import pytest
 
 from hflow.graph.evaluation import evaluation_graph
 from hflow.graph.load import load
-from hflow.graph.printer import ir
+from hflow.graph.write.printer import ir
 
 GOLDEN = Path("tests/golden/graph")
 ALGORITHMS = sorted(Path("algorithms").glob("*.yaml"))

@@ -9,7 +9,7 @@ import pytest
 
 from hflow.diagnostics import HflowError
 from hflow.graph.evaluation import evaluation_graph
-from hflow.graph.graph import Graph, Ref, Region
+from hflow.graph.ir import Graph, Ref, Region
 from hflow.graph.load import load, load_text
 from hflow.graph.types import Factor
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from hflow.graph.load import assembled, load, load_text
-from hflow.graph.resolved import resolved
-from hflow.graph.source import parse, read
+from hflow.graph.source.document import parse, read
+from hflow.graph.write.resolved import resolved
 
 ALGORITHMS = sorted(Path("algorithms").glob("*.yaml"))
 CHILD = """\

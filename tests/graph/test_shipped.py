@@ -11,7 +11,7 @@ import pytest
 import hflow
 from hflow.diagnostics import HflowError
 from hflow.graph.load import load
-from hflow.graph.new_file import new_file
+from hflow.graph.write.new_file import new_file
 from hflow.shipped import find, find_graph
 
 ALGORITHMS = sorted(Path("algorithms").resolve().glob("*.yaml"))
@@ -34,7 +34,7 @@ def test_commands_know_algorithms(command: list[str]) -> None:
     model = ["--set", "params.model=shape:llama-7b", "--cluster", "h100x8"]
     given = model if command[0] in ("compile", "exec") else []
     arguments = [*command, "cispo", *given]
-    done = subprocess.run([sys.executable, "-m", "hflow.cli", *arguments], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "hflow.cli.app", *arguments], capture_output=True, text=True)
     if command == ["exec"]:
         assert done.returncode == 1 and "HF406" in done.stderr and "compile only" in done.stderr
     else:

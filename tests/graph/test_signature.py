@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
-from hflow.graph.signature import Port, Signature, parse_signature
+from hflow.graph.infer.signature import Port, Signature, parse_signature
 from hflow.graph.types import Dim, Factor, ValueType, parse_type
 from tests.graph.strategies import patterns, signatures
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hflow.diagnostics import HflowError
-from hflow.graph.source import MAX_BYTES, MAX_ITEMS, Item, parse, read, resolve
+from hflow.graph.source.document import MAX_BYTES, MAX_ITEMS, Item, parse, read, resolve
 
 ALGORITHMS = sorted(Path("algorithms").glob("*.yaml"))
 TEXT = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs", "Cn", "Zl", "Zp")), max_size=8)

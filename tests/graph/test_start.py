@@ -28,7 +28,7 @@ HEAVY = (
 # Runs the command line in this process, then says which heavy modules it has loaded.
 PROGRAM = """
 import json, sys
-from hflow.cli import app
+from hflow.cli.app import app
 try:
     app(sys.argv[2:])
 except SystemExit as ended:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from hflow.graph.signature import Port, Signature, parse_ports
+from hflow.graph.infer.signature import Port, Signature, parse_ports
+from hflow.graph.infer.unify import Bound, Value, unify
 from hflow.graph.types import Dim, Factor, Provenance, ValueType
-from hflow.graph.unify import Bound, Value, unify
 from tests.graph.strategies import signatures
 
 BATCH, GROUP = Factor("batch", 16, "prompts"), Factor("group", 4, "rollout")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import hflow.ops
-from hflow.graph.functions import read_function
+from hflow.graph.infer.functions import read_function
 from hflow.ops import op as op_module
 from hflow.ops.op import op
 

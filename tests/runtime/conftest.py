@@ -10,7 +10,7 @@ import pytest
 
 from hflow.runtime.controller.local_ray import LocalRay
 from hflow.runtime.controller.pool import Pool
-from hflow.runtime.new_model import new_model
+from hflow.runtime.tools.new_model import new_model
 from tests.runtime.matrix import WORKERS, Matrix
 
 FEW = 4

@@ -8,10 +8,10 @@ from math import prod
 from pathlib import Path
 
 import hflow
-from hflow.compiler.cluster import Cluster
-from hflow.compiler.cluster_file import load_cluster
-from hflow.compiler.plan import Plan
-from hflow.graph.graph import Graph
+from hflow.graph.ir import Graph
+from hflow.plan.cluster import Cluster
+from hflow.plan.cluster_file import load_cluster
+from hflow.plan.plan import Plan
 from hflow.runtime.controller.pool import Pool
 from hflow.runtime.execute import Run, execute
 from tests.runtime.pairwise import Case as Values

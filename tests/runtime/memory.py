@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from hflow.compiler.cost.strategy import Strategy
-from hflow.compiler.plan import Instruction, Plan, Program
+from hflow.plan.plan import Instruction, Plan, Program
+from hflow.plan.strategy import Strategy
 
 
 def with_strategy(plan: Plan, node: str, strategy: Strategy) -> Plan:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hflow.compiler.plan import NodePlan, Plan
-from hflow.graph.graph import Node
+from hflow.graph.ir import Node
+from hflow.plan.plan import NodePlan, Plan
 from hflow.runtime.engines.base import Call, Engine, Result
 from hflow.runtime.execute import Run, execute
 from hflow.runtime.rows import Rows

@@ -50,7 +50,7 @@ def ray_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def test_joins_and_leaves_a_cluster(ray_address: str, tiny_model: Path, tmp_path: Path) -> None:
     command = [
-        sys.executable, "-m", "hflow.cli", "exec", str(GRAPH), "--set", f"params.model={tiny_model}",
+        sys.executable, "-m", "hflow.cli.app", "exec", str(GRAPH), "--set", f"params.model={tiny_model}",
         "--set", "params.steps=2", "--cluster", "local1", "--address", ray_address,
     ]  # fmt: skip
     for run in ("first", "second"):  # the second finds the CPU free again
@@ -64,7 +64,7 @@ def test_joins_and_leaves_a_cluster(ray_address: str, tiny_model: Path, tmp_path
 
 def test_unreachable_address_is_told(tiny_model: Path, tmp_path: Path) -> None:
     command = [
-        sys.executable, "-m", "hflow.cli", "exec", str(GRAPH), "--set", f"params.model={tiny_model}",
+        sys.executable, "-m", "hflow.cli.app", "exec", str(GRAPH), "--set", f"params.model={tiny_model}",
         "--address", "127.0.0.1:1", "--run-dir", str(tmp_path / "run"),
     ]  # fmt: skip
     done = subprocess.run(command, env=SETTINGS, capture_output=True, text=True, timeout=120)

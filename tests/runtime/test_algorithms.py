@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 import hflow
-from hflow.compiler.plan import Plan
-from hflow.graph.graph import Graph
+from hflow.graph.ir import Graph
+from hflow.plan.plan import Plan
 from hflow.runtime.controller.pool import Pool
 from hflow.runtime.execute import Run, execute
-from hflow.runtime.new_model import new_model
+from hflow.runtime.tools.new_model import new_model
 
 ALGORITHMS = sorted(Path("algorithms").glob("*.yaml"))
 DENSE = f"{Path(__file__).parent / 'rewards.py'}:digits"

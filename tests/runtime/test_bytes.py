@@ -13,9 +13,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import hflow
-from hflow.compiler.layout import volume
 from hflow.compiler.lowering import row_bytes
-from hflow.compiler.plan import Copy, EdgePlan, Instruction, Plan
+from hflow.plan.layout import volume
+from hflow.plan.plan import Copy, EdgePlan, Instruction, Plan
 from hflow.runtime.controller.pool import Pool
 from hflow.runtime.execute import Run, execute
 from hflow.runtime.tokenizer import load_tokenizer

@@ -15,13 +15,13 @@ import pytest
 import torch
 from torch.multiprocessing.spawn import start_processes
 
-from hflow.compiler.cluster_file import load_cluster
 from hflow.diagnostics import HflowError
-from hflow.runtime import calibrate as calibration
-from hflow.runtime.calibrate import join
-from hflow.runtime.measurements import MEASUREMENTS, Setting
+from hflow.plan.cluster_file import load_cluster
+from hflow.runtime.tools import calibrate as calibration
+from hflow.runtime.tools.calibrate import join
+from hflow.runtime.tools.measurements import MEASUREMENTS, Setting
 
-CALIBRATE = [sys.executable, "-m", "hflow.cli", "calibrate"]
+CALIBRATE = [sys.executable, "-m", "hflow.cli.app", "calibrate"]
 
 
 def calibrate(*arguments: str) -> subprocess.CompletedProcess[str]:

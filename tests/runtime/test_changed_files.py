@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 import hflow
-from hflow.compiler.plan import Plan
 from hflow.diagnostics import HflowError
+from hflow.plan.plan import Plan
 from hflow.runtime.controller.inline_pool import InlinePool
 from hflow.runtime.execute import execute
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hflow.graph.graph import Node, Output, Region
+from hflow.graph.ir import Node, Output, Region
 from hflow.graph.types import Dim, Factor, ValueType
 from hflow.runtime.engines.base import NodeError
 from hflow.runtime.rows import Rows, from_strings

@@ -41,7 +41,7 @@ class Watch(importlib.abc.MetaPathFinder):
             print("torch sees", repr(os.environ["CUDA_VISIBLE_DEVICES"]))
 
 sys.meta_path.insert(0, Watch())
-from hflow.cli import main
+from hflow.cli.app import main
 sys.argv[0] = "hflow"
 main()
 """

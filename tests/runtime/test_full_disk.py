@@ -19,7 +19,7 @@ import hflow
 from hflow.diagnostics import HflowError
 from hflow.runtime.controller.line_file import LineFile
 from hflow.runtime.controller.run_folder import RunFolder
-from hflow.runtime.new_model import new_model
+from hflow.runtime.tools.new_model import new_model
 from hflow.whole_file import write_whole
 from tests.runtime.test_failures import DEADLINE_S, HFLOW
 

@@ -87,7 +87,7 @@ def end(node: subprocess.Popen[bytes]) -> None:
 
 
 def start(arguments: list[str], settings: dict[str, str] | None = None) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "hflow.cli", "exec", *arguments]
+    command = [sys.executable, "-m", "hflow.cli.app", "exec", *arguments]
     return subprocess.Popen(command, env=settings, stderr=subprocess.PIPE, text=True)
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 import hflow
-from hflow.compiler.plan import NodePlan
-from hflow.graph.graph import Graph
+from hflow.graph.ir import Graph
+from hflow.plan.plan import NodePlan
 from hflow.runtime.controller.pool import Pool
 from hflow.runtime.engines.base import Call
 from hflow.runtime.engines.python.data import open_source

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file
 
 import hflow
-from hflow.compiler.plan import NodePlan, Plan
 from hflow.diagnostics import HflowError
-from hflow.graph.graph import Graph
+from hflow.graph.ir import Graph
+from hflow.plan.plan import NodePlan, Plan
 from hflow.runtime.controller.pool import Pool
 from hflow.runtime.engines.base import Call
 from hflow.runtime.engines.python.data import open_source

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 import hflow
-from hflow.compiler.cost.memory import optimizer_bytes, weight_bytes
-from hflow.compiler.cost.strategy import PLAIN, Strategy
-from hflow.compiler.layout import Mesh
-from hflow.compiler.plan import Plan
-from hflow.compiler.shape import read_shape
+from hflow.cost.memory import optimizer_bytes, weight_bytes
+from hflow.plan.layout import Mesh
+from hflow.plan.model_shape import read_shape
+from hflow.plan.plan import Plan
+from hflow.plan.strategy import PLAIN, Strategy
 from hflow.runtime.controller.pool import Pool, WorkerFailure
 from hflow.runtime.execute import Run, execute
 from tests.runtime.memory import put_away, with_strategy

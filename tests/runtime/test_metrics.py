@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import hflow
-from hflow.compiler.workload import token_makers
-from hflow.graph.graph import Graph
+from hflow.graph.ir import Graph
+from hflow.plan.workload import token_makers
 from hflow.runtime.controller.metrics import merge
 
 VALIDATED = """

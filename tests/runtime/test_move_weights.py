@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from hflow.compiler.cluster import Cluster, DeviceKind, Link
-from hflow.compiler.layout import Box, Mesh, volume
 from hflow.compiler.lowering import weight_edge
-from hflow.compiler.plan import EdgePlan
-from hflow.compiler.shape import ModelShape
-from hflow.compiler.sharding import Sharding
-from hflow.compiler.weights import parameters, weight_boxes
+from hflow.plan.cluster import Cluster, DeviceKind, Link
+from hflow.plan.layout import Box, Mesh, volume
+from hflow.plan.model_shape import ModelShape
+from hflow.plan.parameters import parameters, weight_boxes
+from hflow.plan.plan import EdgePlan
+from hflow.plan.sharding import Sharding
 from hflow.runtime.engines.megatron.build import build_model
 from hflow.runtime.engines.megatron.groups import make_groups
 from hflow.runtime.engines.megatron.weights import MegatronWeights

@@ -14,7 +14,7 @@ import torch
 from ray.exceptions import RayTaskError
 
 import hflow
-from hflow.graph.graph import Graph
+from hflow.graph.ir import Graph
 from hflow.runtime.controller.pool import Pool
 from hflow.runtime.execute import execute
 from tests.runtime.matrix import GRAPHS

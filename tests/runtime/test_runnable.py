@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import hflow
-from hflow.compiler.cost.strategy import Strategy
-from hflow.compiler.plan import Plan
 from hflow.diagnostics import HflowError
+from hflow.plan.plan import Plan
+from hflow.plan.strategy import Strategy
 from hflow.runtime.execute import execute
 from tests.runtime.memory import with_strategy
 

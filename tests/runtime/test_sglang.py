@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import hflow
-from hflow.compiler.cluster_file import load_cluster
+from hflow.plan.cluster_file import load_cluster
 from hflow.runtime.controller.pool import Pool
 from hflow.runtime.execute import Run, execute
-from hflow.runtime.new_model import new_model
+from hflow.runtime.tools.new_model import new_model
 from tests.runtime.matrix import GRAPHS
 
 pytestmark = [

@@ -18,7 +18,7 @@ import pytest
 
 from hflow.diagnostics import Terminated
 from hflow.ending_signals import EndingSignals
-from hflow.runtime.new_model import new_model
+from hflow.runtime.tools.new_model import new_model
 from tests.runtime.test_failures import DEADLINE_S, HFLOW
 
 FOLDER = Path(__file__).parent

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import hflow
-from hflow.compiler.plan import Plan
 from hflow.diagnostics import HflowError
-from hflow.graph.graph import Graph
+from hflow.graph.ir import Graph
+from hflow.plan.plan import Plan
 from hflow.runtime.controller.pool import Pool
 from hflow.runtime.execute import execute
 from hflow.runtime.rows import Rows, concatenate, from_lists

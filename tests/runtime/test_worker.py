@@ -11,7 +11,7 @@ import torch
 from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
 import hflow
-from hflow.compiler.plan import Plan
+from hflow.plan.plan import Plan
 from hflow.runtime.worker.worker import Worker
 from tests.runtime.matrix import GRAPHS
 

@@ -4,24 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hflow.compiler.cluster import Cluster, DeviceKind, Link
-from hflow.compiler.cost.strategy import Strategy
-from hflow.compiler.digests import Digests
-from hflow.compiler.layout import Mesh, rows_layout
-from hflow.compiler.plan import (
-    Copy,
-    CopySet,
-    DeviceMemory,
-    EdgePlan,
-    Instruction,
-    NodePlan,
-    Plan,
-    Program,
-    Search,
-)
-from hflow.compiler.shape import ModelShape
-from hflow.compiler.spans import step_time_s
-from hflow.graph.graph import (
+from hflow.graph.ir import (
     Evaluation,
     Function,
     Graph,
@@ -35,6 +18,23 @@ from hflow.graph.graph import (
     Repeat,
 )
 from hflow.graph.types import Dim, DType, Factor, Provenance, ValueType
+from hflow.plan.cluster import Cluster, DeviceKind, Link
+from hflow.plan.digests import Digests
+from hflow.plan.layout import Mesh, rows_layout
+from hflow.plan.model_shape import ModelShape
+from hflow.plan.plan import (
+    Copy,
+    CopySet,
+    DeviceMemory,
+    EdgePlan,
+    Instruction,
+    NodePlan,
+    Plan,
+    Program,
+    Search,
+)
+from hflow.plan.strategy import Strategy
+from hflow.schedule.timed_span import step_time_s
 
 BATCH = Factor("batch", 128, "prompts")
 GROUP = Factor("group", 8, "rollout")

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hflow.compiler.plan import Instruction, NodePlan, Plan, Program
-from hflow.graph.graph import Graph, Input, ModelUse, Node, Output, Ref, Refresh, Region
+from hflow.graph.ir import Graph, Input, ModelUse, Node, Output, Ref, Refresh, Region
 from hflow.graph.types import ValueType
+from hflow.plan.plan import Instruction, NodePlan, Plan, Program
 from tests.view.examples import (
     ALL,
     CLUSTER,

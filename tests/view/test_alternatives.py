@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from hflow.compiler.planner.explain import Alternative
-from hflow.view.alternatives import alternatives_text
+from hflow.compiler.explain.alternatives import Alternative
+from hflow.view.terminal.alternatives import alternatives_text
 
 FOUND = (
     Alternative("tp4 dp2", (0, 1, 2, 3, 4, 5, 6, 7), 6.0, 27.5, "chosen: no other step is shorter"),

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hflow.compiler.cost.strategy import Strategy
-from hflow.compiler.layout import Mesh
-from hflow.compiler.plan import Plan
-from hflow.view import units
-from hflow.view.diff import plan_diff
+from hflow import units
+from hflow.plan.layout import Mesh
+from hflow.plan.plan import Plan
+from hflow.plan.strategy import Strategy
+from hflow.view.terminal.diff import plan_diff
 from tests.view.examples import ALL, PLAN, TRAIN
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from hflow.graph.graph import Graph, Input, ModelUse, Node, Ref
+from hflow.graph.ir import Graph, Input, ModelUse, Node, Ref
 from hflow.graph.load import load
-from hflow.view.layout import Box
-from hflow.view.palette import DARK
-from hflow.view.svg import graph_svg
+from hflow.view.picture.layout import Box
+from hflow.view.picture.palette import DARK
+from hflow.view.picture.svg import graph_svg
 
 ROOT = Path(__file__).parent.parent.parent
 FILES = sorted((ROOT / "algorithms").glob("*.yaml"))

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hflow.view.layout import Box, Layering, layered
-from hflow.view.ordering import Link, column_numbers, crossings, ordered, wires
-from hflow.view.spacing import spaced
+from hflow.view.picture.layout import Box, Layering, layered
+from hflow.view.picture.ordering import Link, column_numbers, crossings, ordered, wires
+from hflow.view.picture.spacing import spaced
 
 
 @st.composite

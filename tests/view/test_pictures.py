@@ -12,16 +12,16 @@ from math import nan
 
 import pytest
 
-from hflow.compiler.layout import Mesh
 from hflow.diagnostics import Diagnostic
-from hflow.view.chart import line_chart
-from hflow.view.gantt import plan_gantt, run_gantt
+from hflow.plan.layout import Mesh
+from hflow.report.report import Report, report_html
+from hflow.report.trace import chrome_trace
 from hflow.view.measured import measured_times
-from hflow.view.notebook import graph_bundle, plan_bundle, run_bundle
-from hflow.view.report import Report, report_html
-from hflow.view.svg import graph_svg, plan_svg
-from hflow.view.ticks import ticks
-from hflow.view.trace import chrome_trace
+from hflow.view.pages.notebook import graph_bundle, plan_bundle, run_bundle
+from hflow.view.picture.chart import line_chart
+from hflow.view.picture.gantt import plan_gantt, run_gantt
+from hflow.view.picture.svg import graph_svg, plan_svg
+from hflow.view.picture.ticks import ticks
 from tests.view.examples import GRAPH, NODE_PLANS, OFFLOAD_PLAN, PLAN, SUMMARY, measured_events, metric_lines
 from tests.view.pages import parse
 
@@ -263,7 +263,7 @@ def test_measured_times_leave_the_first_step_out() -> None:
 
 def test_views_load_neither_torch_nor_ray() -> None:
     code = (
-        "import sys, hflow.view.report, hflow.view.notebook, hflow.view.trace;"
+        "import sys, hflow.report.report, hflow.view.pages.notebook, hflow.report.trace;"
         "print(sorted({'torch', 'ray', 'megatron', 'sglang', 'transformers'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -7,10 +7,10 @@ from itertools import pairwise
 
 import pytest
 
-from hflow.compiler.plan import Plan
-from hflow.view.memory_chart import memory_chart
-from hflow.view.plan_page import plan_html
-from hflow.view.remarks import idle_fraction, path_names
+from hflow.plan.plan import Plan
+from hflow.view.pages.plan_page import plan_html
+from hflow.view.picture.memory_chart import memory_chart
+from hflow.view.terminal.remarks import idle_fraction, path_names
 from tests.view.examples import OFFLOAD_PLAN, PLAN
 from tests.view.examples_in_time import LATE_PLAN, ROUNDS_PLAN
 from tests.view.pages import parse

@@ -6,13 +6,14 @@ from dataclasses import replace
 import networkx as nx
 import pytest
 
-from hflow.compiler.cost.strategy import Strategy
-from hflow.compiler.plan import Plan, Search
-from hflow.view import units, words
-from hflow.view.remarks import idle_fraction, path_names, remarks
-from hflow.view.stages import edge_rows
-from hflow.view.table import table
-from hflow.view.terminal import cluster_text, measured_text, plan_text, search_text
+from hflow import units
+from hflow.plan.plan import Plan, Search
+from hflow.plan.strategy import Strategy
+from hflow.view import words
+from hflow.view.terminal.remarks import idle_fraction, path_names, remarks
+from hflow.view.terminal.stages import edge_rows
+from hflow.view.terminal.table import table
+from hflow.view.terminal.terminal import cluster_text, measured_text, plan_text, search_text
 from tests.view.examples import (
     EDGES,
     GRAPH,

@@ -9,16 +9,16 @@ from itertools import pairwise
 
 import pytest
 
-from hflow.compiler.critical_path import idle
-from hflow.compiler.plan import Instruction
-from hflow.compiler.spans import step_time_s
-from hflow.view.gantt import plan_gantt
-from hflow.view.plan_json import plan_json
-from hflow.view.remarks import idle_fraction, path_names
-from hflow.view.svg import plan_svg
-from hflow.view.terminal import plan_text
+from hflow.plan.plan import Instruction
+from hflow.report.trace import chrome_trace
+from hflow.schedule.critical_path import idle
+from hflow.schedule.timed_span import step_time_s
+from hflow.view.picture.gantt import plan_gantt
+from hflow.view.picture.svg import plan_svg
+from hflow.view.terminal.plan_json import plan_json
+from hflow.view.terminal.remarks import idle_fraction, path_names
+from hflow.view.terminal.terminal import plan_text
 from hflow.view.timeline import steady_tracks, steps_tracks
-from hflow.view.trace import chrome_trace
 from tests.view.examples import PLAN
 from tests.view.examples_in_time import LATE_PLAN, NUM_ROUNDS, ROUNDS_GRAPH, ROUNDS_PLAN, ROWS
 

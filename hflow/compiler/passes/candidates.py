@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from hflow.compiler.draft import Draft
-from hflow.compiler.layout import Mesh
-from hflow.compiler.planner.layouts import meshes, needed_bytes, of_text, options_of, pins_of, refusal
-from hflow.compiler.planner.misfit import misfit
-from hflow.compiler.planner.unit import Options, Unit, units
+from hflow.compiler.candidates.meshes import meshes, needed_bytes, of_text, options_of, pins_of, refusal
+from hflow.compiler.candidates.node_groups import Options, Unit, units
+from hflow.compiler.explain.infeasible import misfit
+from hflow.compiler.state import Draft
 from hflow.diagnostics import Diagnostic, HflowError
+from hflow.plan.layout import Mesh
 
 MOST = 6  # layouts whose refusal is told
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hflow.compiler.draft import Draft
 from hflow.compiler.host_memory import host_memory
-from hflow.compiler.layout import device_text
 from hflow.compiler.memory import device_memory
-from hflow.compiler.plan import DeviceMemory
+from hflow.compiler.state import Draft
 from hflow.diagnostics import Diagnostic, HflowError
+from hflow.plan.layout import device_text
+from hflow.plan.plan import DeviceMemory
 
 
 def check_memory(draft: Draft) -> Draft:

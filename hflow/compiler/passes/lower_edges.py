@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 from dataclasses import replace
 
-from hflow.compiler.draft import Draft, WeightEdge
-from hflow.compiler.instances import Instance, instance_of
 from hflow.compiler.lending import lends
 from hflow.compiler.lowering import weight_edge
 from hflow.compiler.order import node_order
-from hflow.compiler.plan import Instruction, Program
 from hflow.compiler.script import Key
+from hflow.compiler.state import Draft, WeightEdge
 from hflow.compiler.writer import Writer, carried
-from hflow.graph.graph import Graph, Node
+from hflow.graph.ir import Graph, Node
+from hflow.plan.plan import Instruction, Program
+from hflow.plan.replicas import Instance, instance_of
 
 
 def lower_edges(draft: Draft) -> Draft:

@@ -10,23 +10,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from hflow.compiler.draft import Draft
-from hflow.compiler.layout import Mesh
-from hflow.compiler.plan import NodePlan, Search
-from hflow.compiler.planner.baselines import baseline
+from hflow.compiler.candidates.node_groups import Unit
+from hflow.compiler.explain.infeasible import misfit
+from hflow.compiler.planner.bounds.elsewhere import pin_apart, unsearched
 from hflow.compiler.planner.choice import Choice
-from hflow.compiler.planner.elsewhere import pin_apart, unsearched
-from hflow.compiler.planner.hybridflow import hybridflow
 from hflow.compiler.planner.incumbent import RESOLUTION
-from hflow.compiler.planner.misfit import misfit
+from hflow.compiler.planner.published.baselines import baseline
+from hflow.compiler.planner.published.hybridflow import hybridflow
 from hflow.compiler.planner.search import Found, exhaustive, search
 from hflow.compiler.planner.seats import all_meshes, shardings
 from hflow.compiler.planner.space import Space
 from hflow.compiler.planner.step import PYTHON_CALL_S, StepModel
-from hflow.compiler.planner.unit import Unit
-from hflow.compiler.ports import is_replicated
+from hflow.compiler.state import Draft
 from hflow.diagnostics import HflowError
-from hflow.graph.graph import Node
+from hflow.graph.ir import Node
+from hflow.plan.layout import Mesh
+from hflow.plan.plan import NodePlan, Search
+from hflow.plan.ports import is_replicated
 
 
 def place(draft: Draft) -> Draft:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 
-from hflow.compiler.draft import Draft
-from hflow.compiler.program import arranged
-from hflow.compiler.spans import steady_spans, step_time_s
+from hflow.compiler.state import Draft
+from hflow.schedule.arrange import arranged
+from hflow.schedule.timed_span import steady_spans, step_time_s
 
 
 def schedule(draft: Draft) -> Draft:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from hflow.compiler.draft import Draft, WeightEdge
+from hflow.compiler.state import Draft, WeightEdge
 from hflow.diagnostics import Diagnostic, HflowError
-from hflow.graph.graph import Model, Node
+from hflow.graph.ir import Model, Node
 
 
 def weight_edges(draft: Draft) -> Draft:

@@ -9,18 +9,18 @@ from math import prod
 
 import numpy as np
 
-from hflow.compiler.planner.bounds import Bounds
-from hflow.compiler.planner.bundle import Bundle, Rooms, undominated
+from hflow.compiler.candidates.node_groups import Unit
+from hflow.compiler.planner.bounds.bounds import Bounds
+from hflow.compiler.planner.bounds.bundle import Bundle, Rooms, undominated
+from hflow.compiler.planner.bounds.joints import Joints
+from hflow.compiler.planner.bounds.knapsack import left
+from hflow.compiler.planner.bounds.numbers import Floats, Ints
+from hflow.compiler.planner.bounds.outlook import Outlook
+from hflow.compiler.planner.bounds.paces import Paces
 from hflow.compiler.planner.chosen import Chosen
 from hflow.compiler.planner.incumbent import BATCH, Incumbent
-from hflow.compiler.planner.joints import Joints
-from hflow.compiler.planner.kept import kept
-from hflow.compiler.planner.knapsack import left
-from hflow.compiler.planner.numbers import Floats, Ints
-from hflow.compiler.planner.outlook import Outlook
-from hflow.compiler.planner.paces import Paces
+from hflow.compiler.planner.memoize import kept
 from hflow.compiler.planner.placements import Allocation
-from hflow.compiler.planner.unit import Unit
 
 SPLITS = 3  # of intervals of memory, each into halves
 FEW = 10_000_000  # choices of an interval that is not halved any more

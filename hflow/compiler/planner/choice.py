@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hflow.compiler.candidates.node_groups import Unit, Way
 from hflow.compiler.planner.seats import Seats, shardings
-from hflow.compiler.planner.unit import Unit, Way
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-from hflow.compiler.planner.bounds import Bounds
+from hflow.compiler.planner.bounds.bounds import Bounds
+from hflow.compiler.planner.bounds.least import NEVER, LeastTimes
+from hflow.compiler.planner.bounds.paces import Paces
 from hflow.compiler.planner.branch import Branch
 from hflow.compiler.planner.incumbent import ALONE, Incumbent
-from hflow.compiler.planner.least import NEVER, LeastTimes
-from hflow.compiler.planner.paces import Paces
 from hflow.compiler.planner.placements import Allocation, Partition
 
 

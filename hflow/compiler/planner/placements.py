@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hflow.compiler.planner.options import Placement
-from hflow.graph.graph import Graph
+from hflow.graph.ir import Graph
 
 Partition = tuple[tuple[str, ...], ...]  # sets of models
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from hflow.compiler.cost.redistribution import weights_s
-from hflow.compiler.draft import Draft
+from hflow.compiler.candidates.node_groups import Unit
 from hflow.compiler.planner.seats import Seat, sharding_of
-from hflow.compiler.planner.unit import Unit
-from hflow.compiler.sharding import Sharding
+from hflow.compiler.state import Draft
+from hflow.cost.redistribution import weights_s
+from hflow.plan.sharding import Sharding
 
 Copy = tuple[str, Sharding, int, int, bool]  # of a model: how and where it lies, its lag, whether in flight
 

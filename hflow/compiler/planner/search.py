@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, product
 
-from hflow.compiler.planner.bounds import Bounds
+from hflow.compiler.planner.bounds.bounds import Bounds
 from hflow.compiler.planner.branch import Branch
 from hflow.compiler.planner.choice import Choice
 from hflow.compiler.planner.frontier import Frontier

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
 
-from hflow.compiler.layout import Mesh
-from hflow.compiler.planner.unit import Option, Unit
+from hflow.compiler.candidates.node_groups import Option, Unit
 from hflow.compiler.regroup import generation_mesh
-from hflow.compiler.sharding import Sharding
-from hflow.graph.graph import Graph, Input, Node
+from hflow.graph.ir import Graph, Input, Node
+from hflow.plan.layout import Mesh
+from hflow.plan.sharding import Sharding
 
 T = TypeVar("T")
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import combinations
 
-from hflow.compiler.draft import Draft
-from hflow.compiler.planner.kept import kept
+from hflow.compiler.candidates.node_groups import Option, Unit
+from hflow.compiler.planner.memoize import kept
 from hflow.compiler.planner.placements import Allocation, Partition, partitions
 from hflow.compiler.planner.renewals import Renewals
 from hflow.compiler.planner.seats import Seat
 from hflow.compiler.planner.step import StepModel
-from hflow.compiler.planner.unit import Option, Unit
-from hflow.compiler.tasks import device_classes
+from hflow.compiler.state import Draft
+from hflow.schedule.tasks import device_classes
 
 Devices = tuple[int, ...]
 

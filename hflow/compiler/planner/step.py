@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
-from hflow.compiler.cost.redistribution import rows_s, weights_s
-from hflow.compiler.draft import Draft, WeightEdge
-from hflow.compiler.instances import Instance, instance_of
-from hflow.compiler.layout import Layout, Mesh
+from hflow.compiler.candidates.node_groups import units
 from hflow.compiler.lowering import row_bytes
 from hflow.compiler.order import node_order
 from hflow.compiler.planner.seats import Seats, all_meshes, shardings
-from hflow.compiler.planner.unit import units
-from hflow.compiler.ports import input_layout, output_layout
-from hflow.compiler.timeline import Task, arrange, makespan_s, period_s, starts
-from hflow.compiler.workload import rounds
+from hflow.compiler.state import Draft, WeightEdge
 from hflow.compiler.writer import value_name
-from hflow.graph.graph import Input, Node, Output
+from hflow.cost.redistribution import rows_s, weights_s
+from hflow.graph.ir import Input, Node, Output
+from hflow.plan.layout import Layout, Mesh
+from hflow.plan.ports import input_layout, output_layout
+from hflow.plan.replicas import Instance, instance_of
+from hflow.plan.workload import rounds
+from hflow.schedule.list_scheduling import Task, arrange, makespan_s, period_s, starts
 
 PYTHON_CALL_S = 1e-3  # a data or call node; measured times replace it in the run's table
 Times = Mapping[str, float]  # of nodes with models, with what they load and unload

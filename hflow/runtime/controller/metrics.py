@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from hflow.graph.graph import Graph
+from hflow.graph.ir import Graph
 from hflow.runtime.controller.pool import Report
 
 

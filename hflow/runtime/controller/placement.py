@@ -13,7 +13,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
 
 from hflow.diagnostics import Diagnostic, HflowError
-from hflow.view.units import plural
+from hflow.units import plural
 
 WAIT_S = 60.0  # for other programs to end
 GROWTH_WAIT_S = 900.0  # for an autoscaler to bring machines up

@@ -10,11 +10,11 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from hflow.compiler.plan import Plan, to_json
 from hflow.diagnostics import Diagnostic, HflowError
+from hflow.plan.plan import Plan, to_json
+from hflow.report.report import Report, report_html
+from hflow.report.trace import chrome_trace
 from hflow.runtime.controller.line_file import LineFile
-from hflow.view.report import Report, report_html
-from hflow.view.trace import chrome_trace
 from hflow.whole_file import unwritten, write_whole
 
 TRACED_STEPS = 20  # events of the first and last steps; a long run's trace stays small enough to open

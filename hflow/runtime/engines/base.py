@@ -12,9 +12,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from hflow.compiler.layout import Box
-from hflow.compiler.plan import NodePlan
-from hflow.graph.graph import Node
+from hflow.graph.ir import Node
+from hflow.plan.layout import Box
+from hflow.plan.plan import NodePlan
 from hflow.runtime.rows import Rows
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hflow.graph.graph import Node, Region
+from hflow.graph.ir import Node, Region
 from hflow.runtime.engines.base import NodeError
 from hflow.runtime.rows import Rows, concatenate
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hflow.compiler.layout import Box, Mesh
-from hflow.compiler.plan import CopySet, NodePlan, Plan
-from hflow.compiler.reshard import lower
-from hflow.compiler.shape import ModelShape
-from hflow.compiler.sharding import Sharding
-from hflow.compiler.weights import Parameter, parameters, weight_boxes
+from hflow.plan.layout import Box, Mesh
+from hflow.plan.model_shape import ModelShape
+from hflow.plan.parameters import Parameter, parameters, weight_boxes
+from hflow.plan.plan import CopySet, NodePlan, Plan
+from hflow.plan.reshard import lower
+from hflow.plan.sharding import Sharding
 from hflow.runtime.engines.base import Weights
 from hflow.runtime.hf import write_hf
 from hflow.runtime.rows import TORCH_DTYPES

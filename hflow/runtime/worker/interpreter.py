@@ -10,15 +10,15 @@ from typing import Any
 
 import torch.distributed as dist
 
-from hflow.compiler.instances import Instance, instance_of
-from hflow.compiler.layout import Mesh
-from hflow.compiler.plan import EdgePlan, Instruction, NodePlan, Plan, Program
-from hflow.compiler.ports import input_layout, is_replicated, output_layout, row_unit
-from hflow.compiler.shape import ModelShape
-from hflow.compiler.workload import token_makers
-from hflow.graph.graph import Graph, Node
-from hflow.graph.kinds.generate import VERSIONS
-from hflow.graph.regions import sample_age
+from hflow.graph.infer.kinds.generate import VERSIONS
+from hflow.graph.infer.regions import sample_age
+from hflow.graph.ir import Graph, Node
+from hflow.plan.layout import Mesh
+from hflow.plan.model_shape import ModelShape
+from hflow.plan.plan import EdgePlan, Instruction, NodePlan, Plan, Program
+from hflow.plan.ports import input_layout, is_replicated, output_layout, row_unit
+from hflow.plan.replicas import Instance, instance_of
+from hflow.plan.workload import token_makers
 from hflow.runtime.engines.base import Call, Result
 from hflow.runtime.engines.megatron.engine import MegatronModel
 from hflow.runtime.engines.megatron.weights import MegatronWeights

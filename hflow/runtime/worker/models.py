@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from hflow.compiler.cost.strategy import PLAIN
-from hflow.compiler.instances import Instance, instance_of, instances
-from hflow.compiler.plan import Instruction, NodePlan, Plan, Program
-from hflow.graph.graph import Node
+from hflow.graph.ir import Node
+from hflow.plan.plan import Instruction, NodePlan, Plan, Program
+from hflow.plan.replicas import Instance, instance_of, instances
+from hflow.plan.strategy import PLAIN
 from hflow.runtime.engines.base import Engine
 from hflow.runtime.engines.megatron.engine import MegatronModel
 from hflow.runtime.engines.megatron.weights import MegatronWeights

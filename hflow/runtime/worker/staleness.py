@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import torch
 
-from hflow.graph.graph import Graph, Node
-from hflow.graph.regions import maker
+from hflow.graph.infer.regions import maker
+from hflow.graph.ir import Graph, Node
 from hflow.graph.types import ValueType
 from hflow.runtime.engines.base import NodeError
 from hflow.runtime.rows import Rows

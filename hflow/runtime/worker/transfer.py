@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hflow.compiler.layout import Range
-from hflow.compiler.plan import Copy, EdgePlan
 from hflow.graph.types import ValueType
+from hflow.plan.layout import Range
+from hflow.plan.plan import Copy, EdgePlan
 from hflow.runtime.rows import TORCH_DTYPES, Rows, concatenate
 from hflow.runtime.worker.staleness import is_text, versions
 from hflow.runtime.worker.world import Peers, World

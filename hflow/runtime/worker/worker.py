@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from hflow.compiler.digests import check_models
-from hflow.compiler.instances import Instance
-from hflow.compiler.plan import Plan
 from hflow.diagnostics import Span
+from hflow.plan.digests import check_models
+from hflow.plan.plan import Plan
+from hflow.plan.replicas import Instance
 from hflow.runtime.engines.sglang.weights import ServedWeights
 from hflow.runtime.positions import check_positions
 from hflow.runtime.worker.export import export_model

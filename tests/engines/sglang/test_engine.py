@@ -14,16 +14,16 @@ import torch
 from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
 import hflow
-from hflow.compiler.instances import instance_of
-from hflow.compiler.plan import NodePlan
-from hflow.graph.graph import Node
+from hflow.graph.ir import Node
+from hflow.plan.plan import NodePlan
+from hflow.plan.replicas import instance_of
 from hflow.runtime.engines.base import Call, NodeError, Result, Stopped
 from hflow.runtime.engines.sglang import requests, server
 from hflow.runtime.engines.sglang import weights as served_weights
 from hflow.runtime.engines.sglang.engine import SglangModel
-from hflow.runtime.new_model import new_model
 from hflow.runtime.rows import Rows, from_lists
 from hflow.runtime.tokenizer import load_tokenizer
+from hflow.runtime.tools.new_model import new_model
 from hflow.runtime.worker.world import World
 from tests.engines.models import load_hf
 from tests.engines.sglang.installed import needs_sglang

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from hflow.compiler.cost.memory import SERVER_CHUNK_TOKENS, server_reserve_bytes
-from hflow.compiler.layout import Mesh
-from hflow.compiler.named_shapes import NAMED_SHAPES
-from hflow.compiler.workload import Workload
+from hflow.cost.memory import SERVER_CHUNK_TOKENS, server_reserve_bytes
+from hflow.plan.layout import Mesh
+from hflow.plan.named_shapes import NAMED_SHAPES
+from hflow.plan.workload import Workload
 from hflow.runtime.engines.base import NodeError
 from hflow.runtime.engines.sglang import replica, room
 from hflow.runtime.engines.sglang.options import ServerOptions

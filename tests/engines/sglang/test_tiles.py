@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from hflow.compiler.layout import Mesh
-from hflow.compiler.shape import read_shape
-from hflow.compiler.sharding import Sharding
-from hflow.compiler.weights import parameters, weight_boxes
+from hflow.plan.layout import Mesh
+from hflow.plan.model_shape import read_shape
+from hflow.plan.parameters import parameters, weight_boxes
+from hflow.plan.sharding import Sharding
 from hflow.runtime.engines.sglang import tiles, weights
 from hflow.runtime.engines.sglang.tiles import checksum, header, load_tiles, tile
 from tests.engines.models import Folders, load_hf

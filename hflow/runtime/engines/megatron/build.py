@@ -11,8 +11,8 @@ from megatron.core.tensor_parallel.random import initialize_rng_tracker
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from hflow.compiler.layout import Mesh
-from hflow.compiler.shape import ModelShape
+from hflow.plan.layout import Mesh
+from hflow.plan.model_shape import ModelShape
 from hflow.runtime.engines.megatron import present_device
 from hflow.runtime.engines.megatron.attention import FusedAttention
 from hflow.runtime.engines.megatron.gated import SwiGLU

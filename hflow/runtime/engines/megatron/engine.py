@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from hflow.compiler.cost.strategy import PLAIN, Strategy
-from hflow.compiler.layout import Mesh
-from hflow.compiler.shape import ModelShape
-from hflow.graph.graph import Model
+from hflow.graph.ir import Model
+from hflow.plan.layout import Mesh
+from hflow.plan.model_shape import ModelShape
+from hflow.plan.strategy import PLAIN, Strategy
 from hflow.runtime.engines.base import Call, NodeError, Result
 from hflow.runtime.engines.megatron.build import build_model
 from hflow.runtime.engines.megatron.divergence import agreed, diverged

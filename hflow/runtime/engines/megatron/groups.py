@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch.distributed import ProcessGroup
 
-from hflow.compiler.layout import Mesh, device_text
 from hflow.diagnostics import Diagnostic, HflowError
+from hflow.plan.layout import Mesh, device_text
 
 Ranks = tuple[int, ...]
 NewGroup = Callable[[Ranks], ProcessGroup]

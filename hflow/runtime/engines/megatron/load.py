@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from hflow.compiler.layout import Box
-from hflow.compiler.shape import ModelShape
-from hflow.graph.graph import Model
+from hflow.graph.ir import Model
+from hflow.plan.layout import Box
+from hflow.plan.model_shape import ModelShape
 from hflow.runtime.engines.megatron.weights import MegatronWeights
 from hflow.runtime.model_folder import unusable
 from hflow.runtime.weight_files import LM_HEAD, StoredTensor, opened, stored_tensors

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from hflow.graph.graph import Node
-from hflow.graph.signature import Port, parse_signature
+from hflow.graph.infer.signature import Port, parse_signature
+from hflow.graph.ir import Node
 from hflow.runtime.engines.arguments import group_sizes
 from hflow.runtime.engines.base import NodeError
 from hflow.runtime.functions import describe_failure, load_function

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.distributed import all_reduce
 
-from hflow.graph.graph import Node
+from hflow.graph.ir import Node
 from hflow.ops.aggregate import token_weights
 from hflow.runtime.engines.base import Call, NodeError
 from hflow.runtime.engines.megatron.balance import Exchange

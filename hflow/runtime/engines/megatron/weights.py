@@ -14,10 +14,10 @@ import torch
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor, UntypedStorage
 
-from hflow.compiler.layout import Box, Mesh
-from hflow.compiler.shape import ModelShape
-from hflow.compiler.sharding import Sharding
-from hflow.compiler.weights import Parameter, parameters, stage_layers, weight_boxes
+from hflow.plan.layout import Box, Mesh
+from hflow.plan.model_shape import ModelShape
+from hflow.plan.parameters import Parameter, parameters, stage_layers, weight_boxes
+from hflow.plan.sharding import Sharding
 from hflow.runtime.engines.megatron.host import HostMemory, drop
 
 

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hflow.graph.graph import Node, Output
-from hflow.graph.signature import parse_signature
+from hflow.graph.infer.signature import parse_signature
+from hflow.graph.ir import Node, Output
 from hflow.graph.types import Dim, ValueType
 from hflow.runtime.engines.arguments import group_sizes
 from hflow.runtime.engines.base import Call, NodeError, Result

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from hflow.diagnostics import did_you_mean
-from hflow.graph.graph import Node, Output
+from hflow.graph.ir import Node, Output
 from hflow.graph.templates.budget import BadTemplateError
 from hflow.graph.templates.null_field import guarded, unwritable
 from hflow.graph.templates.template import Template

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hflow.diagnostics import HflowError
-from hflow.graph.graph import Node
+from hflow.graph.ir import Node
 from hflow.runtime.engines.base import Call, NodeError, Result
 from hflow.runtime.engines.python.call import run_call
 from hflow.runtime.engines.python.data import DataSource, open_source

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
-from hflow.compiler.cost.memory import server_reserve_bytes, sleeps
-from hflow.compiler.plan import NodePlan
-from hflow.compiler.shape import ModelShape
-from hflow.compiler.sharding import Sharding
-from hflow.compiler.workload import workload
+from hflow.cost.memory import server_reserve_bytes, sleeps
 from hflow.diagnostics import Diagnostic, HflowError
-from hflow.graph.graph import Model, Node
+from hflow.graph.ir import Model, Node
+from hflow.plan.model_shape import ModelShape
+from hflow.plan.plan import NodePlan
+from hflow.plan.sharding import Sharding
+from hflow.plan.workload import workload
 from hflow.runtime.cores import Cores
 from hflow.runtime.engines.base import Call, NodeError, Result
 from hflow.runtime.engines.megatron.groups import NewGroup, make_groups

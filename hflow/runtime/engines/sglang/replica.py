@@ -23,7 +23,7 @@ from hflow.runtime.engines.sglang.room import free_bytes, make_room
 from hflow.runtime.engines.sglang.server import Server, ServerError
 from hflow.runtime.engines.sglang.share import handle
 from hflow.runtime.engines.sglang.tiles import LOADER
-from hflow.view.units import size
+from hflow.units import size
 
 RESTARTS = 3  # while one node runs
 UPDATE_S = 600.0

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hflow.compiler.cost.memory import SERVER_CHUNK_TOKENS
+from hflow.cost.memory import SERVER_CHUNK_TOKENS
 from hflow.runtime.engines.sglang import cpu
 from hflow.runtime.engines.sglang.lifetime import die_with
 from hflow.runtime.engines.sglang.options import ServerOptions

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hflow.compiler.shape import ModelShape
+from hflow.plan.model_shape import ModelShape
 
 LOADER = f"{__name__}.load_tiles"
 CHUNK_ELEMENTS = 2**20  # of a checksum, in memory at once

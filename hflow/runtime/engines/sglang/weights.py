@@ -12,10 +12,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hflow.compiler.layout import Box, volume
-from hflow.compiler.shape import ModelShape
-from hflow.compiler.sharding import Sharding
-from hflow.compiler.weights import parameters, weight_boxes
+from hflow.plan.layout import Box, volume
+from hflow.plan.model_shape import ModelShape
+from hflow.plan.parameters import parameters, weight_boxes
+from hflow.plan.sharding import Sharding
 from hflow.runtime.engines.sglang.room import make_room
 from hflow.runtime.engines.sglang.tiles import header, tile
 

@@ -1,0 +1,78 @@
+"""What several commands take, and how they read it."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hflow.diagnostics import Diagnostic, HflowError, render, source_of
+from hflow.whole_file import write_whole
+
+GraphFile = Annotated[
+    Path, typer.Argument(help="A graph file, or the name of an algorithm: grpo.", show_default=False)
+]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a value: params.steps=3.")
+]
+Files = Annotated[
+    list[Path] | None,
+    typer.Option("-f", "--file", metavar="FILE", help="Merge a partial graph file over the graph."),
+]
+ClusterFile = Annotated[
+    str | None,
+    typer.Option("--cluster", help="Cluster file, or the name of one in clusters/; default: local."),
+]
+Pins = Annotated[
+    list[str] | None,
+    typer.Option("--pin", metavar="NODE=tp2,dp2@0-3", help="Fix a node's parallel sizes and devices."),
+]
+
+Engines = Annotated[
+    list[str] | None,
+    typer.Option("--engine", metavar="NODE=sglang", help="What a generate node runs on: megatron, sglang."),
+]
+
+DEFAULT_CLUSTER = "local"
+
+
+def load_graph(
+    path: Path, files: Sequence[Path] | None = None, overrides: Sequence[str] | None = None
+) -> Any:
+    """The graph; warnings are printed. Raises HflowError with all that is wrong."""
+    from hflow.graph.load import check as check_file
+
+    refuse_plan(path)
+    graph, warnings = check_file(path, tuple(overrides or ()), tuple(files or ()))
+    print_diagnostics(warnings)
+    return graph
+
+
+def refuse_plan(path: Path) -> None:
+    """HF306: a plan stands where a graph is asked for."""
+    if path.suffix != ".json":
+        return
+    from hflow.plan.plan import is_plan
+
+    if is_plan(path):
+        help_ = f"`hflow explain {path}` prints it, `hflow exec {path}` runs it"
+        raise HflowError(Diagnostic("HF306", f"`{path}` is a plan, not a graph", help=help_))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file, whole or not at all, and its folder. HF001 where that is not possible."""
+    write_whole(path, text)
+
+
+def width() -> int:
+    """Columns to print in."""
+    return max(100, shutil.get_terminal_size((100, 24)).columns)
+
+
+def print_diagnostics(diagnostics: Iterable[Diagnostic]) -> None:
+    for diagnostic in diagnostics:
+        print(render(diagnostic, source_of(diagnostic)), end="\n\n", file=sys.stderr)

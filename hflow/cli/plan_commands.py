@@ -1,0 +1,303 @@
+"""The commands that make plans, show them and run them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from hflow.address_space import RUN_INLINE, RUN_ON_RAY, require_address_space
+from hflow.cli.arguments import (
+    DEFAULT_CLUSTER,
+    ClusterFile,
+    Engines,
+    Files,
+    GraphFile,
+    Overrides,
+    Pins,
+    load_graph,
+    width,
+    write_text,
+)
+from hflow.compiler.planner.options import DEFAULTS, Placement, Planner, PlannerOptions
+from hflow.diagnostics import Diagnostic, HflowError
+
+AfterPass = Literal["weight_edges", "candidates", "place", "lower_edges", "schedule", "check_memory", "all"]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the plan's table as one JSON object.")]
+Ascii = Annotated[bool, typer.Option("--ascii", help="Print no sign outside ASCII.")]
+Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page with pictures.")]
+Trace = Annotated[
+    Path | None, typer.Option("--trace", metavar="FILE", help="Write three steps for ui.perfetto.dev.")
+]
+
+
+class Workers(StrEnum):
+    ray = "ray"
+    inline = "inline"
+
+
+def compile_command(
+    graph: GraphFile,
+    cluster: ClusterFile = None,
+    pin: Pins = None,
+    engine: Engines = None,
+    file: Files = None,
+    set_: Overrides = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the plan to this file.")
+    ] = None,
+    as_json: AsJson = False,
+    html: Html = None,
+    trace: Trace = None,
+    ascii_only: Ascii = False,
+    placement: Annotated[
+        Placement,
+        typer.Option(help="Models on the same devices, in two groups, or each apart; auto tries every way."),
+    ] = DEFAULTS.placement,
+    planner: Annotated[
+        Planner,
+        typer.Option(help="exact: branch and bound. exhaustive prices all plans. Others: to compare."),
+    ] = DEFAULTS.planner,
+    budget: Annotated[
+        float | None, typer.Option(min=0.0, metavar="SECONDS", help="Then take the best plan that was found.")
+    ] = DEFAULTS.budget_s,
+    diff: Annotated[
+        Path | None, typer.Option("--diff", metavar="PLAN", help="Tell what differs from this plan.")
+    ] = None,
+    explain: Annotated[
+        str | None, typer.Option("--explain", metavar="NODE", help="Tell what else the node could have had.")
+    ] = None,
+    print_after: Annotated[
+        AfterPass | None, typer.Option("--print-after", help="Print what a pass of the compiler has made.")
+    ] = None,
+) -> None:
+    """Show who runs where, what moves, how long it takes and whether it fits. Needs no GPU."""
+    if as_json and (explain or print_after or diff):
+        raise typer.BadParameter("--json prints one object: leave out --explain, --print-after and --diff")
+    options = PlannerOptions(placement, planner, budget, tuple(engine or ()))
+    loaded = load_graph(graph, file, set_)
+    machines = _cluster(cluster)
+    if explain:
+        _check_explained(loaded, explain)
+    old = _read(diff) if diff else _former(output, loaded.name)
+    started = time.perf_counter()
+    plan = _plan(loaded, machines, pin, options, _printer(print_after, ascii_only))
+    seconds = time.perf_counter() - started
+    written = _write(plan, output, html, trace)
+    if as_json:
+        _print_json(plan, seconds)
+        return
+    _print_plan(plan, ascii_only)
+    _print_changes(old, plan, ascii_only)
+    if explain:
+        _explain(plan, pin, options, explain, ascii_only)
+    print(written, end="")
+
+
+def explain_command(
+    plan: Annotated[
+        Path, typer.Argument(help="A plan, as `hflow compile -o` writes it.", show_default=False)
+    ],
+    analyze: Annotated[
+        Path | None,
+        typer.Option("--analyze", metavar="RUN", help="A run folder: put what was measured beside it."),
+    ] = None,
+    html: Html = None,
+    trace: Trace = None,
+    as_json: AsJson = False,
+    ascii_only: Ascii = False,
+) -> None:
+    """Print a plan again; with a run of it, predicted and measured times."""
+    from hflow.view.measured import read_metrics
+    from hflow.view.terminal.compiled_files import files_json, files_text
+    from hflow.view.terminal.terminal import measured_text
+
+    found = _read(plan)
+    metrics = read_metrics(analyze, found) if analyze else ()
+    written = _write(found, None, html, trace)
+    if as_json:
+        _print_json(found, 0.0, metrics, files_json(found))
+        return
+    _print_plan(found, ascii_only)
+    if files := files_text(found, width()):
+        _say("\n" + files, ascii_only)
+    if analyze:
+        _say("\n" + measured_text(found, metrics, width()), ascii_only)
+    print(written, end="")
+
+
+def exec_command(
+    graph: Annotated[Path, typer.Argument(help="A graph, by file or name; a plan.json runs as it is.")],
+    cluster: ClusterFile = None,
+    pin: Pins = None,
+    engine: Engines = None,
+    file: Files = None,
+    set_: Overrides = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Folder to fill; default runs/NAME-TIME.")] = None,
+    address: Annotated[
+        str | None, typer.Option(help="Join this Ray cluster instead of starting one.")
+    ] = None,
+    workers: Annotated[Workers, typer.Option(help="inline: one worker in this process.")] = Workers.ray,
+) -> None:
+    """Run a graph (or a plan) to its end, and leave a run folder with metrics, report and trained models."""
+    require_address_space(*(RUN_INLINE if workers is Workers.inline else RUN_ON_RAY))
+    if graph.suffix == ".json":
+        plan = _only_plan(graph, cluster, pin, engine, file, set_)
+    else:
+        options = PlannerOptions(engines=tuple(engine or ()))
+        plan = _plan(load_graph(graph, file, set_), _cluster(cluster), pin, options)
+    from hflow.runtime.gpus import hide_gpus
+
+    if plan.cluster.device.platform == "cpu":
+        hide_gpus()
+    from hflow.runtime.execute import execute  # torch, too
+
+    run = execute(plan, run_dir=run_dir, address=address, workers=workers.value)
+    print(f"run folder  {run.folder}")
+
+
+def _cluster(name: str | None) -> Any:
+    from hflow.plan.cluster_file import load_cluster
+
+    return load_cluster(name or DEFAULT_CLUSTER)
+
+
+def _plan(
+    graph: Any,
+    cluster: Any,
+    pins: Sequence[str] | None,
+    options: PlannerOptions,
+    after: Callable[[str, Any], None] | None = None,
+) -> Any:
+    from rich.console import Console
+
+    from hflow.compiler.compile import compile_graph
+
+    if after:  # it prints while it compiles
+        return compile_graph(graph, cluster, pins or (), options, after)
+    with Console(stderr=True).status("looking for the best plan"):
+        return compile_graph(graph, cluster, pins or (), options)
+
+
+def _read(path: Path) -> Any:
+    from hflow.plan.plan import load_plan
+
+    return load_plan(path)
+
+
+def _only_plan(path: Path, *given: str | Sequence[Any] | None) -> Any:
+    if any(given):
+        message = "--cluster, --pin, --engine, -f and --set are for graphs; a plan is executed as it is"
+        raise HflowError(Diagnostic("HF306", message, help="compile the graph with them"))
+    return _read(path)
+
+
+def _former(output: Path | None, graph: str) -> Any:
+    """The plan of the same graph that is about to be overwritten; None if there is none that can be read."""
+    from hflow.plan.plan import is_plan
+
+    if not output or not output.is_file() or not is_plan(output):
+        return None
+    try:
+        old = _read(output)
+    except HflowError:  # of another version: nobody asked for a comparison
+        return None
+    return old if old.graph.name == graph else None
+
+
+def _printer(name: AfterPass | None, ascii_only: bool) -> Callable[[str, Any], None] | None:
+    """Called with each pass and what it has made."""
+    from hflow.view.terminal.drafts import draft_text
+
+    def show(done: str, draft: Any) -> None:
+        if name in (done, "all"):
+            _say(draft_text(done, draft, width()), ascii_only)
+
+    return show if name else None
+
+
+def _write(plan: Any, output: Path | None, html: Path | None, trace: Path | None) -> str:
+    """Write the files that were asked for; lines that say so."""
+    from hflow.report.trace import chrome_trace
+    from hflow.view.pages.plan_page import plan_html
+
+    if output:
+        plan.save(output)
+    if html:
+        write_text(html, plan_html(plan))
+    if trace:
+        write_text(trace, chrome_trace(plan))
+    files = [str(path) for path in (output, html, trace) if path]
+    wrote = f"wrote    {'  '.join(files)}\n" if files else ""
+    return wrote + _next(plan, output)
+
+
+def _next(plan: Any, saved: Path | None) -> str:
+    """What to do with a saved plan; of any plan that can be made, but not run, why."""
+    if reasons := _not_run(plan):
+        return "".join(f"note     {reason}\n" for reason in reasons)
+    return f"next     hflow exec {saved}\n" if saved else ""
+
+
+def _not_run(plan: Any) -> list[str]:
+    """Why no engine can run the plan; empty if one can."""
+    from hflow.plan.verify.runnable import check_runnable
+
+    try:
+        check_runnable(plan)
+    except HflowError as error:
+        return [d.message for d in error.diagnostics]
+    return []
+
+
+def _print_plan(plan: Any, ascii_only: bool) -> None:
+    from hflow.view.terminal.terminal import plan_text
+
+    _say(plan_text(plan, width=width()), ascii_only)
+
+
+def _print_changes(old: Any, plan: Any, ascii_only: bool) -> None:
+    from hflow.view.terminal.diff import plan_diff
+    from hflow.view.terminal.terminal import labelled
+
+    if old:
+        _say(labelled(plan_diff(old, plan), width()), ascii_only)
+
+
+def _say(text: str, ascii_only: bool) -> None:
+    from hflow.view.terminal.terminal import as_ascii
+
+    print(as_ascii(text) if ascii_only else text)
+
+
+def _print_json(
+    plan: Any, seconds: float, metrics: Sequence[Any] = (), files: Mapping[str, Any] | None = None
+) -> None:
+    from hflow.view.terminal.plan_json import measured_json, plan_json
+
+    measured = {"measured": measured_json(plan, metrics)} if metrics else {}
+    print(
+        json.dumps({**plan_json(plan, seconds), "compile_only": _not_run(plan), **(files or {}), **measured})
+    )
+
+
+def _check_explained(graph: Any, node: str) -> None:
+    """Before the plan is made, which takes longer."""
+    from hflow.compiler.explain.alternatives import check_explained
+
+    check_explained(graph, node)
+
+
+def _explain(
+    plan: Any, pins: Sequence[str] | None, options: PlannerOptions, node: str, ascii_only: bool
+) -> None:
+    from hflow.compiler.explain.alternatives import explain
+    from hflow.view.terminal.alternatives import alternatives_text
+
+    found = explain(plan, pins or (), options, node)
+    _say("\n" + alternatives_text(node, found, width()), ascii_only)

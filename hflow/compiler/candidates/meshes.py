@@ -1,0 +1,158 @@
+"""The layouts of a unit: the meshes that its model, its rows and its pins admit, and why others are none."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+
+from hflow.compiler.candidates.node_groups import Option, Options, Unit
+from hflow.compiler.candidates.pricing import Pricing
+from hflow.compiler.pins import Pin
+from hflow.compiler.state import Draft
+from hflow.graph.ir import Node
+from hflow.graph.types import ValueType
+from hflow.plan.cluster import Cluster
+from hflow.plan.layout import Mesh
+from hflow.plan.model_shape import ModelShape
+from hflow.plan.ports import row_unit
+from hflow.plan.strategy import Strategy
+from hflow.plan.workload import Workload
+
+
+def options_of(draft: Draft, unit: Unit) -> Options:
+    """The options that fit into a device's memory, by number of devices, the fastest first."""
+    pricing = _pricing(draft, unit)
+    found: dict[int, list[Option]] = defaultdict(list)
+    for mesh in meshes(draft, unit):
+        if not refusal(draft, unit, mesh):
+            found[len(mesh.devices)] += pricing.options(mesh)
+    return {n: tuple(sorted(found[n], key=_speed)) for n in sorted(found) if found[n]}
+
+
+def pins_of(draft: Draft, unit: Unit) -> tuple[Pin, ...]:
+    names = {node.name for node in unit.nodes}
+    return tuple(p for p in draft.pins if p.node in names)
+
+
+def meshes(draft: Draft, unit: Unit) -> Iterator[Mesh]:
+    """Meshes to try that all pins admit: tp inside a host, pp at most the layers."""
+    cluster, shape, pins = draft.cluster, draft.shapes[unit.model], pins_of(draft, unit)
+    wanted = {axis: size for pin in pins for axis, size in pin.sizes}
+    if any(wanted[axis] != size for pin in pins for axis, size in pin.sizes):
+        return
+    pinned = {pin.devices for pin in pins if pin.devices}
+    counts = sorted(map(len, pinned)) or sizes(cluster)
+    if wanted and not pinned:
+        counts = sorted({*sizes(cluster), *range(1, cluster.devices_per_host + 1)})
+    pps = {wanted["pp"]} if "pp" in wanted else _divisors(shape.num_layers)
+    for count in counts if len(pinned) < 2 else ():
+        tps = {wanted["tp"]} if "tp" in wanted else _divisors(min(count, cluster.devices_per_host))
+        for pp, tp in ((p, t) for p in pps for t in tps if count % (p * t) == 0):
+            dp = count // (pp * tp)
+            if wanted.get("dp", dp) == dp:
+                yield Mesh.of(tuple(range(count)), pp=pp, dp=dp, tp=tp)
+
+
+def sizes(cluster: Cluster) -> tuple[int, ...]:
+    """Numbers of devices that a group of models may have: divisors of a host's, and whole hosts."""
+    per_host = cluster.devices_per_host
+    return *_divisors(per_host), *range(2 * per_host, cluster.num_devices + 1, per_host)
+
+
+def refusal(draft: Draft, unit: Unit, mesh: Mesh) -> str:
+    """Why `mesh` is no choice, whatever the memory; empty if it is one."""
+    shape = draft.shapes[unit.model]
+    for node, work in zip(unit.nodes, unit.works):
+        reason = _model_refusal(shape, mesh, node) or _rows_refusal(draft, node, work, mesh)
+        if reason:
+            return reason
+    return _pricing(draft, unit).refusal(mesh) if draft.pins else ""
+
+
+def needed_bytes(draft: Draft, unit: Unit, mesh: Mesh) -> int:
+    """What the unit needs on a device of `mesh`, run in the leanest way with nothing else beside it."""
+    options = _pricing(unlimited(draft), unit).options(mesh)
+    return min(o.idle_bytes + o.copy_bytes + o.least_bytes for o in options)
+
+
+def option_text(option: Option) -> str:
+    """``pp2 tp4 zero1 offload``; ``dp1`` on one device."""
+    return layout_text(option.mesh(0), option.strategy, option.offload) or "dp1"
+
+
+def layout_text(mesh: Mesh, strategy: Strategy, offload: bool) -> str:
+    """How nodes run: what is split, ``zero1``, ``ep8``, ``recompute``, ``offload``; empty if nothing is."""
+    sizes = [f"{axis}{size}" for axis, size in mesh.axes if size > 1]
+    return " ".join((*sizes, *strategy.marks, *("offload",) * offload))
+
+
+def bytes_text(size: int) -> str:
+    """``84.9 GB``, ``66.7 MB``."""
+    return f"{size / 1e9:.1f} GB" if size >= 10**8 else f"{size / 1e6:.1f} MB"
+
+
+def of_text(size: int, limit: int) -> str:
+    """``84.9 of 72.0 GB``."""
+    most = bytes_text(limit)
+    return f"{bytes_text(size).removesuffix(most[-3:])} of {most}"
+
+
+def unlimited(draft: Draft) -> Draft:
+    """The same on devices whose memory holds everything."""
+    device = replace(draft.cluster.device, memory_bytes=2**62, reserve_bytes=0)
+    return replace(draft, cluster=replace(draft.cluster, device=device))
+
+
+def _pricing(draft: Draft, unit: Unit) -> Pricing:
+    model = draft.graph.model(unit.model)
+    return Pricing(unit, model, draft.shapes[unit.model], pins_of(draft, unit), draft.cluster)
+
+
+def _speed(option: Option) -> tuple[float, int]:
+    return option.least_s, option.idle_bytes + option.least_bytes
+
+
+def _divisors(number: int) -> list[int]:
+    return [d for d in range(1, number + 1) if number % d == 0]
+
+
+def _model_refusal(shape: ModelShape, mesh: Mesh, node: Node) -> str:
+    if node.op == "generate" and mesh.pp > 1:
+        return "generation has no pipeline parallelism"
+    for count, what in (
+        (shape.num_kv_heads, "kv heads"),
+        (shape.num_heads, "heads"),
+        (shape.vocab, "vocabulary"),
+    ):
+        if count % mesh.tp:
+            return f"tp{mesh.tp} does not divide {count} {what}"
+    if shape.mlp_width % mesh.tp:
+        return f"tp{mesh.tp} does not divide the MLP width {shape.mlp_width}"
+    if shape.num_layers % mesh.pp:
+        return f"pp{mesh.pp} does not divide {shape.num_layers} layers"
+    return ""
+
+
+def _tokens(node: Node) -> ValueType:
+    """The type of the rows that a node with a model works on."""
+    port = node.output("tokens") if node.op == "generate" else node.input("tokens")
+    assert port
+    return port.type
+
+
+def _rows_refusal(draft: Draft, node: Node, work: Workload, mesh: Mesh) -> str:
+    unit = row_unit(_tokens(node))
+    whole = work.rows // unit
+    if whole % mesh.dp:
+        what = "rows" if unit == 1 or node.op == "generate" else f"groups of {unit} rows"
+        return f"dp{mesh.dp} does not divide {whole} {what}"
+    if work.rows_per_update % mesh.dp:
+        return f"dp{mesh.dp} does not divide a minibatch of {work.rows_per_update} rows"
+    if work.rows_per_update % (mesh.dp * work.group):
+        groups = f"groups of {work.group}"
+        return f"dp{mesh.dp} does not split a minibatch of {work.rows_per_update} rows into whole {groups}"
+    held_out = draft.graph.evaluation
+    if held_out and draft.evaluation_graph and held_out.rows < mesh.dp:
+        return f"dp{mesh.dp} is more than the {held_out.rows} evaluation rows"
+    return ""

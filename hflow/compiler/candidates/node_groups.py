@@ -1,0 +1,150 @@
+"""What is planned together: nodes that run on one mesh, and the ways in which they can."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from hflow.graph.evaluation import evaluation_graph
+from hflow.graph.ir import Graph, Node
+from hflow.plan.layout import Mesh
+from hflow.plan.sharding import Sharding
+from hflow.plan.strategy import GenerationEngine, Strategy
+from hflow.plan.workload import Workload, workload
+
+Role = Literal["train", "generate", "score", "frozen"]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The nodes that train a model (they share its optimizer), that generate or that score with one which is
+    trained (each set has one copy of its weights at most), or all that use a frozen one. `evaluated`: the
+    evaluation runs one of them too, with the newest weights whatever their `lag`. `engine`: of its generate
+    nodes; those of two engines are two units, since these share no weights."""
+
+    name: str
+    model: str
+    role: Role
+    nodes: tuple[Node, ...]
+    lag: int = 0
+    evaluated: bool = False
+    engine: GenerationEngine = "megatron"
+
+    @cached_property
+    def works(self) -> tuple[Workload, ...]:
+        """Of each node."""
+        return tuple(map(workload, self.nodes))
+
+    @property
+    def served(self) -> bool:
+        """Whether a server generates, whose weights nobody else can use."""
+        return self.engine != "megatron"
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a node may run on a mesh: `need_bytes` beside what stays on a device, while it runs."""
+
+    need_bytes: int
+    time_s: float
+    micro_batch: int
+    recompute: Literal["none", "full"] = "none"
+
+
+@dataclass(frozen=True)
+class Ways:
+    """The ways of one node that no other beats in both time and memory, by rising memory."""
+
+    ways: tuple[Way, ...]
+
+    @cached_property
+    def _needs(self) -> list[int]:
+        return [way.need_bytes for way in self.ways]
+
+    def fastest(self, limit_bytes: int) -> Way | None:
+        """The fastest that needs no more than `limit_bytes`."""
+        number = bisect_right(self._needs, limit_bytes)
+        return self.ways[number - 1] if number else None
+
+    @property
+    def least_bytes(self) -> int:
+        return self.ways[0].need_bytes
+
+    @property
+    def least_s(self) -> float:
+        return self.ways[-1].time_s
+
+
+@dataclass(frozen=True)
+class Option:
+    """A unit on `pp` x `dp` x `tp` devices.
+
+    `idle_bytes`: what stays on each device while other nodes run, beside a reader's own copy of weights that
+    are trained elsewhere, of `copy_bytes`. `swapped_bytes`: what is loaded while a node runs, a part of
+    what its `ways` need; `swap_s`: onload before and offload after each run. `ways`: of each of its nodes.
+    """
+
+    pp: int
+    dp: int
+    tp: int
+    strategy: Strategy
+    offload: bool
+    idle_bytes: int
+    copy_bytes: int
+    swapped_bytes: int
+    swap_s: float
+    ways: tuple[Ways, ...]
+
+    @property
+    def num_devices(self) -> int:
+        return self.pp * self.dp * self.tp
+
+    @cached_property
+    def least_s(self) -> float:
+        """The least time of all nodes together."""
+        return sum(ways.least_s + self.swap_s for ways in self.ways)
+
+    @cached_property
+    def least_bytes(self) -> int:
+        """What the neediest node needs at least."""
+        return max(ways.least_bytes for ways in self.ways)
+
+    def mesh(self, first: int) -> Mesh:
+        devices = tuple(range(first, first + self.num_devices))
+        return Mesh.of(devices, pp=self.pp, dp=self.dp, tp=self.tp)
+
+    def sharding(self, mesh: Mesh) -> Sharding:
+        return Sharding.of(mesh, self.strategy)
+
+
+Options = Mapping[int, tuple[Option, ...]]  # by number of devices
+
+
+def units(graph: Graph, engines: Mapping[str, GenerationEngine]) -> tuple[Unit, ...]:
+    """The units of a graph, in the order of their first nodes.
+
+    Args:
+        engines: of its generate nodes.
+    """
+    members: dict[tuple[str, Role, int, bool, GenerationEngine], list[Node]] = {}
+    for node in (n for n in graph.nodes if n.model):
+        assert node.model
+        engine = engines.get(node.name, "megatron")
+        key = node.model.model, _role(graph, node), node.model.lag, node.in_flight, engine
+        members.setdefault(key, []).append(node)
+    evaluation = evaluation_graph(graph)
+    again = {n.name for n in evaluation.nodes} if evaluation else set[str]()
+    return tuple(
+        Unit(nodes[0].name, model, role, tuple(nodes), lag, any(n.name in again for n in nodes), engine)
+        for (model, role, lag, _, engine), nodes in members.items()
+    )
+
+
+def _role(graph: Graph, node: Node) -> Role:
+    assert node.model
+    if not graph.trainers(node.model.model):
+        return "frozen"
+    return "train" if node.op == "train" else "generate" if node.op == "generate" else "score"

@@ -1,0 +1,207 @@
+"""What else a node could have had, and why it has not: the best whole plan for each of its other layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from hflow.compiler.candidates.meshes import (
+    layout_text,
+    meshes,
+    needed_bytes,
+    of_text,
+    option_text,
+    options_of,
+    refusal,
+)
+from hflow.compiler.candidates.node_groups import Option, Unit, units
+from hflow.compiler.compile import new_draft
+from hflow.compiler.engines import generation_engines
+from hflow.compiler.explain.min_memory import leanest
+from hflow.compiler.passes.weight_edges import weight_edges
+from hflow.compiler.pins import parse_pins, placed_node
+from hflow.compiler.planner.incumbent import RESOLUTION
+from hflow.compiler.planner.options import PlannerOptions
+from hflow.compiler.planner.search import search
+from hflow.compiler.planner.space import Space
+from hflow.compiler.planner.step import StepModel
+from hflow.compiler.state import Draft
+from hflow.diagnostics import Diagnostic, HflowError
+from hflow.graph.ir import Graph
+from hflow.plan.layout import Mesh
+from hflow.plan.plan import NodePlan, Plan, Search
+from hflow.plan.strategy import PLAIN
+from hflow.plan.workload import rounds
+
+TRIED, SHOWN, TOO_LARGE = 12, 6, 2  # layouts at most
+BUDGET_S = 10.0  # for all of them, at most
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A way to run a node. `node_time_s`: of all its runs in a step; `step_time_s`: of the best plan that has
+    it so; both None where there is none. `reason`: why it is the plan's, or is not."""
+
+    layout: str
+    devices: tuple[int, ...]
+    node_time_s: float | None
+    step_time_s: float | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class _Question:
+    """`draft`: with the candidates of all units; `pinned`: whether the node was."""
+
+    plan: Plan
+    draft: Draft
+    unit: Unit
+    chosen: NodePlan
+    pinned: bool
+
+
+def explain(plan: Plan, pins: Iterable[str], options: PlannerOptions, node: str) -> tuple[Alternative, ...]:
+    """The chosen way to run `node` first, then others by rising step time, then some that do not fit.
+
+    Each other layout is judged by the best plan that has it, as ``--planner exact`` finds it with the pins of
+    all other nodes. Tried are the layouts in which the node itself is fastest, on its own number of devices
+    and on others.
+
+    Args:
+        pins, options: with which `plan` was made. Where the time is up, a step is `at most` so long.
+    Raises:
+        HflowError: HF302 when there is no such node, or it has no model.
+    """
+    question = _question(plan, pins, options, node)
+    tried = _tried(question)
+    budget_s = min(options.budget_s or BUDGET_S, BUDGET_S) / max(1, len(tried))
+    found = [_judged(question, ways, budget_s) for ways in tried]
+    fitting = sorted((a for a in found if a.step_time_s is not None), key=lambda a: a.step_time_s or 0.0)
+    crowded = [a for a in found if a.step_time_s is None]
+    return _chosen(question), *fitting[:SHOWN], *crowded[:TOO_LARGE], *_too_large(question)
+
+
+def check_explained(graph: Graph, node: str) -> None:
+    """Raises HflowError HF302 when there is nothing to explain about `node`."""
+    try:
+        placed_node(node, graph)
+    except ValueError as error:
+        message, help_ = error.args
+        raise HflowError(Diagnostic("HF302", f"--explain {node}: {message}", help=help_)) from None
+
+
+def _question(plan: Plan, pins: Iterable[str], options: PlannerOptions, node: str) -> _Question:
+    check_explained(plan.graph, node)
+    engines = generation_engines(options.engines, plan.graph, plan.cluster)
+    all_units = units(plan.graph, engines)
+    unit = next(u for u in all_units if node in {n.name for n in u.nodes})
+    own = {n.name for n in unit.nodes}
+    given = parse_pins(pins, plan.graph, plan.cluster)
+    kept = [pin.text for pin in given if pin.node not in own]
+    draft = weight_edges(new_draft(plan.graph, plan.cluster, kept, replace(options, planner="exact")))
+    found = {u.name: options_of(draft, u) for u in all_units}
+    return _Question(plan, replace(draft, candidates=found), unit, plan.node(node), len(kept) < len(given))
+
+
+def _tried(question: _Question) -> list[tuple[Option, ...]]:
+    """Ways to run the unit, those in one group differ in what saves memory only: other strategies on the
+    chosen mesh, each apart; the fastest meshes of as many devices; the fastest of each other number."""
+    by_mesh: dict[Mesh, list[Option]] = {}
+    for option in (o for each in question.draft.candidates[question.unit.name].values() for o in each):
+        by_mesh.setdefault(option.mesh(0), []).append(option)
+    fastest = sorted(by_mesh.values(), key=lambda options: min(o.least_s for o in options))
+    chosen, same, fewer = question.chosen, list[tuple[Option, ...]](), dict[int, tuple[Option, ...]]()
+    for options in map(tuple, fastest):
+        if _lies_on(options[0], chosen):
+            same[:0] = [(o,) for o in options if not _is_chosen(o, chosen)]
+        elif options[0].num_devices == len(chosen.mesh.devices):
+            same.append(options)
+        else:
+            fewer.setdefault(options[0].num_devices, options)
+    others = list(fewer.values())[: TRIED // 3]
+    return same[: TRIED - len(others)] + others
+
+
+def _lies_on(option: Option, plan: NodePlan) -> bool:
+    return (option.pp, option.dp, option.tp) == tuple(plan.mesh.size(axis) for axis in ("pp", "dp", "tp"))
+
+
+def _is_chosen(option: Option, plan: NodePlan) -> bool:
+    strategy = replace(option.strategy, recompute=plan.strategy.recompute)
+    return strategy == plan.strategy and option.offload == plan.offload
+
+
+def _chosen(question: _Question) -> Alternative:
+    plan, node = question.plan, question.chosen
+    reason = "pinned" if question.pinned else _best(plan.search)
+    text = layout_text(node.mesh, node.strategy, node.offload) or "dp1"
+    devices = tuple(sorted(node.mesh.devices))
+    return Alternative(text, devices, node.time_s, plan.step_time_s, reason)
+
+
+def _best(found: Search) -> str:
+    """Why the plan's layout was chosen, by what is proven of the plan."""
+    if found.unsearched:
+        return "the best found, not proven best"
+    if found.gap is None:
+        return f"what {found.planner} chooses"
+    return f"the best found, gap {found.gap:.1%}" if found.gap else "no other step is shorter"
+
+
+def _judged(question: _Question, options: tuple[Option, ...], budget_s: float) -> Alternative:
+    """The best plan in which the unit runs in one of `options`, all of one mesh."""
+    draft, unit = question.draft, question.unit
+    only = {**draft.candidates, unit.name: {options[0].num_devices: options}}
+    draft = replace(draft, candidates=only)
+    space = Space(draft, StepModel(draft))
+    if reason := _misfit(space):
+        return Alternative(option_text(options[0]), options[0].mesh(0).devices, None, None, reason)
+    found = search(space, budget_s)
+    if not found.choice:
+        return Alternative(option_text(options[0]), options[0].mesh(0).devices, None, None, "does not fit")
+    seat, way = found.choice.seats[unit.name], found.choice.ways[question.chosen.node]
+    strategy = replace(seat.option.strategy, recompute=way.recompute)
+    text = layout_text(seat.mesh, strategy, seat.option.offload) or "dp1"
+    graph, step_s = question.plan.graph, found.choice.step_s
+    seconds = way.time_s * rounds(graph, graph.node(question.chosen.node))
+    return Alternative(text, seat.mesh.devices, seconds, step_s, _why(question, step_s, found.gap))
+
+
+def _misfit(space: Space) -> str:
+    """Why no plan of `space` fits, as far as that is known without a search."""
+    if space.pinned:
+        return ""
+    lean, usable = leanest(space), space.draft.cluster.device.usable_bytes
+    if lean is None:
+        return "leaves too few devices for other models"
+    least = lean.fullest.peak_bytes
+    return f"does not fit: {of_text(least, usable)}" if least > usable else ""
+
+
+def _why(question: _Question, step_s: float, gap: float) -> str:
+    plan = question.plan
+    later_s = step_s - plan.step_time_s
+    if abs(later_s) <= RESOLUTION * plan.step_time_s:
+        return "as fast"
+    if later_s > 0:
+        at_most = gap > RESOLUTION or plan.search.unsearched
+        return f"slower by {'at most ' if at_most else ''}{_figure(later_s)} s"
+    ended = bool(plan.search.searched_gap)
+    missed = "the budget ended before" if ended else f"{plan.search.planner} does not try it"
+    return f"faster by {_figure(-later_s)} s, but {'pinned otherwise' if question.pinned else missed}"
+
+
+def _figure(seconds: float) -> str:
+    return f"{seconds:.0f}" if seconds >= 100 else f"{seconds:.3g}"
+
+
+def _too_large(question: _Question) -> Iterator[Alternative]:
+    """Layouts on as many devices in which the node does not fit even alone, the nearest to it first."""
+    draft, unit, count = question.draft, question.unit, len(question.chosen.mesh.devices)
+    known = {option.mesh(0) for option in draft.candidates[unit.name].get(count, ())}
+    left = (m for m in meshes(draft, unit) if len(m.devices) == count and m not in known)
+    sizes = {mesh: needed_bytes(draft, unit, mesh) for mesh in left if not refusal(draft, unit, mesh)}
+    for mesh, size in sorted(sizes.items(), key=lambda pair: pair[1])[:TOO_LARGE]:
+        reason = f"does not fit: {of_text(size, draft.cluster.device.usable_bytes)}"
+        text = layout_text(mesh, PLAIN, False) or "dp1"
+        yield Alternative(text, mesh.devices, None, None, reason)

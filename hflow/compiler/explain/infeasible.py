@@ -1,0 +1,139 @@
+"""What to say when no plan fits: what is missing, and what would make it fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from hflow.compiler.candidates.meshes import bytes_text, option_text, options_of, unlimited
+from hflow.compiler.candidates.node_groups import units
+from hflow.compiler.explain.min_memory import Held, Lean, Load, leanest
+from hflow.compiler.planner.options import DEFAULTS, PlannerOptions
+from hflow.compiler.planner.space import Space
+from hflow.compiler.planner.step import StepModel
+from hflow.compiler.state import Draft
+from hflow.diagnostics import Diagnostic
+from hflow.graph.ir import Node
+from hflow.plan.cluster import Cluster, Link
+
+MOST_TIMES = 64  # as many hosts as there are, at most, are looked at
+SLOW = Link(1.0, 0.0)  # to the host's memory: whether it helps at all
+
+
+def misfit(draft: Draft) -> Diagnostic:
+    """HF305: no plan of `draft` fits into the memory of its cluster; HF309: its placement admits none."""
+    cluster, graph = draft.cluster, draft.graph
+    undivided = indivisible(Space(draft, StepModel(draft)))
+    if undivided:
+        return undivided
+    free = replace(draft, pins=(), options=DEFAULTS)
+    lean = _leanest(free)
+    usable = cluster.device.usable_bytes
+    where = f"{cluster.num_devices} {cluster.device.name} with {bytes_text(usable)} each"
+    message = f"no plan of `{graph.name}` fits into the memory of `{cluster.name}`: {where}"
+    restrictions = " ".join(_restrictions(draft))
+    if restrictions and lean.fullest.peak_bytes <= usable:
+        return Diagnostic("HF305", message, help=f"without {restrictions} there are plans that fit")
+    full = lean.fullest
+    helps = ";\n".join((_needs(full), *_remedies(free, full), _smallest(free)))
+    return Diagnostic("HF305", message, _hungriest(full.neediest).span, helps)
+
+
+def indivisible(space: Space) -> Diagnostic | None:
+    """HF309 where the models or the devices are too few for a placement."""
+    draft = space.draft
+    sets = len(next(space.partitions(), ()))  # those of fewest sets come first
+    has = draft.cluster.num_devices
+    if sets > has:
+        message = (
+            f"--placement {draft.options.placement} needs {sets} devices; `{draft.cluster.name}` has {has}"
+        )
+        return Diagnostic("HF309", message, help="leave it out")
+    if sets:
+        return None
+    needed = "two models that are not pinned to devices" if draft.pins else "two models"
+    has = f"only `{space.models[0]}`" if space.models else "none"
+    message = f"--placement {draft.options.placement} needs {needed}, and `{draft.graph.name}` has {has}"
+    return Diagnostic("HF309", message, help="leave it out")
+
+
+def _leanest(draft: Draft) -> Lean:
+    wide = unlimited(draft)
+    found = {unit.name: options_of(wide, unit) for unit in units(wide.graph, wide.engines)}
+    wide = replace(wide, candidates=found)
+    lean = leanest(Space(wide, StepModel(wide)))
+    assert lean, "all models on all devices are always a plan"
+    return lean
+
+
+def _fits(draft: Draft) -> bool:
+    """Whether some plan fits; most often one with all models on all devices, which is found faster."""
+    colocated = replace(draft, options=PlannerOptions("colocate"))
+    peaks = (_leanest(each).fullest.peak_bytes for each in (colocated, draft))
+    return any(peak <= draft.cluster.device.usable_bytes for peak in peaks)
+
+
+def _restrictions(draft: Draft) -> Iterator[str]:
+    yield from (f"--pin {pin.text}" for pin in draft.pins)
+    if draft.options.placement != DEFAULTS.placement:
+        yield f"--placement {draft.options.placement}"
+    if draft.options.planner != DEFAULTS.planner:
+        yield f"--planner {draft.options.planner}"
+
+
+def _hungriest(held: Held) -> Node:
+    """The node of a unit that needs most."""
+    needs = [ways.least_bytes for ways in held.option.ways]
+    return held.unit.nodes[needs.index(max(needs))]
+
+
+def _needs(load: Load) -> str:
+    node = _hungriest(load.neediest)
+    sizes = sorted(_parts(load), key=lambda part: -part[1])
+    parts = "\n+ ".join(f"{label} {bytes_text(size)}" for label, size in sizes if size)
+    return f"the leanest one needs {bytes_text(load.peak_bytes)} while `{node.name}` runs:\n  {parts}"
+
+
+def _parts(load: Load) -> Iterator[tuple[str, int]]:
+    """What lies on a device when it is fullest."""
+    for held in load.held:
+        option, size, runs = held.option, held.idle_bytes, held is load.neediest
+        if runs:
+            working = option.least_bytes - option.swapped_bytes
+            size += held.need_bytes - working
+            yield f"{_hungriest(held).name} working set", working
+        whole = held.unit.role == "train" and (runs or not option.offload)
+        what = "weights, gradients, Adam" if whole else "server" if held.unit.served else "weights"
+        yield f"{held.unit.model} {what} ({option_text(option)})", size
+
+
+def _remedies(draft: Draft, load: Load) -> Iterator[str]:
+    """What would help beside more devices."""
+    cluster, most = draft.cluster, load.neediest.option
+    if most.least_bytes - most.swapped_bytes > cluster.device.usable_bytes / 2:
+        yield "micro-batches are as small as can be, so that only shorter sequences need less"
+    if cluster.host_link is None and _fits(replace(draft, cluster=replace(cluster, host_link=SLOW))):
+        yield "it fits if models may wait in the host's memory, for which the cluster file lacks `links.host`"
+
+
+def _smallest(draft: Draft) -> str:
+    """The smallest cluster of the same kind on which a plan fits; all that fits on few hosts does on more."""
+    hosts = draft.cluster.hosts
+    few, many = hosts, 2 * hosts
+    while not _fits(replace(draft, cluster=_with(draft.cluster, many))):
+        if many >= MOST_TIMES * hosts:
+            return f"nor does any fit on {many * draft.cluster.devices_per_host:,} such devices"
+        few, many = many, 2 * many
+    while many - few > 1:
+        middle = (few + many) // 2
+        if _fits(replace(draft, cluster=_with(draft.cluster, middle))):
+            many = middle
+        else:
+            few = middle
+    per_host, name = draft.cluster.devices_per_host, draft.cluster.device.name
+    total = f"{many * per_host} devices ({many} hosts of {per_host} {name})"
+    return f"the smallest cluster of this kind on which it fits has {total}"
+
+
+def _with(cluster: Cluster, hosts: int) -> Cluster:
+    return replace(cluster, hosts=hosts)

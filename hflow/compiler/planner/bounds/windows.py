@@ -1,0 +1,81 @@
+"""What is done between a meeting of sets of devices and that of the next step.
+
+All devices that take part do everything else of theirs in between: what comes after the meeting in one step,
+then what comes before it in the next. Some nodes must come before or after it; for the others either may be,
+and each choice makes a window of its own. The least that the shortest of them takes is a bound of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from itertools import combinations
+
+import networkx as nx
+
+from hflow.compiler.planner.bounds.crossings import Meeting
+from hflow.compiler.planner.bounds.reach import Before, Reach
+
+BEGIN, END = "<meeting>", "<next meeting>"
+FREE = 4  # nodes that may be on either side; with more, nothing is said
+
+
+def windows(
+    dag: nx.DiGraph[str],
+    meeting: Meeting,
+    places: Mapping[str, tuple[int, ...]],
+    renewed: Collection[tuple[str, str]],
+) -> tuple[Reach, ...]:
+    """The windows of a meeting, from BEGIN to END; none where there are too many.
+
+    Args:
+        dag: nodes with models, with the least time between them as `gap`.
+        renewed: a trainer and a reader that waits for its training of the step before.
+    """
+    order = list(nx.lexicographical_topological_sort(dag))
+    here = {name for name in order if not meeting.devices.isdisjoint(places[name])}
+    free = [n for n in order if n in here and n not in meeting.after and n not in meeting.before]
+    if len(free) > FREE:
+        return ()
+    return tuple(
+        _window(dag, order, set(late), [n for n in order if n in early], here, places, renewed)
+        for early, late in _sides(dag, meeting, free)
+    )
+
+
+def _sides(dag: nx.DiGraph[str], meeting: Meeting, free: list[str]) -> Iterator[tuple[set[str], set[str]]]:
+    """Which nodes are before the meeting and which after it, in every way that is possible."""
+    for count in range(len(free) + 1):
+        for chosen in combinations(free, count):
+            early, late = {*meeting.after, *chosen}, {*meeting.before, *free} - {*chosen}
+            follows = late.union(*(nx.descendants(dag, name) for name in late))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+            if early.isdisjoint(follows):
+                yield early, follows
+
+
+def _window(
+    dag: nx.DiGraph[str],
+    order: list[str],
+    late: set[str],
+    early: list[str],
+    here: set[str],
+    places: Mapping[str, tuple[int, ...]],
+    renewed: Collection[tuple[str, str]],
+) -> Reach:
+    """First what is `late` in one step, then what is `early` in the next. What may have begun before the
+    meeting is left out."""
+    nodes: list[tuple[str, Before]] = [(BEGIN, ())]
+    for name in (n for n in order if n in late):
+        before = [(b, dag.edges[b, name]["gap"]) for b in dag.predecessors(name) if b in late]
+        nodes.append((name, (*before, (BEGIN, 0.0))))
+    known = set(late)
+    for name in early:
+        before = [(b, dag.edges[b, name]["gap"]) for b in dag.predecessors(name) if b in known - late]
+        waits = (b for b in order if b in late)
+        before += [(b, 0.0) for b in waits if (b, name) in renewed or {*places[b]} & {*places[name]}]
+        before += [(BEGIN, 0.0)] if name in here else []
+        if before:
+            nodes.append((name, tuple(before)))
+            known.add(name)
+    ends = [n for n, _ in nodes[1:] if n in here or n not in late]
+    nodes.append((END, (*((n, 0.0) for n in ends), (BEGIN, 0.0))))
+    return Reach.of(BEGIN, nodes)

@@ -1,0 +1,54 @@
+"""What the passes hand on: a plan in the making. Frozen; each pass fills in its part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from hflow.compiler.candidates.node_groups import Options
+from hflow.compiler.pins import Pin
+from hflow.compiler.planner.options import DEFAULTS, PlannerOptions
+from hflow.graph.ir import Graph
+from hflow.plan.cluster import Cluster
+from hflow.plan.model_shape import ModelShape
+from hflow.plan.plan import DeviceMemory, NodePlan, Program, Search
+from hflow.plan.strategy import GenerationEngine
+
+
+@dataclass(frozen=True)
+class WeightEdge:
+    """`reader` (generate or score) reads the weights that `trainer` trains.
+
+    `lag`: how many updates old they are. `every`: the reader's model is another one, which takes over the
+    weights before every so many steps; 0 for the trained model itself.
+    """
+
+    model: str
+    trainer: str
+    reader: str
+    lag: int = 0
+    every: int = 0
+
+
+@dataclass(frozen=True)
+class Draft:
+    """`engines`: of the generate nodes. `candidates`: the options of every unit of nodes, by its name."""
+
+    graph: Graph
+    evaluation_graph: Graph | None
+    cluster: Cluster
+    shapes: Mapping[str, ModelShape]
+    pins: tuple[Pin, ...] = ()
+    options: PlannerOptions = DEFAULTS
+    engines: Mapping[str, GenerationEngine] = field(default_factory=dict[str, GenerationEngine])
+    weight_edges: tuple[WeightEdge, ...] = ()
+    candidates: Mapping[str, Options] = field(default_factory=dict[str, Options])
+    nodes: tuple[NodePlan, ...] = ()
+    step: Program | None = None
+    evaluation: Program | None = None
+    memory: tuple[DeviceMemory, ...] = ()
+    step_time_s: float = 0.0
+    search: Search = field(default_factory=lambda: Search(0, 0.0))
+
+    def node_plan(self, name: str) -> NodePlan:
+        return next(n for n in self.nodes if n.node == name)

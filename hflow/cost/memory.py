@@ -1,0 +1,178 @@
+"""Bytes on one device: weights, training state, activations, KV cache, logits.
+
+Training in f32 keeps 16 bytes per parameter (weight, gradient, two Adam moments), in bf16 18 (bf16
+weight; f32 gradient, master copy and moments), of which ZeRO-1 splits the optimizer's 8 or 12 over dp.
+Activations are counted as in Korthikanti et al. (arXiv:2205.05198) for this decoder: without dropout, with
+a gated MLP, with fused attention (no matrix of scores) and without sequence parallelism.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from hflow.cost.device import BYTES
+from hflow.graph.ir import OpKind
+from hflow.plan.flops import expert_parameters
+from hflow.plan.layout import Mesh
+from hflow.plan.model_shape import ModelShape
+from hflow.plan.parameters import parameters, stage_elements
+from hflow.plan.strategy import PLAIN, Strategy
+from hflow.plan.workload import Workload
+
+GRADIENT_BYTES = 4
+OPTIMIZER_BYTES = {"f32": 8, "bf16": 12}  # two moments, and the master copy of bf16 weights
+SERVER_BYTES = 1_000_000_000  # of host memory: the processes of an SGLang server, measured on a CPU
+SERVER_CHUNK_TOKENS = 4096  # that a server on CUDA reads at once: in deterministic inference SGLang's unit
+LOGITS_CHUNK_BYTES = 64 * 2**20  # float32 copies of logits are made in parts of this size
+
+
+def weight_bytes(shape: ModelShape, dtype: str, mesh: Mesh, trains: bool, strategy: Strategy = PLAIN) -> int:
+    """Weights of a model's shard, with gradients and optimizer state if it is trained there."""
+    elements = _elements(shape, mesh, strategy)
+    if not trains:
+        return elements * BYTES[dtype]
+    return elements * (BYTES[dtype] + GRADIENT_BYTES) + optimizer_bytes(shape, dtype, mesh, strategy)
+
+
+def optimizer_bytes(shape: ModelShape, dtype: str, mesh: Mesh, strategy: Strategy = PLAIN) -> int:
+    """Adam's state on a device: what an offload between updates moves. ZeRO-1 splits that of experts over the
+    ranks that have the same ones, so that each device has its part of the whole stage's."""
+    if strategy.zero == 1:
+        return ceil(stage_elements(shape, mesh.pp, mesh.tp) * OPTIMIZER_BYTES[dtype] / mesh.dp)
+    return _elements(shape, mesh, strategy) * OPTIMIZER_BYTES[dtype]
+
+
+def _elements(shape: ModelShape, mesh: Mesh, strategy: Strategy) -> int:
+    """Weights on the fullest device."""
+    return stage_elements(shape, mesh.pp, mesh.tp, strategy.ep, mesh.dp if strategy.zero == 3 else 1)
+
+
+def working_bytes(
+    op: OpKind,
+    shape: ModelShape,
+    dtype: str,
+    work: Workload,
+    mesh: Mesh,
+    micro_batch: int,
+    strategy: Strategy = PLAIN,
+) -> int:
+    """What the node needs beside the weights while it runs, at the greatest lengths."""
+    if op == "generate":
+        return _generation_bytes(shape, dtype, work, mesh, micro_batch, strategy)
+    tokens = micro_batch * work.sequence
+    outputs = micro_batch * work.response * outputs_per_position(shape, mesh)
+    if op == "score":
+        held = outputs * BYTES[dtype] + _chunk_bytes(outputs) + gathered_bytes(shape, dtype, mesh, strategy)
+        return forward_bytes(shape, dtype, tokens, mesh) + held
+    return _training_bytes(shape, dtype, work, mesh, micro_batch, strategy)
+
+
+def _training_bytes(
+    shape: ModelShape,
+    dtype: str,
+    work: Workload,
+    mesh: Mesh,
+    micro_batch: int,
+    strategy: Strategy,
+) -> int:
+    """The fuller of the first stage, with a micro-batch per stage in flight (1F1B), and the last one, with
+    logits and their gradient."""
+    tokens, layers = micro_batch * work.sequence, shape.num_layers // mesh.pp
+    layer = layer_activation_bytes(shape, dtype, tokens, mesh)
+    kept, live = layers * layer, 0
+    if strategy.recompute == "full":
+        kept, live = layers * tokens * shape.hidden * BYTES[dtype], layer
+    in_flight = min(mesh.pp, ceil(work.rows_per_update / mesh.dp / micro_batch))
+    outputs = micro_batch * work.response * outputs_per_position(shape, mesh)
+    last = kept + max(live, 2 * outputs * BYTES[dtype] + _chunk_bytes(outputs))
+    return max(in_flight * kept + live, last) + gathered_bytes(shape, dtype, mesh, strategy)
+
+
+def layer_activation_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mesh) -> int:
+    """What the backward pass of a layer needs. On every rank of tp: the inputs of two norms, of QKV and of
+    the MLP, and the copies of a token that experts read and return. Split over tp: Q, K, V, attention's
+    output by rows and by tokens, and gate, up and product of the MLP, whose activation is made again."""
+    q, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    split = 3 * q + 2 * kv + 3 * shape.ffn
+    whole = 4 * shape.hidden + 2 * routed_width(shape)
+    return tokens * (whole + ceil(split / mesh.tp)) * BYTES[dtype]
+
+
+def forward_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mesh) -> int:
+    """The most that a forward pass holds at once: residual, norm's output, and attention or MLP."""
+    q, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    widest = max(ceil((2 * q + 2 * kv) / mesh.tp), ceil(3 * shape.ffn / mesh.tp) + 2 * routed_width(shape))
+    return tokens * (2 * shape.hidden + widest) * BYTES[dtype]
+
+
+def routed_width(shape: ModelShape) -> int:
+    """Width of a token's copies on the way to its experts."""
+    return shape.moe.top_k * shape.hidden if shape.moe else 0
+
+
+def kv_cache_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mesh) -> int:
+    """Keys and values of `tokens` positions on one device."""
+    return ceil(tokens * shape.kv_bytes_per_token(BYTES[dtype]) / (mesh.tp * mesh.pp))
+
+
+def sleeps(platform: str, renewed: bool) -> bool:
+    """Whether a server's weights and KV cache are only there while it generates. It gives them back after its
+    last generation in a step, where the memory is CUDA's and where its weights come anew in each step."""
+    return platform == "cuda" and renewed
+
+
+def server_reserve_bytes(shape: ModelShape, dtype: str, work: Workload, mesh: Mesh, wave: int) -> int:
+    """What a server on CUDA computes with beside weights and KV cache: a chunk of prompts, or `wave` rows of
+    logits and their float32 copy."""
+    logits = wave * shape.outputs * (BYTES[dtype] + 4)
+    return max(forward_bytes(shape, dtype, min(SERVER_CHUNK_TOKENS, wave * work.prompt), mesh), logits)
+
+
+def pinned_bytes(shape: ModelShape, size_bytes: int, element_bytes: int, tp: int) -> int:
+    """Of the host's memory, for `size_bytes` of a shard: torch rounds each block that it pins, one for each
+    parameter, up to a power of two."""
+    shares = [element_bytes * ceil(p.size / (1 if p.shard is None else tp)) for p in parameters(shape)]
+    return ceil(size_bytes * sum(1 << (share - 1).bit_length() for share in shares) / sum(shares))
+
+
+def awake_bytes(
+    shape: ModelShape, dtype: str, mesh: Mesh, tokens: int, platform: str, changes: bool, strategy: Strategy
+) -> int:
+    """What a server that does not sleep always keeps: weights and a KV cache of `tokens` positions; on a CPU,
+    where they share the memory, also its processes and, if its weights ever change, the worker's copy."""
+    weights = weight_bytes(shape, dtype, mesh, False, strategy)
+    on_host = SERVER_BYTES + weights * changes if platform == "cpu" else 0
+    return weights + kv_cache_bytes(shape, dtype, tokens, mesh) + on_host
+
+
+def gathered_bytes(shape: ModelShape, dtype: str, mesh: Mesh, strategy: Strategy) -> int:
+    """The layer whose weights ZeRO-3 has gathered, and the next one, whose weights arrive meanwhile."""
+    if strategy.zero != 3:
+        return 0
+    experts = expert_parameters(shape)
+    layer = (shape.num_parameters - experts + experts / strategy.ep) / shape.num_layers
+    return 2 * ceil(layer / mesh.tp) * BYTES[dtype]
+
+
+def _generation_bytes(
+    shape: ModelShape, dtype: str, work: Workload, mesh: Mesh, wave: int, strategy: Strategy
+) -> int:
+    """KV cache at the greatest lengths; the prompts' forward pass, or every row's logits, gathered over tp,
+    and their float32 copy. Without a cache the forward pass is over all tokens."""
+    logits = wave * shape.outputs * (BYTES[dtype] + 4)
+    if not strategy.kv_cache:
+        return max(forward_bytes(shape, dtype, wave * work.sequence, mesh), logits)
+    prompts = ceil(wave / work.samples) * work.prompt
+    return kv_cache_bytes(shape, dtype, wave * work.sequence, mesh) + max(
+        forward_bytes(shape, dtype, prompts, mesh), logits
+    )
+
+
+def outputs_per_position(shape: ModelShape, mesh: Mesh) -> int:
+    """Numbers per position on a device: the only one of a scalar head is on every rank of tp."""
+    return ceil(shape.outputs / (mesh.tp if shape.head == "lm" else 1))
+
+
+def _chunk_bytes(outputs: int) -> int:
+    """The float32 copy of a part of the outputs."""
+    return min(4 * outputs, LOGITS_CHUNK_BYTES)

@@ -1,0 +1,175 @@
+"""The time of an edge, from who holds and who needs which part of a value.
+
+The value is cut into equal cells; each device holds and needs a set of them (the bits of a mask). What a
+device needs and lacks it receives once; what no device of its host holds enters the host once, from the
+hosts that hold it, in equal shares. So the time is that of the busiest device's own link plus that of the
+busiest host's NICs, in or out: the bounds of arXiv:2211.05322 that `reshard.lower` meets.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from math import lcm
+
+from hflow.cost.comm import host_transfer_s, reached
+from hflow.cost.device import BYTES
+from hflow.plan.cluster import Cluster
+from hflow.plan.flops import expert_parameters
+from hflow.plan.layout import Layout, Shard
+from hflow.plan.model_shape import ModelShape
+from hflow.plan.sharding import Sharding
+
+Masks = Mapping[int, int]
+
+
+@lru_cache(maxsize=65536)
+def weights_s(shape: ModelShape, dtype: str, source: Sharding, target: Sharding, cluster: Cluster) -> float:
+    """All weights of a model, as if all layers were of one size and everything were split over tp. A server
+    copies what has arrived for it once more; on GPUs a further copy goes to the host's memory."""
+    if source == target:
+        return 0.0
+    size, experts = shape.num_parameters * BYTES[dtype], expert_parameters(shape) * BYTES[dtype]
+    handed = size / target.mesh.tp if target.engine == "sglang" else 0
+    seconds = 2 * handed / cluster.device.memory_bandwidth  # each byte is read and written
+    if handed and cluster.host_link and cluster.device.platform == "cuda":
+        seconds += host_transfer_s(round(handed), cluster)
+    seconds += _weights_s(size - experts, source, target, cluster, 1)
+    if experts:
+        seconds += _weights_s(experts, source, target, cluster, lcm(source.ep, target.ep))
+    return seconds
+
+
+@lru_cache(maxsize=4096)
+def includes(whole: Sharding, part: Sharding) -> bool:
+    """Whether each device has with `whole` all the weights, and maybe more, that it has with `part`."""
+    stages, slices = _cells(whole, part)
+    experts = lcm(whole.ep, part.ep)
+    wide, narrow = (_weight_masks(s, stages, experts, slices) for s in (whole, part))
+    return all(not mask & ~wide.get(device, 0) for device, mask in narrow.items())
+
+
+@lru_cache(maxsize=65536)
+def rows_s(rows: int, width: int, source: Layout, target: Layout, cluster: Cluster) -> float:
+    """`rows` rows of `width` bytes each."""
+    cells = lcm(_row_parts(source), _row_parts(target))
+    held, needed = _row_masks(source, cells), _row_masks(target, cells)
+    return redistribution_s(held, needed, rows * width / cells, cluster)
+
+
+def redistribution_s(held: Masks, needed: Masks, cell_bytes: float, cluster: Cluster) -> float:
+    """Seconds until every device has the cells that it needs.
+
+    Args:
+        held, needed: the cells of each device, as bits.
+    """
+    missing = {device: mask & ~held.get(device, 0) for device, mask in needed.items()}
+    most = max((mask.bit_count() for mask in missing.values()), default=0)
+    if not most:
+        return 0.0
+    link = reached(cluster, cluster.intra_host)
+    seconds = most * cell_bytes / link.bandwidth + link.latency_s
+    entering, leaving = _between_hosts(held, missing, cluster)
+    if not entering:
+        return seconds
+    nics = reached(cluster, cluster.inter_host, cluster.nics_per_host)
+    return seconds + max(entering, leaving) * cell_bytes / nics.bandwidth + nics.latency_s
+
+
+def _between_hosts(held: Masks, missing: Masks, cluster: Cluster) -> tuple[int, float]:
+    """Cells that enter and that leave the busiest host."""
+    if cluster.hosts == 1 and not cluster.more:
+        return 0, 0.0
+    inside, wanted = _by_host(held, cluster), _by_host(missing, cluster)
+    entering = {host: mask & ~inside.get(host, 0) for host, mask in wanted.items()}
+    most = max(mask.bit_count() for mask in entering.values())
+    return most, _leaving(inside, [mask for mask in entering.values() if mask]) if most else 0.0
+
+
+def _by_host(masks: Masks, cluster: Cluster) -> Masks:
+    """What the devices of each host have together."""
+    found: dict[int, int] = {}
+    for device, mask in masks.items():
+        host = cluster.host(device)
+        found[host] = found.get(host, 0) | mask
+    return found
+
+
+def _leaving(inside: Masks, entering: Iterable[int]) -> float:
+    """Cells that the busiest host sends, if the hosts that hold a cell share its copies equally."""
+    copies = Counter[int](bit for mask in entering for bit in _bits(mask))
+    wanted = sum(1 << bit for bit in copies)
+    holders = Counter[int](bit for mask in inside.values() for bit in _bits(mask & wanted))
+    shares = {bit: count / holders[bit] for bit, count in copies.items()}
+    return max(sum(shares[bit] for bit in _bits(mask & wanted)) for mask in inside.values())
+
+
+@lru_cache(maxsize=65536)
+def _bits(mask: int) -> tuple[int, ...]:
+    return tuple(i for i in range(mask.bit_length()) if mask >> i & 1)
+
+
+def _weights_s(size: int, source: Sharding, target: Sharding, cluster: Cluster, experts: int) -> float:
+    """`experts`: the parts into which experts are cut; 1 for what every rank of dp has."""
+    stages, slices = _cells(source, target)
+    held, needed = (_weight_masks(s, stages, experts, slices) for s in (source, target))
+    return redistribution_s(held, needed, size / (stages * experts * slices), cluster)
+
+
+def _cells(one: Sharding, other: Sharding) -> tuple[int, int]:
+    """The stages, and slices of each, of which parts of both consist."""
+    slices = lcm(*(s.mesh.tp * (s.mesh.dp if s.fully else 1) for s in (one, other)))
+    return lcm(one.mesh.pp, other.mesh.pp), slices
+
+
+@lru_cache(maxsize=4096)
+def _weight_masks(sharding: Sharding, stages: int, experts: int, slices: int) -> dict[int, int]:
+    """The cells (stage, part of the experts, slice) of each device, slices fastest."""
+    mesh = sharding.mesh
+    masks: dict[int, int] = {}
+    known: dict[tuple[int, int, int], int] = {}
+    parts = sharding.ep if experts > 1 else 1
+    pieces = mesh.dp // parts if sharding.fully else 1  # of a shard, over the ranks of dp that share it
+    for index, device in enumerate(mesh.devices):
+        pp_dp, tp = divmod(index, mesh.tp)
+        pp, dp = divmod(pp_dp, mesh.dp)
+        at = (pp, dp % (parts * pieces), tp)
+        if at not in known:
+            column = _span(slices, mesh.tp * pieces, tp * pieces + dp // parts % pieces)
+            block = _repeat(column, _range(experts, parts, dp % parts), slices)
+            known[at] = _repeat(block, _range(stages, mesh.pp, pp), experts * slices)
+        masks[device] = known[at]
+    return masks
+
+
+def _row_parts(layout: Layout) -> int:
+    shards = (size for (_, size), p in zip(layout.mesh.axes, layout.placements) if isinstance(p, Shard))
+    return lcm(*shards)
+
+
+@lru_cache(maxsize=4096)
+def _row_masks(layout: Layout, cells: int) -> dict[int, int]:
+    """The rows of each device."""
+    placements = (Shard(p.dim) if isinstance(p, Shard) else p for p in layout.placements)  # groups are whole
+    boxes = Layout(layout.mesh, tuple(placements)).boxes((cells,))
+    return {device: (1 << stop) - (1 << start) for device, ((start, stop),) in boxes.items()}
+
+
+def _range(cells: int, parts: int, index: int) -> range:
+    size = cells // parts
+    return range(index * size, (index + 1) * size)
+
+
+def _span(cells: int, parts: int, index: int) -> int:
+    """The bits of part `index` of `parts`."""
+    size = cells // parts
+    return ((1 << size) - 1) << (index * size)
+
+
+def _repeat(mask: int, places: range, width: int) -> int:
+    """`mask` at each of `places`, which are `width` bits apart."""
+    out = 0
+    for place in places:
+        out |= mask << (place * width)
+    return out

@@ -1,0 +1,240 @@
+"""Graphs written in Python: the same language as graph files, the same checks, the same `Graph`.
+
+>>> g = GraphBuilder("sft", steps=10)
+>>> actor = g.model("actor", path="models/tiny")
+>>> examples = g.data(
+...     "examples", out={"tokens": "i32[batch, seq~]", "mask": "bool[batch, resp~]"},
+...     dataset="sums.jsonl", batch=8, prompt="{{ question }}", response="{{ answer }}",
+... )
+>>> _ = g.train(
+...     "actor_train", model=actor, loss="hflow.ops.losses.negative_log_likelihood",
+...     tokens=examples.tokens, lr=1e-4,
+... )
+>>> g.graph().node("actor_train").rows
+8
+
+A keyword of a node is an input if it is a `Value` (an output of a node) and an option otherwise. Nothing is
+checked while the graph is written: `GraphBuilder.graph` reports everything at once, each problem with the
+file and line of the call that it comes from. Options may hold expressions over the params:
+``batch="${ batch }"``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from hflow.diagnostics import Diagnostic, HflowError
+from hflow.graph.builder.builder_text import caller, item, reference
+from hflow.graph.builder.builder_values import Carried, ModelHandle, NodeHandle, RegionHandle, Value
+from hflow.graph.ir import Graph, Head
+from hflow.graph.load import check_document
+from hflow.graph.source.document import Document, Item
+from hflow.graph.source.key_order import in_order
+from hflow.graph.write.yaml_printer import layout
+
+Named = str | NodeHandle
+Entries = dict[str, Item]
+
+
+class GraphBuilder:
+    """One algorithm under construction.
+
+    `params` are the values that expressions may read; `steps` is how often the step loop runs, and `loop` its
+    name.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        steps: int | str,
+        doc: str = "",
+        params: Mapping[str, Any] | None = None,
+        seed: int = 0,
+        loop: str = "step",
+    ):
+        self._span = caller()
+        self._problems: list[Diagnostic] = []
+        self._models: Entries = {}
+        self._nodes: Entries = {}
+        self._open = self._nodes  # where nodes go: the step loop's, or those of the region being written
+        head = {"hflow": 1, "name": name, "doc": doc, "params": params, "seed": seed or None}
+        self._head = self._entries(head)
+        self._loop = self._item({"name": loop, "times": steps})
+        self._eval: Item | None = None
+
+    def model(
+        self,
+        name: str,
+        path: str,
+        *,
+        head: Head = "lm",
+        frozen: bool = False,
+        dtype: str = "f32",
+        refresh_from: str | ModelHandle | None = None,
+        refresh_every: int | str | None = None,
+    ) -> ModelHandle:
+        """One set of weights. A frozen model with `refresh_from` takes over the weights of that model before
+        every `refresh_every`-th step."""
+        spec = {
+            "path": path,
+            "head": head if head != "lm" else None,
+            "frozen": frozen or None,
+            "dtype": dtype if dtype != "f32" else None,
+            "refresh": _said(**{"from": refresh_from}, every=refresh_every),
+        }
+        self._add(self._models, name, spec)
+        return ModelHandle(name)
+
+    def data(
+        self, name: str, *, out: Mapping[str, str], after: Sequence[Named] = (), **options: Any
+    ) -> NodeHandle:
+        """Rows of a dataset; `out` gives the type of each column."""
+        return self._node(name, {"op": "data", "after": after, "with": options, "out": out})
+
+    def generate(
+        self,
+        name: str,
+        *,
+        model: str | ModelHandle,
+        lag: int | str = 0,
+        after: Sequence[Named] = (),
+        out: Mapping[str, str] | None = None,
+        **ports: Any,
+    ) -> NodeHandle:
+        """Samples of a model, `lag` updates old."""
+        spec = {"op": "generate", "model": _use(model, lag), "after": after, "out": out}
+        return self._node(name, spec, ports)
+
+    def score(
+        self,
+        name: str,
+        *,
+        model: str | ModelHandle,
+        lag: int | str = 0,
+        after: Sequence[Named] = (),
+        out: Mapping[str, str] | None = None,
+        **ports: Any,
+    ) -> NodeHandle:
+        """What a model says about given texts: log-probs and entropy, or values and a score."""
+        spec = {"op": "score", "model": _use(model, lag), "after": after, "out": out}
+        return self._node(name, spec, ports)
+
+    def call(
+        self,
+        name: str,
+        fn: str | Callable[..., Any],
+        *,
+        after: Sequence[Named] = (),
+        out: Mapping[str, str] | None = None,
+        **ports: Any,
+    ) -> NodeHandle:
+        """A typed function (`hflow.ops.op.op`), or its name as graph files write it."""
+        spec = {"op": "call", "fn": reference(fn, self._span.file), "after": after, "out": out}
+        return self._node(name, spec, ports)
+
+    def train(
+        self,
+        name: str,
+        *,
+        model: str | ModelHandle,
+        loss: str | Callable[..., Any],
+        epochs: int | str | None = None,
+        minibatch: int | str | None = None,
+        after: Sequence[Named] = (),
+        **ports: Any,
+    ) -> NodeHandle:
+        """Optimizer steps on a loss: `epochs` passes over the rows, `minibatch` rows at a time."""
+        repeat = _said(epochs=epochs, minibatch=minibatch)
+        loss = reference(loss, self._span.file)
+        spec = {"op": "train", "model": model, "loss": loss, "after": after, "repeat": repeat}
+        return self._node(name, spec, ports)
+
+    @contextmanager
+    def repeat(
+        self, name: str, *, times: int | str, short: str = "fail", after: Sequence[Named] = ()
+    ) -> Generator[RegionHandle]:
+        """A region: the nodes written inside the ``with`` run in rounds, at most `times`. Say on what it
+        gives when the rounds end (`RegionHandle.until`) and what it hands out (`RegionHandle.out`)."""
+        spec = {"op": "repeat", "after": after, "times": times, "short": short if short != "fail" else None}
+        entries = self._add(self._open, name, spec)
+        inner: Entries = {}
+        entries["nodes"] = Item(inner, caller(), caller())
+        outer, self._open = self._open, inner
+        try:
+            yield RegionHandle(name, lambda key, value: entries.update({key: self._item(value)}))
+        finally:
+            self._open = outer
+
+    def previous(self, value: str | Value, *, lag: int = 1, init: float | str) -> Carried:
+        """The number that `value` was `lag` steps ago, and `init` in the steps before there was one: an
+        input of a node."""
+        return Carried(str(value), lag, init)
+
+    def evaluate(self, metric: str | Value, *, rows: int | str, every: int | str = 0) -> None:
+        """Measure `metric` on held-out rows before the first step, after the last, and `every` so many."""
+        self._eval = self._item(_said(metric=str(metric), rows=rows, every=every or None))
+
+    def graph(self) -> Graph:
+        """The typed graph.
+
+        Raises:
+            HflowError: with everything that is wrong, at the lines that say so.
+        """
+        return self.check()[0]
+
+    def check(self) -> tuple[Graph, tuple[Diagnostic, ...]]:
+        """The typed graph and its warnings. Raises as `graph`."""
+        document = self.document()
+        if self._problems:
+            raise HflowError(self._problems)
+        return check_document(document)
+
+    def yaml(self) -> str:
+        """The graph file, expressions as they were written; it need not be right."""
+        return self.document().text
+
+    def document(self) -> Document:
+        """The graph file as a document whose places are those of the Python calls."""
+        sections = {
+            **self._head,
+            "models": Item(self._models, self._span) if self._models else None,
+            "loop": self._loop,
+            "eval": self._eval,
+            "nodes": Item(self._nodes, self._span),
+        }
+        root = in_order(Item({k: section for k, section in sections.items() if section}, self._span))
+        return Document(self._span.file, layout(root.plain()), root)
+
+    def _node(self, name: str, spec: Mapping[str, Any], ports: Mapping[str, Any] | None = None) -> NodeHandle:
+        inputs = {k: v for k, v in (ports or {}).items() if isinstance(v, (Value, Carried))}
+        options = {k: v for k, v in (ports or {}).items() if k not in inputs}
+        self._add(self._open, name, {"in": inputs, "with": options, **spec})
+        return NodeHandle(name)
+
+    def _add(self, section: Entries, name: str, spec: Mapping[str, Any]) -> Entries:
+        """Put an entry into a section; its keys may still be added to."""
+        span, entries = caller(), self._entries(spec)
+        if name in section:
+            self._problems.append(Diagnostic("HF003", f"`{name}` is defined twice", span))
+        section.setdefault(name, Item(entries, span, span))
+        return entries
+
+    def _item(self, value: Any) -> Item:
+        made, problems = item(value, caller())
+        self._problems += problems
+        return made
+
+    def _entries(self, spec: Mapping[str, Any]) -> Entries:
+        """The keys of `spec` that say something."""
+        return {k: self._item(v) for k, v in spec.items() if v is not None and v not in ("", (), [], {})}
+
+
+def _said(**entries: Any) -> dict[str, Any]:
+    return {name: value for name, value in entries.items() if value is not None}
+
+
+def _use(model: str | ModelHandle, lag: int | str) -> Any:
+    return {"use": model, "lag": lag} if lag else model

@@ -1,0 +1,105 @@
+"""What holds for log-probs and the texts they are of: one temperature, known age, the right sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from hflow.graph.infer.draft import Draft
+from hflow.graph.infer.regions import maker
+from hflow.graph.ir import Input, Node, Ref
+from hflow.graph.source.problems import Problems
+
+_LOG_PROBS = ("behaviour", "scored")
+
+
+def check_temperatures(nodes: Mapping[str, Node], drafts: Mapping[str, Draft], problems: Problems) -> None:
+    """HF212 log-probs that a node compares, or goes on from, are of different temperatures, or greedy."""
+    for node in (n for n in nodes.values() if n.op in ("train", "generate", "call")):
+        known = list(_temperatures(node, nodes))
+        own = node.options.get("temperature") if node.op != "call" else known[0][2] if known else None
+        for value, source, made_at in known if isinstance(own, (int, float)) else ():
+            path = (*drafts[node.name].path, "with", "temperature")
+            path = drafts[node.name].input_path(value.port) if node.op == "call" else path
+            if made_at == 0 and node.op != "generate":
+                message = (
+                    f"`{value.source}` is greedy (temperature 0): nothing was sampled, so it has no log-probs"
+                )
+                problems.add("HF212", message, drafts[node.name].input_path(value.port))
+            elif made_at != own:
+                other = known[0][1].name if node.op == "call" else node.name
+                message = f"`{other}` has log-probs at temperature {own}, `{source.name}` at {made_at}"
+                help_ = "only at one temperature can they be compared"
+                problems.add("HF212", message, path, help=help_)
+
+
+def _temperatures(node: Node, nodes: Mapping[str, Node]) -> Iterator[tuple[Input, Node, float]]:
+    """The log-probs that a node reads: the edge, who made them, and at which temperature."""
+    for value in node.inputs:
+        made_by, source = value.type.provenance, behind(value.source, nodes)
+        made_at = source.options.get("temperature") if source else None
+        if made_by and made_by.role in _LOG_PROBS and source and isinstance(made_at, (int, float)):
+            yield value, source, made_at
+
+
+def behind(ref: Ref, nodes: Mapping[str, Node]) -> Node | None:
+    """The node that made a value, in the region where it was made."""
+    node = nodes.get(ref.node)
+    if node is None or node.op != "repeat":
+        return node
+    value = node.input(ref.port)
+    return nodes.get(value.source.node) if value else None
+
+
+def check_sampler(nodes: Mapping[str, Node], drafts: Mapping[str, Draft], problems: Problems) -> None:
+    """HF210 a loss that compares with what was sampled learns from the texts of another model."""
+    for node in (n for n in nodes.values() if n.op == "train"):
+        draft, text_of = drafts[node.name], _sampler(node.input("tokens"), nodes)
+        compares = draft.signature and any(p.tag in ("old", "behaviour") for p in draft.signature.inputs)
+        if not (compares and text_of and text_of.model and node.model):
+            continue
+        if text_of.model.model != node.model.model:
+            message = f"`{node.name}` learns from texts that `{text_of.model.model}` sampled"
+            help_ = f"this loss is for texts that `{node.model.model}` itself has sampled"
+            problems.add("HF210", message, draft.input_path("tokens"), help=help_)
+
+
+def _sampler(tokens: Input | None, nodes: Mapping[str, Node]) -> Node | None:
+    """The generate node that made the texts which enter at `tokens`."""
+    origin = tokens.type.dims[-1].factors[0].origin if tokens else None
+    node = nodes.get(maker(origin)) if origin else None
+    return node if node and node.op == "generate" else None
+
+
+def check_staleness(nodes: Mapping[str, Node], drafts: Mapping[str, Draft], problems: Problems) -> None:
+    """HF223 a train node reads texts or values of the model it trains that are older than its `max_lag`."""
+    for node in (n for n in nodes.values() if n.op == "train" and "max_lag" in n.options):
+        allowed, reported = node.options["max_lag"], set[str]()
+        for value in sorted(node.inputs, key=_is_derived):
+            age = _age(node, value, nodes)
+            if age <= allowed or value.source.node in reported or (reported and _is_derived(value)):
+                continue
+            reported.add(value.source.node)
+            updates = "update" if age == 1 else "updates"
+            model = node.model.model if node.model else ""
+            message = f"`{value.source}` is of `{model}` {age} {updates} ago; `{node.name}` allows {allowed}"
+            help_ = f"set `max_lag: {age}` in `{node.name}`, and let its loss correct for the age"
+            problems.add("HF223", message, drafts[node.name].input_path(value.port), help=help_)
+
+
+def _is_derived(value: Input) -> bool:
+    """Made from values, and as old as these, which most often enter too, and are told first."""
+    made_by = value.type.provenance
+    return made_by is not None and made_by.role == "derived"
+
+
+def _age(node: Node, value: Input, nodes: Mapping[str, Node]) -> int:
+    """How many updates old the weights are that made a value; 0 unless `node` trains the model."""
+    assert node.model
+    text_of = _sampler(value, nodes) if value.port == "tokens" else None
+    sampled = text_of.output("logprobs") if text_of else None
+    made_by = sampled.type.provenance if sampled else value.type.provenance
+    if not made_by or made_by.model != node.model.model:
+        return 0
+    region = nodes.get(text_of.region) if text_of else None
+    waits = region and region.op == "repeat"  # another node may be called like the step loop
+    return max(made_by.lag, region.options["max_age"] if region and waits else 0)

@@ -1,0 +1,316 @@
+"""From the checked shape of a file to drafts: options, models, functions and references of each node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hflow.diagnostics import HflowError, did_you_mean
+from hflow.graph.infer import kinds
+from hflow.graph.infer.draft import KEEP, Carry, Draft
+from hflow.graph.infer.functions import FunctionSource, read_function
+from hflow.graph.infer.kinds import data, generate, score, train
+from hflow.graph.ir import Function, Head, ModelUse, Ref, Repeat
+from hflow.graph.options import REQUIRED, Option, OptionProblem, defaults, problems
+from hflow.graph.source import schema
+from hflow.graph.source.document import Document, KeyPath
+from hflow.graph.source.problems import Problems
+from hflow.graph.types import ValueType, parse_type
+
+
+def draft_nodes(spec: schema.GraphSpec, document: Document, found: Problems) -> dict[str, Draft]:
+    """A draft of every node of `spec`, in file order, those of a region before the region's own; problems go
+    to `found`."""
+    drafter = _Drafter(spec, document, found)
+    drafts: dict[str, Draft] = {}
+    for name, node in spec.nodes.items():
+        for drafted in drafter.draft(name, node):
+            if drafted.name in drafts:
+                message = f"another node is called `{drafted.name}`"
+                found.add("HF224", message, drafted.path, key=True, help="names are unique in a file")
+            drafts.setdefault(drafted.name, drafted)
+    return drafts
+
+
+def node_names(document: Document) -> tuple[str, ...]:
+    """All nodes of the file, those in regions too, whether they are right or not."""
+    outer = document.keys(("nodes",))
+    return (*outer, *(inner for name in outer for inner in document.keys(("nodes", name, "nodes"))))
+
+
+class _Drafter:
+    def __init__(self, spec: schema.GraphSpec, document: Document, found: Problems):
+        self.spec = spec
+        self.document = document
+        self.found = found
+        self.models = document.keys(("models",))
+        self.nodes = node_names(document)
+
+    def draft(self, name: str, node: schema.NodeSpec) -> list[Draft]:
+        if not isinstance(node, schema.RepeatNodeSpec):
+            return [self._node(self._bare(name, node, self.spec.loop.name, ("nodes", name)), node)]
+        inner = {n: ("nodes", name, "nodes", n) for n in node.nodes}
+        drafts = [self._node(self._bare(n, node.nodes[n], name, inner[n]), node.nodes[n]) for n in inner]
+        for drafted in drafts:
+            self._check_inner(drafted)
+        return [*drafts, self._region(name, node)]
+
+    def _node(self, bare: Draft, node: schema.InnerNodeSpec) -> Draft:
+        match node:
+            case schema.DataSpec():
+                return self._data(bare, node)
+            case schema.GenerateSpec():
+                drafted = self._using(bare, node.model)
+                if drafted.head == "scalar":
+                    self._wrong_head(drafted, "generates with", "`head: lm`, which predicts tokens")
+                    drafted = replace(drafted, head=None)
+                drafted = replace(drafted, inputs=generate.inputs(set(node.in_)))
+                drafted = self._reading(drafted, node, generate.options(set(node.in_)), node.with_)
+                made = generate.ports(drafted.options)
+                return replace(drafted, outputs=made, declared=self._types(bare, node.out))
+            case schema.ScoreSpec():
+                drafted = self._using(bare, node.model)
+                outputs = score.output_ports(drafted.head) if drafted.head else None
+                drafted = self._reading(replace(drafted, outputs=outputs), node, score.OPTIONS, node.with_)
+                self._report(bare.path, score.option_problems(drafted.head, node.with_))
+                return replace(drafted, declared=self._types(bare, node.out))
+            case schema.TrainSpec():
+                return self._train(bare, node)
+            case schema.CallSpec():
+                return self._call(bare, node)
+
+    def _bare(
+        self, name: str, node: schema.InnerNodeSpec | schema.RepeatNodeSpec, region: str, place: KeyPath
+    ) -> Draft:
+        written = () if isinstance(node, schema.RepeatNodeSpec) else node.with_
+        return Draft(
+            name,
+            node.op,
+            inputs=kinds.input_ports(node.op, None),
+            outputs=kinds.output_ports(node.op, None),
+            written=frozenset(written),
+            after=tuple(node.after),
+            region=region,
+            place=place,
+            span=self.document.span(place, key=True),
+        )
+
+    def _region(self, name: str, node: schema.RepeatNodeSpec) -> Draft:
+        bare = self._bare(name, node, self.spec.loop.name, ("nodes", name))
+        if name == self.spec.loop.name:
+            help_ = "give the region another name"
+            message = f"the region is called like the step loop, `{name}`"
+            self.found.add("HF224", message, bare.path, key=True, help=help_)
+        sources = {KEEP: Ref(*node.until.keep.split("."))}
+        for port, text in node.out.items():
+            if port == KEEP:
+                help_ = "give the output another name"
+                message = "`keep` is what `until` reads, and cannot be an output too"
+                self.found.add("HF224", message, (*bare.path, "out", port), key=True, help=help_)
+            sources.setdefault(port, Ref(*text.split(".")))
+        drafted = replace(
+            bare,
+            outputs=tuple(node.out),
+            sources=sources,
+            options={
+                "rows": node.until.rows,
+                "times": node.times,
+                "short": node.short,
+                "max_age": node.until.max_age,
+            },
+        )
+        spans = {port: self.document.span(drafted.input_path(port)) for port in sources}
+        return replace(drafted, input_spans=spans)
+
+    def _check_inner(self, drafted: Draft) -> None:
+        if drafted.op == "train":
+            help_ = "train after the region, on what it hands out"
+            self.found.add(
+                "HF224", f"`{drafted.name}` trains in a region", drafted.path, key=True, help=help_
+            )
+        for port in drafted.carried:
+            message = f"`{port}` is carried from step to step, and the rounds of a region are no steps"
+            self.found.add("HF225", message, drafted.input_path(port))
+        if drafted.after:
+            message = "`after` orders nodes of the step loop, not of a region"
+            self.found.add("HF224", message, (*drafted.path, "after"), key=True)
+
+    def _data(self, bare: Draft, node: schema.DataSpec) -> Draft:
+        declared = self._types(bare, node.out)
+        responses = data.num_responses(node.with_)
+        columns = {port: t for port, t in declared.items() if self._is_column(bare, port, t, responses)}
+        one_name = self._check_one_row_dim(bare, columns)
+        if len(columns) == len(node.out):  # else a column is missing only because its type is wrong
+            self._report(bare.path, data.option_problems(columns, node.with_))
+        options = self._options(bare.path, data.OPTIONS, node.with_)
+        tokenized = any(t.ragged for t in columns.values())
+        options["tokenizer"] = self._tokenizer(bare, options.get("tokenizer")) if tokenized else None
+        return replace(bare, outputs=tuple(node.out), declared=columns if one_name else {}, options=options)
+
+    def _check_one_row_dim(self, bare: Draft, columns: Mapping[str, ValueType]) -> bool:
+        factors = [t.dims[0].factors for t in columns.values()]
+        for place in range(max(map(len, factors), default=0)):
+            names = {f[place].name for f in factors if len(f) > place}
+            if len(names) > 1:
+                message = f"rows of one data node have one name, not {' and '.join(sorted(names))}"
+                self.found.add("HF206", message, (*bare.path, "out"))
+                return False
+        return True
+
+    def _is_column(self, bare: Draft, port: str, type_: ValueType, responses: int | None) -> bool:
+        message = data.column_problem(type_, responses)
+        if message:
+            self.found.add("HF206", message, (*bare.path, "out", port))
+        return message is None
+
+    def _tokenizer(self, bare: Draft, written: str | None) -> str | None:
+        """The model whose tokenizer a data node uses: the one named, or any when all share a path."""
+        if written is not None:
+            if written not in self.models:
+                path = (*bare.path, "with", "tokenizer")
+                help_ = did_you_mean(written, self.models, "models")
+                self.found.add("HF202", f"unknown model `{written}`", path, help=help_)
+            return written
+        usable = len(self.spec.models) == len(self.models)
+        paths = {m.path for m in self.spec.models.values()}
+        if usable and len(paths) != 1:
+            reason = "models have different paths" if paths else "the file has no model"
+            message, help_ = f"no tokenizer for `{bare.name}`: {reason}", "name a model as option `tokenizer`"
+            self.found.add("HF221", message, bare.path, key=True, help=help_)
+        return next(iter(self.spec.models), None)
+
+    def _train(self, bare: Draft, node: schema.TrainSpec) -> Draft:
+        used = self._using(bare, schema.UseSpec(use=node.model, lag=0))
+        source = self._function(bare, "loss", node.loss)
+        if source and (problem := train.loss_problem(source)):
+            self.found.add("HF206", f"`{node.loss}`: {problem}", (*bare.path, "loss"))
+            source = None
+        drafted = _with_function(used, source)
+        if source and used.head and (computed := train.missing_head(source.signature, used.head)):
+            self._wrong_head(drafted, f"computes `{computed}` for its loss with", train.HEAD_TEXT[computed])
+        if source:
+            self._report(bare.path, train.option_problems(source.signature, used.head, node.with_))
+        options = (*train.OPTIONS, *source.options) if source else None
+        drafted = self._reading(drafted, node, options, node.with_)
+        return replace(drafted, repeat=Repeat(node.repeat.epochs, node.repeat.minibatch or 0))
+
+    def _call(self, bare: Draft, node: schema.CallSpec) -> Draft:
+        source = self._function(bare, "fn", node.fn)
+        if source and any(p.tag == "trained" for p in source.signature.inputs):
+            message = f"`{node.fn}`: only a train node computes `<trained>` inputs"
+            self.found.add("HF206", message, (*bare.path, "fn"))
+            source = None
+        drafted = self._reading(
+            _with_function(bare, source), node, source.options if source else None, node.with_
+        )
+        return replace(drafted, declared=self._types(bare, node.out))
+
+    def _reading(
+        self,
+        bare: Draft,
+        node: schema.GenerateSpec | schema.ScoreSpec | schema.TrainSpec | schema.CallSpec,
+        options: tuple[Option, ...] | None,
+        written: Mapping[str, Any],
+    ) -> Draft:
+        """`bare` with its references and its options; `options` is None where they are not known."""
+        sources = {port: Ref(*spec.from_.split(".")) for port, spec in node.in_.items()}
+        carried = {p: Carry(s.lag, s.init) for p, s in node.in_.items() if s.lag}
+        for port, spec in node.in_.items():
+            self._check_carried(bare, port, spec)
+        spans = {port: self.document.span(self._source_path(bare, port)) for port in sources}
+        ports = [p.name for p in bare.inputs or ()]
+        checked = self._options(bare.path, options, written, ports) if options is not None else {}
+        return replace(bare, sources=sources, carried=carried, input_spans=spans, options=checked)
+
+    def _source_path(self, bare: Draft, port: str) -> KeyPath:
+        return (*bare.input_path(port), "from")
+
+    def _check_carried(self, bare: Draft, port: str, spec: schema.SourceSpec) -> None:
+        path = bare.input_path(port)
+        if spec.lag and spec.init is None:
+            message = f"`{port}` reads the value of an earlier step, and the first step has none before it"
+            self.found.add("HF225", message, path, key=True, help="add `init`, the number it starts with")
+        if spec.init is not None and not spec.lag:
+            message = "`init` has no effect without `lag`"
+            self.found.add("HF225", message, (*path, "init"), help="add `lag: 1`")
+
+    def _using(self, drafted: Draft, use: schema.UseSpec) -> Draft:
+        if use.use not in self.models:
+            help_ = did_you_mean(use.use, self.models, "models")
+            path = (*drafted.path, "model", "use")
+            self.found.add("HF202", f"unknown model `{use.use}`", path, help=help_)
+        model = self.spec.models.get(use.use)
+        head: Head | None = model.head if model else None
+        return replace(drafted, model=ModelUse(use.use, use.lag), head=head)
+
+    def _wrong_head(self, drafted: Draft, does: str, needs: str) -> None:
+        assert drafted.model
+        message = f"`{drafted.name}` {does} `{drafted.model.model}`, which has `head: {drafted.head}`"
+        self.found.add("HF222", message, (*drafted.path, "model"), help=f"that takes {needs}")
+
+    def _function(self, bare: Draft, key: str, reference: str) -> FunctionSource | None:
+        try:
+            return read_function(reference, Path(self.document.file).parent)
+        except HflowError as error:
+            for problem in error.diagnostics:
+                self.found.add(problem.code, problem.message, (*bare.path, key), help=problem.help)
+            return None
+
+    def _types(self, bare: Draft, out: Mapping[str, str]) -> dict[str, ValueType]:
+        types: dict[str, ValueType] = {}
+        for port, text in out.items():
+            try:
+                types[port] = parse_type(text)
+            except ValueError as error:
+                self.found.add("HF206", str(error), (*bare.path, "out", port))
+        return types
+
+    def _options(
+        self,
+        path: KeyPath,
+        options: tuple[Option, ...],
+        written: Mapping[str, Any],
+        ports: Sequence[str] = (),
+    ) -> dict[str, Any]:
+        self._report(path, (self._told_apart(p, written, ports) for p in problems(options, written)))
+        return defaults(options, written)
+
+    def _told_apart(
+        self, problem: OptionProblem, written: Mapping[str, Any], ports: Sequence[str]
+    ) -> OptionProblem:
+        """Better help for an unknown option that is an input, or is given the name of a value."""
+        value = str(written.get(problem.option or ""))
+        names_a_value = "." in value and value.partition(".")[0] in self.nodes
+        if problem.code != "HF211" or not (problem.option in ports or names_a_value):
+            return problem
+        what = f"`{problem.option}` is an input" if problem.option in ports else f"`{value}` names a value"
+        help_ = f"{what}: write it under `in`; in Python, give an output of a node, not a text"
+        return replace(problem, help=help_)
+
+    def _report(self, path: KeyPath, problems_: Iterable[OptionProblem]) -> None:
+        for p in problems_:
+            place = (*path, "with", p.option) if p.option else (*path, "with")
+            self.found.add(p.code, p.message, place, key=p.code != "HF212", help=p.help)
+
+
+def _with_function(bare: Draft, source: FunctionSource | None) -> Draft:
+    if source is None:
+        return bare
+    function = Function(
+        source.reference,
+        str(source.signature),
+        {o.name: None if o.default is REQUIRED else o.default for o in source.options},
+        tuple(p.name for p in source.signature.inputs if p.tag == "trained"),
+        source.whole_batch,
+        source.min_group,
+        source.needs,
+    )
+    return replace(
+        bare,
+        function=function,
+        signature=source.signature,
+        inputs=kinds.input_ports(bare.op, source.signature),
+        outputs=kinds.output_ports(bare.op, source.signature),
+    )

@@ -1,0 +1,110 @@
+"""`data`: draws `batch` rows of a dataset each step, as text fields or as tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+from hflow.graph.infer.draft import Draft
+from hflow.graph.options import Option, OptionProblem
+from hflow.graph.templates.budget import BadTemplateError
+from hflow.graph.templates.template import Template
+from hflow.graph.types import Dim, Factor, ValueType
+
+OPTIONS = (
+    Option("dataset", "str"),
+    Option("batch", "int", above=0),
+    Option("prompt", "str", None),
+    Option("response", "texts", None),
+    Option("tokenizer", "str", None),
+    Option("shuffle", "bool", True),
+    Option("holdout", "int", 0, least=0),
+    Option("size", "int", 4096, above=0),
+    Option("options", "mapping", {}),
+    Option("max_prompt_tokens", "int", 512, above=0),
+    Option("max_response_tokens", "int", 512, above=0),
+)
+PROCEDURAL = "reasoning-gym/"
+FILES = (".jsonl", ".parquet")
+# (dtype, ragged dim) of the columns that a data node can make, and those that are of responses.
+_COLUMNS = {("i32", "prompt"), ("i32", "seq"), ("bool", "resp"), ("str", None)}
+_OF_RESPONSES = ("seq", "resp")
+_COLUMNS_TEXT = "i32[batch, prompt~], i32[batch, seq~], bool[batch, resp~] or str[batch]"
+
+
+def num_responses(written: Mapping[str, Any]) -> int | None:
+    """How many responses a row has, where `response` is a list; each is a row of its own then."""
+    response = written.get("response")
+    return len(cast("list[Any]", response)) if isinstance(response, list) else None
+
+
+def column_problem(type_: ValueType, responses: int | None) -> str | None:
+    """Why a data node whose rows have so many `responses` cannot make a column of this type, or None."""
+    rows, *rest = type_.dims or (Dim((), ragged=True),)
+    ragged = rest[0].factors[0].name if len(rest) == 1 and rest[0].ragged else None
+    is_column = len(rest) <= 1 and (ragged is not None or not rest) and (type_.dtype, ragged) in _COLUMNS
+    if not is_column or rows.ragged:
+        return f"a data node cannot make `{type_}`; it makes {_COLUMNS_TEXT}"
+    if responses is not None and ragged in _OF_RESPONSES:
+        several = len(rows.factors) == 2
+        column = f"{type_.dtype}[{rows}*k, {ragged}~]"
+        return None if several else f"`{type_}`: `response` is a list of {responses}, so write `{column}`"
+    if len(rows.factors) != 1:
+        return f"rows of a data node are one new dim, not `{rows}`"
+    return None
+
+
+def option_problems(declared: Mapping[str, ValueType], written: Mapping[str, Any]) -> Iterator[OptionProblem]:
+    """What the columns ask of the options: HF101 for a missing template, HF212 for one without effect; HF212
+    for a dataset of no known kind."""
+    dataset = written.get("dataset")
+    if isinstance(dataset, str) and not dataset.startswith(PROCEDURAL) and not dataset.endswith(FILES):
+        help_ = f"datasets: FILE.jsonl, FILE.parquet, {PROCEDURAL}NAME"
+        yield OptionProblem("HF212", f"dataset `{dataset}` is of no known kind", "dataset", help_)
+    ragged = {d.factors[0].name for t in declared.values() for d in t.dims if d.ragged}
+    responds = bool(ragged & {"resp", "seq"})
+    procedural = str(written.get("dataset", PROCEDURAL)).startswith(PROCEDURAL)
+    if ragged and "prompt" not in written:
+        help_ = "a jinja2 template over the row's fields, like `{{ question }}`"
+        yield OptionProblem("HF101", "missing option `prompt`", None, help_)
+    if responds and "response" not in written:
+        help_ = "a jinja2 template over the row's fields, like `{{ answer }}`"
+        yield OptionProblem("HF101", "missing option `response`", None, help_)
+    effects = {
+        "no column has tokens": ([] if ragged else ["prompt", "max_prompt_tokens", "tokenizer"]),
+        "no column has `seq~` or `resp~`": ([] if responds else ["response", "max_response_tokens"]),
+        f"the dataset is not `{PROCEDURAL}NAME`": ([] if procedural else ["size", "options"]),
+    }
+    for reason, names in effects.items():
+        for name in names:
+            if name in written:
+                yield OptionProblem("HF212", f"`{name}` has no effect: {reason}", name)
+    for name in ("prompt", "response"):
+        value = written.get(name)
+        for text in cast("list[Any]", value) if isinstance(value, list) else [value]:
+            yield from _template_problems(name, text)
+
+
+def _template_problems(name: str, text: Any) -> Iterator[OptionProblem]:
+    try:
+        Template(text if isinstance(text, str) else "")
+    except BadTemplateError as error:
+        yield OptionProblem("HF212", f"`{name}` is no template: {error.message}", name, error.help)
+
+
+def outputs(draft: Draft) -> dict[str, ValueType] | None:
+    """The declared columns with sizes; None when an option that sets a size is missing."""
+    sizes = [draft.options.get(n) for n in ("batch", "max_prompt_tokens", "max_response_tokens")]
+    batch, prompt, response = sizes
+    if batch is None or prompt is None or response is None:
+        return None
+    longest = {"prompt": prompt, "resp": response, "seq": prompt + response}
+
+    in_a_row = num_responses(draft.options) or 1
+
+    def made(dim: Dim) -> Dim:
+        name, *several = (f.name for f in dim.factors)
+        first = Factor(name, longest[name] if dim.ragged else batch, draft.name)
+        return Dim((first, *(Factor(k, in_a_row, draft.name) for k in several)), dim.ragged)
+
+    return {n: ValueType(t.dtype, tuple(map(made, t.dims))) for n, t in draft.declared.items()}

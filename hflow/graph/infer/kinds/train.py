@@ -1,0 +1,112 @@
+"""`train`: optimizer steps (AdamW, arXiv:1711.05101) on a typed loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from hflow.graph.infer.functions import FunctionSource
+from hflow.graph.infer.signature import Port, Signature
+from hflow.graph.ir import Head
+from hflow.graph.options import Option, OptionProblem
+from hflow.graph.types import Dim, Factor, ValueType
+
+OPTIONS = (
+    Option("lr", "float", least=0),
+    Option("betas", "floats", [0.9, 0.999], least=0, below=1, length=2),
+    Option("eps", "float", 1e-8, above=0),
+    Option("weight_decay", "float", 0.0, least=0),
+    Option("clip_grad", "float", 1.0, least=0),  # 0: no clipping
+    Option("warmup_steps", "int", 0, least=0),
+    Option("aggregate", "str", "token_mean", choices=("token_mean", "sequence_mean", "sequence_sum")),
+    Option("temperature", "float", 1.0, above=0),
+    Option("max_lag", "int", 0, least=0),  # how many updates old the values may be that it learns from
+)
+SHARED = ("betas", "eps")  # of the optimizer, which all train nodes of a model share
+# What a train node computes with the model that it trains, by the head that this takes.
+COMPUTED: dict[str, Head] = {"logprobs": "lm", "entropy": "lm", "values": "scalar"}
+HEAD_TEXT = {name: f"`head: {head}`" for name, head in COMPUTED.items()}
+_LOSS_FORM = (
+    "`loss: f32[rows, resp~]` or `loss: f32[rows]`, or `loss: f32[groups]` of inputs over `groups*k` rows"
+)
+
+
+def inputs(loss: Signature) -> tuple[Port, ...]:
+    """The ports of a train node: its tokens and mask, and what the loss reads over edges."""
+    rows = _rows(loss)
+    tokens = Port("tokens", ValueType("i32", (rows, _ragged("seq"))))
+    mask = Port("mask", ValueType("bool", (rows, _ragged("resp"))))
+    read = tuple(p for p in loss.inputs if p.tag != "trained" and p.name != "mask")
+    return (tokens, mask, *read)
+
+
+def loss_problem(source: FunctionSource) -> str | None:
+    """Why a function cannot be a loss, or None."""
+    options = [o.name for o in source.options]
+    if source.signature.outputs[0].name != "loss":
+        return f"a loss returns {_LOSS_FORM}, not `{source.signature.outputs[0]}`"
+    if source.whole_batch:
+        return "a loss sees a part of the batch at a time, so it cannot be `whole_batch`"
+    if clash := sorted({o.name for o in OPTIONS} & set(options)):
+        return f"its option `{clash[0]}` is one of the train node itself"
+    return _signature_problem(source.signature, options)
+
+
+def _signature_problem(loss: Signature, options: Sequence[str]) -> str | None:
+    rows = _rows(loss)
+    per_row, per_token = (rows,), (rows, _ragged("resp"))
+    optional_token = (rows, Dim(_ragged("resp").factors, ragged=True, optional=True))
+    if len(rows.factors) > 2:
+        return f"a loss reads `rows` or `groups*k`, not `{rows}`"
+    shapes = [per_row, per_token] + ([(Dim(rows.factors[:1]),)] if len(rows.factors) == 2 else [])
+    for port in loss.outputs:
+        if port.type.dtype != "f32" or port.type.dims not in shapes:
+            return f"a loss returns {_LOSS_FORM}, not `{port}`"
+    for port in loss.inputs:
+        if problem := _input_problem(port, per_row, per_token, optional_token, options):
+            return problem
+    return None
+
+
+def _input_problem(
+    port: Port,
+    per_row: tuple[Dim, ...],
+    per_token: tuple[Dim, ...],
+    optional_token: tuple[Dim, ...],
+    options: Sequence[str],
+) -> str | None:
+    if port.tag == "trained" and (port.name not in COMPUTED or port.type != ValueType("f32", per_token)):
+        return f"`{port}`: a train node computes {', '.join(COMPUTED)}, as `{ValueType('f32', per_token)}`"
+    if port.tag == "trained" and port.optional and f"{port.name}_coef" not in options:
+        return f"`{port}` is computed where the option `{port.name}_coef` is not 0, and there is none"
+    if port.type.dims not in (per_row, per_token, optional_token) or port.type.dtype == "str":
+        return f"`{port}`: a loss reads numbers per row or per response token of the rows that it returns"
+    if port.name == "mask" and port.type != ValueType("bool", per_token):
+        return f"`{port}`: the mask of a loss is `{ValueType('bool', per_token)}`"
+    return None
+
+
+def missing_head(loss: Signature, head: Head) -> str | None:
+    """The first input that a model with this head cannot compute."""
+    return next((p.name for p in loss.inputs if p.tag == "trained" and COMPUTED[p.name] != head), None)
+
+
+def option_problems(
+    loss: Signature, head: Head | None, written: Mapping[str, Any]
+) -> Iterator[OptionProblem]:
+    """HF212 for options without effect."""
+    if "aggregate" in written and len(loss.outputs[0].type.dims) == 1:
+        yield OptionProblem("HF212", "`aggregate` has no effect: the loss is not per token", "aggregate")
+    if head == "scalar" and "temperature" in written:
+        yield OptionProblem(
+            "HF212", "`temperature` has no effect: a scalar head has no logits", "temperature"
+        )
+
+
+def _rows(loss: Signature) -> Dim:
+    """The rows that a loss is over: those of its first input."""
+    return loss.inputs[0].type.dims[0] if loss.inputs[0].type.dims else Dim((Factor("rows"),))
+
+
+def _ragged(name: str) -> Dim:
+    return Dim((Factor(name),), ragged=True)

@@ -1,0 +1,79 @@
+"""The textual IR of a graph: what was inferred, for people and for golden tests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hflow.graph.ir import Graph, Input, Model, Node
+from hflow.graph.types import Factor
+
+
+def ir(graph: Graph) -> str:
+    """One block per node: its call, the nodes of its region, then a line per value with its inferred type."""
+    lines = [f"graph {graph.name}({_arguments(graph.params)})"]
+    lines += [f"  model {_model(m)}" for m in graph.models]
+    loop = graph.regions[0]
+    lines.append(f"  loop {loop.name} x {loop.times}")
+    for node in graph.inside(loop.name):
+        lines += [f"    {line}" for line in _node(graph, node)]
+    if graph.evaluation:
+        e = graph.evaluation
+        lines.append(f"  eval %{e.metric} rows={e.rows} every={e.every}")
+    lines += [f"  dim {line}" for line in _dims(graph)]
+    return "\n".join(lines) + "\n"
+
+
+def _model(model: Model) -> str:
+    words = [model.name, "=", model.path, model.head, model.dtype, "frozen" if model.frozen else ""]
+    if model.refresh:
+        words.append(f"refresh({model.refresh.model}, every={model.refresh.every})")
+    return " ".join(filter(None, words))
+
+
+def _node(graph: Graph, node: Node) -> Iterator[str]:
+    yield f"{node.name} = {' '.join(_call(node))}"
+    for inner in graph.inside(node.name) if node.op == "repeat" else ():
+        yield from (f"  {line}" for line in _node(graph, inner))
+    names = [f"%{node.name}.{o.port}" for o in node.outputs]
+    width = max(map(len, names), default=0)
+    for name, output in zip(names, node.outputs):
+        yield f"  {name:<{width}} : {output.type}"
+
+
+def _call(node: Node) -> Iterator[str]:
+    yield node.op
+    if node.model:
+        yield f"{node.model.model}@k" + (f"-{node.model.lag}" if node.model.lag else "")
+    if node.function:
+        yield node.function.reference
+    if node.inputs:
+        yield f"({', '.join(map(_input, node.inputs))})"
+    if node.options:
+        yield "{" + _arguments(node.options) + "}"
+    if node.repeat:
+        yield f"repeat(epochs={node.repeat.epochs}, minibatch={node.repeat.minibatch})"
+    if node.after:
+        yield f"after({', '.join(node.after)})"
+
+
+def _input(value: Input) -> str:
+    """`?` marks what the file did not write and inference wired; `@-1` a value of the step before."""
+    carried = f"@-{value.lag} init {value.init}" if value.lag else ""
+    return f"{value.port}{'?' * value.derived}=%{value.source}{carried}"
+
+
+def _dims(graph: Graph) -> Iterator[str]:
+    """Every factor of the graph's types, once: its greatest or exact size and the node that made it."""
+    factors: dict[Factor, bool] = {}
+    for node in graph.nodes:
+        for output in node.outputs:
+            for dim in output.type.dims:
+                factors.update(dict.fromkeys(dim.factors, dim.ragged))
+    for factor, ragged in factors.items():
+        yield f"{factor.name}{'~ <=' if ragged else ' ='} {factor.size} of {factor.origin}"
+
+
+def _arguments(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{k}={json.dumps(v)}" for k, v in values.items() if v is not None)

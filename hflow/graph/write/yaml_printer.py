@@ -1,0 +1,206 @@
+"""A typed graph as a graph file, in canonical form.
+
+``load_text(to_yaml(graph)) == graph``: what a graph says is written, what its file need not say (defaults,
+derived masks, a minibatch of all rows) is left out. Expressions are not in a graph: their values are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from hflow.graph.infer.kinds import data, generate, score, train
+from hflow.graph.ir import Graph, Input, Model, ModelUse, Node
+from hflow.graph.options import REQUIRED, Option
+from hflow.graph.source.yaml_text import WIDTH, flow, key, scalar
+from hflow.graph.types import ValueType
+
+Tree = dict[str, Any]
+
+
+def to_yaml(graph: Graph) -> str:
+    """The graph file of a graph. Functions in files are named relative to where hflow runs."""
+    return layout(tree(graph))
+
+
+def tree(graph: Graph) -> Tree:
+    """The graph file of a graph as dicts, lists and scalars."""
+    loop = graph.regions[0]
+    evaluation = graph.evaluation
+    sections = {
+        "hflow": 1,
+        "name": graph.name,
+        "doc": graph.doc,
+        "params": dict(graph.params),
+        "seed": graph.seed,
+        "models": {m.name: _model(m) for m in graph.models},
+        "loop": {"name": loop.name, "times": loop.times},
+        "eval": _known(metric=str(evaluation.metric), rows=evaluation.rows, every=evaluation.every)
+        if evaluation
+        else None,
+        "nodes": {n.name: _node(graph, n) for n in graph.inside(loop.name)},
+    }
+    return {name: section for name, section in sections.items() if section}
+
+
+def layout(plain: Mapping[str, Any]) -> str:
+    """The text of a graph file given as dicts, lists and scalars, in the form that ``hflow fmt`` keeps."""
+    lines: list[str] = []
+    after_mapping = False
+    for name, section in plain.items():
+        is_mapping = isinstance(section, Mapping)
+        if lines and (is_mapping or after_mapping):
+            lines.append("")
+        lines += _section(name, section)
+        after_mapping = is_mapping
+    return "\n".join(lines) + "\n"
+
+
+def _section(name: str, section: Any) -> Iterator[str]:
+    if name not in ("params", "models", "nodes") or not isinstance(section, Mapping) or not section:
+        yield from _entry(name, section, 0)
+        return
+    yield f"{name}:"
+    if name == "nodes":
+        yield from _nodes(cast("Tree", section), 1)
+    else:
+        yield from _block(cast("Tree", section), 1)
+
+
+def _nodes(nodes: Mapping[str, Any], depth: int) -> Iterator[str]:
+    for number, (name, node) in enumerate(nodes.items()):
+        if number:
+            yield ""
+        yield f"{'  ' * depth}{key(name)}:"
+        for part, value in node.items():
+            if part == "nodes":
+                yield f"{'  ' * (depth + 1)}nodes:"
+                yield from _nodes(value, depth + 2)
+            else:
+                yield from _entry(part, value, depth + 1)
+
+
+def _block(entries: Mapping[str, Any], depth: int) -> Iterator[str]:
+    for name, value in entries.items():
+        yield from _entry(name, value, depth)
+
+
+def _entry(name: str, value: Any, depth: int) -> Iterator[str]:
+    """One key: on one line if it fits, else as a block."""
+    head = f"{'  ' * depth}{key(name)}:"
+    nested = isinstance(value, (Mapping, Sequence)) and not isinstance(value, str)
+    line = f"{head} {flow(value) if nested else scalar(value, in_flow=False)}"  # pyright: ignore[reportUnknownArgumentType]
+    if not nested or not value or len(line) <= WIDTH:
+        yield line
+    elif isinstance(value, Mapping):
+        yield head
+        yield from _block(cast("Tree", value), depth + 1)
+    else:
+        yield head
+        yield from (f"{'  ' * (depth + 1)}- {flow(item)}" for item in cast("Sequence[Any]", value))
+
+
+def _known(**entries: Any) -> Tree:
+    """The entries that say something: not None, not zero, not empty."""
+    return {name: value for name, value in entries.items() if value}
+
+
+def _model(model: Model) -> Tree:
+    head = model.head if model.head != "lm" else None
+    dtype = model.dtype if model.dtype != "f32" else None
+    refresh = {"from": model.refresh.model, "every": model.refresh.every} if model.refresh else None
+    return {"path": model.path, **_known(head=head, frozen=model.frozen, dtype=dtype, refresh=refresh)}
+
+
+def _node(graph: Graph, node: Node) -> Tree:
+    match node.op:
+        case "data":
+            written = _options(graph, node, data.OPTIONS)
+            out = {o.port: _column(o.type) for o in node.outputs}
+            return {"op": "data", **_known(after=list(node.after)), "with": written, "out": out}
+        case "repeat":
+            return _region(graph, node)
+        case _:
+            return _call(graph, node)
+
+
+def _call(graph: Graph, node: Node) -> Tree:
+    function = {"loss" if node.op == "train" else "fn": node.function.reference} if node.function else {}
+    return {
+        "op": node.op,
+        **_known(model=_use(node.model) if node.model else None),
+        **function,
+        **_known(
+            **{"in": {i.port: _source(i) for i in node.inputs if not i.derived}},
+            after=list(node.after),
+            **{"with": _options(graph, node, _known_options(node))},
+            repeat=_repeat(node),
+        ),
+    }
+
+
+def _region(graph: Graph, node: Node) -> Tree:
+    keep, *handed_out = node.inputs
+    return {
+        "op": "repeat",
+        **_known(after=list(node.after)),
+        "nodes": {n.name: _node(graph, n) for n in graph.inside(node.name)},
+        "until": {
+            "rows": node.options["rows"],
+            "keep": str(keep.source),
+            **_known(max_age=node.options["max_age"] or None),
+        },
+        "times": node.options["times"],
+        **_known(short=node.options["short"] if node.options["short"] != "fail" else None),
+        "out": {i.port: str(i.source) for i in handed_out},
+    }
+
+
+def _use(use: ModelUse) -> str | Tree:
+    return {"use": use.model, "lag": use.lag} if use.lag else use.model
+
+
+def _source(value: Input) -> str | Tree:
+    if not value.lag:
+        return str(value.source)
+    return {"from": str(value.source), "lag": value.lag, "init": value.init}
+
+
+def _repeat(node: Node) -> Tree:
+    if node.repeat is None:
+        return {}
+    epochs, minibatch = node.repeat.epochs, node.repeat.minibatch
+    return _known(epochs=epochs if epochs != 1 else 0, minibatch=minibatch if minibatch != node.rows else 0)
+
+
+def _column(type_: ValueType) -> str:
+    """A column's type with all of its factors, those of size 1 too."""
+    dims = ("*".join(f.name for f in dim.factors) + "~" * dim.ragged for dim in type_.dims)
+    return f"{type_.dtype}[{', '.join(dims)}]"
+
+
+def _known_options(node: Node) -> tuple[Option, ...]:
+    """The options of the node's op; those of its function are in `Function.options`."""
+    match node.op:
+        case "generate":
+            return generate.options({i.port for i in node.inputs if not i.derived})
+        case "score":
+            return score.OPTIONS
+        case "train":
+            return train.OPTIONS
+        case _:
+            return ()
+
+
+def _options(graph: Graph, node: Node, options: Sequence[Option]) -> Tree:
+    """What `with:` has to say: the values that are no defaults."""
+    defaults = {o.name: o.default for o in options if o.default is not REQUIRED}
+    defaults |= dict(node.function.options) if node.function else {}
+    if node.op == "data" and len({m.path for m in graph.models}) == 1:  # then any model's tokenizer will do
+        defaults["tokenizer"] = graph.models[0].name
+    required = {o.name for o in options if o.default is REQUIRED}
+    return {
+        name: value
+        for name, value in node.options.items()
+        if name in required or value != defaults.get(name, REQUIRED)
+    }

@@ -1,0 +1,45 @@
+"""FLOP of a forward pass, and the weights that it reads."""
+
+from __future__ import annotations
+
+from hflow.plan.model_shape import ModelShape
+
+
+def matmul_parameters(shape: ModelShape) -> int:
+    """Parameters by which a token is multiplied: all but the embedding table and the experts not chosen."""
+    return shape.active_parameters - (0 if shape.tied else shape.vocab * shape.hidden)
+
+
+def head_parameters(shape: ModelShape) -> int:
+    """The output matrix, which is the embedding table where the model is tied."""
+    return shape.outputs * shape.hidden
+
+
+def attention_flops(shape: ModelShape, tokens: float, context: float) -> float:
+    """FLOP of queries by keys and of weights by values, over all layers."""
+    return 4 * shape.num_heads * shape.head_dim * context * shape.num_layers * tokens
+
+
+def forward_flops(shape: ModelShape, tokens: float, context: float) -> float:
+    """FLOP of a forward pass over `tokens` tokens that attend to `context` positions on average."""
+    return 2 * matmul_parameters(shape) * tokens + attention_flops(shape, tokens, context)
+
+
+def expert_parameters(shape: ModelShape) -> int:
+    """Those of all experts of all layers."""
+    if shape.moe is None:
+        return 0
+    return shape.num_layers * shape.moe.num_experts * 3 * shape.hidden * shape.moe.ffn
+
+
+def read_parameters(shape: ModelShape, rows: float, ep: int = 1) -> float:
+    """Parameters that one decoding step of `rows` rows reads: of experts those that any row chooses, if each
+    chooses evenly and by itself. A device that holds one of `ep` parts of them serves the rows of `ep`
+    replicas."""
+    if shape.moe is None:
+        return matmul_parameters(shape)
+    experts = shape.moe
+    size = 3 * shape.hidden * experts.ffn * shape.num_layers
+    missed = (1 - experts.top_k / experts.num_experts) ** (rows * ep)
+    touched = experts.num_experts / ep * (1 - missed)
+    return matmul_parameters(shape) + (touched - experts.top_k) * size

@@ -1,0 +1,208 @@
+"""Where each piece of a value lives on a mesh.
+
+A transfer protocol in HybridFlow's sense is a pair of layouts; `reshard.py` derives the copies
+between any two. The vocabulary: a *mesh* is an ordered set of devices with named axes; a *layout*
+says for every axis whether the value is split along it (`Shard`), repeated (`Replicate`) or present
+at one index only (`Only`); a *box* is the half-open index range a device holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import prod
+from typing import Literal
+
+from hflow.plan.cached_hash import KeptHash
+
+Range = tuple[int, int]
+Box = tuple[Range, ...]
+
+
+@dataclass(frozen=True)
+class Mesh(KeptHash):
+    """Devices in row-major order of `axes` (the last axis varies fastest).
+
+    hflow's axes are ``pp`` (pipeline), ``dp`` (data) and ``tp`` (tensor), in that order: Megatron's
+    rank order tp-dp-pp.
+    """
+
+    devices: tuple[int, ...]
+    axes: tuple[tuple[str, int], ...]
+
+    def __post_init__(self) -> None:
+        assert prod(size for _, size in self.axes) == len(self.devices) == len(set(self.devices)), self
+
+    @staticmethod
+    def of(devices: tuple[int, ...], pp: int = 1, dp: int = 1, tp: int = 1) -> Mesh:
+        return Mesh(devices, (("pp", pp), ("dp", dp), ("tp", tp)))
+
+    def size(self, axis: str) -> int:
+        return self._by_axis.get(axis, 1)
+
+    @cached_property
+    def _by_axis(self) -> dict[str, int]:
+        return dict(self.axes)
+
+    @cached_property
+    def pp(self) -> int:
+        return self.size("pp")
+
+    @cached_property
+    def dp(self) -> int:
+        return self.size("dp")
+
+    @cached_property
+    def tp(self) -> int:
+        return self.size("tp")
+
+    @cached_property
+    def consecutive(self) -> bool:
+        """Whether the devices are neighbours in rising order."""
+        first = self.devices[0]
+        return self.devices == tuple(range(first, first + len(self.devices)))
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.devices, self.axes))
+
+    __hash__ = KeptHash.__hash__  # a dataclass would make another
+
+    @cached_property
+    def _coordinates(self) -> dict[int, tuple[int, ...]]:
+        return dict(zip(self.devices, product(*(range(size) for _, size in self.axes))))
+
+    def coordinates(self, device: int) -> dict[str, int]:
+        """Index of `device` on every axis."""
+        return {name: index for (name, _), index in zip(self.axes, self._coordinates[device])}
+
+    def replica(self, stage: int, index: int) -> tuple[int, ...]:
+        """The devices of one pipeline stage of one data-parallel replica, by their rank of tp."""
+        assert [name for name, _ in self.axes] == ["pp", "dp", "tp"]
+        first = (stage * self.dp + index) * self.tp
+        return self.devices[first : first + self.tp]
+
+    def groups(self, *along: str) -> tuple[tuple[int, ...], ...]:
+        """The sets of devices that differ only in the axes `along`, in mesh order."""
+        fixed = [i for i, (name, _) in enumerate(self.axes) if name not in along]
+        found: dict[tuple[int, ...], list[int]] = {}
+        for device, at in self._coordinates.items():
+            found.setdefault(tuple(at[i] for i in fixed), []).append(device)
+        return tuple(map(tuple, found.values()))
+
+    def __str__(self) -> str:
+        return f"{self._sizes} @{device_text(self.devices)}"
+
+    @property
+    def short_text(self) -> str:
+        """``dp8 tp2 @0-15 regrouped``: without the order of the devices, which may take lines."""
+        ascending = tuple(sorted(self.devices))
+        return f"{self._sizes} @{device_text(ascending)}" + " regrouped" * (ascending != self.devices)
+
+    @property
+    def _sizes(self) -> str:
+        return " ".join(f"{name}{size}" for name, size in self.axes if size > 1) or "dp1"
+
+
+def device_text(devices: tuple[int, ...]) -> str:
+    """``0-3,6``; order is kept, so a regrouped mesh shows it."""
+    runs: list[list[int]] = []
+    for device in devices:
+        if runs and device == runs[-1][-1] + 1:
+            runs[-1].append(device)
+        else:
+            runs.append([device])
+    return ",".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Split dim `dim` into contiguous parts, in multiples of `unit` (a group's rows stay together)."""
+
+    dim: int
+    unit: int = 1
+    kind: Literal["shard"] = "shard"
+
+
+@dataclass(frozen=True)
+class Replicate:
+    kind: Literal["replicate"] = "replicate"
+
+
+@dataclass(frozen=True)
+class Only:
+    """Present at one index of the axis."""
+
+    index: int
+    kind: Literal["only"] = "only"
+
+
+Placement = Shard | Replicate | Only
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One placement per mesh axis, in the mesh's axis order."""
+
+    mesh: Mesh
+    placements: tuple[Placement, ...]
+
+    def __post_init__(self) -> None:
+        assert len(self.placements) == len(self.mesh.axes)
+
+    def boxes(self, shape: tuple[int, ...]) -> dict[int, Box]:
+        """The box each device holds of a value of `shape`; devices without a piece are absent."""
+        boxes: list[Box | None] = [tuple((0, extent) for extent in shape)]
+        for (_, size), placement in zip(self.mesh.axes, self.placements):
+            parts = {box: _parts(box, size, placement) for box in set(boxes)}  # many devices hold the same
+            boxes = [part for box in boxes for part in parts[box]]
+        return {device: box for device, box in zip(self.mesh.devices, boxes) if box is not None}
+
+    def __str__(self) -> str:
+        axes = zip(self.mesh.axes, self.placements)
+        marks = [f"{axis}{size}" for (axis, size), p in axes if isinstance(p, Shard) and size > 1]
+        return f"{' '.join(marks) or 'whole'} @{device_text(self.mesh.devices)}"
+
+
+def _parts(box: Box | None, size: int, placement: Placement) -> list[Box | None]:
+    """What is left of `box` at each index of an axis of `size`."""
+    if box is None or isinstance(placement, Replicate):
+        return [box] * size
+    if isinstance(placement, Only):
+        return [box if index == placement.index else None for index in range(size)]
+    return [cut(box, placement.dim, size, index, placement.unit) for index in range(size)]
+
+
+def cut(box: Box, dim: int, parts: int, index: int, unit: int = 1) -> Box:
+    """Part `index` of `parts` nearly equal parts of `box` along `dim` (see `split`)."""
+    return (*box[:dim], split(box[dim], parts, index, unit), *box[dim + 1 :])
+
+
+def split(span: Range, parts: int, index: int, unit: int = 1) -> Range:
+    """Part `index` of `parts` nearly equal parts of `span`, cut at multiples of `unit`."""
+    start, stop = span
+    units = (stop - start) // unit
+    assert units * unit == stop - start, (span, unit)
+    first, last = (i * units // parts for i in (index, index + 1))
+    return start + first * unit, start + last * unit
+
+
+def rows_layout(mesh: Mesh, unit: int = 1) -> Layout:
+    """Rows split over ``dp``, present on every rank of a data-parallel replica."""
+    placements: Mapping[str, Placement] = {"dp": Shard(0, unit)}
+    return Layout(mesh, tuple(placements.get(axis, Replicate()) for axis, _ in mesh.axes))
+
+
+def volume(box: Box) -> int:
+    size = 1
+    for start, stop in box:
+        size *= stop - start
+    return size
+
+
+def intersect(a: Box, b: Box) -> Box | None:
+    """The common part of two boxes, or None when it is empty."""
+    both = tuple((max(p[0], q[0]), min(p[1], q[1])) for p, q in zip(a, b))
+    return both if all(start < stop for start, stop in both) else None

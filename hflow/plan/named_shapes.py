@@ -1,0 +1,67 @@
+"""Well-known models by name, for planning without their files: ``path: shape:llama-7b``.
+
+Sizes are those of the published ``config.json`` files. The Llama family is the one that HybridFlow
+measures (arXiv:2409.19256): Llama 2 (arXiv:2307.09288), and Code Llama (arXiv:2308.12950) for 34B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hflow.plan.model_shape import Experts, ModelShape
+
+
+def _llama(
+    layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, positions: int = 4096, theta: float = 1e4
+) -> ModelShape:
+    return ModelShape(
+        "llama", layers, hidden, heads, kv_heads, hidden // heads, ffn, vocab=32_000,
+        max_positions=positions, rope_theta=theta, norm_eps=1e-5, tied=False, qkv_bias=False,
+    )  # fmt: skip
+
+
+def _qwen2(
+    layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, tied: bool = False, eps: float = 1e-6
+) -> ModelShape:
+    return ModelShape(
+        "qwen2", layers, hidden, heads, kv_heads, hidden // heads, ffn, vocab=151_936 if tied else 152_064,
+        max_positions=32_768, rope_theta=1e6, norm_eps=eps, tied=tied, qkv_bias=True,
+    )  # fmt: skip
+
+
+def _qwen3(layers: int, hidden: int, heads: int, ffn: int, tied: bool = False) -> ModelShape:
+    return ModelShape(
+        "qwen3", layers, hidden, heads, 8, 128, ffn, vocab=151_936, max_positions=40_960, rope_theta=1e6,
+        norm_eps=1e-6, tied=tied, qkv_bias=False, qk_norm=True,
+    )  # fmt: skip
+
+
+def _qwen3_moe(layers: int, hidden: int, heads: int, experts: Experts) -> ModelShape:
+    return ModelShape(
+        "qwen3_moe", layers, hidden, heads, 4, 128, experts.top_k * experts.ffn, vocab=151_936,
+        max_positions=40_960, rope_theta=1e6, norm_eps=1e-6, tied=False, qkv_bias=False, qk_norm=True,
+        moe=experts,
+    )  # fmt: skip
+
+
+NAMED_SHAPES: Mapping[str, ModelShape] = {
+    "llama-7b": _llama(32, 4096, 32, 32, 11_008),
+    "llama-13b": _llama(40, 5120, 40, 40, 13_824),
+    "llama-34b": _llama(48, 8192, 64, 8, 22_016, positions=16_384, theta=1e6),
+    "llama-70b": _llama(80, 8192, 64, 8, 28_672),
+    "qwen2.5-0.5b": _qwen2(24, 896, 14, 2, 4864, tied=True),
+    "qwen2.5-1.5b": _qwen2(28, 1536, 12, 2, 8960, tied=True),
+    "qwen2.5-3b": _qwen2(36, 2048, 16, 2, 11_008, tied=True),
+    "qwen2.5-7b": _qwen2(28, 3584, 28, 4, 18_944),
+    "qwen2.5-14b": _qwen2(48, 5120, 40, 8, 13_824, eps=1e-5),
+    "qwen2.5-32b": _qwen2(64, 5120, 40, 8, 27_648, eps=1e-5),
+    "qwen2.5-72b": _qwen2(80, 8192, 64, 8, 29_568, eps=1e-5),
+    "qwen3-0.6b": _qwen3(28, 1024, 16, 3072, tied=True),
+    "qwen3-1.7b": _qwen3(28, 2048, 16, 6144, tied=True),
+    "qwen3-4b": _qwen3(36, 2560, 32, 9728, tied=True),
+    "qwen3-8b": _qwen3(36, 4096, 32, 12_288),
+    "qwen3-14b": _qwen3(40, 5120, 40, 17_408),
+    "qwen3-32b": _qwen3(64, 5120, 64, 25_600),
+    "qwen3-30b-a3b": _qwen3_moe(48, 2048, 32, Experts(num_experts=128, top_k=8, ffn=768)),
+    "qwen3-235b-a22b": _qwen3_moe(94, 4096, 64, Experts(num_experts=128, top_k=8, ffn=1536)),
+}

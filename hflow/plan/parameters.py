@@ -1,0 +1,161 @@
+"""A model's parameters under their HF names, and where each lies for a sharding of the model.
+
+Everything that moves weights (train -> generate, import, export) speaks of HF parameters. Fused
+tensors of an engine (QKV, gate-up) do not exist here, so resharding needs no special case for them;
+an engine maps each HF row range to its own storage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil, prod
+
+from hflow.plan.layout import Box, cut, volume
+from hflow.plan.model_shape import ModelShape
+from hflow.plan.sharding import Sharding
+
+SCALAR_HEAD = "score.weight"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """`shard` is the dim split over tp (None: whole on every tp rank); `layer` is None for the
+    parameters outside the layers, which `ends` places on the first and/or last pipeline stage. `expert`:
+    the number of the expert that it belongs to."""
+
+    name: str
+    shape: tuple[int, ...]
+    shard: int | None
+    layer: int | None = None
+    ends: tuple[bool, bool] = (False, False)
+    expert: int | None = None
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+
+@lru_cache(maxsize=256)
+def parameters(shape: ModelShape) -> tuple[Parameter, ...]:
+    """All parameters of a model, in the order of the forward pass.
+
+    A scalar head is one row, ``score.weight``, as in transformers' ``…ForSequenceClassification``.
+    """
+    first, *last = _outside(shape)
+    return (first, *(p for i in range(shape.num_layers) for p in _layer(shape, i)), *last)
+
+
+def _outside(shape: ModelShape) -> tuple[Parameter, ...]:
+    """The parameters before and after the layers."""
+    vocab = (shape.vocab, shape.hidden)
+    embedding = Parameter("model.embed_tokens.weight", vocab, 0, None, (True, shape.tied))
+    norm = Parameter("model.norm.weight", (shape.hidden,), None, None, (False, True))
+    head = Parameter("lm_head.weight", vocab, 0, None, (False, True))
+    if shape.head == "scalar":
+        head = Parameter(SCALAR_HEAD, (1, shape.hidden), None, None, (False, True))
+    return (embedding, norm) if shape.tied else (embedding, norm, head)
+
+
+def _layer(shape: ModelShape, index: int) -> tuple[Parameter, ...]:
+    h = shape.hidden
+    q, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    at = f"model.layers.{index}."
+    rows = {"self_attn.q_proj": q, "self_attn.k_proj": kv, "self_attn.v_proj": kv}
+    out = [Parameter(f"{at}input_layernorm.weight", (h,), None, index)]
+    for name, size in rows.items():
+        out.append(Parameter(f"{at}{name}.weight", (size, h), 0, index))
+        if shape.qkv_bias:
+            out.append(Parameter(f"{at}{name}.bias", (size,), 0, index))
+    if shape.qk_norm:  # one weight for all heads
+        out.extend(Parameter(f"{at}self_attn.{n}_norm.weight", (shape.head_dim,), None, index) for n in "qk")
+    out.append(Parameter(f"{at}self_attn.o_proj.weight", (h, q), 1, index))
+    out.append(Parameter(f"{at}post_attention_layernorm.weight", (h,), None, index))
+    if shape.moe is None:
+        return (*out, *_mlp(f"{at}mlp.", h, shape.ffn, index))
+    out.append(Parameter(f"{at}mlp.gate.weight", (shape.moe.num_experts, h), None, index))
+    for expert in range(shape.moe.num_experts):
+        out.extend(_mlp(f"{at}mlp.experts.{expert}.", h, shape.moe.ffn, index, expert))
+    return tuple(out)
+
+
+def _mlp(at: str, hidden: int, ffn: int, layer: int, expert: int | None = None) -> tuple[Parameter, ...]:
+    return (
+        Parameter(f"{at}gate_proj.weight", (ffn, hidden), 0, layer, expert=expert),
+        Parameter(f"{at}up_proj.weight", (ffn, hidden), 0, layer, expert=expert),
+        Parameter(f"{at}down_proj.weight", (hidden, ffn), 1, layer, expert=expert),
+    )
+
+
+def stage_layers(num_layers: int, pp: int, stage: int) -> range:
+    """The layers of a pipeline stage; hflow requires an even split."""
+    per_stage = num_layers // pp
+    return range(stage * per_stage, (stage + 1) * per_stage)
+
+
+def stages_of(shape: ModelShape, pp: int, parameter: Parameter) -> tuple[int, ...]:
+    """The pipeline stages that hold `parameter`."""
+    if parameter.layer is not None:
+        return (parameter.layer * pp // shape.num_layers,)
+    return tuple(sorted({s for s, on in zip((0, pp - 1), parameter.ends) if on}))
+
+
+def expert_part(shape: ModelShape, ep: int, parameter: Parameter) -> int:
+    """Which of `ep` parts holds `parameter`; what belongs to no expert lies on all of them: 0."""
+    if parameter.expert is None:
+        return 0
+    assert shape.moe
+    return parameter.expert * ep // shape.moe.num_experts
+
+
+def weight_boxes(shape: ModelShape, sharding: Sharding, parameter: Parameter) -> dict[int, Box]:
+    """The box of `parameter` that each device holds; devices without a part are absent."""
+    mesh, ep = sharding.mesh, 1 if parameter.expert is None else sharding.ep
+    pieces = _pieces(parameter, mesh.tp, mesh.dp // ep if sharding.fully else 1)
+    boxes: dict[int, Box] = {}
+    for stage in stages_of(shape, mesh.pp, parameter):
+        for replica in range(expert_part(shape, ep, parameter), mesh.dp, ep):
+            boxes.update(zip(mesh.replica(stage, replica), pieces[replica // ep % len(pieces)]))
+    empty = {box for shards in pieces for box in shards if not volume(box)}
+    return {device: box for device, box in boxes.items() if box not in empty} if empty else boxes
+
+
+def _pieces(parameter: Parameter, tp: int, parts: int) -> list[list[Box]]:
+    """For each of `parts` (of the rows of a shard) the box of every rank of tp."""
+    whole: Box = tuple((0, size) for size in parameter.shape)
+    dim = parameter.shard
+    shards = [whole if dim is None else cut(whole, dim, tp, rank) for rank in range(tp)]
+    return [[cut(shard, 0, parts, part) for shard in shards] for part in range(parts)]
+
+
+def shard_elements(shape: ModelShape, sharding: Sharding) -> int:
+    """Elements that the fullest device holds."""
+    mesh = sharding.mesh
+    return stage_elements(shape, mesh.pp, mesh.tp, sharding.ep, mesh.dp if sharding.fully else 1)
+
+
+@lru_cache(maxsize=4096)
+def stage_elements(shape: ModelShape, pp: int, tp: int, ep: int = 1, fully_over: int = 1) -> int:
+    """Elements that the fullest device of the fullest pipeline stage holds: the last rank of each axis, which
+    gets the larger part of what `split` cannot divide evenly.
+
+    Args:
+        ep: the parts of the experts, over so many ranks of dp.
+        fully_over: the size of dp, if shards are split over it (`Sharding.fully`).
+    """
+
+    def local(parameter: Parameter) -> int:
+        sizes = list(parameter.shape)
+        if parameter.shard is not None:
+            sizes[parameter.shard] = ceil(sizes[parameter.shard] / tp)
+        holders = fully_over if parameter.expert is None else max(1, fully_over // ep)
+        return ceil(sizes[0] / holders) * prod(sizes[1:])
+
+    stages = [0] * pp
+    in_layer = sum(local(p) for p in _layer(shape, 0) if not expert_part(shape, ep, p))
+    for layer in range(shape.num_layers):
+        stages[layer * pp // shape.num_layers] += in_layer
+    for parameter in _outside(shape):
+        for stage in stages_of(shape, pp, parameter):
+            stages[stage] += local(parameter)
+    return max(stages)

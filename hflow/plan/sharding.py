@@ -1,0 +1,28 @@
+"""How a model's weights are split over a mesh."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hflow.plan.layout import Mesh
+from hflow.plan.strategy import PLAIN, GenerationEngine, Strategy
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """Over pp and tp always; experts also over `ep` neighbouring ranks of dp (rank d holds part d mod ep of
+    them: Megatron's order); with `fully` each shard is split once more, by its rows, over the ranks of dp
+    that share it (ZeRO-3, FSDP). Engines share no memory, so equal weights of two of them are two copies.
+    """
+
+    mesh: Mesh
+    ep: int = 1
+    fully: bool = False
+    engine: GenerationEngine = "megatron"
+
+    def __post_init__(self) -> None:
+        assert self.ep >= 1 and self.mesh.dp % self.ep == 0, self
+
+    @staticmethod
+    def of(mesh: Mesh, strategy: Strategy = PLAIN) -> Sharding:
+        return Sharding(mesh, strategy.ep, strategy.zero == 3, strategy.engine)

@@ -1,0 +1,84 @@
+"""What a plan edited by hand may get wrong: names, edges, handles and orders that do not exist."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hflow.plan.digests import CONFIG
+from hflow.plan.model_shape import NAMED
+from hflow.plan.plan import Instruction, NodePlan, Plan, Program
+from hflow.plan.sharding import Sharding
+
+
+def inconsistencies(plan: Plan) -> Iterator[str]:
+    """Where the parts of a plan contradict each other, in words."""
+    planned = {n.node for n in plan.nodes}
+    yield from (
+        f"node `{n.node}` has a micro-batch of {n.micro_batch}" for n in plan.nodes if n.micro_batch < 1
+    )
+    for program in (p for p in (plan.step, plan.evaluation) if p):
+        yield from (f"node `{n.name}` has no plan" for n in program.graph.nodes if n.name not in planned)
+        yield from _bad_instructions(program, program.instructions, "instruction ")
+        yield from _out_of_order(program.instructions, "instruction ")
+        yield from _bad_awaits(program)
+    yield from _half_offloaded(plan)
+    yield from _unknown_models(plan)
+
+
+def _unknown_models(plan: Plan) -> Iterator[str]:
+    """Model folders of which the plan does not tell what it has read."""
+    for model in (m for m in plan.graph.models if not m.path.startswith(NAMED)):
+        if CONFIG not in plan.digests.models.get(model.path, {}):
+            yield f"it has no digest of `{model.path}/{CONFIG}`, of model `{model.name}`"
+
+
+def _half_offloaded(plan: Plan) -> Iterator[str]:
+    """Nodes that share weights, or an optimizer, which only some of them bring back to the devices."""
+    trained = {n.model for n in plan.nodes if n.kind == "train"}
+    together: dict[tuple[str, Sharding], NodePlan] = {}
+    for node in plan.nodes:
+        if node.model is None or (node.kind != "train" and node.model in trained):
+            continue
+        first = together.setdefault((node.model, node.sharding), node)
+        if first.offload != node.offload:
+            yield f"`{first.node}` and `{node.node}` use the same weights, and only one of them offloads"
+
+
+def _bad_instructions(program: Program, instructions: tuple[Instruction, ...], where: str) -> Iterator[str]:
+    """What is wrong in a list of instructions and in the bodies of its loops; `where` names the list."""
+    nodes, regions = {n.name for n in program.graph.nodes}, {r.name for r in program.graph.regions}
+    alive: set[str] = set()
+    for number, i in enumerate(instructions):
+        if i.target not in nodes:
+            yield f"{where}{number} ({i.op}) names `{i.target}`, which is no node"
+        if i.op == "loop" and i.target not in nodes & regions:
+            yield f"{where}{number} runs `{i.target}`, which is no region"
+        if i.edge is not None and not 0 <= i.edge < len(program.edges):
+            yield f"{where}{number} names edge {i.edge}, which does not exist"
+        missing = sorted(set(i.inputs.values()) - alive)
+        yield from (f"{where}{number} reads `{handle}`, which nothing wrote" for handle in missing)
+        yield from _bad_instructions(program, i.body, f"{where}{number}.")
+        alive |= set(i.outputs.values())
+
+
+def _bad_awaits(program: Program) -> Iterator[str]:
+    """Nodes that are begun and never ended, or the reverse."""
+    makers = {n.name for n in program.graph.nodes if n.outputs}
+    called: set[str] = set()
+    for number, i in enumerate(program.instructions):
+        if i.op == "await" and i.target not in called:
+            yield f"instruction {number} waits for `{i.target}`, which nothing has called"
+        if i.op == "call":
+            called.add(i.target)
+    awaited = {i.target for i in program.instructions if i.op == "await"}
+    for number, i in enumerate(program.instructions):
+        if i.op == "call" and i.target in makers - awaited and not i.outputs:
+            yield f"instruction {number} calls `{i.target}`, and nothing waits for it"
+
+
+def _out_of_order(instructions: tuple[Instruction, ...], where: str) -> Iterator[str]:
+    """Instructions that wait for what does not come before them."""
+    for number, i in enumerate(instructions):
+        late = (before for before in i.after if not 0 <= before < number)
+        yield from (f"{where}{number} waits for {before}, which is not before it" for before in late)
+        yield from _out_of_order(i.body, f"{where}{number}.")

@@ -1,0 +1,99 @@
+"""What a plan edited by hand may get wrong about who runs where: node plans, meshes, edges, copies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hflow.graph.ir import Node
+from hflow.plan.plan import Copy, EdgePlan, Instruction, NodePlan, Plan, Program
+
+AXES = ["pp", "dp", "tp"]
+_KINDS = {"transfer": "data", "weights": "weights"}  # of the edge that an instruction executes
+
+
+def misplaced(plan: Plan) -> Iterator[str]:
+    """Where node plans, edges and instructions contradict the graph, the cluster or each other, in words."""
+    programs = [program for program in (plan.step, plan.evaluation) if program]
+    nodes = {node.name: node for program in reversed(programs) for node in program.graph.nodes}
+    if [n.node for n in plan.nodes] != list(dict.fromkeys(n.node for n in plan.nodes)):
+        yield "a node has two plans"
+    lacking = nodes.keys() - {n.node for n in plan.nodes}
+    yield from (f"node `{name}` has no plan" for name in sorted(lacking))
+    for own in plan.nodes:
+        yield from _bad_node_plan(own, nodes.get(own.node))
+    used = {d for n in plan.nodes for d in n.mesh.devices} | {d for part in plan.memory for d in part.devices}
+    beyond = sorted(d for d in used if not 0 <= d < plan.cluster.num_devices)
+    yield from (f"device {device} is not in its cluster" for device in beyond)
+    if not plan.memory:
+        yield "it predicts the memory of no device"
+    for program in programs:
+        models = [m.name for m in program.graph.models]
+        yield from (f"model `{name}` has no shape" for name in models if name not in plan.shapes)
+        if not lacking:
+            yield from _bad_program(plan, program)
+
+
+def _bad_node_plan(own: NodePlan, node: Node | None) -> Iterator[str]:
+    if [name for name, _ in own.mesh.axes] != AXES:
+        yield f"the mesh of `{own.node}` has other axes than {', '.join(AXES)}"
+    elif own.mesh.dp % own.strategy.ep:
+        yield f"`{own.node}` shares experts among {own.strategy.ep} of dp{own.mesh.dp}"
+    if node is None:
+        yield f"`{own.node}` is planned, and is no node"
+    elif (own.kind, own.model) != (node.op, node.model.model if node.model else None):
+        yield f"`{own.node}` is planned as another kind of node, or with another model, than it is"
+    elif (own.engine == "python") == (node.model is not None):
+        yield f"`{own.node}` ({node.op}) is planned on {own.engine}"
+
+
+def _bad_program(plan: Plan, program: Program) -> Iterator[str]:
+    nodes, planned = {n.name for n in program.graph.nodes}, {n.node for n in plan.nodes}
+    for number, edge in enumerate(program.edges):
+        if edge.source not in planned or edge.target not in nodes:
+            yield f"edge {number} joins `{edge.source}` and `{edge.target}`, of which one is no node"
+        else:
+            yield from _bad_edge(plan, edge, f"edge {number}")
+    if not program.instructions:
+        yield "a program has no instructions"
+    for instruction in _all(program.instructions):
+        yield from _bad_instruction(plan, program, instruction)
+
+
+def _bad_edge(plan: Plan, edge: EdgePlan, where: str) -> Iterator[str]:
+    ends = (edge.source_mesh, edge.target_mesh)
+    if ends != (plan.node(edge.source).mesh, plan.node(edge.target).mesh):
+        yield f"{where} has other meshes than its nodes"
+    if len(edge.ports) != len(edge.types):
+        yield f"{where} has {len(edge.ports)} ports and {len(edge.types)} types"
+    shardings = (edge.source_sharding, edge.target_sharding)
+    if edge.kind == "weights" and not all(shardings):
+        yield f"{where} moves weights, and does not say how they are split"
+    devices = {d for mesh in ends for d in mesh.devices}
+    if not all(_fits(copy, part.shape, devices) for part in edge.copies for copy in part.copies):
+        yield f"{where} copies what is outside its values, or between devices that are not its own"
+
+
+def _fits(copy: Copy, shape: tuple[int, ...], devices: set[int]) -> bool:
+    inside = len(copy.box) == len(shape) and all(0 <= a < b <= size for (a, b), size in zip(copy.box, shape))
+    return inside and {copy.source, copy.target} <= devices
+
+
+def _bad_instruction(plan: Plan, program: Program, instruction: Instruction) -> Iterator[str]:
+    op, target = instruction.op, instruction.target
+    if not instruction.devices or not all(0 <= d < plan.cluster.num_devices for d in instruction.devices):
+        yield f"an instruction ({op} {target}) has no devices, or some that are not in its cluster"
+    if kind := _KINDS.get(op):
+        edges = program.edges[instruction.edge : instruction.edge + 1] if instruction.edge is not None else ()
+        if [edge.kind for edge in edges] != [kind]:
+            yield f"an instruction ({op} {target}) names edge {instruction.edge}, which is none of {kind}"
+    names = {n.name for n in program.graph.nodes}
+    if op == "call" and target in names and set(instruction.devices) != set(plan.node(target).mesh.devices):
+        yield f"`{target}` is called on other devices than it is planned for"
+    if (op == "loop") != bool(instruction.body):
+        yield f"an instruction ({op} {target}) has a body without being a loop, or is a loop without one"
+
+
+def _all(instructions: tuple[Instruction, ...]) -> Iterator[Instruction]:
+    for instruction in instructions:
+        yield instruction
+        yield from _all(instruction.body)

@@ -1,0 +1,72 @@
+"""Plans that can be made but not run: of models without weights, of families without an engine, or with nodes
+that no engine executes so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hflow.diagnostics import Diagnostic, HflowError
+from hflow.graph.ir import Node
+from hflow.plan.model_shape import BUILT, NAMED
+from hflow.plan.plan import Plan
+from hflow.plan.replicas import Instance, instance_of
+
+VOCAB_UNIT = 64
+
+
+def check_runnable(plan: Plan) -> None:
+    """Raises HflowError HF406 with every model that no engine can build, and every node that none can run as
+    planned; asks nothing of the file system."""
+    problems = (*_models(plan), *_nodes(plan), *_optimizers(plan), *_servers(plan))
+    if problems:
+        raise HflowError(problems)
+
+
+def _models(plan: Plan) -> Iterator[Diagnostic]:
+    for model in plan.graph.models:
+        family = plan.shapes[model.name].family
+        if model.path.startswith(NAMED):
+            message = f"model `{model.name}`: `{model.path}` is a shape without weights: compile only"
+            yield Diagnostic(
+                "HF406", message, model.span, "to run, `path` is a folder with a Hugging Face model"
+            )
+        elif family not in BUILT:
+            message = f"model `{model.name}` is of family {family}, which no engine builds yet: compile only"
+            yield Diagnostic("HF406", message, model.span, f"families that run: {', '.join(BUILT)}")
+
+
+def _nodes(plan: Plan) -> Iterator[Diagnostic]:
+    for node in plan.graph.nodes:
+        strategy = plan.node(node.name).strategy
+        names = {
+            "ZeRO-3": strategy.zero == 3,
+            f"ep {strategy.ep}": strategy.ep > 1,
+            "generation without a KV cache": not strategy.kv_cache,
+        }
+        for name in (name for name, planned in names.items() if planned):
+            message = f"`{node.name}` is planned with {name}, which no engine runs yet: compile only"
+            yield Diagnostic("HF406", message, node.span, "tp, pp, dp, recompute and ZeRO-1 run")
+
+
+def _servers(plan: Plan) -> Iterator[Diagnostic]:
+    """SGLang cuts a vocabulary over tp that it has rounded up to a multiple of VOCAB_UNIT."""
+    for node in (n for n in plan.graph.nodes if plan.node(n.name).engine == "sglang"):
+        assert node.model
+        name, tp = node.model.model, plan.node(node.name).mesh.tp
+        vocab = plan.shapes[name].vocab
+        if tp > 1 and vocab % VOCAB_UNIT:
+            message = f"`{node.name}` is planned on SGLang with tp{tp}, which cuts the {vocab} tokens of"
+            message += f" `{name}` otherwise than hflow: they are no multiple of {VOCAB_UNIT}"
+            help_ = f"`--pin {node.name}=tp1`, or add rows to the embedding"
+            yield Diagnostic("HF406", message, node.span, help_)
+
+
+def _optimizers(plan: Plan) -> Iterator[Diagnostic]:
+    """Train nodes that share weights share their optimizer, which is split or is not."""
+    first: dict[Instance, Node] = {}
+    for node in (n for n in plan.graph.nodes if n.op == "train"):
+        own = plan.node(node.name)
+        other = first.setdefault(instance_of(node, own.sharding), node)
+        if (own.strategy.zero == 1) != (plan.node(other.name).strategy.zero == 1):
+            message = f"`{other.name}` and `{node.name}` share an optimizer; only one is planned with ZeRO-1"
+            yield Diagnostic("HF406", message, node.span, "plan both so, or none")

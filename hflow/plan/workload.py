@@ -1,0 +1,114 @@
+"""How much a node has to do in one step: rows and token counts, read from its typed ports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil, prod
+
+from hflow.graph.infer.signature import parse_signature
+from hflow.graph.ir import Graph, Node
+from hflow.graph.types import ValueType
+
+
+@dataclass(frozen=True)
+class Workload:
+    """`rows` sequences of `prompt` + `response` tokens (the greatest lengths that the types admit).
+
+    `samples`: sequences that share one prompt; `group`: rows that a loss sees together;
+    `optimizer_steps`: updates per step of a train node, each over `rows_per_update` rows;
+    `mean`: mean length of the responses where it is known, else they count with the greatest.
+    """
+
+    rows: int
+    prompt: int
+    response: int
+    samples: int = 1
+    optimizer_steps: int = 0
+    rows_per_update: int = 0
+    group: int = 1
+    mean: float | None = None
+
+    @property
+    def sequence(self) -> int:
+        return self.prompt + self.response
+
+    @property
+    def mean_response(self) -> float:
+        return self.response if self.mean is None else self.mean
+
+    @property
+    def mean_sequence(self) -> float:
+        return self.prompt + self.mean_response
+
+
+def workload(node: Node) -> Workload:
+    """The workload of one execution of a generate, score or train node."""
+    if node.op == "generate":
+        rows, longest = _output(node, "tokens").rows, _ragged_size(_output(node, "tokens"))
+        response = node.options["max_new_tokens"]
+        return Workload(rows, longest - response, response, node.options.get("n", 1))
+    tokens, mask = node.input("tokens"), node.input("mask")
+    assert tokens and mask
+    rows, response = tokens.type.rows, _ragged_size(mask.type)
+    prompt_length = _ragged_size(tokens.type) - response
+    if node.op != "train":
+        return Workload(rows, prompt_length, response)
+    assert node.repeat
+    size = node.repeat.minibatch or rows
+    updates = node.repeat.epochs * (rows // size)
+    return Workload(rows, prompt_length, response, 1, updates, size, _group(node, tokens.type))
+
+
+def rounds(graph: Graph, node: Node) -> int:
+    """How often a node runs in a step at least: the rounds that its region needs when all rows are kept."""
+    region = graph.region(node.name if node.op == "repeat" else node.region)
+    if region.until is None:
+        return 1
+    keep = graph.node(region.until.node).output(region.until.port)
+    assert keep
+    return min(region.times, ceil(region.rows / keep.type.rows))
+
+
+def token_makers(graph: Graph) -> tuple[Node, ...]:
+    """The nodes whose tokens count as the step's: the rollouts (the last turns of them) whose texts are
+    trained on; not those that only give a baseline, or a validation. Without any, what is trained on; in a
+    graph that trains nothing, all rollouts."""
+    trains = tuple(n for n in graph.nodes if n.op == "train")
+    made = {name for node in trains for name in _sampled_for(graph, node)}
+    found = tuple(n for n in graph.nodes if n.name in made) or trains
+    return found or tuple(n for n in graph.nodes if n.op == "generate")
+
+
+def _sampled_for(graph: Graph, node: Node) -> Iterator[str]:
+    """The generate nodes whose tokens a node reads: itself, through calls, or from a region."""
+    for value in (v for v in node.inputs if v.type.dtype == "i32" and not v.lag):
+        source = graph.node(value.source.node)
+        if source.op == "repeat":
+            inner = source.input(value.source.port)
+            source = graph.node(inner.source.node) if inner else source
+        if source.op == "generate":
+            yield source.name
+        else:
+            yield from _sampled_for(graph, source)
+
+
+def _group(node: Node, rows: ValueType) -> int:
+    """Rows of one group where the loss is over groups (``pairs*k``), else 1."""
+    assert node.function
+    signature = parse_signature(node.function.signature)
+    factors = max(len(p.type.dims[0].factors) for p in signature.inputs if p.type.dims)
+    inner = rows.dims[0].factors[len(rows.dims[0].factors) - factors + 1 :]
+    return prod(f.size or 1 for f in inner)
+
+
+def _output(node: Node, port: str) -> ValueType:
+    found = node.output(port)
+    assert found
+    return found.type
+
+
+def _ragged_size(type_: ValueType) -> int:
+    size = next((d.size for d in type_.dims if d.ragged), None)
+    assert size is not None, f"{type_} has no greatest length"
+    return size

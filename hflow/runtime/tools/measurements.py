@@ -1,0 +1,241 @@
+"""What `hflow calibrate` measures: matrix products, memory, a small model, the link between two workers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hflow import units
+from hflow.plan.flops import forward_flops
+from hflow.plan.layout import Mesh
+from hflow.plan.model_shape import ModelShape
+from hflow.runtime.engines.megatron.build import build_model
+from hflow.runtime.engines.megatron.generate import Sampling, generate
+from hflow.runtime.engines.megatron.groups import Groups
+from hflow.runtime.engines.megatron.pack import Pack
+from hflow.runtime.engines.megatron.schedule import forward
+from hflow.runtime.engines.megatron.sequences import Sequences
+from hflow.runtime.rows import from_lists
+
+if TYPE_CHECKING:  # at run time hflow.runtime.engines.megatron must come first
+    from megatron.core.models.gpt import GPTModel
+
+RUNS, WARM_UP = 9, 2
+LAYERS, VOCABULARY = 4, 128
+DECODED = 16
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of what is measured: enough work that starting it costs nothing, little enough to be quick.
+
+    `hidden`: of a model that reads `rows` sequences of `length` tokens.
+    """
+
+    matrix: int
+    copy_bytes: int
+    all_reduce_bytes: int
+    hidden: int
+    rows: int
+    length: int
+
+
+SIZES: Mapping[str, Sizes] = {
+    "cpu": Sizes(1024, 2**28, 2**24, hidden=256, rows=16, length=64),
+    "cuda": Sizes(8192, 2**30, 2**28, hidden=4096, rows=4, length=2048),
+}
+DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}  # of a device's peak in a cluster file
+
+
+@dataclass(frozen=True)
+class Setting:
+    """`ranks` processes take part, of which the first `workers` stand for the workers of a run."""
+
+    platform: Literal["cpu", "cuda"]
+    workers: int
+    ranks: int
+    threads: int
+
+    @property
+    def sizes(self) -> Sizes:
+        return SIZES[self.platform]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return DTYPES[self.platform]
+
+
+@dataclass(frozen=True)
+class Seat:
+    """One process: `groups` of it alone, `pair` of the first two, between which the link is measured."""
+
+    rank: int
+    setting: Setting
+    device: torch.device
+    groups: Groups
+    pair: dist.ProcessGroup | None
+
+    def tensor(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=self.setting.dtype, device=self.device)
+
+    def pack(self) -> Pack:
+        """``rows * length`` tokens, all of which predict one."""
+        sizes = self.setting.sizes
+        tokens = torch.randint(VOCABULARY, (sizes.rows, sizes.length + 1), device=self.device)
+        ones = tokens.new_ones(sizes.rows)
+        return Pack.of(Sequences(tokens, ones, sizes.length * ones))
+
+    def model(self, hidden: int) -> GPTModel:
+        """The engine's model, with random weights."""
+        dtype = "bf16" if self.setting.platform == "cuda" else "f32"
+        model = build_model(_shape(hidden), Mesh.of((self.rank,)), dtype, self.groups, self.device)
+        for weight in model.parameters():
+            torch.nn.init.normal_(weight, std=0.02)
+        return model
+
+    def median_s(self, operation: Callable[[], object]) -> float:
+        """Seconds that `operation` takes, the median of several runs."""
+        return median([self._seconds(operation) for _ in range(WARM_UP + RUNS)][WARM_UP:])
+
+    def _seconds(self, operation: Callable[[], object]) -> float:
+        self._synchronize()
+        started = time.perf_counter()
+        operation()
+        self._synchronize()
+        return time.perf_counter() - started
+
+    def _synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """`take` returns a number that `text` shows under `label`; `ranks`: how many processes take it."""
+
+    label: str
+    take: Callable[[Seat], float]
+    text: Callable[[float], str]
+    ranks: Callable[[Setting], int] = lambda setting: setting.workers
+
+
+def matrix_flops(seat: Seat) -> float:
+    """FLOP/s of a square matrix product."""
+    n = seat.setting.sizes.matrix
+    a, out = seat.tensor(n, n), seat.tensor(n, n)
+    return 2 * n**3 / seat.median_s(lambda: torch.matmul(a, a, out=out))
+
+
+def memory_bandwidth(seat: Seat) -> float:
+    """Bytes/s that a copy too large for any cache reads and writes."""
+    size = seat.setting.sizes.copy_bytes
+    source = torch.ones(size, dtype=torch.uint8, device=seat.device)
+    target = torch.zeros_like(source)
+    return 2 * size / seat.median_s(lambda: target.copy_(source))
+
+
+def host_bandwidth(seat: Seat) -> float:
+    """Bytes/s from pinned host memory to the GPU."""
+    size = seat.setting.sizes.copy_bytes
+    source = torch.ones(size, dtype=torch.uint8).pin_memory()
+    target = torch.zeros(size, dtype=torch.uint8, device=seat.device)
+    return size / seat.median_s(lambda: target.copy_(source, non_blocking=True))
+
+
+def overhead_bytes(seat: Seat) -> float:
+    """Memory of the GPU that no tensor has: the CUDA context, libraries and NCCL, all used before."""
+    free, total = torch.cuda.mem_get_info(seat.device)
+    return total - free - torch.cuda.memory_reserved(seat.device)
+
+
+def score_flops(seat: Seat) -> float:
+    """FLOP/s of forward passes over whole sequences."""
+    model, pack = seat.model(seat.setting.sizes.hidden), seat.pack()
+    with torch.no_grad():
+        return _forward_flops(seat) / seat.median_s(lambda: forward(model, pack, True))
+
+
+def train_flops(seat: Seat) -> float:
+    """FLOP/s of forward and backward passes: the latter counts twice."""
+    model, pack = seat.model(seat.setting.sizes.hidden), seat.pack()
+    return 3 * _forward_flops(seat) / seat.median_s(lambda: forward(model, pack, True).sum().backward())
+
+
+def _forward_flops(seat: Seat) -> float:
+    """2 FLOP per weight and token, and causal attention to half the sequence."""
+    shape, sizes = _shape(seat.setting.sizes.hidden), seat.setting.sizes
+    return forward_flops(shape, sizes.rows * sizes.length, sizes.length / 2)
+
+
+def layer_overhead_s(seat: Seat) -> float:
+    """Seconds of one narrow layer for one token: what is left of a decoding step without any work."""
+    model, prompt, row = seat.model(64), from_lists([[1]]), torch.arange(1)
+
+    def decode_s(tokens: int) -> float:
+        sampling = Sampling(tokens, 1.0, seed=0, step=0, stream=0, eos_id=-1)  # -1: it never ends early
+        return seat.median_s(lambda: generate(model, prompt, row, sampling, 1, seat.device))
+
+    return (decode_s(DECODED + 1) - decode_s(1)) / DECODED / LAYERS
+
+
+def _shape(hidden: int) -> ModelShape:
+    """A small Llama with few tokens, so that layers are nearly all of it."""
+    heads = hidden // 64
+    return ModelShape(
+        "llama", LAYERS, hidden, heads, num_kv_heads=heads, head_dim=64, ffn=3 * hidden,
+        vocab=VOCABULARY, max_positions=4096, rope_theta=1e4, norm_eps=1e-5, tied=False, qkv_bias=False,
+    )  # fmt: skip
+
+
+def all_reduce_s(seat: Seat, size_bytes: int) -> float:
+    """Seconds of an all-reduce of `size_bytes` on each of two workers."""
+    values = torch.ones(size_bytes // 4, device=seat.device)
+    return seat.median_s(lambda: dist.all_reduce(values, group=seat.pair))
+
+
+def link_latency_s(seat: Seat) -> float:
+    """A ring all-reduce over two ranks is two operations, so an empty one takes twice the latency."""
+    return all_reduce_s(seat, 4) / 2
+
+
+def link_bandwidth(seat: Seat) -> float:
+    """Bytes/s: over two ranks a ring all-reduce sends each byte once, and takes twice the latency."""
+    size = seat.setting.sizes.all_reduce_bytes
+    empty_s = all_reduce_s(seat, 4)
+    return size / max(all_reduce_s(seat, size) - empty_s, empty_s)
+
+
+def _pair(setting: Setting) -> int:
+    return 2 if setting.ranks > 1 else 0
+
+
+def _gpus(setting: Setting) -> int:
+    return setting.workers if setting.platform == "cuda" else 0
+
+
+def _flops(value: float) -> str:
+    return f"{units.count(value)}FLOP/s"
+
+
+def _microseconds(value: float) -> str:
+    return f"{value * 1e6:.0f} µs"
+
+
+MEASUREMENTS: Mapping[str, Measurement] = {
+    "matrix_flops": Measurement("matrix product", matrix_flops, _flops),
+    "score_flops": Measurement("model, forward", score_flops, _flops),
+    "train_flops": Measurement("model, and backward", train_flops, _flops),
+    "layer_overhead_s": Measurement("layer, least time", layer_overhead_s, _microseconds),
+    "memory_bandwidth": Measurement("copy in memory", memory_bandwidth, units.rate),
+    "host_bandwidth": Measurement("copy from host memory", host_bandwidth, units.rate, _gpus),
+    "link_bandwidth": Measurement("link of two workers", link_bandwidth, units.rate, _pair),
+    "link_latency_s": Measurement("link, latency", link_latency_s, _microseconds, _pair),
+    "overhead_bytes": Measurement("memory of CUDA itself", overhead_bytes, units.size, _gpus),
+}
