@@ -28,7 +28,7 @@ from typing import TypeVar
 
 import hflow
 from hflow.compiler.compile import compile_graph
-from hflow.compiler.planner.options import PlannerOptions
+from hflow.compiler.options import PlannerOptions
 from hflow.diagnostics import HflowError
 from hflow.graph.ir import Graph
 from hflow.plan.cluster import Cluster

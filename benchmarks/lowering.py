@@ -37,11 +37,11 @@ from hflow.cost.comm import all_gather_s, axis_link, reached
 from hflow.graph.types import Dim, Factor, ValueType
 from hflow.plan.cluster import Cluster
 from hflow.plan.cluster_file import load_cluster
+from hflow.plan.edges import Copy, CopySet
 from hflow.plan.layout import Mesh, intersect, rows_layout, volume
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.named_shapes import NAMED_SHAPES
-from hflow.plan.parameters import parameters, weight_boxes
-from hflow.plan.plan import Copy, CopySet
+from hflow.plan.parameters import num_parameters, parameters, weight_boxes
 from hflow.plan.reshard import by_box
 from hflow.plan.sharding import Sharding
 
@@ -91,7 +91,7 @@ def transitions() -> Iterator[dict[str, Any]]:
             moved = lowerings(NAMED_SHAPES[name], train, tp_g, cluster)
             print_table(f"{name}  {pp}-{tp}-{train.dp} -> 1-{tp_g} on {count} GPUs", moved)
             found = {way: asdict(m) for way, m in moved.items()}
-            model, micro = NAMED_SHAPES[name].num_parameters * WIDTH, pp * tp // tp_g
+            model, micro = num_parameters(NAMED_SHAPES[name]) * WIDTH, pp * tp // tp_g
             found["table 2"] = {"received": model * (micro - 1) / (tp * pp), "peak": model / tp_g}
             ways = {way: rounded(numbers) for way, numbers in found.items()}
             yield {"model": name, "gpus": count, "train": (pp, tp, train.dp), "tp_g": tp_g, **ways}
@@ -170,7 +170,7 @@ def copied(sets: Iterable[CopySet], peak: float, cluster: Cluster) -> Moved:
 def gathered(shape: ModelShape, mesh: Mesh, axis: str, cluster: Cluster) -> Moved:
     """All weights on every device, by a ring over `axis`: of each ring on a host, one device receives from
     outside, all but the host's own parts."""
-    model, ranks = shape.num_parameters * WIDTH, mesh.size(axis)
+    model, ranks = num_parameters(shape) * WIDTH, mesh.size(axis)
     entering = 0.0
     for group in mesh.groups(axis):
         here = Counter(map(cluster.host, group))

@@ -32,7 +32,7 @@ from typing import Any
 
 import hflow
 from hflow.compiler.compile import compile_graph
-from hflow.compiler.planner.options import Planner, PlannerOptions
+from hflow.compiler.options import Planner, PlannerOptions
 from hflow.cost.generation import wake_up_s
 from hflow.cost.memory import kv_cache_bytes
 from hflow.diagnostics import HflowError

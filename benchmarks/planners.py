@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.paper import GPUS, NOTHING_FITS, ROOT, SMALLEST, at_the_papers_size
 from hflow.compiler.compile import compile_graph
-from hflow.compiler.planner.options import Planner, PlannerOptions
+from hflow.compiler.options import Planner, PlannerOptions
 from hflow.diagnostics import HflowError
 from hflow.graph.ir import Graph
 from hflow.plan.cluster import Cluster

@@ -46,6 +46,7 @@ from hflow.compiler.regroup import generation_mesh
 from hflow.plan.cluster import Cluster, DeviceKind, Link
 from hflow.plan.layout import Box, Mesh
 from hflow.plan.model_shape import ModelShape
+from hflow.plan.parameters import num_parameters
 from hflow.plan.sharding import Sharding
 from hflow.runtime.engines.megatron.build import build_model
 from hflow.runtime.engines.megatron.groups import make_groups
@@ -78,7 +79,7 @@ def main() -> None:
     report = {
         "benchmark": "reshard",
         "cases": [measure(name, options.repetitions) for name in options.cases],
-        "model_bytes": 4 * SHAPE.num_parameters,
+        "model_bytes": 4 * num_parameters(SHAPE),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "torch": torch.__version__,
         "date": date,

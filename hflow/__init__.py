@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hflow.address_space import RUN_INLINE, RUN_ON_RAY, require_address_space
 from hflow.diagnostics import HflowError
+from hflow.display import Bundle, show_with
 
 if TYPE_CHECKING:
     from hflow.graph.builder.builder import GraphBuilder
@@ -49,14 +50,14 @@ def compile(graph: Graph, cluster: Cluster | str | Path, pins: Iterable[str] = (
     """The plan of `graph` on a cluster: a file, or the name of one in ``clusters/``.
 
     `pins` are texts like ``actor_train=tp2@0-1``, one alone needs no list; options as in
-    `hflow.compiler.planner.options.PlannerOptions`.
+    `hflow.compiler.options.PlannerOptions`.
 
     Raises:
         HflowError: when the cluster file is wrong, or nothing fits.
         TypeError: `graph` is no graph, but a path, say.
     """
     from hflow.compiler.compile import compile_graph
-    from hflow.compiler.planner.options import PlannerOptions
+    from hflow.compiler.options import PlannerOptions
     from hflow.graph.ir import Graph
     from hflow.plan.cluster_file import load_cluster
 
@@ -76,11 +77,35 @@ def execute(plan: Plan, **options: Any) -> Run:
         HflowError: as there, and HF404 where this process may map too little memory to load torch.
     """
     require_address_space(*(RUN_INLINE if options.get("workers") == "inline" else RUN_ON_RAY))
+    from hflow.report.run_views import RUN_VIEWS
     from hflow.runtime.execute import execute as execute_plan
 
-    return execute_plan(plan, **options)
+    return execute_plan(plan, **{"views": RUN_VIEWS, **options})
 
 
 def _several(given: Any) -> tuple[Any, ...]:
     """A text is one, not one per letter."""
     return (given,) if isinstance(given, (str, Path)) else tuple(given)
+
+
+def _graph_bundle(graph: Graph) -> Bundle:
+    from hflow.view.pages.notebook import graph_bundle
+
+    return graph_bundle(graph)
+
+
+def _plan_bundle(plan: Plan) -> Bundle:
+    from hflow.view.pages.notebook import plan_bundle
+
+    return plan_bundle(plan)
+
+
+def _run_bundle(run: Run) -> Bundle:
+    from hflow.view.pages.notebook import run_bundle
+
+    return run_bundle(run.folder.name, run.status, run.metrics, run.evaluations)
+
+
+show_with("Graph", _graph_bundle)
+show_with("Plan", _plan_bundle)
+show_with("Run", _run_bundle)

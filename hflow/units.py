@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import floor, log10
 
-from hflow.plan.layout import device_text
-
 
 def seconds(value: float) -> str:
     """``14.0 s``, ``0.19 s``, ``12 ms``, ``<1 ms``; ``-`` for nothing at all."""
@@ -49,6 +47,17 @@ def rate(bytes_per_s: float) -> str:
 def devices(numbers: Iterable[int]) -> str:
     """``0-3,6``, ascending."""
     return device_text(tuple(sorted(numbers)))
+
+
+def device_text(devices: tuple[int, ...]) -> str:
+    """``0-3,6``; order is kept, so a regrouped mesh shows it."""
+    runs: list[list[int]] = []
+    for device in devices:
+        if runs and device == runs[-1][-1] + 1:
+            runs[-1].append(device)
+        else:
+            runs.append([device])
+    return ",".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
 
 
 def short_devices(numbers: Sequence[int], most: int = 26) -> str:

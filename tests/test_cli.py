@@ -17,7 +17,8 @@ from hflow.cli.app import app
 from hflow.cli.plan_commands import AfterPass
 from hflow.compiler.compile import PASSES
 from hflow.graph.load import load
-from hflow.plan.plan import VERSION, load_plan
+from hflow.plan.plan import VERSION
+from hflow.plan.plan_file import load_plan
 
 REWARD = """
 from hflow.ops.op import op

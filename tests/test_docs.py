@@ -14,7 +14,7 @@ import typer
 
 from hflow.cli.app import app
 from hflow.cli.plan_commands import AfterPass
-from hflow.compiler.planner.options import PLACEMENTS, PLANNERS
+from hflow.compiler.options import PLACEMENTS, PLANNERS
 from hflow.diagnostics import CODES, HflowError
 from hflow.graph.infer.functions import read_function
 from hflow.graph.infer.kinds import data, generate, score, train

@@ -16,9 +16,9 @@ import pytest
 import torch
 import transformers
 
-from hflow.runtime.tools.doctor.engines import Trial
-from hflow.runtime.tools.doctor.machine import Device, Machine, this_machine
-from hflow.runtime.tools.doctor.report import Report, report_json, report_text
+from hflow.doctor.engines import Trial
+from hflow.doctor.machine import Device, Machine, this_machine
+from hflow.doctor.report import Report, report_json, report_text
 
 GPU = Device("NVIDIA H200", 141_000_000_000)
 VERSIONS = {"hflow": "0.1.0", "python": "3.11.7", "torch": "2.13.0", "sglang": None}

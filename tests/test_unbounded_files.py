@@ -12,7 +12,7 @@ from hflow.diagnostics import Diagnostic, HflowError, Span, source_of
 from hflow.graph.load import load, sources
 from hflow.graph.write.formatter import format_file
 from hflow.plan.cluster_file import load_cluster
-from hflow.plan.plan import is_plan, load_plan
+from hflow.plan.plan_file import is_plan, load_plan
 from hflow.plan.vocabulary import foreign_tokens
 from tests.limits import memory_limited_to
 

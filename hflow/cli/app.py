@@ -211,7 +211,7 @@ def doctor(
 ) -> None:
     """Tell what works on this machine: each engine is started on a tiny model. Takes up to a minute."""
     require_address_space(TORCH_BYTES, "doctor")
-    from hflow.runtime.tools.doctor.command import doctor_command
+    from hflow.doctor.command import doctor_command
 
     doctor_command(json_, not no_start, width())
 

@@ -56,7 +56,7 @@ def refuse_plan(path: Path) -> None:
     """HF306: a plan stands where a graph is asked for."""
     if path.suffix != ".json":
         return
-    from hflow.plan.plan import is_plan
+    from hflow.plan.plan_file import is_plan
 
     if is_plan(path):
         help_ = f"`hflow explain {path}` prints it, `hflow exec {path}` runs it"

@@ -24,7 +24,7 @@ from hflow.cli.arguments import (
     width,
     write_text,
 )
-from hflow.compiler.planner.options import DEFAULTS, Placement, Planner, PlannerOptions
+from hflow.compiler.options import DEFAULTS, Placement, Planner, PlannerOptions
 from hflow.diagnostics import Diagnostic, HflowError
 
 AfterPass = Literal["weight_edges", "candidates", "place", "lower_edges", "schedule", "check_memory", "all"]
@@ -155,9 +155,10 @@ def exec_command(
 
     if plan.cluster.device.platform == "cpu":
         hide_gpus()
+    from hflow.report.run_views import RUN_VIEWS
     from hflow.runtime.execute import execute  # torch, too
 
-    run = execute(plan, run_dir=run_dir, address=address, workers=workers.value)
+    run = execute(plan, run_dir=run_dir, address=address, workers=workers.value, views=RUN_VIEWS)
     print(f"run folder  {run.folder}")
 
 
@@ -185,7 +186,7 @@ def _plan(
 
 
 def _read(path: Path) -> Any:
-    from hflow.plan.plan import load_plan
+    from hflow.plan.plan_file import load_plan
 
     return load_plan(path)
 
@@ -199,7 +200,7 @@ def _only_plan(path: Path, *given: str | Sequence[Any] | None) -> Any:
 
 def _former(output: Path | None, graph: str) -> Any:
     """The plan of the same graph that is about to be overwritten; None if there is none that can be read."""
-    from hflow.plan.plan import is_plan
+    from hflow.plan.plan_file import is_plan
 
     if not output or not output.is_file() or not is_plan(output):
         return None

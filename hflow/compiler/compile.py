@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 from hflow.compiler.engines import generation_engines
 from hflow.compiler.gc_pause import seldom_collected
+from hflow.compiler.options import DEFAULTS, PlannerOptions
 from hflow.compiler.passes.candidates import candidates
 from hflow.compiler.passes.check_memory import check_memory
 from hflow.compiler.passes.lower_edges import lower_edges
@@ -13,7 +14,6 @@ from hflow.compiler.passes.place import place
 from hflow.compiler.passes.schedule import schedule
 from hflow.compiler.passes.weight_edges import weight_edges
 from hflow.compiler.pins import parse_pins
-from hflow.compiler.planner.options import DEFAULTS, PlannerOptions
 from hflow.compiler.positions import too_few_positions
 from hflow.compiler.state import Draft
 from hflow.diagnostics import Diagnostic, HflowError
@@ -21,8 +21,9 @@ from hflow.graph.evaluation import evaluation_graph
 from hflow.graph.ir import Graph
 from hflow.plan.cluster import Cluster
 from hflow.plan.digests import digests_of
-from hflow.plan.model_shape import ModelShape, read_shape
+from hflow.plan.model_shape import ModelShape
 from hflow.plan.plan import VERSION, Plan
+from hflow.plan.read_shape import read_shape
 from hflow.plan.vocabulary import foreign_tokens, tokens_beyond
 from hflow.plan.workload import rounds, token_makers, workload
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from hflow.compiler.state import Draft
 from hflow.cost.device import BYTES
 from hflow.cost.memory import optimizer_bytes, pinned_bytes, sleeps, weight_bytes
-from hflow.plan.plan import NodePlan
+from hflow.plan.node_plan import NodePlan
 from hflow.plan.replicas import Instance, instance_of
 
 MOMENT_BYTES = 4  # of an element of the optimizer's state

@@ -11,10 +11,10 @@ from hflow.cost.device import BYTES
 from hflow.cost.redistribution import rows_s, weights_s
 from hflow.graph.types import ValueType
 from hflow.plan.cluster import Cluster
+from hflow.plan.edges import Collective, CopySet, EdgePlan
 from hflow.plan.layout import Layout
 from hflow.plan.model_shape import ModelShape
-from hflow.plan.parameters import Parameter, expert_part, parameters, stages_of, weight_boxes
-from hflow.plan.plan import Collective, CopySet, EdgePlan
+from hflow.plan.parameters import Parameter, expert_part, num_parameters, parameters, stages_of, weight_boxes
 from hflow.plan.reshard import Boxes, Load, lower, lower_bound, received, recognise, volumes
 from hflow.plan.sharding import Sharding
 
@@ -136,7 +136,7 @@ def lower_weights(
     return Lowered(
         collective=kinds.pop() if len(kinds) == 1 else "p2p",
         copies=moving,
-        size_bytes=shape.num_parameters * width,
+        size_bytes=num_parameters(shape) * width,
         bytes_per_device=max(got.values(), default=0) * width,
         lower_bound_bytes_per_device=max(bound.values(), default=0) * width,
         peak_bytes=max(peak.values()) * width,

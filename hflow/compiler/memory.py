@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 
 from hflow.compiler.state import Draft
 from hflow.cost.memory import awake_bytes, sleeps, weight_bytes
-from hflow.plan.plan import DeviceMemory, Instruction, NodePlan, Program
+from hflow.plan.node_plan import NodePlan
+from hflow.plan.plan import DeviceMemory
+from hflow.plan.program import Instruction, Program
 from hflow.plan.replicas import Instance, instance_of
 from hflow.plan.workload import workload
 from hflow.schedule.tasks import device_classes

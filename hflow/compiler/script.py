@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from hflow.plan.plan import Instruction
+from hflow.plan.program import Instruction
 from hflow.plan.replicas import Instance
 
 # What instructions read and write: a handle, the weights of an instance, or a fact about a node.

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hflow.compiler.candidates.node_groups import Options
+from hflow.compiler.options import DEFAULTS, PlannerOptions
 from hflow.compiler.pins import Pin
-from hflow.compiler.planner.options import DEFAULTS, PlannerOptions
 from hflow.graph.ir import Graph
 from hflow.plan.cluster import Cluster
 from hflow.plan.model_shape import ModelShape
-from hflow.plan.plan import DeviceMemory, NodePlan, Program, Search
+from hflow.plan.node_plan import NodePlan
+from hflow.plan.plan import DeviceMemory, Search
+from hflow.plan.program import Program
 from hflow.plan.strategy import GenerationEngine
 
 

@@ -13,9 +13,11 @@ from hflow.compiler.state import Draft
 from hflow.cost.comm import host_transfer_s
 from hflow.cost.memory import optimizer_bytes, weight_bytes
 from hflow.graph.ir import Graph, Input, Node
+from hflow.plan.edges import EdgePlan
 from hflow.plan.layout import Box, Layout
-from hflow.plan.plan import EdgePlan, Instruction, NodePlan
+from hflow.plan.node_plan import NodePlan
 from hflow.plan.ports import input_layout, output_layout
+from hflow.plan.program import Instruction
 from hflow.plan.replicas import Instance, instance_of
 
 Pieces = frozenset[tuple[int, Box]]

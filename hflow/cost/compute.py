@@ -35,6 +35,7 @@ from hflow.plan.flops import (
 )
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
+from hflow.plan.parameters import num_parameters
 from hflow.plan.strategy import PLAIN, Strategy
 from hflow.plan.workload import Workload
 
@@ -93,7 +94,7 @@ def update_s(
     common, experts = _local_parameters(shape, mesh, strategy)
     owned = common + experts
     if strategy.zero:
-        owned = shape.num_parameters / len(mesh.devices)
+        owned = num_parameters(shape) / len(mesh.devices)
     adam = stream_s(ADAM_BYTES * owned, device_of(cluster, mesh))
     if strategy.zero == 3:
         return adam
@@ -119,7 +120,7 @@ def gather_s(shape: ModelShape, dtype: str, mesh: Mesh, cluster: Cluster, strate
 def _local_parameters(shape: ModelShape, mesh: Mesh, strategy: Strategy) -> tuple[float, float]:
     """Of a device, on average over stages: what every rank of dp has, and its experts."""
     experts, parts = expert_parameters(shape), mesh.pp * mesh.tp
-    return (shape.num_parameters - experts) / parts, experts / parts / strategy.ep
+    return (num_parameters(shape) - experts) / parts, experts / parts / strategy.ep
 
 
 def _reduce_s(parameters: float, dtype: str, mesh: Mesh, cluster: Cluster, strategy: Strategy) -> float:

@@ -15,7 +15,7 @@ from hflow.graph.ir import OpKind
 from hflow.plan.flops import expert_parameters
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
-from hflow.plan.parameters import parameters, stage_elements
+from hflow.plan.parameters import num_parameters, parameters, stage_elements
 from hflow.plan.strategy import PLAIN, Strategy
 from hflow.plan.workload import Workload
 
@@ -150,7 +150,7 @@ def gathered_bytes(shape: ModelShape, dtype: str, mesh: Mesh, strategy: Strategy
     if strategy.zero != 3:
         return 0
     experts = expert_parameters(shape)
-    layer = (shape.num_parameters - experts + experts / strategy.ep) / shape.num_layers
+    layer = (num_parameters(shape) - experts + experts / strategy.ep) / shape.num_layers
     return 2 * ceil(layer / mesh.tp) * BYTES[dtype]
 
 

@@ -19,6 +19,7 @@ from hflow.plan.cluster import Cluster
 from hflow.plan.flops import expert_parameters
 from hflow.plan.layout import Layout, Shard
 from hflow.plan.model_shape import ModelShape
+from hflow.plan.parameters import num_parameters
 from hflow.plan.sharding import Sharding
 
 Masks = Mapping[int, int]
@@ -30,7 +31,7 @@ def weights_s(shape: ModelShape, dtype: str, source: Sharding, target: Sharding,
     copies what has arrived for it once more; on GPUs a further copy goes to the host's memory."""
     if source == target:
         return 0.0
-    size, experts = shape.num_parameters * BYTES[dtype], expert_parameters(shape) * BYTES[dtype]
+    size, experts = num_parameters(shape) * BYTES[dtype], expert_parameters(shape) * BYTES[dtype]
     handed = size / target.mesh.tp if target.engine == "sglang" else 0
     seconds = 2 * handed / cluster.device.memory_bandwidth  # each byte is read and written
     if handed and cluster.host_link and cluster.device.platform == "cuda":

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import networkx as nx
 
 from hflow.diagnostics import Span
+from hflow.display import Displayed
 from hflow.graph.types import ValueType
 
 OpKind = Literal["data", "generate", "score", "train", "call", "repeat"]
@@ -186,7 +187,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class Graph:
+class Graph(Displayed):
     name: str
     doc: str
     params: Mapping[str, Any]
@@ -275,8 +276,3 @@ class Graph:
             waiting = [node, *self.inside(node.name)]
             dag.add_edges_from((first, n.name) for first in node.after for n in waiting)
         return dag
-
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        from hflow.view.pages.notebook import graph_bundle
-
-        return graph_bundle(self)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from hflow.plan.model_shape import ModelShape
+from hflow.plan.parameters import active_parameters
 
 
 def matmul_parameters(shape: ModelShape) -> int:
     """Parameters by which a token is multiplied: all but the embedding table and the experts not chosen."""
-    return shape.active_parameters - (0 if shape.tied else shape.vocab * shape.hidden)
+    return active_parameters(shape) - (0 if shape.tied else shape.vocab * shape.hidden)
 
 
 def head_parameters(shape: ModelShape) -> int:

@@ -16,6 +16,7 @@ from math import prod
 from typing import Literal
 
 from hflow.plan.cached_hash import KeptHash
+from hflow.units import device_text
 
 Range = tuple[int, int]
 Box = tuple[Range, ...]
@@ -104,17 +105,6 @@ class Mesh(KeptHash):
     @property
     def _sizes(self) -> str:
         return " ".join(f"{name}{size}" for name, size in self.axes if size > 1) or "dp1"
-
-
-def device_text(devices: tuple[int, ...]) -> str:
-    """``0-3,6``; order is kept, so a regrouped mesh shows it."""
-    runs: list[list[int]] = []
-    for device in devices:
-        if runs and device == runs[-1][-1] + 1:
-            runs[-1].append(device)
-        else:
-            runs.append([device])
-    return ",".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
 
 
 @dataclass(frozen=True)

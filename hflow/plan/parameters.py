@@ -128,6 +128,20 @@ def _pieces(parameter: Parameter, tp: int, parts: int) -> list[list[Box]]:
     return [[cut(shard, 0, parts, part) for shard in shards] for part in range(parts)]
 
 
+@lru_cache(maxsize=256)
+def num_parameters(shape: ModelShape) -> int:
+    """All parameters of a model."""
+    return stage_elements(shape, 1, 1)
+
+
+def active_parameters(shape: ModelShape) -> int:
+    """Parameters that one token meets: of the experts only `top_k` in each layer."""
+    if shape.moe is None:
+        return num_parameters(shape)
+    idle = shape.moe.num_experts - shape.moe.top_k
+    return num_parameters(shape) - shape.num_layers * idle * 3 * shape.hidden * shape.moe.ffn
+
+
 def shard_elements(shape: ModelShape, sharding: Sharding) -> int:
     """Elements that the fullest device holds."""
     mesh = sharding.mesh

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
 from itertools import product
 
+from hflow.plan.edges import Collective, Copy
 from hflow.plan.layout import Box, Range, intersect, volume
-from hflow.plan.plan import Collective, Copy
 
 Boxes = Mapping[int, Box]
 Host = Callable[[int], int]

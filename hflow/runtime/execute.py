@@ -18,6 +18,7 @@ from rich.console import Console
 
 from hflow import units
 from hflow.diagnostics import Diagnostic, HflowError, Terminated, render, source_of
+from hflow.display import Displayed
 from hflow.ending_signals import EndingSignals
 from hflow.plan.digests import changed_functions, check_models
 from hflow.plan.plan import Plan
@@ -28,12 +29,12 @@ from hflow.runtime.controller.metrics import merge
 from hflow.runtime.controller.pool import Pool, Report, WorkerFailure
 from hflow.runtime.controller.progress import RunProgress
 from hflow.runtime.controller.run_folder import RunFolder
+from hflow.runtime.controller.run_views import NO_VIEWS, RunViews
 from hflow.runtime.whole_folder import remove_unfinished
-from hflow.view.terminal.terminal import measured_text
 
 
 @dataclass
-class Run:
+class Run(Displayed):
     """What a run did. `metrics`: the lines of metrics.jsonl; `evaluations`: the metric by finished steps."""
 
     folder: Path
@@ -42,11 +43,6 @@ class Run:
     evaluations: dict[int, float] = field(default_factory=dict[int, float])
     wall_s: float = 0.0
     diagnostics: tuple[Diagnostic, ...] = ()
-
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        from hflow.view.pages.notebook import run_bundle
-
-        return run_bundle(self.folder.name, self.status, self.metrics, self.evaluations)
 
 
 def execute(
@@ -57,6 +53,7 @@ def execute(
     pool: Pool | None = None,
     export: bool = True,
     console: Console | None = None,
+    views: RunViews = NO_VIEWS,
 ) -> Run:
     """Run `plan` to its end.
 
@@ -66,6 +63,7 @@ def execute(
         workers: ``inline`` runs a one-device plan in this process.
         pool: workers to use and leave alive, instead of starting some.
         export: write each trained model to ``export/<model>`` at the end.
+        views: what is drawn of the run for people; `hflow.execute` hands in its report and its trace.
 
     Raises:
         HflowError: when the run cannot start or fails; the run folder then says ``failed``. A plan that only
@@ -85,12 +83,14 @@ def execute(
             _tell_changed(plan, folder, console)
             with _pool(pool, plan, address, workers, console, signals) as own, signals.interruptible():
                 _run(plan, own, folder, run, signals, export, console)
+                if table := views.table(plan, folder.metrics):
+                    _say(console, table)
             run.status = "finished"
         except BaseException as raised:
             error = raised
             run.status = _ended_by(raised, signals)
         run.wall_s = time.time() - started
-        told = _finish(plan, folder, run, error, signals)
+        told = _finish(plan, folder, run, error, signals, views)
         if run.status == "failed":
             _say(console, f"the run failed; details in {folder.path / 'error.txt'}")
         if folder.problem and folder.problem is not told:
@@ -137,16 +137,21 @@ def _pool(
 
 
 def _finish(
-    plan: Plan, folder: RunFolder, run: Run, error: BaseException | None, signals: EndingSignals
+    plan: Plan,
+    folder: RunFolder,
+    run: Run,
+    error: BaseException | None,
+    signals: EndingSignals,
+    views: RunViews,
 ) -> BaseException | None:
     """Complete the folder; what ended the run. The summary comes last, when nothing can change the status any
     more: a signal or a full disk may, while the views are written."""
     for model in _trained(plan):
         remove_unfinished(folder.export(model))
     run.diagnostics = error.diagnostics if isinstance(error, HflowError) else ()
-    folder.draw(summary(plan, run), run.diagnostics)
+    folder.draw(views, summary(plan, run), run.diagnostics)
     if _is_worse(folder, run, signals):
-        folder.draw(summary(plan, run), run.diagnostics)
+        folder.draw(views, summary(plan, run), run.diagnostics)
     folder.close(run.status, _error_text(error or folder.problem) if run.status == "failed" else "")
     _is_worse(folder, run, signals)
     folder.summarise(summary(plan, run))
@@ -222,7 +227,6 @@ def _run(
     for model in _trained(plan) if export else ():
         pool.call("export", model, str(folder.export(model).absolute()))
         folder.event("exported", model=model)
-    _say(console, measured_text(plan, folder.metrics))
 
 
 def _trained(plan: Plan) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from hflow.graph.ir import Graph
-from hflow.plan.plan import Instruction, Program
+from hflow.plan.program import Instruction, Program
 from hflow.schedule.list_scheduling import Task, arrange
 from hflow.schedule.tasks import TIMELESS, tasks
 from hflow.schedule.timed_span import loop_time_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from hflow.plan.plan import Instruction, Program
+from hflow.plan.program import Instruction, Program
 from hflow.schedule.tasks import device_classes
 from hflow.schedule.timed_span import STEADY, Span, spans, step_time_s
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from hflow.plan.plan import Instruction
+from hflow.plan.program import Instruction
 from hflow.schedule.list_scheduling import Task
 
 TIMELESS = ("await", "free", "release", "recall", "carry")  # each device does these alone, at once

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hflow.graph.ir import Graph
-from hflow.plan.plan import Instruction, Program
+from hflow.plan.program import Instruction, Program
 from hflow.plan.workload import rounds
 from hflow.schedule.list_scheduling import MEASURED, WARM_UP, makespan_s, period_s, starts
 from hflow.schedule.tasks import TIMELESS, tasks

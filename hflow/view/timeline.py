@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hflow.plan.plan import Plan, Program
+from hflow.plan.plan import Plan
+from hflow.plan.program import Program
 from hflow.schedule.list_scheduling import WARM_UP
 from hflow.schedule.timed_span import Span, spans
 from hflow.view.words import deed

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from hflow import units
-from hflow.compiler.candidates.meshes import layout_text
 from hflow.graph.ir import Graph, Input, Model, Region
-from hflow.plan.plan import Instruction, NodePlan, Program
+from hflow.plan.node_plan import NodePlan, layout_text
+from hflow.plan.program import Instruction, Program
 
 
 def deed(program: Program, instruction: Instruction) -> str:

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config, Qwe
 
 from hflow.graph.ir import Model
 from hflow.plan.layout import Mesh
-from hflow.plan.model_shape import read_shape
+from hflow.plan.read_shape import read_shape
 from hflow.plan.strategy import PLAIN, Strategy
 from hflow.runtime.engines.megatron.engine import MegatronModel
 from hflow.runtime.tokenizer import load_tokenizer

@@ -12,7 +12,7 @@ from hflow.graph.ir import Function, Input, Node, Ref, Repeat
 from hflow.graph.types import Dim, Factor, ValueType
 from hflow.ops.losses import negative_log_likelihood
 from hflow.plan.layout import Mesh
-from hflow.plan.plan import NodePlan
+from hflow.plan.node_plan import NodePlan
 from hflow.plan.strategy import Strategy
 from hflow.runtime.engines.base import Call
 from hflow.runtime.engines.megatron.engine import MegatronModel

@@ -15,7 +15,8 @@ from hflow.graph.ir import Graph
 from hflow.plan.cluster import Cluster, Link
 from hflow.plan.cluster_file import load_cluster
 from hflow.plan.layout import Mesh
-from hflow.plan.plan import Instruction, NodePlan, Program
+from hflow.plan.node_plan import NodePlan
+from hflow.plan.program import Instruction, Program
 
 
 def program_text(program: Program) -> str:

@@ -11,9 +11,9 @@ from random import Random
 import hflow
 from hflow.compiler.candidates.node_groups import Option, Options
 from hflow.compiler.compile import new_draft
+from hflow.compiler.options import PlannerOptions
 from hflow.compiler.passes.candidates import candidates
 from hflow.compiler.passes.weight_edges import weight_edges
-from hflow.compiler.planner.options import PlannerOptions
 from hflow.compiler.planner.placements import Allocation, allocations
 from hflow.compiler.planner.space import Space
 from hflow.compiler.planner.step import StepModel

@@ -17,7 +17,8 @@ from hflow.compiler.state import Draft
 from hflow.graph.ir import Graph
 from hflow.plan.digests import digests_of
 from hflow.plan.layout import Mesh
-from hflow.plan.plan import VERSION, Plan, Program
+from hflow.plan.plan import VERSION, Plan
+from hflow.plan.program import Program
 from hflow.plan.verify.consistency import inconsistencies
 from hflow.schedule.tasks import TIMELESS
 from hflow.schedule.timed_span import spans, step_time_s

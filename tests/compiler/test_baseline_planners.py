@@ -8,13 +8,14 @@ from itertools import combinations
 import pytest
 
 from hflow.compiler.compile import compile_graph
-from hflow.compiler.planner.options import Placement, Planner, PlannerOptions
+from hflow.compiler.options import Placement, Planner, PlannerOptions
 from hflow.cost.compute import node_time_s
 from hflow.cost.memory import working_bytes
 from hflow.diagnostics import HflowError
 from hflow.plan.cluster_file import load_cluster
 from hflow.plan.layout import Mesh
-from hflow.plan.plan import NodePlan, Plan
+from hflow.plan.node_plan import NodePlan
+from hflow.plan.plan import Plan
 from hflow.plan.verify.runnable import check_runnable
 from hflow.plan.workload import workload
 from hflow.view.terminal.terminal import search_text

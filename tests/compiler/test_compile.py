@@ -19,7 +19,8 @@ from hflow.graph.ir import Graph
 from hflow.plan.cluster import Cluster
 from hflow.plan.cluster_file import load_cluster
 from hflow.plan.layout import Mesh
-from hflow.plan.plan import Plan, load_plan, to_json
+from hflow.plan.plan import Plan, to_json
+from hflow.plan.plan_file import load_plan
 from hflow.view.terminal.terminal import plan_text
 from tests.compiler.programs import program_text
 

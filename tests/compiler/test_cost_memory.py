@@ -16,6 +16,7 @@ from hflow.plan.cluster_file import load_cluster
 from hflow.plan.flops import expert_parameters, forward_flops, matmul_parameters, read_parameters
 from hflow.plan.layout import Mesh
 from hflow.plan.named_shapes import NAMED_SHAPES
+from hflow.plan.parameters import active_parameters, num_parameters
 from hflow.plan.strategy import PLAIN, Strategy
 from hflow.plan.workload import Workload
 
@@ -139,13 +140,13 @@ def test_generation_keeps_the_cache_of_all_rows_at_their_greatest_length() -> No
 def test_decoding_reads_the_experts_that_some_row_chooses() -> None:
     moe = NAMED_SHAPES["qwen3-30b-a3b"]
     embedding = moe.vocab * moe.hidden
-    assert read_parameters(moe, 1) == pytest.approx(moe.active_parameters - embedding)
-    assert read_parameters(moe, 10_000) == pytest.approx(moe.num_parameters - embedding)
+    assert read_parameters(moe, 1) == pytest.approx(active_parameters(moe) - embedding)
+    assert read_parameters(moe, 10_000) == pytest.approx(num_parameters(moe) - embedding)
     assert read_parameters(LLAMA_70B, 7) == matmul_parameters(LLAMA_70B)
     experts = moe.moe
     assert experts
     size = 3 * moe.hidden * experts.ffn * moe.num_layers
-    shared = moe.num_parameters - embedding - experts.num_experts * size
+    shared = num_parameters(moe) - embedding - experts.num_experts * size
     both_choose_8_of_128 = 128 * (1 - (120 / 128) ** 2)  # expected size of the union
     assert read_parameters(moe, 2) == pytest.approx(shared + both_choose_8_of_128 * size)
     two_parts = read_parameters(moe, 1, ep=2)
@@ -154,7 +155,7 @@ def test_decoding_reads_the_experts_that_some_row_chooses() -> None:
 
 MOE = NAMED_SHAPES["qwen3-30b-a3b"]
 EXPERTS = 48 * 128 * 3 * 2048 * 768  # layers, experts, matrices, hidden, width
-COMMON = MOE.num_parameters - EXPERTS
+COMMON = num_parameters(MOE) - EXPERTS
 
 
 def test_experts_are_split_over_ranks_that_share_them() -> None:

@@ -16,6 +16,7 @@ from hflow.plan.cluster import Calibration, Cluster, Link
 from hflow.plan.cluster_file import load_cluster
 from hflow.plan.layout import Mesh
 from hflow.plan.named_shapes import NAMED_SHAPES
+from hflow.plan.parameters import num_parameters
 from hflow.plan.strategy import Strategy
 from hflow.plan.workload import Workload
 
@@ -146,7 +147,7 @@ def test_tokens_travel_to_their_experts_and_back(plain: Cluster) -> None:
 
 
 def test_gradients_of_experts_are_reduced_where_they_are_the_same(plain: Cluster) -> None:
-    mesh, common = Mesh.of(tuple(range(8)), dp=8), MOE.num_parameters - EXPERTS
+    mesh, common = Mesh.of(tuple(range(8)), dp=8), num_parameters(MOE) - EXPERTS
     held = common + EXPERTS / 4
     reduced = 2 * 4 * (7 / 8 * common + 1 / 2 * EXPERTS / 4) / (300e9 * 0.8)
     assert update_s(MOE, "bf16", mesh, plain, Strategy(ep=4)) == pytest.approx(32 * held / 2.039e12 + reduced)

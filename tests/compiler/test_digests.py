@@ -22,7 +22,8 @@ from hflow.plan.digests import (
     function_files,
     model_digests,
 )
-from hflow.plan.plan import Plan, load_plan, to_json
+from hflow.plan.plan import Plan, to_json
+from hflow.plan.plan_file import load_plan
 from tests.compiler.conftest import CONFIG
 
 REWARD = """

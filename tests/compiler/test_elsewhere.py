@@ -14,10 +14,10 @@ import hflow
 from hflow.compiler.candidates.node_groups import Unit
 from hflow.compiler.compile import compile_graph
 from hflow.compiler.explain.alternatives import explain
+from hflow.compiler.options import DEFAULTS, PlannerOptions
 from hflow.compiler.passes.place import place
 from hflow.compiler.pins import Pin
 from hflow.compiler.planner.incumbent import RESOLUTION
-from hflow.compiler.planner.options import DEFAULTS, PlannerOptions
 from hflow.compiler.planner.search import search
 from hflow.compiler.state import Draft
 from hflow.diagnostics import HflowError

@@ -10,9 +10,9 @@ import pytest
 import hflow
 from hflow.compiler.compile import new_draft
 from hflow.compiler.engines import generation_engines
+from hflow.compiler.options import DEFAULTS
 from hflow.compiler.passes.candidates import candidates
 from hflow.compiler.passes.weight_edges import weight_edges
-from hflow.compiler.planner.options import DEFAULTS
 from hflow.compiler.planner.space import Space
 from hflow.compiler.planner.step import StepModel
 from hflow.cost.memory import SERVER_BYTES, kv_cache_bytes, weight_bytes

@@ -6,7 +6,7 @@ import pytest
 
 from hflow.compiler.compile import compile_graph
 from hflow.compiler.explain.alternatives import Alternative, explain
-from hflow.compiler.planner.options import DEFAULTS, PlannerOptions
+from hflow.compiler.options import DEFAULTS, PlannerOptions
 from hflow.diagnostics import HflowError
 from hflow.plan.cluster_file import load_cluster
 from hflow.plan.plan import Plan

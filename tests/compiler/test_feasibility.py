@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from hflow.compiler.compile import compile_graph, new_draft
+from hflow.compiler.options import PlannerOptions
 from hflow.compiler.passes.candidates import candidates
 from hflow.compiler.passes.weight_edges import weight_edges
-from hflow.compiler.planner.options import PlannerOptions
 from hflow.compiler.planner.search import search
 from hflow.compiler.planner.space import Space
 from hflow.compiler.planner.step import StepModel

@@ -9,7 +9,7 @@ import pytest
 import hflow
 from hflow.compiler.compile import new_draft
 from hflow.compiler.host_memory import host_memory
-from hflow.compiler.planner.options import DEFAULTS
+from hflow.compiler.options import DEFAULTS
 from hflow.cost.memory import pinned_bytes
 from hflow.diagnostics import HflowError
 from hflow.plan.cluster import Cluster

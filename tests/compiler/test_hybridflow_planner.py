@@ -9,10 +9,10 @@ from itertools import product
 import pytest
 
 from hflow.compiler.compile import compile_graph, new_draft
+from hflow.compiler.options import PlannerOptions
 from hflow.compiler.passes.candidates import candidates
 from hflow.compiler.passes.place import place
 from hflow.compiler.passes.weight_edges import weight_edges
-from hflow.compiler.planner.options import PlannerOptions
 from hflow.compiler.planner.placements import Partition, partitions
 from hflow.compiler.planner.published.hybridflow import enum_alloc, hybridflow
 from hflow.compiler.planner.published.mapper import Mapper

@@ -14,8 +14,11 @@ from hflow.compiler.compile import compile_graph
 from hflow.diagnostics import HflowError
 from hflow.graph.ir import Graph
 from hflow.plan.layout import Replicate
-from hflow.plan.plan import Instruction, Plan, load_plan
+from hflow.plan.parameters import num_parameters
+from hflow.plan.plan import Plan
+from hflow.plan.plan_file import load_plan
 from hflow.plan.ports import input_layout
+from hflow.plan.program import Instruction
 from hflow.plan.replicas import Instance
 from hflow.plan.sharding import Sharding
 from tests.compiler.programs import program_text
@@ -122,7 +125,7 @@ def test_rounds_count_in_the_predicted_time(model: str) -> None:
 
 def test_older_weights_are_a_copy_that_memory_counts(model: str) -> None:
     lagging, on_policy = (compiled("lagged", model, None, f"params.lag={lag}") for lag in (1, 0))
-    size = 4 * lagging.shapes["actor"].num_parameters
+    size = 4 * num_parameters(lagging.shapes["actor"])
     with_copy, without = lagging.memory[0], on_policy.memory[0]
     assert with_copy.parts["actor older weights (dp2 @0-1)"] == size
     assert with_copy.peak_bytes - without.peak_bytes == size

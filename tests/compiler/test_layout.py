@@ -11,7 +11,8 @@ from torch.distributed.tensor import Replicate as TorchReplicate
 from torch.distributed.tensor import Shard as TorchShard
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 
-from hflow.plan.layout import Layout, Mesh, Only, Replicate, Shard, device_text, split
+from hflow.plan.layout import Layout, Mesh, Only, Replicate, Shard, split
+from hflow.units import device_text
 
 
 @pytest.mark.parametrize("first", [Shard(0), Shard(1), Replicate()])

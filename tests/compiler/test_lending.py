@@ -16,8 +16,9 @@ from hflow.cost.redistribution import includes
 from hflow.graph.ir import Graph
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
+from hflow.plan.node_plan import NodePlan
 from hflow.plan.parameters import parameters, weight_boxes
-from hflow.plan.plan import Instruction, NodePlan
+from hflow.plan.program import Instruction
 from hflow.plan.sharding import Sharding
 from tests.compiler.test_memory import DATA, HALF, MB, TENSOR, lagged, planned
 

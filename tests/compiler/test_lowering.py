@@ -18,11 +18,11 @@ from hflow.compiler.lowering import Lowered, lower_rows, lower_weights
 from hflow.compiler.regroup import generation_mesh
 from hflow.graph.types import Dim, Factor, ValueType
 from hflow.plan.cluster import Cluster, DeviceKind, Link
+from hflow.plan.edges import CopySet
 from hflow.plan.layout import Box, Mesh, intersect, rows_layout, volume
 from hflow.plan.model_shape import Experts, ModelShape
 from hflow.plan.named_shapes import NAMED_SHAPES
 from hflow.plan.parameters import Parameter, parameters, weight_boxes
-from hflow.plan.plan import CopySet
 from hflow.plan.sharding import Sharding
 
 # 64 layers, heads, rows and columns of the matrices in layers: whatever divides 64 divides them evenly.

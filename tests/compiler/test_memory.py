@@ -15,7 +15,9 @@ from hflow.compiler.state import Draft
 from hflow.diagnostics import HflowError
 from hflow.graph.ir import Graph
 from hflow.plan.layout import Mesh
-from hflow.plan.plan import DeviceMemory, NodePlan, Program
+from hflow.plan.node_plan import NodePlan
+from hflow.plan.plan import DeviceMemory
+from hflow.plan.program import Program
 from hflow.plan.strategy import Strategy
 from tests.compiler.conftest import CONFIG
 from tests.compiler.programs import instant, node_plans, scheduled

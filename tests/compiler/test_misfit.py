@@ -9,13 +9,14 @@ import pytest
 import hflow
 from hflow.compiler.compile import compile_graph
 from hflow.compiler.explain.min_memory import leanest
-from hflow.compiler.planner.options import Planner, PlannerOptions
+from hflow.compiler.options import Planner, PlannerOptions
 from hflow.compiler.planner.search import exhaustive
 from hflow.diagnostics import Diagnostic, HflowError, render
 from hflow.graph.ir import Graph
 from hflow.plan.cluster import Cluster
 from hflow.plan.cluster_file import load_cluster
 from hflow.plan.named_shapes import NAMED_SHAPES
+from hflow.plan.parameters import num_parameters
 from tests.compiler.small_cases import case, space_of
 from tests.compiler.workloads import large
 
@@ -54,7 +55,7 @@ def test_ppo_of_70b_on_one_host_is_refused_with_the_smallest_cluster_that_works(
     """18 bytes for each of its parameters, on eight devices; HybridFlow's smallest run of it is on 64."""
     graph = large("ppo", "llama-70b")
     found = refusal(graph, cluster("a100x8"))
-    state = NAMED_SHAPES["llama-70b"].num_parameters * 18 / 8e9
+    state = num_parameters(NAMED_SHAPES["llama-70b"]) * 18 / 8e9
     assert found.code == "HF305" and "8 A100-80G with 72.0 GB each" in found.message
     assert f"actor weights, gradients, Adam (tp8 offload) {state:.1f} GB" in found.help
     assert found.help.endswith("on which it fits has 32 devices (4 hosts of 8 A100-80G)")
@@ -146,6 +147,6 @@ def test_a_pinned_layout_tells_how_much_it_lacks() -> None:
     """7B parameters with 18 bytes each on one device."""
     graph = large("sft", "llama-7b")
     found = refusal(graph, cluster("a100x8"), "actor_train=dp8,zero0")
-    needs = NAMED_SHAPES["llama-7b"].num_parameters * 18 / 1e9
+    needs = num_parameters(NAMED_SHAPES["llama-7b"]) * 18 / 1e9
     size = float(found.help.removeprefix("dp8 @0-7: needs ").split()[0])
     assert found.code == "HF302" and found.help.endswith("of 72.0 GB") and needs < size < needs + 20

@@ -20,7 +20,8 @@ from hflow.diagnostics import HflowError
 from hflow.graph.ir import Graph
 from hflow.plan.cluster_file import load_cluster
 from hflow.plan.cluster_text import cluster_text
-from hflow.plan.plan import Plan, load_plan, to_json
+from hflow.plan.plan import Plan, to_json
+from hflow.plan.plan_file import load_plan
 from hflow.plan.verify.runnable import check_runnable
 from hflow.report.trace import chrome_trace
 from hflow.view.pages.plan_page import plan_html

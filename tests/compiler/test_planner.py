@@ -11,13 +11,13 @@ import pytest
 import hflow
 from hflow.compiler.compile import compile_graph, new_draft
 from hflow.compiler.memory import device_memory
+from hflow.compiler.options import PLACEMENTS, Placement, PlannerOptions
 from hflow.compiler.passes.candidates import candidates
 from hflow.compiler.passes.lower_edges import lower_edges
 from hflow.compiler.passes.place import node_plans
 from hflow.compiler.passes.schedule import schedule
 from hflow.compiler.passes.weight_edges import weight_edges
 from hflow.compiler.planner.incumbent import RESOLUTION
-from hflow.compiler.planner.options import PLACEMENTS, Placement, PlannerOptions
 from hflow.compiler.planner.search import search
 from hflow.compiler.planner.space import Space
 from hflow.compiler.planner.step import StepModel

@@ -15,9 +15,10 @@ from hflow.cost.comm import reached
 from hflow.cost.redistribution import redistribution_s, rows_s, weights_s
 from hflow.graph.types import Dim, Factor, ValueType
 from hflow.plan.cluster import Cluster, DeviceKind, Link
+from hflow.plan.edges import CopySet
 from hflow.plan.layout import Mesh, rows_layout, volume
 from hflow.plan.named_shapes import NAMED_SHAPES
-from hflow.plan.plan import CopySet
+from hflow.plan.parameters import num_parameters
 from hflow.plan.sharding import Sharding
 
 KIND = DeviceKind("A100", "cuda", 312e12, 80 * 10**9, 2e12, 0.5, 0.0)
@@ -69,7 +70,7 @@ def test_weights_to_another_host() -> None:
     cluster = a100s()
     here, there = (Mesh.of(tuple(range(first, first + 8)), tp=8) for first in (0, 8))
     nics, link = reached(cluster, INTER), reached(cluster, INTRA)
-    size = LLAMA.num_parameters * 2
+    size = num_parameters(LLAMA) * 2
     by_hand = size / nics.bandwidth + nics.latency_s + size / 8 / link.bandwidth + link.latency_s
     assert weights_s(LLAMA, "bf16", Sharding(here), Sharding(there), cluster) == pytest.approx(by_hand)
 

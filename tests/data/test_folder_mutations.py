@@ -14,8 +14,9 @@ from safetensors.torch import load_file
 
 from hflow.diagnostics import HflowError
 from hflow.graph.ir import Head, Model
-from hflow.plan.model_shape import ModelShape, read_shape
+from hflow.plan.model_shape import ModelShape
 from hflow.plan.parameters import parameters
+from hflow.plan.read_shape import read_shape
 from hflow.plan.vocabulary import beyond, token_ids
 from hflow.runtime.tokenizer import Tokenizer, UnknownTextError, load_tokenizer
 from hflow.runtime.tools.new_model import new_model

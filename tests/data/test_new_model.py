@@ -15,8 +15,8 @@ from transformers import (
 )
 
 from hflow.diagnostics import HflowError
-from hflow.plan.model_shape import read_shape
-from hflow.plan.parameters import parameters
+from hflow.plan.parameters import num_parameters, parameters
+from hflow.plan.read_shape import read_shape
 from hflow.runtime.tokenizer import load_tokenizer
 from hflow.runtime.tools.new_model import new_model
 
@@ -30,7 +30,7 @@ def test_transformers_and_the_planner_agree_on_the_model(tmp_path: Path, family:
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert type(model) is CLASSES[family]
     shape = read_shape(str(tmp_path))
-    assert size == shape.num_parameters == sum(p.numel() for p in model.parameters())
+    assert size == num_parameters(shape) == sum(p.numel() for p in model.parameters())
     state = model.state_dict()
     assert {p.name: p.shape for p in parameters(shape)} == {
         name: tuple(state[name].shape) for name in state if not (tied and name == "lm_head.weight")
@@ -46,12 +46,12 @@ def test_a_scalar_head_is_that_of_a_sequence_classifier(tmp_path: Path, family: 
     assert type(model).__name__.lower() == f"{family}forsequenceclassification"
     assert model.config.num_labels == 1
     shape = read_shape(str(tmp_path)).with_head("scalar")
-    assert size == shape.num_parameters == sum(p.numel() for p in model.parameters())
+    assert size == num_parameters(shape) == sum(p.numel() for p in model.parameters())
     assert {p.name: p.shape for p in parameters(shape)} == {
         name: tuple(tensor.shape) for name, tensor in model.state_dict().items()
     }
     untied = read_shape(str(tmp_path))
-    assert untied.num_parameters - shape.num_parameters == (shape.vocab - 1) * 32
+    assert num_parameters(untied) - num_parameters(shape) == (shape.vocab - 1) * 32
     assert replace(untied, tied=True).with_head("scalar") == shape
     assert shape.with_head("scalar").outputs == 1 and untied.outputs == shape.vocab
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from hflow.diagnostics import HflowError
 from hflow.graph.ir import Head, Model
-from hflow.plan.model_shape import read_shape
 from hflow.plan.parameters import parameters
+from hflow.plan.read_shape import read_shape
 from hflow.runtime.tools.new_model import new_model
 from hflow.runtime.weight_files import INDEX, SINGLE, StoredTensor, stored_tensors
 

@@ -14,8 +14,8 @@ from hflow.graph.ir import Function, Head, Input, Model, Node, Output, Ref, Repe
 from hflow.graph.types import Dim, Factor, ValueType
 from hflow.ops.losses import ppo_clip
 from hflow.plan.layout import Mesh
-from hflow.plan.model_shape import read_shape
-from hflow.plan.plan import NodePlan
+from hflow.plan.node_plan import NodePlan
+from hflow.plan.read_shape import read_shape
 from hflow.plan.strategy import PLAIN, Strategy
 from hflow.runtime.engines.base import Call
 from hflow.runtime.engines.megatron.engine import MegatronModel

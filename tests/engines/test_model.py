@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from hflow.diagnostics import HflowError
 from hflow.plan.layout import Box, Mesh
-from hflow.plan.model_shape import read_shape
 from hflow.plan.parameters import parameters, weight_boxes
+from hflow.plan.read_shape import read_shape
 from hflow.plan.sharding import Sharding
 from hflow.runtime.engines.megatron.groups import NewGroup
 from hflow.runtime.engines.megatron.micro_batches import micro_batches

@@ -18,7 +18,7 @@ from hflow.diagnostics import HflowError
 from hflow.graph.ir import Head
 from hflow.plan.flops import forward_flops
 from hflow.plan.layout import Mesh
-from hflow.plan.model_shape import read_shape
+from hflow.plan.read_shape import read_shape
 from hflow.plan.workload import Workload
 from hflow.runtime.engines.megatron.groups import NewGroup
 from hflow.runtime.hf import write_hf

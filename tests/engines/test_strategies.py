@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from hflow.cost.memory import optimizer_bytes, working_bytes
 from hflow.plan.layout import Mesh
-from hflow.plan.model_shape import read_shape
+from hflow.plan.read_shape import read_shape
 from hflow.plan.strategy import PLAIN, Strategy
 from hflow.plan.workload import Workload
 from hflow.runtime.engines.megatron.groups import NewGroup

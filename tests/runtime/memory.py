@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from hflow.plan.plan import Instruction, Plan, Program
+from hflow.plan.plan import Plan
+from hflow.plan.program import Instruction, Program
 from hflow.plan.strategy import Strategy
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from hflow.graph.ir import Node
-from hflow.plan.plan import NodePlan, Plan
+from hflow.plan.node_plan import NodePlan
+from hflow.plan.plan import Plan
 from hflow.runtime.engines.base import Call, Engine, Result
 from hflow.runtime.execute import Run, execute
 from hflow.runtime.rows import Rows

@@ -14,8 +14,10 @@ from safetensors.torch import load_file, save_file
 
 import hflow
 from hflow.compiler.lowering import row_bytes
+from hflow.plan.edges import Copy, EdgePlan
 from hflow.plan.layout import volume
-from hflow.plan.plan import Copy, EdgePlan, Instruction, Plan
+from hflow.plan.plan import Plan
+from hflow.plan.program import Instruction
 from hflow.runtime.controller.pool import Pool
 from hflow.runtime.execute import Run, execute
 from hflow.runtime.tokenizer import load_tokenizer

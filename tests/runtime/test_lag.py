@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 import hflow
 from hflow.graph.ir import Graph
-from hflow.plan.plan import NodePlan
+from hflow.plan.node_plan import NodePlan
 from hflow.runtime.controller.pool import Pool
 from hflow.runtime.engines.base import Call
 from hflow.runtime.engines.python.data import open_source

@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 import hflow
 from hflow.diagnostics import HflowError
 from hflow.graph.ir import Graph
-from hflow.plan.plan import NodePlan, Plan
+from hflow.plan.node_plan import NodePlan
+from hflow.plan.plan import Plan
 from hflow.runtime.controller.pool import Pool
 from hflow.runtime.engines.base import Call
 from hflow.runtime.engines.python.data import open_source

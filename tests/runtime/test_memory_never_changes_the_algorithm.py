@@ -13,8 +13,8 @@ import pytest
 import hflow
 from hflow.cost.memory import optimizer_bytes, weight_bytes
 from hflow.plan.layout import Mesh
-from hflow.plan.model_shape import read_shape
 from hflow.plan.plan import Plan
+from hflow.plan.read_shape import read_shape
 from hflow.plan.strategy import PLAIN, Strategy
 from hflow.runtime.controller.pool import Pool, WorkerFailure
 from hflow.runtime.execute import Run, execute

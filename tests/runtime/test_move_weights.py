@@ -12,10 +12,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from hflow.compiler.lowering import weight_edge
 from hflow.plan.cluster import Cluster, DeviceKind, Link
+from hflow.plan.edges import EdgePlan
 from hflow.plan.layout import Box, Mesh, volume
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.parameters import parameters, weight_boxes
-from hflow.plan.plan import EdgePlan
 from hflow.plan.sharding import Sharding
 from hflow.runtime.engines.megatron.build import build_model
 from hflow.runtime.engines.megatron.groups import make_groups

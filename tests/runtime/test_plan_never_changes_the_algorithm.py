@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import hflow
-from hflow.plan.plan import Plan, load_plan
+from hflow.plan.plan import Plan
+from hflow.plan.plan_file import load_plan
 from hflow.runtime.controller.pool import Pool
 from hflow.runtime.execute import Run, execute
 

@@ -10,8 +10,8 @@ import torch
 from hflow.compiler.lowering import data_edge
 from hflow.graph.types import Dim, Factor, ValueType
 from hflow.plan.cluster import Cluster, DeviceKind, Link
+from hflow.plan.edges import EdgePlan
 from hflow.plan.layout import Layout, Mesh, Only, Replicate, Shard
-from hflow.plan.plan import EdgePlan
 from hflow.runtime.rows import Rows, from_strings
 from hflow.runtime.worker.transfer import Received, move_rows
 from hflow.runtime.worker.world import Peers, World

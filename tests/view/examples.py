@@ -20,19 +20,12 @@ from hflow.graph.ir import (
 from hflow.graph.types import Dim, DType, Factor, Provenance, ValueType
 from hflow.plan.cluster import Cluster, DeviceKind, Link
 from hflow.plan.digests import Digests
+from hflow.plan.edges import Copy, CopySet, EdgePlan
 from hflow.plan.layout import Mesh, rows_layout
 from hflow.plan.model_shape import ModelShape
-from hflow.plan.plan import (
-    Copy,
-    CopySet,
-    DeviceMemory,
-    EdgePlan,
-    Instruction,
-    NodePlan,
-    Plan,
-    Program,
-    Search,
-)
+from hflow.plan.node_plan import NodePlan
+from hflow.plan.plan import DeviceMemory, Plan, Search
+from hflow.plan.program import Instruction, Program
 from hflow.plan.strategy import Strategy
 from hflow.schedule.timed_span import step_time_s
 

@@ -7,7 +7,9 @@ from dataclasses import replace
 
 from hflow.graph.ir import Graph, Input, ModelUse, Node, Output, Ref, Refresh, Region
 from hflow.graph.types import ValueType
-from hflow.plan.plan import Instruction, NodePlan, Plan, Program
+from hflow.plan.node_plan import NodePlan
+from hflow.plan.plan import Plan
+from hflow.plan.program import Instruction, Program
 from tests.view.examples import (
     ALL,
     CLUSTER,

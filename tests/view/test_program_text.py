@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from hflow.graph.types import parse_type
 from hflow.plan.layout import Mesh, Only, Replicate, rows_layout
-from hflow.plan.plan import Instruction
+from hflow.plan.program import Instruction
 from hflow.view.terminal.program_text import placed, program_text
 from tests.view.examples import LOGPROBS, OFFLOAD_PLAN, PLAN
 from tests.view.examples_in_time import NUM_ROUNDS, ROUNDS_PLAN

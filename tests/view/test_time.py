@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 
-from hflow.plan.plan import Instruction
+from hflow.plan.program import Instruction
 from hflow.report.trace import chrome_trace
 from hflow.schedule.critical_path import idle
 from hflow.schedule.timed_span import step_time_s

@@ -15,8 +15,8 @@ from hflow.graph.types import ValueType
 from hflow.plan.cluster import Cluster
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
+from hflow.plan.node_plan import layout_text
 from hflow.plan.ports import row_unit
-from hflow.plan.strategy import Strategy
 from hflow.plan.workload import Workload
 
 
@@ -79,12 +79,6 @@ def needed_bytes(draft: Draft, unit: Unit, mesh: Mesh) -> int:
 def option_text(option: Option) -> str:
     """``pp2 tp4 zero1 offload``; ``dp1`` on one device."""
     return layout_text(option.mesh(0), option.strategy, option.offload) or "dp1"
-
-
-def layout_text(mesh: Mesh, strategy: Strategy, offload: bool) -> str:
-    """How nodes run: what is split, ``zero1``, ``ep8``, ``recompute``, ``offload``; empty if nothing is."""
-    sizes = [f"{axis}{size}" for axis, size in mesh.axes if size > 1]
-    return " ".join((*sizes, *strategy.marks, *("offload",) * offload))
 
 
 def bytes_text(size: int) -> str:

@@ -18,10 +18,10 @@ from hflow.compiler.candidates.node_groups import Option, Unit, units
 from hflow.compiler.compile import new_draft
 from hflow.compiler.engines import generation_engines
 from hflow.compiler.explain.min_memory import leanest
+from hflow.compiler.options import PlannerOptions
 from hflow.compiler.passes.weight_edges import weight_edges
 from hflow.compiler.pins import parse_pins, placed_node
 from hflow.compiler.planner.incumbent import RESOLUTION
-from hflow.compiler.planner.options import PlannerOptions
 from hflow.compiler.planner.search import search
 from hflow.compiler.planner.space import Space
 from hflow.compiler.planner.step import StepModel
@@ -29,7 +29,8 @@ from hflow.compiler.state import Draft
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.graph.ir import Graph
 from hflow.plan.layout import Mesh
-from hflow.plan.plan import NodePlan, Plan, Search
+from hflow.plan.node_plan import NodePlan
+from hflow.plan.plan import Plan, Search
 from hflow.plan.strategy import PLAIN
 from hflow.plan.workload import rounds
 

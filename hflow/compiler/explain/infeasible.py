@@ -8,7 +8,8 @@ from dataclasses import replace
 from hflow.compiler.candidates.meshes import bytes_text, option_text, options_of, unlimited
 from hflow.compiler.candidates.node_groups import units
 from hflow.compiler.explain.min_memory import Held, Lean, Load, leanest
-from hflow.compiler.planner.options import DEFAULTS, PlannerOptions
+from hflow.compiler.options import DEFAULTS, PlannerOptions
+from hflow.compiler.planner.indivisible import indivisible
 from hflow.compiler.planner.space import Space
 from hflow.compiler.planner.step import StepModel
 from hflow.compiler.state import Draft
@@ -37,24 +38,6 @@ def misfit(draft: Draft) -> Diagnostic:
     full = lean.fullest
     helps = ";\n".join((_needs(full), *_remedies(free, full), _smallest(free)))
     return Diagnostic("HF305", message, _hungriest(full.neediest).span, helps)
-
-
-def indivisible(space: Space) -> Diagnostic | None:
-    """HF309 where the models or the devices are too few for a placement."""
-    draft = space.draft
-    sets = len(next(space.partitions(), ()))  # those of fewest sets come first
-    has = draft.cluster.num_devices
-    if sets > has:
-        message = (
-            f"--placement {draft.options.placement} needs {sets} devices; `{draft.cluster.name}` has {has}"
-        )
-        return Diagnostic("HF309", message, help="leave it out")
-    if sets:
-        return None
-    needed = "two models that are not pinned to devices" if draft.pins else "two models"
-    has = f"only `{space.models[0]}`" if space.models else "none"
-    message = f"--placement {draft.options.placement} needs {needed}, and `{draft.graph.name}` has {has}"
-    return Diagnostic("HF309", message, help="leave it out")
 
 
 def _leanest(draft: Draft) -> Lean:

@@ -8,8 +8,8 @@ from hflow.compiler.host_memory import host_memory
 from hflow.compiler.memory import device_memory
 from hflow.compiler.state import Draft
 from hflow.diagnostics import Diagnostic, HflowError
-from hflow.plan.layout import device_text
 from hflow.plan.plan import DeviceMemory
+from hflow.units import device_text
 
 
 def check_memory(draft: Draft) -> Draft:

@@ -12,7 +12,7 @@ from hflow.compiler.script import Key
 from hflow.compiler.state import Draft, WeightEdge
 from hflow.compiler.writer import Writer, carried
 from hflow.graph.ir import Graph, Node
-from hflow.plan.plan import Instruction, Program
+from hflow.plan.program import Instruction, Program
 from hflow.plan.replicas import Instance, instance_of
 
 

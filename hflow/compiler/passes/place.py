@@ -25,7 +25,8 @@ from hflow.compiler.state import Draft
 from hflow.diagnostics import HflowError
 from hflow.graph.ir import Node
 from hflow.plan.layout import Mesh
-from hflow.plan.plan import NodePlan, Search
+from hflow.plan.node_plan import NodePlan
+from hflow.plan.plan import Search
 from hflow.plan.ports import is_replicated
 
 

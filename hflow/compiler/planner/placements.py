@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from hflow.compiler.planner.options import Placement
+from hflow.compiler.options import Placement
 from hflow.graph.ir import Graph
 
 Partition = tuple[tuple[str, ...], ...]  # sets of models

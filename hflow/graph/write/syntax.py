@@ -1,7 +1,7 @@
 """A graph file with everything that a person wrote in it: the tree of its text, comments and blank lines.
 
-`hflow.graph.source.document` reads what a file means; this module reads, from the same parser's events, how it is
-written, for the formatter. Each comment belongs to one entry:
+`hflow.graph.source.document` reads what a file means; this module reads, from the same parser's events, how
+it is written, for the formatter. Each comment belongs to one entry:
 
 - on an entry's line: to the outermost entry that starts and ends there, else to the first that starts there;
 - on lines of its own: to the next entry, or, indented deeper than that, to the end of the mapping before.
@@ -54,7 +54,7 @@ class Entry:
 
 
 def read_syntax(text: str) -> Value:
-    """The tree of a text that `hflow.graph.source.document.parse` accepts and whose lines end in newlines only."""
+    """The tree of a text that `source.document.parse` accepts and whose lines end in newlines only."""
     reader = _Reader(text.split("\n"))
     root = reader.document(events(text))
     _Comments(root, reader).attach()

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 from hflow.plan.digests import CONFIG
 from hflow.plan.model_shape import NAMED
-from hflow.plan.plan import Instruction, NodePlan, Plan, Program
+from hflow.plan.node_plan import NodePlan
+from hflow.plan.plan import Plan
+from hflow.plan.program import Instruction, Program
 from hflow.plan.sharding import Sharding
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hflow.graph.ir import Node
-from hflow.plan.plan import Copy, EdgePlan, Instruction, NodePlan, Plan, Program
+from hflow.plan.edges import Copy, EdgePlan
+from hflow.plan.node_plan import NodePlan
+from hflow.plan.plan import Plan
+from hflow.plan.program import Instruction, Program
 
 AXES = ["pp", "dp", "tp"]
 _KINDS = {"transfer": "data", "weights": "weights"}  # of the edge that an instruction executes

@@ -12,9 +12,8 @@ from typing import Any
 
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.plan.plan import Plan, to_json
-from hflow.report.report import Report, report_html
-from hflow.report.trace import chrome_trace
 from hflow.runtime.controller.line_file import LineFile
+from hflow.runtime.controller.run_views import RunViews
 from hflow.whole_file import unwritten, write_whole
 
 TRACED_STEPS = 20  # events of the first and last steps; a long run's trace stays small enough to open
@@ -86,13 +85,12 @@ class RunFolder:
         with self._noting():
             write_whole(self.path / "summary.json", json.dumps(summary, indent=2) + "\n", "HF407")
 
-    def draw(self, summary: dict[str, Any], diagnostics: Sequence[Diagnostic]) -> None:
+    def draw(self, views: RunViews, summary: dict[str, Any], diagnostics: Sequence[Diagnostic]) -> None:
         """Write the views made of everything recorded. A failure is a `problem`."""
-        with self._noting():
-            write_whole(self.path / "trace.json", chrome_trace(self.plan, self._events), "HF407")
-        with self._noting():
-            report = Report(self.plan, self.metrics, summary, self._events, diagnostics)
-            write_whole(self.path / "report.html", report_html(report), "HF407")
+        files = views.files(self.plan, self.metrics, summary, self._events, diagnostics)
+        for name, text in files.items():
+            with self._noting():
+                write_whole(self.path / name, text(), "HF407")
 
     def close(self, status: str, error_text: str) -> None:
         """Write the last event, and error.txt if there is a text, into the room that was kept for them and

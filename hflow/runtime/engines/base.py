@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hflow.graph.ir import Node
 from hflow.plan.layout import Box
-from hflow.plan.plan import NodePlan
+from hflow.plan.node_plan import NodePlan
 from hflow.runtime.rows import Rows
 
 

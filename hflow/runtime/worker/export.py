@@ -8,10 +8,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from hflow.plan.edges import CopySet
 from hflow.plan.layout import Box, Mesh
 from hflow.plan.model_shape import ModelShape
+from hflow.plan.node_plan import NodePlan
 from hflow.plan.parameters import Parameter, parameters, weight_boxes
-from hflow.plan.plan import CopySet, NodePlan, Plan
+from hflow.plan.plan import Plan
 from hflow.plan.reshard import lower
 from hflow.plan.sharding import Sharding
 from hflow.runtime.engines.base import Weights

@@ -13,10 +13,13 @@ import torch.distributed as dist
 from hflow.graph.infer.kinds.generate import VERSIONS
 from hflow.graph.infer.regions import sample_age
 from hflow.graph.ir import Graph, Node
+from hflow.plan.edges import EdgePlan
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
-from hflow.plan.plan import EdgePlan, Instruction, NodePlan, Plan, Program
+from hflow.plan.node_plan import NodePlan
+from hflow.plan.plan import Plan
 from hflow.plan.ports import input_layout, is_replicated, output_layout, row_unit
+from hflow.plan.program import Instruction, Program
 from hflow.plan.replicas import Instance, instance_of
 from hflow.plan.workload import token_makers
 from hflow.runtime.engines.base import Call, Result

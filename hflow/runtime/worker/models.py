@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hflow.graph.ir import Node
-from hflow.plan.plan import Instruction, NodePlan, Plan, Program
+from hflow.plan.node_plan import NodePlan
+from hflow.plan.plan import Plan
+from hflow.plan.program import Instruction, Program
 from hflow.plan.replicas import Instance, instance_of, instances
 from hflow.plan.strategy import PLAIN
 from hflow.runtime.engines.base import Engine

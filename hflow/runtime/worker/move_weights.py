@@ -16,7 +16,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from hflow.plan.plan import EdgePlan
+from hflow.plan.edges import EdgePlan
 from hflow.runtime.engines.base import Versioned, Weights
 from hflow.runtime.worker.cross_memory import Place, place
 from hflow.runtime.worker.route import Message, Part, Phase, Route

@@ -16,10 +16,10 @@ from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from hflow.plan.edges import Copy, CopySet
 from hflow.plan.layout import Box, intersect, volume
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.parameters import parameters
-from hflow.plan.plan import Copy, CopySet
 from hflow.runtime.engines.base import Weights
 
 SMALL_ELEMENTS = 2**14  # up to here, a message costs more than its bytes

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from hflow.graph.types import ValueType
+from hflow.plan.edges import Copy, EdgePlan
 from hflow.plan.layout import Range
-from hflow.plan.plan import Copy, EdgePlan
 from hflow.runtime.rows import TORCH_DTYPES, Rows, concatenate
 from hflow.runtime.worker.staleness import is_text, versions
 from hflow.runtime.worker.world import Peers, World

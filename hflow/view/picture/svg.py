@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from hflow import units
 from hflow.graph.ir import Graph, Node, Region
-from hflow.plan.plan import EdgePlan, Plan
+from hflow.plan.edges import EdgePlan
+from hflow.plan.plan import Plan
 from hflow.view import words
 from hflow.view.picture.arrangement import FRAME_PAD, Arrangement, arranged
 from hflow.view.picture.cards import NAME_SIZE, Text, card, face, kind, legend, text_width

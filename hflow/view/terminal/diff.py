@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hflow import units
-from hflow.plan.plan import NodePlan, Plan
+from hflow.plan.node_plan import NodePlan
+from hflow.plan.plan import Plan
 from hflow.view import words
 
 CHANGED = "changed"

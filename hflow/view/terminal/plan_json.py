@@ -8,8 +8,10 @@ from typing import Any
 import networkx as nx
 
 from hflow.graph.ir import Graph, Input, Node, Region
+from hflow.plan.edges import EdgePlan
 from hflow.plan.layout import Mesh
-from hflow.plan.plan import DeviceMemory, EdgePlan, NodePlan, Plan, Search
+from hflow.plan.node_plan import NodePlan
+from hflow.plan.plan import DeviceMemory, Plan, Search
 from hflow.plan.workload import rounds
 from hflow.schedule.critical_path import idle
 from hflow.view.measured import Metrics, compare

@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from hflow import units
 from hflow.graph.types import ValueType
+from hflow.plan.edges import EdgePlan
 from hflow.plan.layout import Layout, Mesh, Shard
-from hflow.plan.plan import EdgePlan, Instruction, NodePlan, Program
+from hflow.plan.node_plan import NodePlan
 from hflow.plan.ports import output_layout
+from hflow.plan.program import Instruction, Program
 from hflow.plan.workload import rounds
 from hflow.view import words
 

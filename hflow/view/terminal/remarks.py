@@ -8,7 +8,9 @@ from itertools import chain, pairwise
 
 from hflow import units
 from hflow.cost.device import F32_RATE
-from hflow.plan.plan import DeviceMemory, Instruction, NodePlan, Plan
+from hflow.plan.node_plan import NodePlan
+from hflow.plan.plan import DeviceMemory, Plan
+from hflow.plan.program import Instruction
 from hflow.schedule.critical_path import critical_path, idle
 from hflow.schedule.timed_span import steady_spans
 from hflow.view.timeline import Track, steady_tracks

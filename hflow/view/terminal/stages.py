@@ -9,7 +9,8 @@ import networkx as nx
 
 from hflow import units
 from hflow.graph.ir import Graph, Node
-from hflow.plan.plan import EdgePlan, NodePlan
+from hflow.plan.edges import EdgePlan
+from hflow.plan.node_plan import NodePlan
 from hflow.view import words
 from hflow.view.terminal.table import Column
 

@@ -15,7 +15,7 @@ from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUs
 
 import hflow
 from hflow.graph.ir import Node
-from hflow.plan.plan import NodePlan
+from hflow.plan.node_plan import NodePlan
 from hflow.plan.replicas import instance_of
 from hflow.runtime.engines.base import Call, NodeError, Result, Stopped
 from hflow.runtime.engines.sglang import requests, server

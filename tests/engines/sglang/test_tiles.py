@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hflow.plan.layout import Mesh
-from hflow.plan.model_shape import read_shape
 from hflow.plan.parameters import parameters, weight_boxes
+from hflow.plan.read_shape import read_shape
 from hflow.plan.sharding import Sharding
 from hflow.runtime.engines.sglang import tiles, weights
 from hflow.runtime.engines.sglang.tiles import checksum, header, load_tiles, tile

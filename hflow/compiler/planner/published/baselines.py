@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 
 from hflow.compiler.candidates.node_groups import Option, Options, Unit
+from hflow.compiler.options import Planner
 from hflow.compiler.planner.incumbent import Incumbent
-from hflow.compiler.planner.options import Planner
 from hflow.compiler.planner.published.mapper import Mapper, Members
 from hflow.compiler.planner.published.seating import Placed, options_with, refuse_wishes, seated, unproven
 from hflow.compiler.planner.published.standalone import best_split

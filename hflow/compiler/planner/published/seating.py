@@ -8,9 +8,9 @@ from typing import Any
 
 from hflow.compiler.candidates.meshes import options_of
 from hflow.compiler.candidates.node_groups import Option, Options, Unit
-from hflow.compiler.explain.infeasible import indivisible
 from hflow.compiler.pins import Pin
 from hflow.compiler.planner.incumbent import Incumbent
+from hflow.compiler.planner.indivisible import indivisible
 from hflow.compiler.planner.search import Found
 from hflow.compiler.planner.seats import Seat
 from hflow.compiler.state import Draft

@@ -13,7 +13,8 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch.distributed import ProcessGroup
 
 from hflow.diagnostics import Diagnostic, HflowError
-from hflow.plan.layout import Mesh, device_text
+from hflow.plan.layout import Mesh
+from hflow.units import device_text
 
 Ranks = tuple[int, ...]
 NewGroup = Callable[[Ranks], ProcessGroup]

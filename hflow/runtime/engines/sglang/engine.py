@@ -14,7 +14,7 @@ from hflow.cost.memory import server_reserve_bytes, sleeps
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.graph.ir import Model, Node
 from hflow.plan.model_shape import ModelShape
-from hflow.plan.plan import NodePlan
+from hflow.plan.node_plan import NodePlan
 from hflow.plan.sharding import Sharding
 from hflow.plan.workload import workload
 from hflow.runtime.cores import Cores

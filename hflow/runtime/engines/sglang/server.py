@@ -19,7 +19,6 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
-import hflow
 from hflow.runtime.engines.sglang import serve
 from hflow.runtime.engines.sglang.log import cause, last_lines
 from hflow.runtime.engines.sglang.options import ServerOptions
@@ -196,7 +195,7 @@ def _reserve() -> socket.socket:
 
 def _environment(options: ServerOptions, folder: Path) -> dict[str, str]:
     """This process's own, with the server's devices, and with its temporary files in `folder`."""
-    sources = str(Path(hflow.__file__).parent.parent)
+    sources = str(Path(__file__).parents[4])  # the folder of the package
     path = [sources, *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | {
         "CUDA_VISIBLE_DEVICES": ",".join(options.devices),

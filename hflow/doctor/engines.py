@@ -70,7 +70,7 @@ def _try(engine: str, model: Path, devices: int, tell: Tell) -> Trial:
 
 def _probe(engine: str, model: Path) -> None:
     """In a process of its own, which may crash."""
-    command = [sys.executable, "-m", "hflow.runtime.tools.doctor.probe", engine, str(model)]
+    command = [sys.executable, "-m", "hflow.doctor.probe", engine, str(model)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_S)
     except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""Has one engine do its work in this process: ``python -m hflow.runtime.tools.doctor.probe megatron MODEL``.
+"""Has one engine do its work in this process: ``python -m hflow.doctor.probe megatron MODEL``.
 
 `python` draws rows and calls a reward; `megatron` samples from the model and trains it for one step.
 """

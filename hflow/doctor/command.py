@@ -6,9 +6,9 @@ import sys
 
 from rich.console import Console
 
-from hflow.runtime.tools.doctor.engines import try_engines
-from hflow.runtime.tools.doctor.machine import this_machine
-from hflow.runtime.tools.doctor.report import Report, report_json, report_text
+from hflow.doctor.engines import try_engines
+from hflow.doctor.machine import this_machine
+from hflow.doctor.report import Report, report_json, report_text
 
 
 def doctor_command(as_json: bool, start: bool, width: int) -> None:

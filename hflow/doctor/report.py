@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from hflow import units
-from hflow.runtime.tools.doctor.engines import Trial
-from hflow.runtime.tools.doctor.machine import Machine
+from hflow.doctor.engines import Trial
+from hflow.doctor.machine import Machine
 from hflow.view.terminal.table import Column, table
 
 COLUMNS: tuple[Column, ...] = (("engine", "left"), ("state", "left"), ("took", "right"))

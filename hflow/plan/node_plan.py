@@ -1,0 +1,46 @@
+"""Who computes a node: its engine, mesh, parallel strategy and predicted figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hflow.plan.layout import Mesh
+from hflow.plan.sharding import Sharding
+from hflow.plan.strategy import PLAIN, Strategy
+
+Engine = Literal["megatron", "sglang", "python"]
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """One node on its mesh.
+
+    `micro_batch`: rows that one data-parallel rank passes through the model at once. `start_s`: seconds
+    from the start of the step; `time_s`: of all its executions in a step; `memory_bytes`: the node's own
+    peak on one device. `offload`: while the node does not run, what it alone needs is in the host's memory:
+    the optimizer's state of a train node, the weights of a frozen model.
+    """
+
+    node: str
+    kind: str
+    model: str | None
+    engine: Engine
+    mesh: Mesh
+    micro_batch: int
+    start_s: float
+    time_s: float
+    memory_bytes: int
+    strategy: Strategy = PLAIN
+    offload: bool = False
+
+    @property
+    def sharding(self) -> Sharding:
+        """How the weights that the node uses are split."""
+        return Sharding.of(self.mesh, self.strategy)
+
+
+def layout_text(mesh: Mesh, strategy: Strategy, offload: bool) -> str:
+    """How nodes run: what is split, ``zero1``, ``ep8``, ``recompute``, ``offload``; empty if nothing is."""
+    sizes = [f"{axis}{size}" for axis, size in mesh.axes if size > 1]
+    return " ".join((*sizes, *strategy.marks, *("offload",) * offload))

@@ -1,0 +1,30 @@
+"""The views of a run: its report, its trace, and the table that is printed at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from hflow.diagnostics import Diagnostic
+from hflow.plan.plan import Plan
+from hflow.report.report import Report, report_html
+from hflow.report.trace import chrome_trace
+from hflow.runtime.controller.run_views import RunViews
+from hflow.view.measured import Metrics
+from hflow.view.terminal.terminal import measured_text
+
+
+def _files(
+    plan: Plan,
+    metrics: Sequence[Metrics],
+    summary: Mapping[str, Any],
+    events: Sequence[Mapping[str, Any]],
+    diagnostics: Sequence[Diagnostic],
+) -> Mapping[str, Callable[[], str]]:
+    return {
+        "trace.json": lambda: chrome_trace(plan, events),
+        "report.html": lambda: report_html(Report(plan, metrics, summary, events, diagnostics)),
+    }
+
+
+RUN_VIEWS = RunViews(_files, measured_text)

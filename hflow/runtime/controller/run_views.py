@@ -1,0 +1,40 @@
+"""What is made of a run for people. The runtime records and draws nothing: views are handed to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hflow.diagnostics import Diagnostic
+from hflow.plan.plan import Plan
+
+Record = Mapping[str, Any]  # a line of metrics.jsonl, or an event
+Text = Callable[[], str]
+
+
+def _no_files(
+    plan: Plan,
+    metrics: Sequence[Record],
+    summary: Record,
+    events: Sequence[Record],
+    diagnostics: Sequence[Diagnostic],
+) -> Mapping[str, Text]:
+    return {}
+
+
+def _no_table(plan: Plan, metrics: Sequence[Record]) -> str:
+    return ""
+
+
+@dataclass(frozen=True)
+class RunViews:
+    """`files`: of the run folder, by name, from everything recorded; `table`: what is printed at the end."""
+
+    files: Callable[
+        [Plan, Sequence[Record], Record, Sequence[Record], Sequence[Diagnostic]], Mapping[str, Text]
+    ] = _no_files
+    table: Callable[[Plan, Sequence[Record]], str] = _no_table
+
+
+NO_VIEWS = RunViews()
