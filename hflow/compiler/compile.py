@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from hflow.compiler.engines import generation_engines
-from hflow.compiler.gc_pause import seldom_collected
+from hflow.compiler.gc_pause import gc_pause
 from hflow.compiler.options import DEFAULTS, PlannerOptions
 from hflow.compiler.passes.candidates import candidates
 from hflow.compiler.passes.check_memory import check_memory
@@ -47,7 +47,7 @@ def compile_graph(
     Raises:
         HflowError: HF226, HF302-HF305, HF307, HF308, HF310.
     """
-    with seldom_collected():
+    with gc_pause():
         draft = new_draft(graph, cluster, pins, options)
         for step in PASSES:
             draft = step(draft)

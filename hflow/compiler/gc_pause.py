@@ -10,7 +10,7 @@ OBJECTS = 500_000  # that are new before the collector looks at them; it would a
 
 
 @contextmanager
-def seldom_collected() -> Generator[None]:
+def gc_pause() -> Generator[None]:
     """Compiling makes very many small values that are in no cycle. To look through them again and again takes
     about a seventh of the time."""
     before = gc.get_threshold()

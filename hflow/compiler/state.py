@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hflow.compiler.candidates.node_groups import Options
+from hflow.compiler.candidates.node_groups import Candidates
 from hflow.compiler.options import DEFAULTS, PlannerOptions
 from hflow.compiler.pins import Pin
 from hflow.graph.ir import Graph
@@ -34,7 +34,7 @@ class WeightEdge:
 
 @dataclass(frozen=True)
 class Draft:
-    """`engines`: of the generate nodes. `candidates`: the options of every unit of nodes, by its name."""
+    """`engines`: of the generate nodes. `candidates`: the candidates of every node group, by its name."""
 
     graph: Graph
     evaluation_graph: Graph | None
@@ -44,7 +44,7 @@ class Draft:
     options: PlannerOptions = DEFAULTS
     engines: Mapping[str, GenerationEngine] = field(default_factory=dict[str, GenerationEngine])
     weight_edges: tuple[WeightEdge, ...] = ()
-    candidates: Mapping[str, Options] = field(default_factory=dict[str, Options])
+    candidates: Mapping[str, Candidates] = field(default_factory=dict[str, Candidates])
     nodes: tuple[NodePlan, ...] = ()
     step: Program | None = None
     evaluation: Program | None = None

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 
-class KeptHash:
+class CachedHash:
     """For frozen dataclasses. Pickles hold the fields alone: the hash of a string is another one in another
     process, where a hash that came along would find nothing."""
 

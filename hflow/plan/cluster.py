@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from hflow.plan.cached_hash import KeptHash
+from hflow.plan.cached_hash import CachedHash
 from hflow.plan.strategy import GenerationEngine
 
 
@@ -75,7 +75,7 @@ class HostGroup:
 
 
 @dataclass(frozen=True)
-class Cluster(KeptHash):
+class Cluster(CachedHash):
     """Equal hosts, numbered in order, their devices likewise; in a mixed cluster those of `more` follow.
 
     `intra_host` is the link of one device inside its host, `inter_host` that of one NIC, of which a host
@@ -102,7 +102,7 @@ class Cluster(KeptHash):
     def _hash(self) -> int:
         return hash((self.name, self.device, self.hosts, self.devices_per_host, self.more))
 
-    __hash__ = KeptHash.__hash__  # a dataclass would make another
+    __hash__ = CachedHash.__hash__  # a dataclass would make another
 
     @property
     def groups(self) -> tuple[HostGroup, ...]:

@@ -15,7 +15,7 @@ from itertools import product
 from math import prod
 from typing import Literal
 
-from hflow.plan.cached_hash import KeptHash
+from hflow.plan.cached_hash import CachedHash
 from hflow.units import device_text
 
 Range = tuple[int, int]
@@ -23,7 +23,7 @@ Box = tuple[Range, ...]
 
 
 @dataclass(frozen=True)
-class Mesh(KeptHash):
+class Mesh(CachedHash):
     """Devices in row-major order of `axes` (the last axis varies fastest).
 
     hflow's axes are ``pp`` (pipeline), ``dp`` (data) and ``tp`` (tensor), in that order: Megatron's
@@ -69,7 +69,7 @@ class Mesh(KeptHash):
     def _hash(self) -> int:
         return hash((self.devices, self.axes))
 
-    __hash__ = KeptHash.__hash__  # a dataclass would make another
+    __hash__ = CachedHash.__hash__  # a dataclass would make another
 
     @cached_property
     def _coordinates(self) -> dict[int, tuple[int, ...]]:

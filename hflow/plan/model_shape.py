@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Literal, get_args
 
 from hflow.graph.ir import Head
-from hflow.plan.cached_hash import KeptHash
+from hflow.plan.cached_hash import CachedHash
 
 Family = Literal["llama", "qwen2", "qwen3", "qwen3_moe"]
 FAMILIES: tuple[Family, ...] = get_args(Family)
@@ -25,7 +25,7 @@ class Experts:
 
 
 @dataclass(frozen=True)
-class ModelShape(KeptHash):
+class ModelShape(CachedHash):
     """A decoder with RMSNorm, rotary positions, grouped-query attention, and a gated MLP or experts.
 
     `ffn`: width of the MLP that a token passes through; with experts that of all its `top_k` together.
@@ -54,7 +54,7 @@ class ModelShape(KeptHash):
     def _hash(self) -> int:
         return hash(tuple(getattr(self, field.name) for field in fields(self)))
 
-    __hash__ = KeptHash.__hash__  # a dataclass would make another
+    __hash__ = CachedHash.__hash__  # a dataclass would make another
 
     def with_head(self, head: Head) -> ModelShape:
         """The same decoder under another head; the embedding is nothing that a scalar head could share."""

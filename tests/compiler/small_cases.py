@@ -9,13 +9,13 @@ from math import prod
 from random import Random
 
 import hflow
-from hflow.compiler.candidates.node_groups import Option, Options
+from hflow.compiler.candidates.node_groups import Candidate, Candidates
 from hflow.compiler.compile import new_draft
 from hflow.compiler.options import PlannerOptions
 from hflow.compiler.passes.candidates import candidates
 from hflow.compiler.passes.weight_edges import weight_edges
 from hflow.compiler.planner.placements import Allocation, allocations
-from hflow.compiler.planner.space import Space
+from hflow.compiler.planner.search_space import SearchSpace
 from hflow.compiler.planner.step import StepModel
 from hflow.compiler.state import Draft
 from hflow.diagnostics import HflowError
@@ -51,21 +51,21 @@ def case(name: str, seed: int, most: int) -> Draft:
                 return few
 
 
-def space_of(draft: Draft) -> Space:
-    return Space(draft, StepModel(draft))
+def space_of(draft: Draft) -> SearchSpace:
+    return SearchSpace(draft, StepModel(draft))
 
 
 def num_plans(draft: Draft, enough: int) -> int:
     """How many plans the space has, or a number above `enough`."""
     space, total = space_of(draft), 0
     for allocation in all_allocations(space):
-        total += prod(map(len, space.seats(allocation).values()))
+        total += prod(map(len, space.assignments(allocation).values()))
         if total > enough:
             break
     return total
 
 
-def all_allocations(space: Space) -> Iterator[Allocation]:
+def all_allocations(space: SearchSpace) -> Iterator[Allocation]:
     for partition in space.partitions():
         sizes = [space.sizes(members) for members in partition]
         for spread in space.spreads(partition):
@@ -132,13 +132,13 @@ def _memory_bytes(draft: Draft, random: Random) -> int:
     return max(alone, int(together * random.uniform(0.7, 2.5)))
 
 
-def _thinned(found: Mapping[str, Options], kept: int, random: Random) -> dict[str, Options]:
+def _thinned(found: Mapping[str, Candidates], kept: int, random: Random) -> dict[str, Candidates]:
     """At most `kept` options of each unit on each number of devices, in their order."""
     return {
-        unit: {n: _some(own, kept, random) for n, own in options.items()} for unit, options in found.items()
+        group: {n: _some(own, kept, random) for n, own in options.items()} for group, options in found.items()
     }
 
 
-def _some(options: tuple[Option, ...], kept: int, random: Random) -> tuple[Option, ...]:
+def _some(options: tuple[Candidate, ...], kept: int, random: Random) -> tuple[Candidate, ...]:
     numbers = sorted(random.sample(range(len(options)), min(kept, len(options))))
     return tuple(options[number] for number in numbers)

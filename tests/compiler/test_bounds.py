@@ -8,18 +8,18 @@ from random import Random
 import numpy as np
 import pytest
 
+from hflow.compiler.planner.assignments import Assignments, shardings
 from hflow.compiler.planner.bounds.bounds import Bounds
+from hflow.compiler.planner.bounds.descendants import Descendants
 from hflow.compiler.planner.bounds.least import LeastTimes
+from hflow.compiler.planner.bounds.model_fronts import ModelParetoFronts
 from hflow.compiler.planner.bounds.numbers import FLOATS
-from hflow.compiler.planner.bounds.paces import Paces
-from hflow.compiler.planner.bounds.placed import Placed
-from hflow.compiler.planner.bounds.reach import Reach
+from hflow.compiler.planner.bounds.placed_graph import PlacedGraph
 from hflow.compiler.planner.branch import Branch
-from hflow.compiler.planner.choice import fastest_ways, node_times
+from hflow.compiler.planner.full_assignment import fastest_configs, node_times
 from hflow.compiler.planner.incumbent import Incumbent
 from hflow.compiler.planner.placements import Allocation, Partition
-from hflow.compiler.planner.seats import Seats, shardings
-from hflow.compiler.planner.space import Space
+from hflow.compiler.planner.search_space import SearchSpace
 from hflow.cost.redistribution import weights_s
 from tests.compiler.small_cases import GRAPHS, all_allocations, case, space_of
 
@@ -36,13 +36,13 @@ def test_no_schedule_beats_a_bound(name: str) -> None:
         space = space_of(case(name, seed, 10_000))
         bounds, choices = Bounds(space.draft), list(all_allocations(space))
         for _ in range(DRAWS):
-            seats = _seats(space, random.choice(choices), random)
+            assignments = _assignments(space, random.choice(choices), random)
             scale = 10 ** random.uniform(-3, 3)
             times = {node: scale * _factor(random) for node in bounds.nodes}
-            places = {n.name: seats[u.name].resources for u in space.units for n in u.nodes}
+            places = {n.name: assignments[u.name].resources for u in space.groups for n in u.nodes}
             taking = {node: np.array([seconds]) for node, seconds in times.items()}
-            moves = {reader: np.array([seconds]) for reader, seconds in _moves(space, seats).items()}
-            step_s = space.model.step_s(seats, times)
+            moves = {reader: np.array([seconds]) for reader, seconds in _moves(space, assignments).items()}
+            step_s = space.model.step_s(assignments, times)
             shares.append(bounds.steps_s(taking, places, moves, float("inf"))[0] / step_s)
             above_s = step_s * (1 + 1e-6)
             assert bounds.steps_s(taking, places, moves, above_s)[0] < above_s, (name, seed)
@@ -58,9 +58,9 @@ def test_bounds_of_many_choices_are_those_of_each(name: str) -> None:
         random = Random(seed)
         space = space_of(case(name, seed, 10_000))
         bounds, choices = Bounds(space.draft), list(all_allocations(space))
-        seats = _seats(space, random.choice(choices), random)
-        places = {n.name: seats[u.name].resources for u in space.units for n in u.nodes}
-        moving = [random.choice([{}, _moves(space, seats)]) for _ in range(DRAWS)]
+        assignments = _assignments(space, random.choice(choices), random)
+        places = {n.name: assignments[u.name].resources for u in space.groups for n in u.nodes}
+        moving = [random.choice([{}, _moves(space, assignments)]) for _ in range(DRAWS)]
         times = {node: np.array([_factor(random) for _ in moving]) for node in bounds.nodes}
         moves = {r: np.array([each.get(r, np.nan) for each in moving]) for r in bounds.trainer_of}
         together = bounds.steps_s(times, places, moves, float("inf"))
@@ -87,22 +87,28 @@ def test_rings_that_are_left_out_say_nothing_more(name: str) -> None:
         bounds = Bounds(space.draft)
         whole = {node for node, times in bounds.rounds.items() if times == 1}
         for allocation in random.choices(list(all_allocations(space)), k=DRAWS):
-            seats = _seats(space, allocation, random)
-            places = {n.name: seats[u.name].resources for u in space.units for n in u.nodes}
-            placed = Placed(bounds.dag, bounds.reaches, bounds.lags, bounds.crossings, whole, places)
+            assignments = _assignments(space, allocation, random)
+            places = {n.name: assignments[u.name].resources for u in space.groups for n in u.nodes}
+            placed = PlacedGraph(
+                bounds.dag, bounds.all_descendants, bounds.lags, bounds.cross_mesh_values, whole, places
+            )
             times = {node: _factor(random) for node in bounds.nodes}
             work = {node: seconds * bounds.rounds[node] for node, seconds in times.items()}
-            taken = {r.first: _ring_s(placed, bounds, r, times, work) for r in bounds.reaches}
-            assert max(taken.values()) == pytest.approx(max(taken[r.first] for r in placed.reaches))
+            taken = {r.first: _cycle_s(placed, bounds, r, times, work) for r in bounds.all_descendants}
+            assert max(taken.values()) == pytest.approx(max(taken[r.first] for r in placed.all_descendants))
 
 
-def _ring_s(
-    placed: Placed, bounds: Bounds, reach: Reach, times: dict[str, float], work: dict[str, float]
+def _cycle_s(
+    placed: PlacedGraph,
+    bounds: Bounds,
+    descendants: Descendants,
+    times: dict[str, float],
+    work: dict[str, float],
 ) -> float:
     """With weights that come from the trainer's devices to the first node, if it reads any."""
-    trainer = bounds.trainer_of.get(reach.first)
-    wide = placed.own[reach.first] | (placed.own[trainer] if trainer else frozenset())
-    return placed.ring(reach, wide).least_s(FLOATS, times, work)
+    trainer = bounds.trainer_of.get(descendants.first)
+    wide = placed.own[descendants.first] | (placed.own[trainer] if trainer else frozenset())
+    return placed.cycle(descendants, wide).least_s(FLOATS, times, work)
 
 
 def test_sets_that_meet_wait_for_each_other() -> None:
@@ -176,36 +182,40 @@ def test_a_closer_look_finds_no_more_than_choices_take(name: str) -> None:
     for seed in range(CASES):
         random = Random(seed)
         space = space_of(case(name, seed, 10_000))
-        bounds, paces = Bounds(space.draft), Paces()
+        bounds, fronts = Bounds(space.draft), ModelParetoFronts()
         for allocation in random.choices(list(all_allocations(space)), k=DRAWS):
-            bound_s = Branch(allocation, Incumbent(space), bounds).bound_s(paces)
+            bound_s = Branch(allocation, Incumbent(space), bounds).bound_s(fronts)
             assert LeastTimes(space, bounds).step_s(allocation) <= bound_s * (1 + 1e-9), (name, seed)
             for _ in range(DRAWS):
                 assert bound_s <= _step_s(space, allocation, random) * (1 + 1e-9), (name, seed)
 
 
-def _step_s(space: Space, allocation: Allocation, random: Random) -> float:
+def _step_s(space: SearchSpace, allocation: Allocation, random: Random) -> float:
     """Of a random choice; infinite where that does not fit."""
-    seats = _seats(space, allocation, random)
-    ways = fastest_ways(space.units, seats, space.draft.cluster.device.usable_bytes)
-    return space.model.step_s(seats, node_times(space.units, seats, ways)) if ways else float("inf")
+    assignments = _assignments(space, allocation, random)
+    configs = fastest_configs(space.groups, assignments, space.draft.cluster.device.usable_bytes)
+    return (
+        space.model.step_s(assignments, node_times(space.groups, assignments, configs))
+        if configs
+        else float("inf")
+    )
 
 
 def _factor(random: Random) -> float:
     return 100.0 if random.random() < 0.1 else 10 ** random.uniform(-1, 1)
 
 
-def _seats(space: Space, allocation: Allocation, random: Random) -> Seats:
-    return {unit: random.choice(seats) for unit, seats in space.seats(allocation).items()}
+def _assignments(space: SearchSpace, allocation: Allocation, random: Random) -> Assignments:
+    return {group: random.choice(assignments) for group, assignments in space.assignments(allocation).items()}
 
 
-def _moves(space: Space, seats: Seats) -> dict[str, float]:
+def _moves(space: SearchSpace, assignments: Assignments) -> dict[str, float]:
     """Seconds that weights move to each reader; to one of those that share a copy."""
-    draft, unit_of, lie = space.draft, space.model.unit_of, shardings(space.units, seats)
+    draft, group_of, lie = space.draft, space.model.group_of, shardings(space.groups, assignments)
     found: dict[str, float] = {}
     seen: set[object] = set()
     for edge in (e for e in draft.weight_edges if not e.every):
-        held, lies = lie[unit_of[edge.trainer]], lie[unit_of[edge.reader]]
+        held, lies = lie[group_of[edge.trainer]], lie[group_of[edge.reader]]
         if (edge.model, lies, edge.lag) in seen or (held == lies and not edge.lag):
             continue
         seen.add((edge.model, lies, edge.lag))

@@ -6,15 +6,20 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hflow.compiler.planner.bounds.bundle import NEVER, Bundle, Rooms, undominated
-from hflow.compiler.planner.chosen import Chosen
+from hflow.compiler.planner.bounds.assignment_tables import (
+    NEVER,
+    AssignmentTable,
+    MemoryInterval,
+    undominated,
+)
+from hflow.compiler.planner.partial_assignment import PartialAssignment
 
 NODES, SETS, STEPS, MOST = 2, 2, 3, 12
 RUNS = np.array([[1.0, 0.0], [1.0, 1.0]])  # the first node on one set of devices, the second on both
 
 
 @st.composite
-def bundles(draw: st.DrawFn) -> Bundle:
+def tables(draw: st.DrawFn) -> AssignmentTable:
     """Whole numbers, so that many parts are equal in some respect."""
     count = draw(st.integers(1, 12))
     idle = [[draw(st.integers(0, 4)) for _ in range(SETS)] for _ in range(count)]
@@ -27,44 +32,44 @@ def bundles(draw: st.DrawFn) -> Bundle:
             times = sorted(draw(st.sets(st.integers(1, 9), min_size=steps, max_size=steps)), reverse=True)
             starts[:steps, row, node], seconds[:steps, row, node] = needs, times
     moves = [[draw(st.sampled_from([np.nan, 1.0, 2.0]))] for _ in range(count)]
-    parts = [Chosen() for _ in range(count)]
-    return Bundle(
+    parts = [PartialAssignment() for _ in range(count)]
+    return AssignmentTable(
         parts, ("a", "b"), ("a",), np.array(idle), starts, seconds, np.array(moves), RUNS, np.ones((1, SETS))
     )
 
 
-@given(bundles(), st.data())
+@given(tables(), st.data())
 @settings(max_examples=300, deadline=None)
-def test_what_is_left_out_is_replaced(bundle: Bundle, data: st.DataObject) -> None:
+def test_what_is_left_out_is_replaced(table: AssignmentTable, data: st.DataObject) -> None:
     low = np.array([data.draw(st.integers(0, MOST - 1)) for _ in range(SETS)])
     high = np.array([data.draw(st.integers(int(each), MOST)) for each in low])
-    inside = bundle.within(Rooms(low, high))
+    inside = table.within(MemoryInterval(low, high))
     kept = inside.undominated(np.ones(SETS, dtype=np.bool_))
-    assert {*map(id, kept.parts)} <= {*map(id, inside.parts)} <= {*map(id, bundle.parts)}
-    numbers = {id(part): number for number, part in enumerate(bundle.parts)}
+    assert {*map(id, kept.parts)} <= {*map(id, inside.parts)} <= {*map(id, table.parts)}
+    numbers = {id(part): number for number, part in enumerate(table.parts)}
     left, right = ([numbers[id(part)] for part in each.parts] for each in (inside, kept))
     for _ in range(4):
         room = np.array([data.draw(st.integers(int(a), int(b))) for a, b in zip(low, high)])
-        times, fits = bundle.times_in(np.tile(room, (len(bundle), 1)), np.arange(len(bundle)))
-        assert not fits[[n for n in range(len(bundle)) if n not in left]].any()
-        moves = np.nan_to_num(bundle.moves)
+        times, fits = table.times_in(np.tile(room, (len(table), 1)), np.arange(len(table)))
+        assert not fits[[n for n in range(len(table)) if n not in left]].any()
+        moves = np.nan_to_num(table.moves)
         for number in (n for n in left if fits[n]):
             no_worse = (
                 fits[right]
                 & (times[right] <= times[number]).all(axis=1)
-                & (bundle.idle[right] <= bundle.idle[number]).all(axis=1)
+                & (table.idle[right] <= table.idle[number]).all(axis=1)
                 & (moves[right] <= moves[number]).all(axis=1)
             )
             assert no_worse.any()
 
 
-@given(bundles())
+@given(tables())
 @settings(max_examples=200, deadline=None)
-def test_a_narrower_interval_leaves_fewer_parts(bundle: Bundle) -> None:
+def test_a_narrower_interval_leaves_fewer_parts(table: AssignmentTable) -> None:
     """In two steps as in one; and halves of an interval are all of it."""
-    whole = Rooms(np.zeros(SETS, dtype=np.int64), np.full(SETS, MOST))
+    whole = MemoryInterval(np.zeros(SETS, dtype=np.int64), np.full(SETS, MOST))
     for half in whole.halves():
-        once, twice = bundle.within(half), bundle.within(whole).within(half)
+        once, twice = table.within(half), table.within(whole).within(half)
         assert list(map(id, once.parts)) == list(map(id, twice.parts))
         assert np.array_equal(once.starts, twice.starts)
     upper, lower = whole.halves()
@@ -72,14 +77,14 @@ def test_a_narrower_interval_leaves_fewer_parts(bundle: Bundle) -> None:
     assert ((upper.low == whole.low) | (upper.low == lower.high + 1)).all()
 
 
-@given(bundles())
+@given(tables())
 @settings(max_examples=100, deadline=None)
-def test_memory_counts_only_where_it_is_scarce(bundle: Bundle) -> None:
+def test_memory_counts_only_where_it_is_scarce(table: AssignmentTable) -> None:
     """With room for the largest parts, and no node that is faster with more of it, times alone decide."""
-    rooms = Rooms(np.full(SETS, MOST), np.full(SETS, MOST))
-    ample = bundle.within(rooms)
-    assert not ample.tight(rooms).any()
-    [kept] = undominated([ample], np.full(SETS, MOST), rooms)
+    interval = MemoryInterval(np.full(SETS, MOST), np.full(SETS, MOST))
+    ample = table.within(interval)
+    assert not ample.tight(interval).any()
+    [kept] = undominated([ample], np.full(SETS, MOST), interval)
     best = np.concatenate([ample.least_s, np.nan_to_num(ample.moves)], axis=1)
     unique = np.unique(best, axis=0)
     front = [
@@ -95,9 +100,17 @@ def test_what_needs_less_memory_stays_where_a_node_may_not_fit() -> None:
     starts[0], seconds = 10, np.zeros(starts.shape)
     seconds[0, 0], seconds[0, 1] = 1.0, 2.0
     idle, moves = np.array([[4, 4], [0, 0]]), np.full((2, 1), np.nan)
-    bundle = Bundle(
-        [Chosen(), Chosen()], ("a", "b"), ("a",), idle, starts, seconds, moves, RUNS, np.ones((1, SETS))
+    table = AssignmentTable(
+        [PartialAssignment(), PartialAssignment()],
+        ("a", "b"),
+        ("a",),
+        idle,
+        starts,
+        seconds,
+        moves,
+        RUNS,
+        np.ones((1, SETS)),
     )
-    rooms = Rooms(np.zeros(SETS, dtype=np.int64), np.full(SETS, MOST))
-    [kept] = undominated([bundle.within(rooms)], np.full(SETS, MOST), rooms)
+    interval = MemoryInterval(np.zeros(SETS, dtype=np.int64), np.full(SETS, MOST))
+    [kept] = undominated([table.within(interval)], np.full(SETS, MOST), interval)
     assert len(kept) == 2

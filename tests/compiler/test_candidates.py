@@ -10,7 +10,7 @@ import pytest
 
 import hflow
 import hflow.compiler.candidates.pricing as pricing
-from hflow.compiler.candidates.node_groups import Option, Unit, Ways, units
+from hflow.compiler.candidates.node_groups import Candidate, NodeGroup, ParetoFront, node_groups
 from hflow.compiler.compile import new_draft
 from hflow.compiler.passes.candidates import candidates
 from hflow.compiler.passes.weight_edges import weight_edges
@@ -34,10 +34,10 @@ def draft() -> Draft:
     return candidates(weight_edges(new_draft(large("ppo", "llama-7b"), load_cluster("a100x16"))))
 
 
-def options(draft: Draft) -> Iterator[tuple[Unit, Option]]:
-    for unit in units(draft.graph, draft.engines):
-        for each in draft.candidates[unit.name].values():
-            yield from ((unit, option) for option in each)
+def options(draft: Draft) -> Iterator[tuple[NodeGroup, Candidate]]:
+    for group in node_groups(draft.graph, draft.engines):
+        for each in draft.candidates[group.name].values():
+            yield from ((group, candidate) for candidate in each)
 
 
 def test_layouts_are_all_that_divide(draft: Draft) -> None:
@@ -45,13 +45,13 @@ def test_layouts_are_all_that_divide(draft: Draft) -> None:
     inside a host; generation without pp."""
     kind = replace(draft.cluster.device, memory_bytes=10**15)
     roomy = candidates(replace(draft, cluster=replace(draft.cluster, device=kind, name="roomy")))
-    for unit in units(draft.graph, draft.engines):
-        found = {(o.pp, o.dp, o.tp) for each in roomy.candidates[unit.name].values() for o in each}
-        pps = (1,) if unit.role == "generate" else (1, 2, 4, 8, 16)
+    for group in node_groups(draft.graph, draft.engines):
+        found = {(o.pp, o.dp, o.tp) for each in roomy.candidates[group.name].values() for o in each}
+        pps = (1,) if group.role == "generate" else (1, 2, 4, 8, 16)
         expected = {
             (pp, n // (pp * tp), tp) for n in SIZES for pp in pps for tp in (1, 2, 4, 8) if n % (pp * tp) == 0
         }
-        assert found == expected, unit.name
+        assert found == expected, group.name
 
 
 def test_devices_get_whole_groups_of_rows_and_equally_many() -> None:
@@ -59,21 +59,21 @@ def test_devices_get_whole_groups_of_rows_and_equally_many() -> None:
     sizes = ["params.batch=4", "params.group=16", "nodes.actor_train.repeat.minibatch=64"]
     graph = hflow.load("algorithms/grpo.yaml", ["params.model=shape:qwen2.5-0.5b", *sizes])
     found = candidates(weight_edges(new_draft(graph, load_cluster("h100x8"))))
-    for unit in units(found.graph, found.engines):
-        dps = {option.dp for each in found.candidates[unit.name].values() for option in each}
-        assert dps == {1, 2, 4}, unit.name
+    for group in node_groups(found.graph, found.engines):
+        dps = {candidate.dp for each in found.candidates[group.name].values() for candidate in each}
+        assert dps == {1, 2, 4}, group.name
     with pytest.raises(HflowError, match="(?s)HF302.*dp8 does not divide 4 groups of 16 rows"):
         hflow.compile(graph, "h100x8", "ref_logprobs=dp8")
 
 
 def test_every_way_fits_and_none_is_beaten(draft: Draft) -> None:
     capacity = draft.cluster.device.usable_bytes
-    for unit, option in options(draft):
-        for node, ways in zip(unit.nodes, option.ways):
-            assert all(w.need_bytes + option.idle_bytes <= capacity for w in ways.ways)
-            for less, more in pairwise(ways.ways):
+    for group, candidate in options(draft):
+        for node, configs in zip(group.nodes, candidate.fronts):
+            assert all(w.need_bytes + candidate.idle_bytes <= capacity for w in configs.configs)
+            for less, more in pairwise(configs.configs):
                 assert less.need_bytes < more.need_bytes and less.time_s > more.time_s
-            _check_against_all(draft, unit, option, node, ways)
+            _check_against_all(draft, group, candidate, node, configs)
 
 
 def test_what_stays_and_what_is_swapped(draft: Draft) -> None:
@@ -81,20 +81,20 @@ def test_what_stays_and_what_is_swapped(draft: Draft) -> None:
     come only one way."""
     assert draft.cluster.host_link
     link = reached(draft.cluster, draft.cluster.host_link)
-    for unit, option in options(draft):
-        what = draft.shapes[unit.model], "bf16", option.mesh(0)
-        weights, state = (weight_bytes(*what, trained, option.strategy) for trained in (False, True))
-        if unit.role in ("generate", "score"):
+    for group, candidate in options(draft):
+        what = draft.shapes[group.model], "bf16", candidate.mesh(0)
+        weights, state = (weight_bytes(*what, trained, candidate.strategy) for trained in (False, True))
+        if group.role in ("generate", "score"):
             expected = (0, weights, 0, 0.0)
-        elif not option.offload:
-            expected = (state if unit.role == "train" else weights, 0, 0, 0.0)
-        elif unit.role == "train":
-            moved = 2 * optimizer_bytes(*what, option.strategy)
+        elif not candidate.offload:
+            expected = (state if group.role == "train" else weights, 0, 0, 0.0)
+        elif group.role == "train":
+            moved = 2 * optimizer_bytes(*what, candidate.strategy)
             expected = (weights, 0, state - weights, moved / link.bandwidth + 2 * link.latency_s)
         else:
             expected = (0, 0, weights, weights / link.bandwidth + link.latency_s)
-        found = (option.idle_bytes, option.copy_bytes, option.swapped_bytes, option.swap_s)
-        assert found == pytest.approx(expected), (unit.name, option)
+        found = (candidate.idle_bytes, candidate.copy_bytes, candidate.swapped_bytes, candidate.swap_s)
+        assert found == pytest.approx(expected), (group.name, candidate)
 
 
 @pytest.mark.parametrize("name", ["ppo", "grpo", "async_grpo"])
@@ -117,16 +117,18 @@ def _num_options(draft: Draft) -> int:
     return sum(len(each) for own in draft.candidates.values() for each in own.values())
 
 
-def _check_against_all(draft: Draft, unit: Unit, option: Option, node: Node, ways: Ways) -> None:
+def _check_against_all(
+    draft: Draft, group: NodeGroup, candidate: Candidate, node: Node, configs: ParetoFront
+) -> None:
     """No micro-batch of a power of two, with or without recomputation, is better than the ways kept."""
-    shape, mesh, work = draft.shapes[unit.model], option.mesh(0), workload(node)
-    extra = option.swapped_bytes
+    shape, mesh, work = draft.shapes[group.model], candidate.mesh(0), workload(node)
+    extra = candidate.swapped_bytes
     for recompute in ("none", "full") if node.op == "train" else ("none",):
-        strategy = replace(option.strategy, recompute=recompute)
+        strategy = replace(candidate.strategy, recompute=recompute)
         share = (work.rows_per_update or work.rows) // mesh.dp
         for micro in (2**i for i in range(share.bit_length())):
             need = working_bytes(node.op, shape, "bf16", work, mesh, micro, strategy) + extra
-            fast = ways.fastest(need)
-            if need + option.idle_bytes <= draft.cluster.device.usable_bytes:
+            fast = configs.fastest(need)
+            if need + candidate.idle_bytes <= draft.cluster.device.usable_bytes:
                 seconds = node_time_s(node.op, shape, "bf16", work, mesh, micro, draft.cluster, strategy)
                 assert fast and fast.time_s <= seconds

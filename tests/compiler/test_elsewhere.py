@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 import hflow
-from hflow.compiler.candidates.node_groups import Unit
+from hflow.compiler.candidates.node_groups import NodeGroup
 from hflow.compiler.compile import compile_graph
 from hflow.compiler.explain.alternatives import explain
 from hflow.compiler.options import DEFAULTS, PlannerOptions
@@ -64,15 +64,15 @@ def _compared(name: str) -> Iterator[tuple[int, Search, float]]:
 def _pinned_step_s(draft: Draft, random: Random) -> float:
     """Of the best plan with some units on any devices in a row, as many as they can run on."""
     given = {pin.node for pin in draft.pins}
-    free = [u for u in space_of(draft).units if not given & {n.name for n in u.nodes}]
+    free = [u for u in space_of(draft).groups if not given & {n.name for n in u.nodes}]
     some = [u for u in free if random.random() < 0.7]
     pins = (Pin(u.nodes[0].name, (), _anywhere(draft, u, random), "") for u in some)
     chosen = search(space_of(replace(draft, pins=(*draft.pins, *pins))), FOREVER).choice
     return chosen.step_s if chosen else FOREVER
 
 
-def _anywhere(draft: Draft, unit: Unit, random: Random) -> tuple[int, ...]:
-    count = random.choice(list(draft.candidates[unit.name]))
+def _anywhere(draft: Draft, group: NodeGroup, random: Random) -> tuple[int, ...]:
+    count = random.choice(list(draft.candidates[group.name]))
     first = random.randrange(draft.cluster.num_devices - count + 1)
     return tuple(range(first, first + count))
 

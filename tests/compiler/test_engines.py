@@ -13,7 +13,7 @@ from hflow.compiler.engines import generation_engines
 from hflow.compiler.options import DEFAULTS
 from hflow.compiler.passes.candidates import candidates
 from hflow.compiler.passes.weight_edges import weight_edges
-from hflow.compiler.planner.space import Space
+from hflow.compiler.planner.search_space import SearchSpace
 from hflow.compiler.planner.step import StepModel
 from hflow.cost.memory import SERVER_BYTES, kv_cache_bytes, weight_bytes
 from hflow.diagnostics import HflowError
@@ -196,4 +196,4 @@ def test_the_planner_and_the_passes_agree(algorithm: str, cluster: str, server_g
     if cluster == "local4":
         machines = replace(machines, device=replace(machines.device, memory_bytes=10**12))
     draft = candidates(weight_edges(new_draft(graph, machines, (), replace(DEFAULTS, budget_s=0.0))))
-    agrees(draft, Space(draft, StepModel(draft)), budget_s=0.0)
+    agrees(draft, SearchSpace(draft, StepModel(draft)), budget_s=0.0)

@@ -12,7 +12,7 @@ from hflow.compiler.options import PlannerOptions
 from hflow.compiler.passes.candidates import candidates
 from hflow.compiler.passes.weight_edges import weight_edges
 from hflow.compiler.planner.search import search
-from hflow.compiler.planner.space import Space
+from hflow.compiler.planner.search_space import SearchSpace
 from hflow.compiler.planner.step import StepModel
 from hflow.compiler.state import Draft
 from hflow.diagnostics import HflowError
@@ -60,14 +60,14 @@ def _draft(algorithm: str, size: str, gpus: int) -> Draft:
 
 def _without_offload(draft: Draft) -> Draft:
     resident = {
-        unit: {n: tuple(o for o in each if not o.offload) for n, each in options.items()}
-        for unit, options in draft.candidates.items()
+        group: {n: tuple(o for o in each if not o.offload) for n, each in options.items()}
+        for group, options in draft.candidates.items()
     }
-    some = {unit: {n: each for n, each in options.items() if each} for unit, options in resident.items()}
+    some = {group: {n: each for n, each in options.items() if each} for group, options in resident.items()}
     return replace(draft, candidates=some)
 
 
 def _fits(draft: Draft) -> bool:
     if not all(draft.candidates.values()):
         return False
-    return search(Space(draft, StepModel(draft)), budget_s=0.0).choice is not None
+    return search(SearchSpace(draft, StepModel(draft)), budget_s=0.0).choice is not None

@@ -16,9 +16,9 @@ from hflow.compiler.passes.weight_edges import weight_edges
 from hflow.compiler.planner.placements import Partition, partitions
 from hflow.compiler.planner.published.hybridflow import enum_alloc, hybridflow
 from hflow.compiler.planner.published.mapper import Mapper
-from hflow.compiler.planner.published.seating import options_with
+from hflow.compiler.planner.published.placed_candidates import candidates_with
 from hflow.compiler.planner.published.stages import in_turn, stage_sum_s
-from hflow.compiler.planner.space import Space
+from hflow.compiler.planner.search_space import SearchSpace
 from hflow.compiler.planner.step import StepModel
 from hflow.compiler.state import Draft
 from hflow.diagnostics import HflowError
@@ -39,13 +39,13 @@ def drafted(algorithm: str, shape: str, cluster: Cluster, options: PlannerOption
     return candidates(weight_edges(new_draft(large(algorithm, shape), cluster, (), options)))
 
 
-def space_of(algorithm: str, shape: str, cluster: Cluster) -> Space:
+def space_of(algorithm: str, shape: str, cluster: Cluster) -> SearchSpace:
     draft = drafted(algorithm, shape, cluster)
-    return Space(draft, StepModel(draft))
+    return SearchSpace(draft, StepModel(draft))
 
 
-def mapper_of(space: Space) -> Mapper:
-    return Mapper(space, options_with(space.draft, [u for u in space.units if u.role == "generate"]))
+def mapper_of(space: SearchSpace) -> Mapper:
+    return Mapper(space, candidates_with(space.draft, [u for u in space.groups if u.role == "generate"]))
 
 
 def compiled(algorithm: str, shape: str, gpus: int) -> Plan:
@@ -129,7 +129,7 @@ def test_least_allocation_holds_the_state() -> None:
     least = mapper.least(("actor", "critic", "ref", "reward"))
     assert least and least.count == 4 and least.sizes["actor"] == (1, 4)
     kept = 40 * 6.74e9 - 20 * 32_000 * 4096
-    assert least.room_bytes == pytest.approx(72e9 - kept / 4, rel=0.01)
+    assert least.free_bytes == pytest.approx(72e9 - kept / 4, rel=0.01)
     larger = mapper_of(space_of("ppo", "llama-13b", a100(16))).least(("actor", "critic"))
     assert larger and larger.count == 8
 

@@ -8,7 +8,7 @@ import pytest
 
 import hflow
 from hflow.compiler.compile import compile_graph
-from hflow.compiler.explain.min_memory import leanest
+from hflow.compiler.explain.min_memory import min_memory
 from hflow.compiler.options import Planner, PlannerOptions
 from hflow.compiler.planner.search import exhaustive
 from hflow.diagnostics import Diagnostic, HflowError, render
@@ -46,7 +46,7 @@ def test_the_least_memory_is_that_of_some_plan_and_of_none_less(name: str) -> No
         space = space_of(case(name, seed, 1000))
         if space.pinned:
             continue
-        lean = leanest(space)
+        lean = min_memory(space)
         fits = lean is not None and lean.fullest.peak_bytes <= space.draft.cluster.device.usable_bytes
         assert fits == (exhaustive(space).choice is not None), seed
 

@@ -19,7 +19,7 @@ from hflow.compiler.passes.schedule import schedule
 from hflow.compiler.passes.weight_edges import weight_edges
 from hflow.compiler.planner.incumbent import RESOLUTION
 from hflow.compiler.planner.search import search
-from hflow.compiler.planner.space import Space
+from hflow.compiler.planner.search_space import SearchSpace
 from hflow.compiler.planner.step import StepModel
 from hflow.compiler.state import Draft
 from hflow.graph.ir import Graph
@@ -42,14 +42,14 @@ def test_the_schedule_agrees_on_large_clusters(algorithm: str, cluster: str) -> 
     graph = large(algorithm, "llama-7b")
     for placement in PLACEMENTS:
         draft = _draft(graph, cluster, placement)
-        agrees(draft, Space(draft, StepModel(draft)), budget_s=0.0)
+        agrees(draft, SearchSpace(draft, StepModel(draft)), budget_s=0.0)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_schedule_agrees_on_the_machine_at_hand(algorithm: str, model: str) -> None:
     overrides = [f"params.{name}={model}" for name in model_params(algorithm)]
     draft = _draft(hflow.load(Path(f"algorithms/{algorithm}.yaml"), overrides), "local4", "auto")
-    agrees(draft, Space(draft, StepModel(draft)), budget_s=1.0)
+    agrees(draft, SearchSpace(draft, StepModel(draft)), budget_s=1.0)
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo", "remax"])
@@ -61,7 +61,7 @@ def test_more_hosts_are_never_slower(algorithm: str) -> None:
     assert all(more <= fewer * (1 + RESOLUTION) for fewer, more in pairwise(seconds))
 
 
-def agrees(draft: Draft, space: Space, budget_s: float = float("inf")) -> None:
+def agrees(draft: Draft, space: SearchSpace, budget_s: float = float("inf")) -> None:
     """Fails unless `schedule` and `check_memory` say of the choice that is found what the planner says."""
     choice = search(space, budget_s).choice
     if choice is None:

@@ -7,7 +7,7 @@ from math import isclose
 import pytest
 
 from hflow.compiler.planner.incumbent import RESOLUTION
-from hflow.compiler.planner.search import Found, exhaustive, search
+from hflow.compiler.planner.search import SearchResult, exhaustive, search
 from tests.compiler.small_cases import GRAPHS, case, num_plans, space_of
 
 PER_GRAPH = 20  # x 12 graphs = 240 cases
@@ -59,7 +59,7 @@ def _compare(name: str, seed: int, most: int) -> None:
     assert _same(expected, close, RESOLUTION), (name, seed)
 
 
-def _same(expected: Found, found: Found, tolerance: float) -> bool:
+def _same(expected: SearchResult, found: SearchResult, tolerance: float) -> bool:
     if expected.choice is None or found.choice is None:
         return expected.choice is found.choice
     return isclose(found.choice.step_s, expected.choice.step_s, rel_tol=tolerance)

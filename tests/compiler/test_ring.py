@@ -11,9 +11,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from hflow.compiler.planner.bounds.descendants import Before, Descendants
 from hflow.compiler.planner.bounds.numbers import ARRAYS, FLOATS
-from hflow.compiler.planner.bounds.reach import Before, Reach
-from hflow.compiler.planner.bounds.recurrence import Course, Ring
+from hflow.compiler.planner.bounds.recurrence import PathBounds, RecurrenceCycle
 
 FIRST = "n0"
 
@@ -38,9 +38,9 @@ class Case:
         return [(n, tuple((a, gap) for (a, b), gap in self.edges.items() if b == n)) for n in self.names]
 
     @property
-    def ring(self) -> Ring:
-        course = Course.of(Reach.of(FIRST, self.nodes), self.places, self.whole)
-        return Ring.of(course, self.closing, {}, self.places, self.whole)
+    def cycle(self) -> RecurrenceCycle:
+        paths = PathBounds.of(Descendants.of(FIRST, self.nodes), self.places, self.whole)
+        return RecurrenceCycle.of(paths, self.closing, {}, self.places, self.whole)
 
 
 @st.composite
@@ -60,21 +60,21 @@ def cases(draw: st.DrawFn) -> Case:
 @given(cases())
 @settings(max_examples=400, deadline=None)
 def test_a_ring_takes_what_all_its_terms_say(case: Case) -> None:
-    least_s = case.ring.least_s(FLOATS, case.times, case.work)
+    least_s = case.cycle.least_s(FLOATS, case.times, case.work)
     assert least_s == pytest.approx(_least_s(case))
     each = {n: np.array([seconds, 2 * seconds]) for n, seconds in case.times.items()}
     work = {n: np.array([seconds, 2 * seconds]) for n, seconds in case.work.items()}
-    assert case.ring.least_s(ARRAYS, each, work)[0] == pytest.approx(least_s)
+    assert case.cycle.least_s(ARRAYS, each, work)[0] == pytest.approx(least_s)
 
 
 @given(cases())
 @settings(max_examples=400, deadline=None)
 def test_a_ring_on_one_set_of_devices_takes_no_more_than_the_set(case: Case) -> None:
     """But for the calls in between, which are less than all of them."""
-    ring, work = case.ring, case.work
+    cycle, work = case.cycle, case.work
     busy_s = max(sum(work[n] for n in case.names if one in case.places[n]) for one in range(3))
-    assume(ring.alone)
-    assert ring.least_s(FLOATS, case.times, work) <= busy_s + sum(case.edges.values()) + 1e-9
+    assume(cycle.alone)
+    assert cycle.least_s(FLOATS, case.times, work) <= busy_s + sum(case.edges.values()) + 1e-9
 
 
 def _least_s(case: Case) -> float:

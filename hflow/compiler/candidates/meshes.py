@@ -1,4 +1,5 @@
-"""The layouts of a unit: the meshes that its model, its rows and its pins admit, and why others are none."""
+"""The layouts of a node group: the meshes that its model, its rows and its pins admit, and why others are
+none."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
-from hflow.compiler.candidates.node_groups import Option, Options, Unit
+from hflow.compiler.candidates.node_groups import Candidate, Candidates, NodeGroup
 from hflow.compiler.candidates.pricing import Pricing
 from hflow.compiler.pins import Pin
 from hflow.compiler.state import Draft
@@ -20,24 +21,24 @@ from hflow.plan.ports import row_unit
 from hflow.plan.workload import Workload
 
 
-def options_of(draft: Draft, unit: Unit) -> Options:
-    """The options that fit into a device's memory, by number of devices, the fastest first."""
-    pricing = _pricing(draft, unit)
-    found: dict[int, list[Option]] = defaultdict(list)
-    for mesh in meshes(draft, unit):
-        if not refusal(draft, unit, mesh):
-            found[len(mesh.devices)] += pricing.options(mesh)
+def candidates_of(draft: Draft, group: NodeGroup) -> Candidates:
+    """The candidates that fit into a device's memory, by number of devices, the fastest first."""
+    pricing = _pricing(draft, group)
+    found: dict[int, list[Candidate]] = defaultdict(list)
+    for mesh in meshes(draft, group):
+        if not refusal(draft, group, mesh):
+            found[len(mesh.devices)] += pricing.candidates(mesh)
     return {n: tuple(sorted(found[n], key=_speed)) for n in sorted(found) if found[n]}
 
 
-def pins_of(draft: Draft, unit: Unit) -> tuple[Pin, ...]:
-    names = {node.name for node in unit.nodes}
+def pins_of(draft: Draft, group: NodeGroup) -> tuple[Pin, ...]:
+    names = {node.name for node in group.nodes}
     return tuple(p for p in draft.pins if p.node in names)
 
 
-def meshes(draft: Draft, unit: Unit) -> Iterator[Mesh]:
+def meshes(draft: Draft, group: NodeGroup) -> Iterator[Mesh]:
     """Meshes to try that all pins admit: tp inside a host, pp at most the layers."""
-    cluster, shape, pins = draft.cluster, draft.shapes[unit.model], pins_of(draft, unit)
+    cluster, shape, pins = draft.cluster, draft.shapes[group.model], pins_of(draft, group)
     wanted = {axis: size for pin in pins for axis, size in pin.sizes}
     if any(wanted[axis] != size for pin in pins for axis, size in pin.sizes):
         return
@@ -60,25 +61,26 @@ def sizes(cluster: Cluster) -> tuple[int, ...]:
     return *_divisors(per_host), *range(2 * per_host, cluster.num_devices + 1, per_host)
 
 
-def refusal(draft: Draft, unit: Unit, mesh: Mesh) -> str:
+def refusal(draft: Draft, group: NodeGroup, mesh: Mesh) -> str:
     """Why `mesh` is no choice, whatever the memory; empty if it is one."""
-    shape = draft.shapes[unit.model]
-    for node, work in zip(unit.nodes, unit.works):
+    shape = draft.shapes[group.model]
+    for node, work in zip(group.nodes, group.works):
         reason = _model_refusal(shape, mesh, node) or _rows_refusal(draft, node, work, mesh)
         if reason:
             return reason
-    return _pricing(draft, unit).refusal(mesh) if draft.pins else ""
+    return _pricing(draft, group).refusal(mesh) if draft.pins else ""
 
 
-def needed_bytes(draft: Draft, unit: Unit, mesh: Mesh) -> int:
-    """What the unit needs on a device of `mesh`, run in the leanest way with nothing else beside it."""
-    options = _pricing(unlimited(draft), unit).options(mesh)
-    return min(o.idle_bytes + o.copy_bytes + o.least_bytes for o in options)
+def needed_bytes(draft: Draft, group: NodeGroup, mesh: Mesh) -> int:
+    """What the node group needs on a device of `mesh`, run with the least memory and nothing else beside
+    it."""
+    candidates = _pricing(unlimited(draft), group).candidates(mesh)
+    return min(c.idle_bytes + c.copy_bytes + c.least_bytes for c in candidates)
 
 
-def option_text(option: Option) -> str:
+def candidate_text(candidate: Candidate) -> str:
     """``pp2 tp4 zero1 offload``; ``dp1`` on one device."""
-    return layout_text(option.mesh(0), option.strategy, option.offload) or "dp1"
+    return layout_text(candidate.mesh(0), candidate.strategy, candidate.offload) or "dp1"
 
 
 def bytes_text(size: int) -> str:
@@ -98,13 +100,13 @@ def unlimited(draft: Draft) -> Draft:
     return replace(draft, cluster=replace(draft.cluster, device=device))
 
 
-def _pricing(draft: Draft, unit: Unit) -> Pricing:
-    model = draft.graph.model(unit.model)
-    return Pricing(unit, model, draft.shapes[unit.model], pins_of(draft, unit), draft.cluster)
+def _pricing(draft: Draft, group: NodeGroup) -> Pricing:
+    model = draft.graph.model(group.model)
+    return Pricing(group, model, draft.shapes[group.model], pins_of(draft, group), draft.cluster)
 
 
-def _speed(option: Option) -> tuple[float, int]:
-    return option.least_s, option.idle_bytes + option.least_bytes
+def _speed(candidate: Candidate) -> tuple[float, int]:
+    return candidate.least_s, candidate.idle_bytes + candidate.least_bytes
 
 
 def _divisors(number: int) -> list[int]:
@@ -136,10 +138,10 @@ def _tokens(node: Node) -> ValueType:
 
 
 def _rows_refusal(draft: Draft, node: Node, work: Workload, mesh: Mesh) -> str:
-    unit = row_unit(_tokens(node))
-    whole = work.rows // unit
+    together = row_unit(_tokens(node))
+    whole = work.rows // together
     if whole % mesh.dp:
-        what = "rows" if unit == 1 or node.op == "generate" else f"groups of {unit} rows"
+        what = "rows" if together == 1 or node.op == "generate" else f"groups of {together} rows"
         return f"dp{mesh.dp} does not divide {whole} {what}"
     if work.rows_per_update % mesh.dp:
         return f"dp{mesh.dp} does not divide a minibatch of {work.rows_per_update} rows"

@@ -1,4 +1,4 @@
-"""What is planned together: nodes that run on one mesh, and the ways in which they can."""
+"""What is planned together: nodes that run on one mesh, and how each of them can run there."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Role = Literal["train", "generate", "score", "frozen"]
 
 
 @dataclass(frozen=True)
-class Unit:
+class NodeGroup:
     """The nodes that train a model (they share its optimizer), that generate or that score with one which is
     trained (each set has one copy of its weights at most), or all that use a frozen one. `evaluated`: the
     evaluation runs one of them too, with the newest weights whatever their `lag`. `engine`: of its generate
-    nodes; those of two engines are two units, since these share no weights."""
+    nodes; those of two engines are two node groups, since these share no weights."""
 
     name: str
     model: str
@@ -45,7 +45,7 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Way:
+class ExecConfig:
     """How a node may run on a mesh: `need_bytes` beside what stays on a device, while it runs."""
 
     need_bytes: int
@@ -55,36 +55,37 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Ways:
-    """The ways of one node that no other beats in both time and memory, by rising memory."""
+class ParetoFront:
+    """The configurations of one node that no other beats in both time and memory, by rising memory."""
 
-    ways: tuple[Way, ...]
+    configs: tuple[ExecConfig, ...]
 
     @cached_property
     def _needs(self) -> list[int]:
-        return [way.need_bytes for way in self.ways]
+        return [config.need_bytes for config in self.configs]
 
-    def fastest(self, limit_bytes: int) -> Way | None:
+    def fastest(self, limit_bytes: int) -> ExecConfig | None:
         """The fastest that needs no more than `limit_bytes`."""
         number = bisect_right(self._needs, limit_bytes)
-        return self.ways[number - 1] if number else None
+        return self.configs[number - 1] if number else None
 
     @property
     def least_bytes(self) -> int:
-        return self.ways[0].need_bytes
+        return self.configs[0].need_bytes
 
     @property
     def least_s(self) -> float:
-        return self.ways[-1].time_s
+        return self.configs[-1].time_s
 
 
 @dataclass(frozen=True)
-class Option:
-    """A unit on `pp` x `dp` x `tp` devices.
+class Candidate:
+    """A node group on `pp` x `dp` x `tp` devices.
 
     `idle_bytes`: what stays on each device while other nodes run, beside a reader's own copy of weights that
     are trained elsewhere, of `copy_bytes`. `swapped_bytes`: what is loaded while a node runs, a part of
-    what its `ways` need; `swap_s`: onload before and offload after each run. `ways`: of each of its nodes.
+    what its `fronts` need; `swap_s`: onload before and offload after each run. `fronts`: of each of its
+    nodes.
     """
 
     pp: int
@@ -96,7 +97,7 @@ class Option:
     copy_bytes: int
     swapped_bytes: int
     swap_s: float
-    ways: tuple[Ways, ...]
+    fronts: tuple[ParetoFront, ...]
 
     @property
     def num_devices(self) -> int:
@@ -105,12 +106,12 @@ class Option:
     @cached_property
     def least_s(self) -> float:
         """The least time of all nodes together."""
-        return sum(ways.least_s + self.swap_s for ways in self.ways)
+        return sum(front.least_s + self.swap_s for front in self.fronts)
 
     @cached_property
     def least_bytes(self) -> int:
         """What the neediest node needs at least."""
-        return max(ways.least_bytes for ways in self.ways)
+        return max(front.least_bytes for front in self.fronts)
 
     def mesh(self, first: int) -> Mesh:
         devices = tuple(range(first, first + self.num_devices))
@@ -120,11 +121,11 @@ class Option:
         return Sharding.of(mesh, self.strategy)
 
 
-Options = Mapping[int, tuple[Option, ...]]  # by number of devices
+Candidates = Mapping[int, tuple[Candidate, ...]]  # by number of devices
 
 
-def units(graph: Graph, engines: Mapping[str, GenerationEngine]) -> tuple[Unit, ...]:
-    """The units of a graph, in the order of their first nodes.
+def node_groups(graph: Graph, engines: Mapping[str, GenerationEngine]) -> tuple[NodeGroup, ...]:
+    """The node groups of a graph, in the order of their first nodes.
 
     Args:
         engines: of its generate nodes.
@@ -138,7 +139,7 @@ def units(graph: Graph, engines: Mapping[str, GenerationEngine]) -> tuple[Unit, 
     evaluation = evaluation_graph(graph)
     again = {n.name for n in evaluation.nodes} if evaluation else set[str]()
     return tuple(
-        Unit(nodes[0].name, model, role, tuple(nodes), lag, any(n.name in again for n in nodes), engine)
+        NodeGroup(nodes[0].name, model, role, tuple(nodes), lag, any(n.name in again for n in nodes), engine)
         for (model, role, lag, _, engine), nodes in members.items()
     )
 

@@ -1,4 +1,5 @@
-"""The options of one unit on one mesh: what stays on a device, what a node needs there, and for how long."""
+"""The candidates of one node group on one mesh: what stays on a device, what a node needs there, and for how
+long."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from itertools import product
 from math import ceil, isqrt
 from typing import Literal
 
-from hflow.compiler.candidates.node_groups import Option, Unit, Way, Ways
+from hflow.compiler.candidates.node_groups import Candidate, ExecConfig, NodeGroup, ParetoFront
 from hflow.compiler.pins import Pin
 from hflow.cost.comm import host_transfer_s
 from hflow.cost.compute import node_time_s
@@ -34,21 +35,23 @@ MOST_PASSES = 256  # all numbers of passes over up to 65,536 groups
 
 @dataclass(frozen=True)
 class Pricing:
-    """Prices a unit; `pins`: those of its nodes."""
+    """Prices a node group; `pins`: those of its nodes."""
 
-    unit: Unit
+    group: NodeGroup
     model: Model
     shape: ModelShape
     pins: tuple[Pin, ...]
     cluster: Cluster
 
-    def options(self, mesh: Mesh) -> list[Option]:
+    def candidates(self, mesh: Mesh) -> list[Candidate]:
         """Those that fit into a device's memory and that no other on the same mesh beats in every respect."""
-        found: list[Option] = []
+        found: list[Candidate] = []
         for strategy in self._strategies(mesh):
-            ways = tuple(self._ways(n, w, mesh, strategy) for n, w in zip(self.unit.nodes, self.unit.works))
-            if all(w.ways for w in ways):
-                found += self._resident_or_not(mesh, strategy, ways)
+            fronts = tuple(
+                self._front(n, w, mesh, strategy) for n, w in zip(self.group.nodes, self.group.works)
+            )
+            if all(w.configs for w in fronts):
+                found += self._resident_or_not(mesh, strategy, fronts)
         return _undominated(found)
 
     def refusal(self, mesh: Mesh) -> str:
@@ -57,11 +60,11 @@ class Pricing:
             if len({getattr(pin, setting) for pin in self.pins} - {None}) > 1:
                 return f"the pins disagree about {setting}"
         hosts = (len({self.cluster.host(d) for d in group}) for group in mesh.groups("tp"))
-        if self.unit.served and max(hosts) > 1:
+        if self.group.served and max(hosts) > 1:
             return "the ranks of a server are on one host"
-        if self.unit.served and any(pin.offload for pin in self.pins):
+        if self.group.served and any(pin.offload for pin in self.pins):
             return "a server is not offloaded"
-        works = {node.name: work for node, work in zip(self.unit.nodes, self.unit.works)}
+        works = {node.name: work for node, work in zip(self.group.nodes, self.group.works)}
         reasons = (self._split_refusal(p, mesh) or _micro_refusal(p, works[p.node], mesh) for p in self.pins)
         return next(filter(None, reasons), "")
 
@@ -80,51 +83,54 @@ class Pricing:
         """ZeRO-1 where there is anything to split; experts over parts of dp."""
         zeros: set[Literal[0, 1, 3]] = {p.zero for p in self.pins if p.zero is not None}
         if not zeros:
-            zeros = {0, 1} if self.unit.role == "train" and mesh.dp > 1 else {0}
-        engine = self.unit.engine
+            zeros = {0, 1} if self.group.role == "train" and mesh.dp > 1 else {0}
+        engine = self.group.engine
         experts = self.shape.moe.num_experts if self.shape.moe else 1
         parts = {p.ep for p in self.pins if p.ep} or range(1, mesh.dp + 1)
         for ep in (ep for ep in parts if mesh.dp % ep == 0 and experts % ep == 0):
             yield from (Strategy(zero=zero, ep=ep, engine=engine) for zero in sorted(zeros))
 
-    def _resident_or_not(self, mesh: Mesh, strategy: Strategy, ways: tuple[Ways, ...]) -> Iterator[Option]:
+    def _resident_or_not(
+        self, mesh: Mesh, strategy: Strategy, fronts: tuple[ParetoFront, ...]
+    ) -> Iterator[Candidate]:
         sizes = mesh.pp, mesh.dp, mesh.tp
         weights = weight_bytes(self.shape, self.model.dtype, mesh, False, strategy)
-        renewed = self.unit.role == "generate" and not self.unit.lag
-        if self.unit.served and not sleeps(self.cluster.device.platform, renewed):
-            yield from self._awake(mesh, strategy, ways)
+        renewed = self.group.role == "generate" and not self.group.lag
+        if self.group.served and not sleeps(self.cluster.device.platform, renewed):
+            yield from self._awake(mesh, strategy, fronts)
             return
-        if self.unit.role in ("generate", "score"):
-            idle, copy = (weights, 0) if self.unit.lag else (0, weights)
-            idle += self.cluster.server_bytes if self.unit.served else 0
-            yield from self._fitting(Option(*sizes, strategy, False, idle, copy, 0, 0.0, ways))
+        if self.group.role in ("generate", "score"):
+            idle, copy = (weights, 0) if self.group.lag else (0, weights)
+            idle += self.cluster.server_bytes if self.group.served else 0
+            yield from self._fitting(Candidate(*sizes, strategy, False, idle, copy, 0, 0.0, fronts))
             return
         state, moved = weights, weights
-        if self.unit.role == "train":
+        if self.group.role == "train":
             state = weight_bytes(self.shape, self.model.dtype, mesh, True, strategy)
             moved = optimizer_bytes(self.shape, self.model.dtype, mesh, strategy)
         for offload in self._offloads(mesh, moved):
             if not offload:
-                yield from self._fitting(Option(*sizes, strategy, False, state, 0, 0, 0.0, ways))
+                yield from self._fitting(Candidate(*sizes, strategy, False, state, 0, 0, 0.0, fronts))
                 continue
-            trains = self.unit.role == "train"
+            trains = self.group.role == "train"
             swap_s = host_transfer_s(moved, self.cluster) * (2 if trains else 1)
             idle = weights if trains else 0
-            extra = tuple(_more(w, state - idle) for w in ways)
-            yield from self._fitting(Option(*sizes, strategy, True, idle, 0, state - idle, swap_s, extra))
+            extra = tuple(_more(w, state - idle) for w in fronts)
+            yield from self._fitting(Candidate(*sizes, strategy, True, idle, 0, state - idle, swap_s, extra))
 
-    def _awake(self, mesh: Mesh, strategy: Strategy, ways: tuple[Ways, ...]) -> Iterator[Option]:
-        """Of a server that keeps its KV cache while other nodes run: an option for each size of the cache."""
+    def _awake(self, mesh: Mesh, strategy: Strategy, fronts: tuple[ParetoFront, ...]) -> Iterator[Candidate]:
+        """Of a server that keeps its KV cache while other nodes run: a candidate for each size of the
+        cache."""
         shape, dtype, platform = self.shape, self.model.dtype, self.cluster.device.platform
-        changes = self.unit.role != "frozen" or self.model.refresh is not None
-        for chosen in product(*(each.ways for each in ways)):
-            tokens = [way.micro_batch * work.sequence for way, work in zip(chosen, self.unit.works)]
+        changes = self.group.role != "frozen" or self.model.refresh is not None
+        for chosen in product(*(each.configs for each in fronts)):
+            tokens = [config.micro_batch * work.sequence for config, work in zip(chosen, self.group.works)]
             idle = awake_bytes(shape, dtype, mesh, max(tokens), platform, changes, strategy)
             idle += self.cluster.server_bytes
             caches = (kv_cache_bytes(shape, dtype, count, mesh) for count in tokens)
-            rest = tuple(_more(Ways((way,)), -cache) for way, cache in zip(chosen, caches))
+            rest = tuple(_more(ParetoFront((config,)), -cache) for config, cache in zip(chosen, caches))
             sizes = mesh.pp, mesh.dp, mesh.tp
-            yield from self._fitting(Option(*sizes, strategy, False, idle, 0, 0, 0.0, rest))
+            yield from self._fitting(Candidate(*sizes, strategy, False, idle, 0, 0, 0.0, rest))
 
     def _offloads(self, mesh: Mesh, moved: int) -> Sequence[bool]:
         """`moved`: what one device would put into the memory of its host."""
@@ -136,25 +142,27 @@ class Pricing:
         room, devices = self.cluster.host_memory_bytes, min(len(mesh.devices), self.cluster.devices_per_host)
         return (False, True) if room is None or moved * devices <= room else (False,)
 
-    def _fitting(self, option: Option) -> Iterator[Option]:
-        """The option without the ways that cannot fit."""
-        limit = self.cluster.device.usable_bytes - option.idle_bytes
-        ways = tuple(Ways(tuple(w for w in each.ways if w.need_bytes <= limit)) for each in option.ways)
-        if all(each.ways for each in ways):
-            yield replace(option, ways=ways)
+    def _fitting(self, candidate: Candidate) -> Iterator[Candidate]:
+        """The candidate without the configurations that cannot fit."""
+        limit = self.cluster.device.usable_bytes - candidate.idle_bytes
+        fronts = tuple(
+            ParetoFront(tuple(w for w in each.configs if w.need_bytes <= limit)) for each in candidate.fronts
+        )
+        if all(each.configs for each in fronts):
+            yield replace(candidate, fronts=fronts)
 
-    def _ways(self, node: Node, work: Workload, mesh: Mesh, strategy: Strategy) -> Ways:
+    def _front(self, node: Node, work: Workload, mesh: Mesh, strategy: Strategy) -> ParetoFront:
         pin = next((p for p in self.pins if p.node == node.name), None)
         recomputes = RECOMPUTE if node.op == "train" else RECOMPUTE[:1]
         if pin and pin.recompute is not None:
             recomputes = tuple(r for r in recomputes if pin.recompute == (r == "full"))
         strategies = tuple(replace(strategy, recompute=recompute) for recompute in recomputes)
         micro = pin.micro if pin else None
-        return _ways(node.op, self.shape, self.model.dtype, work, mesh, strategies, micro, self.cluster)
+        return _front(node.op, self.shape, self.model.dtype, work, mesh, strategies, micro, self.cluster)
 
 
 @lru_cache(maxsize=65536)  # models of one shape do the same work
-def _ways(
+def _front(
     op: OpKind,
     shape: ModelShape,
     dtype: str,
@@ -163,24 +171,24 @@ def _ways(
     strategies: tuple[Strategy, ...],
     micro: int | None,
     cluster: Cluster,
-) -> Ways:
+) -> ParetoFront:
     """Those that fit into a device's memory; of any micro-batch, unless one is given."""
-    found: list[Way] = []
+    found: list[ExecConfig] = []
     for strategy, rows in product(strategies, [micro] if micro else _micro_batches(work, mesh)):
         need = working_bytes(op, shape, dtype, work, mesh, rows, strategy)
         if need <= cluster.device.usable_bytes:
             time_s = node_time_s(op, shape, dtype, work, mesh, rows, cluster, strategy)
-            found.append(Way(need, time_s, rows, strategy.recompute))
-    return Ways(tuple(_frontier(found)))
+            found.append(ExecConfig(need, time_s, rows, strategy.recompute))
+    return ParetoFront(tuple(_frontier(found)))
 
 
 def _micro_refusal(pin: Pin, work: Workload, mesh: Mesh) -> str:
     if not pin.micro:
         return ""
-    share, unit = _share(work, mesh)
+    share, together = _share(work, mesh)
     if pin.micro > share:
         return f"micro{pin.micro} is more than the {share} rows of a replica"
-    return f"micro{pin.micro} splits groups of {unit} rows" if pin.micro % unit else ""
+    return f"micro{pin.micro} splits groups of {together} rows" if pin.micro % together else ""
 
 
 def _share(work: Workload, mesh: Mesh) -> tuple[int, int]:
@@ -192,44 +200,44 @@ def _share(work: Workload, mesh: Mesh) -> tuple[int, int]:
 def _micro_batches(work: Workload, mesh: Mesh) -> list[int]:
     """Rows per pass of one replica, in whole groups: the fewest for each number of passes, which no others
     beat. Of many groups, for small numbers of passes only, and for halves of what is left."""
-    share, unit = _share(work, mesh)
-    groups = max(1, share // unit)
+    share, together = _share(work, mesh)
+    groups = max(1, share // together)
     most = min(isqrt(groups), MOST_PASSES)
     passes = {*range(1, most + 1), *(ceil(groups / size) for size in range(1, most + 1))}
     passes |= {2**i for i in range(groups.bit_length())}
-    return sorted({ceil(groups / count) * unit for count in passes}, reverse=True)
+    return sorted({ceil(groups / count) * together for count in passes}, reverse=True)
 
 
-def _more(ways: Ways, size: int) -> Ways:
-    return Ways(tuple(replace(w, need_bytes=w.need_bytes + size) for w in ways.ways))
+def _more(fronts: ParetoFront, size: int) -> ParetoFront:
+    return ParetoFront(tuple(replace(w, need_bytes=w.need_bytes + size) for w in fronts.configs))
 
 
-def _frontier(ways: Iterable[Way]) -> Iterator[Way]:
+def _frontier(fronts: Iterable[ExecConfig]) -> Iterator[ExecConfig]:
     """By rising need, those that are faster than all that need less."""
     best = float("inf")
-    for way in sorted(ways, key=lambda w: (w.need_bytes, w.time_s, -w.micro_batch)):
-        if way.time_s < best:
-            best = way.time_s
-            yield way
+    for config in sorted(fronts, key=lambda w: (w.need_bytes, w.time_s, -w.micro_batch)):
+        if config.time_s < best:
+            best = config.time_s
+            yield config
 
 
-def _undominated(options: Sequence[Option]) -> list[Option]:
-    kept: list[Option] = []
-    for option in options:
-        if not any(_beats(other, option) for other in kept):
-            kept = [other for other in kept if not _beats(option, other)] + [option]
+def _undominated(candidates: Sequence[Candidate]) -> list[Candidate]:
+    kept: list[Candidate] = []
+    for candidate in candidates:
+        if not any(_beats(other, candidate) for other in kept):
+            kept = [other for other in kept if not _beats(candidate, other)] + [candidate]
     return kept
 
 
-def _beats(one: Option, other: Option) -> bool:
+def _beats(one: Candidate, other: Candidate) -> bool:
     """Whether `one` is no worse in every respect; both are on one mesh."""
     if one.idle_bytes > other.idle_bytes or one.copy_bytes > other.copy_bytes:
         return False
     if one.strategy.ep != other.strategy.ep or (one.strategy.zero == 3) != (other.strategy.zero == 3):
         return False  # their weights lie elsewhere
     swap_s = one.swap_s - other.swap_s
-    for mine, theirs in zip(one.ways, other.ways):
-        pairs = ((mine.fastest(way.need_bytes), way) for way in theirs.ways)
-        if any(fast is None or fast.time_s + swap_s > way.time_s for fast, way in pairs):
+    for mine, theirs in zip(one.fronts, other.fronts):
+        pairs = ((mine.fastest(config.need_bytes), config) for config in theirs.configs)
+        if any(fast is None or fast.time_s + swap_s > config.time_s for fast, config in pairs):
             return False
     return True

@@ -6,24 +6,24 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from hflow.compiler.candidates.meshes import (
+    candidate_text,
+    candidates_of,
     layout_text,
     meshes,
     needed_bytes,
     of_text,
-    option_text,
-    options_of,
     refusal,
 )
-from hflow.compiler.candidates.node_groups import Option, Unit, units
+from hflow.compiler.candidates.node_groups import Candidate, NodeGroup, node_groups
 from hflow.compiler.compile import new_draft
 from hflow.compiler.engines import generation_engines
-from hflow.compiler.explain.min_memory import leanest
+from hflow.compiler.explain.min_memory import min_memory
 from hflow.compiler.options import PlannerOptions
 from hflow.compiler.passes.weight_edges import weight_edges
 from hflow.compiler.pins import parse_pins, placed_node
 from hflow.compiler.planner.incumbent import RESOLUTION
 from hflow.compiler.planner.search import search
-from hflow.compiler.planner.space import Space
+from hflow.compiler.planner.search_space import SearchSpace
 from hflow.compiler.planner.step import StepModel
 from hflow.compiler.state import Draft
 from hflow.diagnostics import Diagnostic, HflowError
@@ -52,11 +52,11 @@ class Alternative:
 
 @dataclass(frozen=True)
 class _Question:
-    """`draft`: with the candidates of all units; `pinned`: whether the node was."""
+    """`draft`: with the candidates of all node groups; `pinned`: whether the node was."""
 
     plan: Plan
     draft: Draft
-    unit: Unit
+    group: NodeGroup
     chosen: NodePlan
     pinned: bool
 
@@ -69,14 +69,14 @@ def explain(plan: Plan, pins: Iterable[str], options: PlannerOptions, node: str)
     and on others.
 
     Args:
-        pins, options: with which `plan` was made. Where the time is up, a step is `at most` so long.
+        pins, candidates: with which `plan` was made. Where the time is up, a step is `at most` so long.
     Raises:
         HflowError: HF302 when there is no such node, or it has no model.
     """
     question = _question(plan, pins, options, node)
     tried = _tried(question)
     budget_s = min(options.budget_s or BUDGET_S, BUDGET_S) / max(1, len(tried))
-    found = [_judged(question, ways, budget_s) for ways in tried]
+    found = [_judged(question, configs, budget_s) for configs in tried]
     fitting = sorted((a for a in found if a.step_time_s is not None), key=lambda a: a.step_time_s or 0.0)
     crowded = [a for a in found if a.step_time_s is None]
     return _chosen(question), *fitting[:SHOWN], *crowded[:TOO_LARGE], *_too_large(question)
@@ -94,27 +94,27 @@ def check_explained(graph: Graph, node: str) -> None:
 def _question(plan: Plan, pins: Iterable[str], options: PlannerOptions, node: str) -> _Question:
     check_explained(plan.graph, node)
     engines = generation_engines(options.engines, plan.graph, plan.cluster)
-    all_units = units(plan.graph, engines)
-    unit = next(u for u in all_units if node in {n.name for n in u.nodes})
-    own = {n.name for n in unit.nodes}
+    all_groups = node_groups(plan.graph, engines)
+    group = next(u for u in all_groups if node in {n.name for n in u.nodes})
+    own = {n.name for n in group.nodes}
     given = parse_pins(pins, plan.graph, plan.cluster)
     kept = [pin.text for pin in given if pin.node not in own]
     draft = weight_edges(new_draft(plan.graph, plan.cluster, kept, replace(options, planner="exact")))
-    found = {u.name: options_of(draft, u) for u in all_units}
-    return _Question(plan, replace(draft, candidates=found), unit, plan.node(node), len(kept) < len(given))
+    found = {u.name: candidates_of(draft, u) for u in all_groups}
+    return _Question(plan, replace(draft, candidates=found), group, plan.node(node), len(kept) < len(given))
 
 
-def _tried(question: _Question) -> list[tuple[Option, ...]]:
-    """Ways to run the unit, those in one group differ in what saves memory only: other strategies on the
-    chosen mesh, each apart; the fastest meshes of as many devices; the fastest of each other number."""
-    by_mesh: dict[Mesh, list[Option]] = {}
-    for option in (o for each in question.draft.candidates[question.unit.name].values() for o in each):
-        by_mesh.setdefault(option.mesh(0), []).append(option)
-    fastest = sorted(by_mesh.values(), key=lambda options: min(o.least_s for o in options))
-    chosen, same, fewer = question.chosen, list[tuple[Option, ...]](), dict[int, tuple[Option, ...]]()
+def _tried(question: _Question) -> list[tuple[Candidate, ...]]:
+    """Ways to run the node group, those in one group differ in what saves memory only: other strategies on
+    the chosen mesh, each apart; the fastest meshes of as many devices; the fastest of each other number."""
+    by_mesh: dict[Mesh, list[Candidate]] = {}
+    for candidate in (c for each in question.draft.candidates[question.group.name].values() for c in each):
+        by_mesh.setdefault(candidate.mesh(0), []).append(candidate)
+    fastest = sorted(by_mesh.values(), key=lambda options: min(c.least_s for c in options))
+    chosen, same, fewer = question.chosen, list[tuple[Candidate, ...]](), dict[int, tuple[Candidate, ...]]()
     for options in map(tuple, fastest):
         if _lies_on(options[0], chosen):
-            same[:0] = [(o,) for o in options if not _is_chosen(o, chosen)]
+            same[:0] = [(c,) for c in options if not _is_chosen(c, chosen)]
         elif options[0].num_devices == len(chosen.mesh.devices):
             same.append(options)
         else:
@@ -123,13 +123,15 @@ def _tried(question: _Question) -> list[tuple[Option, ...]]:
     return same[: TRIED - len(others)] + others
 
 
-def _lies_on(option: Option, plan: NodePlan) -> bool:
-    return (option.pp, option.dp, option.tp) == tuple(plan.mesh.size(axis) for axis in ("pp", "dp", "tp"))
+def _lies_on(candidate: Candidate, plan: NodePlan) -> bool:
+    return (candidate.pp, candidate.dp, candidate.tp) == tuple(
+        plan.mesh.size(axis) for axis in ("pp", "dp", "tp")
+    )
 
 
-def _is_chosen(option: Option, plan: NodePlan) -> bool:
-    strategy = replace(option.strategy, recompute=plan.strategy.recompute)
-    return strategy == plan.strategy and option.offload == plan.offload
+def _is_chosen(candidate: Candidate, plan: NodePlan) -> bool:
+    strategy = replace(candidate.strategy, recompute=plan.strategy.recompute)
+    return strategy == plan.strategy and candidate.offload == plan.offload
 
 
 def _chosen(question: _Question) -> Alternative:
@@ -149,30 +151,30 @@ def _best(found: Search) -> str:
     return f"the best found, gap {found.gap:.1%}" if found.gap else "no other step is shorter"
 
 
-def _judged(question: _Question, options: tuple[Option, ...], budget_s: float) -> Alternative:
-    """The best plan in which the unit runs in one of `options`, all of one mesh."""
-    draft, unit = question.draft, question.unit
-    only = {**draft.candidates, unit.name: {options[0].num_devices: options}}
+def _judged(question: _Question, options: tuple[Candidate, ...], budget_s: float) -> Alternative:
+    """The best plan in which the node group runs in one of `candidates`, all of one mesh."""
+    draft, group = question.draft, question.group
+    only = {**draft.candidates, group.name: {options[0].num_devices: options}}
     draft = replace(draft, candidates=only)
-    space = Space(draft, StepModel(draft))
+    space = SearchSpace(draft, StepModel(draft))
     if reason := _misfit(space):
-        return Alternative(option_text(options[0]), options[0].mesh(0).devices, None, None, reason)
+        return Alternative(candidate_text(options[0]), options[0].mesh(0).devices, None, None, reason)
     found = search(space, budget_s)
     if not found.choice:
-        return Alternative(option_text(options[0]), options[0].mesh(0).devices, None, None, "does not fit")
-    seat, way = found.choice.seats[unit.name], found.choice.ways[question.chosen.node]
-    strategy = replace(seat.option.strategy, recompute=way.recompute)
-    text = layout_text(seat.mesh, strategy, seat.option.offload) or "dp1"
+        return Alternative(candidate_text(options[0]), options[0].mesh(0).devices, None, None, "does not fit")
+    assignment, config = found.choice.assignments[group.name], found.choice.configs[question.chosen.node]
+    strategy = replace(assignment.candidate.strategy, recompute=config.recompute)
+    text = layout_text(assignment.mesh, strategy, assignment.candidate.offload) or "dp1"
     graph, step_s = question.plan.graph, found.choice.step_s
-    seconds = way.time_s * rounds(graph, graph.node(question.chosen.node))
-    return Alternative(text, seat.mesh.devices, seconds, step_s, _why(question, step_s, found.gap))
+    seconds = config.time_s * rounds(graph, graph.node(question.chosen.node))
+    return Alternative(text, assignment.mesh.devices, seconds, step_s, _why(question, step_s, found.gap))
 
 
-def _misfit(space: Space) -> str:
+def _misfit(space: SearchSpace) -> str:
     """Why no plan of `space` fits, as far as that is known without a search."""
     if space.pinned:
         return ""
-    lean, usable = leanest(space), space.draft.cluster.device.usable_bytes
+    lean, usable = min_memory(space), space.draft.cluster.device.usable_bytes
     if lean is None:
         return "leaves too few devices for other models"
     least = lean.fullest.peak_bytes
@@ -198,10 +200,10 @@ def _figure(seconds: float) -> str:
 
 def _too_large(question: _Question) -> Iterator[Alternative]:
     """Layouts on as many devices in which the node does not fit even alone, the nearest to it first."""
-    draft, unit, count = question.draft, question.unit, len(question.chosen.mesh.devices)
-    known = {option.mesh(0) for option in draft.candidates[unit.name].get(count, ())}
-    left = (m for m in meshes(draft, unit) if len(m.devices) == count and m not in known)
-    sizes = {mesh: needed_bytes(draft, unit, mesh) for mesh in left if not refusal(draft, unit, mesh)}
+    draft, group, count = question.draft, question.group, len(question.chosen.mesh.devices)
+    known = {candidate.mesh(0) for candidate in draft.candidates[group.name].get(count, ())}
+    left = (m for m in meshes(draft, group) if len(m.devices) == count and m not in known)
+    sizes = {mesh: needed_bytes(draft, group, mesh) for mesh in left if not refusal(draft, group, mesh)}
     for mesh, size in sorted(sizes.items(), key=lambda pair: pair[1])[:TOO_LARGE]:
         reason = f"does not fit: {of_text(size, draft.cluster.device.usable_bytes)}"
         text = layout_text(mesh, PLAIN, False) or "dp1"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from hflow.compiler.candidates.meshes import bytes_text, option_text, options_of, unlimited
-from hflow.compiler.candidates.node_groups import units
-from hflow.compiler.explain.min_memory import Held, Lean, Load, leanest
+from hflow.compiler.candidates.meshes import bytes_text, candidate_text, candidates_of, unlimited
+from hflow.compiler.candidates.node_groups import node_groups
+from hflow.compiler.explain.min_memory import DeviceLoad, GroupMemory, MinMemoryPlan, min_memory
 from hflow.compiler.options import DEFAULTS, PlannerOptions
 from hflow.compiler.planner.indivisible import indivisible
-from hflow.compiler.planner.space import Space
+from hflow.compiler.planner.search_space import SearchSpace
 from hflow.compiler.planner.step import StepModel
 from hflow.compiler.state import Draft
 from hflow.diagnostics import Diagnostic
@@ -21,10 +21,10 @@ MOST_TIMES = 64  # as many hosts as there are, at most, are looked at
 SLOW = Link(1.0, 0.0)  # to the host's memory: whether it helps at all
 
 
-def misfit(draft: Draft) -> Diagnostic:
+def infeasible(draft: Draft) -> Diagnostic:
     """HF305: no plan of `draft` fits into the memory of its cluster; HF309: its placement admits none."""
     cluster, graph = draft.cluster, draft.graph
-    undivided = indivisible(Space(draft, StepModel(draft)))
+    undivided = indivisible(SearchSpace(draft, StepModel(draft)))
     if undivided:
         return undivided
     free = replace(draft, pins=(), options=DEFAULTS)
@@ -40,11 +40,11 @@ def misfit(draft: Draft) -> Diagnostic:
     return Diagnostic("HF305", message, _hungriest(full.neediest).span, helps)
 
 
-def _leanest(draft: Draft) -> Lean:
+def _leanest(draft: Draft) -> MinMemoryPlan:
     wide = unlimited(draft)
-    found = {unit.name: options_of(wide, unit) for unit in units(wide.graph, wide.engines)}
+    found = {group.name: candidates_of(wide, group) for group in node_groups(wide.graph, wide.engines)}
     wide = replace(wide, candidates=found)
-    lean = leanest(Space(wide, StepModel(wide)))
+    lean = min_memory(SearchSpace(wide, StepModel(wide)))
     assert lean, "all models on all devices are always a plan"
     return lean
 
@@ -64,35 +64,35 @@ def _restrictions(draft: Draft) -> Iterator[str]:
         yield f"--planner {draft.options.planner}"
 
 
-def _hungriest(held: Held) -> Node:
-    """The node of a unit that needs most."""
-    needs = [ways.least_bytes for ways in held.option.ways]
-    return held.unit.nodes[needs.index(max(needs))]
+def _hungriest(held: GroupMemory) -> Node:
+    """The node of a node group that needs most."""
+    needs = [configs.least_bytes for configs in held.candidate.fronts]
+    return held.group.nodes[needs.index(max(needs))]
 
 
-def _needs(load: Load) -> str:
+def _needs(load: DeviceLoad) -> str:
     node = _hungriest(load.neediest)
     sizes = sorted(_parts(load), key=lambda part: -part[1])
     parts = "\n+ ".join(f"{label} {bytes_text(size)}" for label, size in sizes if size)
     return f"the leanest one needs {bytes_text(load.peak_bytes)} while `{node.name}` runs:\n  {parts}"
 
 
-def _parts(load: Load) -> Iterator[tuple[str, int]]:
+def _parts(load: DeviceLoad) -> Iterator[tuple[str, int]]:
     """What lies on a device when it is fullest."""
     for held in load.held:
-        option, size, runs = held.option, held.idle_bytes, held is load.neediest
+        candidate, size, runs = held.candidate, held.idle_bytes, held is load.neediest
         if runs:
-            working = option.least_bytes - option.swapped_bytes
+            working = candidate.least_bytes - candidate.swapped_bytes
             size += held.need_bytes - working
             yield f"{_hungriest(held).name} working set", working
-        whole = held.unit.role == "train" and (runs or not option.offload)
-        what = "weights, gradients, Adam" if whole else "server" if held.unit.served else "weights"
-        yield f"{held.unit.model} {what} ({option_text(option)})", size
+        whole = held.group.role == "train" and (runs or not candidate.offload)
+        what = "weights, gradients, Adam" if whole else "server" if held.group.served else "weights"
+        yield f"{held.group.model} {what} ({candidate_text(candidate)})", size
 
 
-def _remedies(draft: Draft, load: Load) -> Iterator[str]:
+def _remedies(draft: Draft, load: DeviceLoad) -> Iterator[str]:
     """What would help beside more devices."""
-    cluster, most = draft.cluster, load.neediest.option
+    cluster, most = draft.cluster, load.neediest.candidate
     if most.least_bytes - most.swapped_bytes > cluster.device.usable_bytes / 2:
         yield "micro-batches are as small as can be, so that only shorter sequences need less"
     if cluster.host_link is None and _fits(replace(draft, cluster=replace(cluster, host_link=SLOW))):

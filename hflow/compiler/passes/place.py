@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from hflow.compiler.candidates.node_groups import Unit
-from hflow.compiler.explain.infeasible import misfit
-from hflow.compiler.planner.bounds.elsewhere import pin_apart, unsearched
-from hflow.compiler.planner.choice import Choice
+from hflow.compiler.candidates.node_groups import NodeGroup
+from hflow.compiler.explain.infeasible import infeasible
+from hflow.compiler.planner.assignments import all_meshes, shardings
+from hflow.compiler.planner.bounds.unsearched import pin_apart, unsearched
+from hflow.compiler.planner.full_assignment import FullAssignment
 from hflow.compiler.planner.incumbent import RESOLUTION
 from hflow.compiler.planner.published.baselines import baseline
 from hflow.compiler.planner.published.hybridflow import hybridflow
-from hflow.compiler.planner.search import Found, exhaustive, search
-from hflow.compiler.planner.seats import all_meshes, shardings
-from hflow.compiler.planner.space import Space
+from hflow.compiler.planner.search import SearchResult, exhaustive, search
+from hflow.compiler.planner.search_space import SearchSpace
 from hflow.compiler.planner.step import PYTHON_CALL_S, StepModel
 from hflow.compiler.state import Draft
 from hflow.diagnostics import HflowError
@@ -32,15 +32,15 @@ from hflow.plan.ports import is_replicated
 
 def place(draft: Draft) -> Draft:
     """Raises HF305 when no plan fits into the memory."""
-    space = Space(draft, StepModel(draft))
+    space = SearchSpace(draft, StepModel(draft))
     found = _plan(space)
     if found.choice is None:
-        raise HflowError(misfit(draft))
+        raise HflowError(infeasible(draft))
     nodes = node_plans(space, found.choice)
     return replace(draft, nodes=nodes, search=_told(space, found, found.choice.step_s))
 
 
-def _told(space: Space, found: Found, step_s: float) -> Search:
+def _told(space: SearchSpace, found: SearchResult, step_s: float) -> Search:
     """What is proven of the plan that was found: without a bound nothing, and where plans that are not in the
     space may be shorter only that none of the space is."""
     planner = space.draft.options.planner
@@ -49,14 +49,14 @@ def _told(space: Space, found: Found, step_s: float) -> Search:
     apart = unsearched(space, step_s * (1 - RESOLUTION))
     if not apart:
         return Search(found.explored, found.gap, found.bound_s, planner, searched_gap=found.gap)
-    names = tuple(node.name for unit in apart for node in unit.nodes)
+    names = tuple(node.name for group in apart for node in group.nodes)
     return Search(
         found.explored, None, planner=planner, unsearched=names, try_pin=pin_apart(space, apart[0]),
         searched_gap=found.gap,
     )  # fmt: skip
 
 
-def _plan(space: Space) -> Found:
+def _plan(space: SearchSpace) -> SearchResult:
     options = space.draft.options
     if options.planner == "exact":
         return search(space, options.budget_s)
@@ -65,23 +65,27 @@ def _plan(space: Space) -> Found:
     return hybridflow(space) if options.planner == "hybridflow" else baseline(space)
 
 
-def node_plans(space: Space, choice: Choice) -> tuple[NodePlan, ...]:
+def node_plans(space: SearchSpace, choice: FullAssignment) -> tuple[NodePlan, ...]:
     """The plans of all nodes, in graph order."""
-    units = space.units
-    lie = shardings(units, choice.seats)
-    unit_of = {node.name: unit for unit in units for node in unit.nodes}
-    meshes = all_meshes(space.draft.graph, {name: lie[unit.name].mesh for name, unit in unit_of.items()})
-    return tuple(_node_plan(node, meshes, unit_of.get(node.name), choice) for node in space.draft.graph.nodes)
+    groups = space.groups
+    lie = shardings(groups, choice.assignments)
+    group_of = {node.name: group for group in groups for node in group.nodes}
+    meshes = all_meshes(space.draft.graph, {name: lie[group.name].mesh for name, group in group_of.items()})
+    return tuple(
+        _node_plan(node, meshes, group_of.get(node.name), choice) for node in space.draft.graph.nodes
+    )
 
 
-def _node_plan(node: Node, meshes: Mapping[str, Mesh], unit: Unit | None, choice: Choice) -> NodePlan:
+def _node_plan(
+    node: Node, meshes: Mapping[str, Mesh], group: NodeGroup | None, choice: FullAssignment
+) -> NodePlan:
     mesh = meshes[node.name]
-    if unit is None:
+    if group is None:
         share = node.rows if is_replicated(node) else max(1, node.rows // mesh.dp)
         return NodePlan(node.name, node.op, None, "python", mesh, share, 0.0, PYTHON_CALL_S, 0)
-    way, option = choice.ways[node.name], choice.seats[unit.name].option
-    strategy = replace(option.strategy, recompute=way.recompute)
+    config, candidate = choice.configs[node.name], choice.assignments[group.name].candidate
+    strategy = replace(candidate.strategy, recompute=config.recompute)
     return NodePlan(
-        node.name, node.op, unit.model, strategy.engine, mesh, way.micro_batch,
-        0.0, way.time_s, way.need_bytes - option.swapped_bytes, strategy, option.offload,
+        node.name, node.op, group.model, strategy.engine, mesh, config.micro_batch,
+        0.0, config.time_s, config.need_bytes - candidate.swapped_bytes, strategy, candidate.offload,
     )  # fmt: skip

@@ -1,8 +1,8 @@
 """Allocations by rising bounds, made only as far as the search gets (best first).
 
-An allocation is begun with a partition of the models and the units that run on all devices; then one set
-after the other gets its number of devices. What begins alike is bounded together; a whole one is looked at
-closer, which raises its bound, before it is taken.
+An allocation is begun with a partition of the models and the node groups that run on all devices; then one
+set after the other gets its number of devices. What begins alike is bounded together; a whole one is looked
+at closer, which raises its bound, before it is taken.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 from hflow.compiler.planner.bounds.bounds import Bounds
 from hflow.compiler.planner.bounds.least import NEVER, LeastTimes
-from hflow.compiler.planner.bounds.paces import Paces
+from hflow.compiler.planner.bounds.model_fronts import ModelParetoFronts
 from hflow.compiler.planner.branch import Branch
 from hflow.compiler.planner.incumbent import ALONE, Incumbent
 from hflow.compiler.planner.placements import Allocation, Partition
 
 
-class Begun(NamedTuple):
+class PartialAllocation(NamedTuple):
     """Allocations of partition `number` whose first sets have `counts`; of a whole one that was looked at,
     its `branch`. `closely`: whether they were bounded by more than what each set does. Equal bounds: in the
     order of numbers and counts."""
@@ -36,9 +36,11 @@ class Frontier:
     def __init__(self, best: Incumbent, bounds: Bounds):
         self.best, self.bounds, self.space = best, bounds, best.space
         self.least = LeastTimes(best.space, bounds)
-        self.paces, self.promising_s = Paces(), NEVER
+        self.fronts, self.promising_s = ModelParetoFronts(), NEVER
         self._kinds = [(p, spread) for p in self.space.partitions() for spread in self.space.spreads(p)]
-        self._open = [Begun(self._busiest_s(number, ()), number, ()) for number in range(len(self._kinds))]
+        self._open = [
+            PartialAllocation(self._busiest_s(number, ()), number, ()) for number in range(len(self._kinds))
+        ]
         heapify(self._open)
 
     @property
@@ -46,40 +48,43 @@ class Frontier:
         """No plan that is left takes less."""
         return self._open[0].bound_s if self._open else NEVER
 
-    def take(self) -> tuple[Begun, Branch] | None:
+    def take(self) -> tuple[PartialAllocation, Branch] | None:
         """The allocation with the least bound; None where none can be better than the best, or where the
         budget is spent."""
         while self.bound_s < self.best.limit_s and not self.best.late:
-            begun = heappop(self._open)
-            if begun.branch:
-                return begun, begun.branch
-            partition, spread = self._kinds[begun.number]
-            if not begun.closely:
-                self.put(begun._replace(closely=True), self._step_s(begun.number, begun.counts))
-            elif len(begun.counts) == len(partition):
-                self._look(begun, Allocation(partition, begun.counts, spread))
+            partial = heappop(self._open)
+            if partial.branch:
+                return partial, partial.branch
+            partition, spread = self._kinds[partial.number]
+            if not partial.closely:
+                self.put(partial._replace(closely=True), self._step_s(partial.number, partial.counts))
+            elif len(partial.counts) == len(partition):
+                self._look(partial, Allocation(partition, partial.counts, spread))
             else:
-                self._extend(begun, partition)
+                self._extend(partial, partition)
         return None
 
-    def put(self, begun: Begun, bound_s: float) -> None:
+    def put(self, partial: PartialAllocation, bound_s: float) -> None:
         """What was taken is not finished, but no choice of it takes less than `bound_s`."""
-        raised = begun._replace(bound_s=max(begun.bound_s, bound_s))
+        raised = partial._replace(bound_s=max(partial.bound_s, bound_s))
         if raised.bound_s < self.best.limit_s:
             heappush(self._open, raised)
 
-    def _look(self, begun: Begun, allocation: Allocation) -> None:
+    def _look(self, partial: PartialAllocation, allocation: Allocation) -> None:
         branch = Branch(allocation, self.best, self.bounds)
-        bound_s = branch.bound_s(self.paces)
-        self.put(begun._replace(branch=branch), bound_s)
+        bound_s = branch.bound_s(self.fronts)
+        self.put(partial._replace(branch=branch), bound_s)
         if bound_s < self.promising_s:  # the sooner there is something good, the less is looked at
             self.promising_s = bound_s
             branch.dive()
 
-    def _extend(self, begun: Begun, partition: Partition) -> None:
-        for count in self.space.sizes(partition[len(begun.counts)]):
-            counts = (*begun.counts, count)
-            self.put(Begun(begun.bound_s, begun.number, counts), self._busiest_s(begun.number, counts))
+    def _extend(self, partial: PartialAllocation, partition: Partition) -> None:
+        for count in self.space.sizes(partition[len(partial.counts)]):
+            counts = (*partial.counts, count)
+            self.put(
+                PartialAllocation(partial.bound_s, partial.number, counts),
+                self._busiest_s(partial.number, counts),
+            )
 
     def _busiest_s(self, number: int, counts: tuple[int, ...]) -> float:
         """What the busiest set does at least."""

@@ -6,9 +6,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hflow.compiler.planner.choice import Choice, fastest_ways, node_times
-from hflow.compiler.planner.seats import Seat
-from hflow.compiler.planner.space import Space
+from hflow.compiler.planner.assignments import Assignment
+from hflow.compiler.planner.full_assignment import FullAssignment, fastest_configs, node_times
+from hflow.compiler.planner.search_space import SearchSpace
 
 RESOLUTION = 1e-3  # steps that differ by less count as equally long: predictions are not that good
 PRICE = 25  # pricing a choice takes about as long as so many bounds in a batch,
@@ -21,10 +21,10 @@ class Incumbent:
     """The best choice so far. `explored`: choices that were priced; `effort`: bounds that were computed, of
     which there may be `most`, until the `deadline`."""
 
-    space: Space
+    space: SearchSpace
     deadline: float = float("inf")
     resolution: float = RESOLUTION
-    choice: Choice | None = None
+    choice: FullAssignment | None = None
     explored: int = 0
     effort: int = 0
     most: float = float("inf")
@@ -40,14 +40,14 @@ class Incumbent:
         spent = self.effort > self.most or time.monotonic() > self.deadline
         return spent and self.choice is not None
 
-    def offer(self, seats: Mapping[str, Seat]) -> None:
+    def offer(self, assignments: Mapping[str, Assignment]) -> None:
         """Price a complete choice, and keep it if it fits and is the best."""
-        units = self.space.units
-        ways = fastest_ways(units, seats, self.space.draft.cluster.device.usable_bytes)
-        if ways is None:
+        groups = self.space.groups
+        configs = fastest_configs(groups, assignments, self.space.draft.cluster.device.usable_bytes)
+        if configs is None:
             return
         self.explored += 1
         self.effort += PRICE
-        step_s = self.space.model.step_s(seats, node_times(units, seats, ways))
+        step_s = self.space.model.step_s(assignments, node_times(groups, assignments, configs))
         if self.choice is None or step_s < self.choice.step_s:
-            self.choice = Choice(dict(seats), ways, step_s)
+            self.choice = FullAssignment(dict(assignments), configs, step_s)

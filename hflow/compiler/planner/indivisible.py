@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from hflow.compiler.planner.space import Space
+from hflow.compiler.planner.search_space import SearchSpace
 from hflow.diagnostics import Diagnostic
 
 
-def indivisible(space: Space) -> Diagnostic | None:
+def indivisible(space: SearchSpace) -> Diagnostic | None:
     """HF309 where the models or the devices are too few for a placement."""
     draft = space.draft
     sets = len(next(space.partitions(), ()))  # those of fewest sets come first

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-def kept(method: Method) -> Method:
+def memoize(method: Method) -> Method:
     """For methods that give equal results for equal arguments, which can be keys."""
     name = f"_kept_{method.__name__}"
 

@@ -13,8 +13,8 @@ Partition = tuple[tuple[str, ...], ...]  # sets of models
 
 @dataclass(frozen=True)
 class Allocation:
-    """Each set of a partition on `counts` devices in a row, from `firsts` on. The units `spread` run on all
-    devices of the cluster instead."""
+    """Each set of a partition on `counts` devices in a row, from `firsts` on. The node groups `spread` run on
+    all devices of the cluster instead."""
 
     partition: Partition
     counts: tuple[int, ...]
@@ -67,7 +67,7 @@ def _all(models: tuple[str, ...]) -> Iterator[Partition]:
 
 def allocations(partition: Partition, sizes: Sequence[Sequence[int]], total: int) -> Iterator[Allocation]:
     """All ways to give each set of `partition` one of its `sizes`, `total` devices at most."""
-    least = [min(options, default=total + 1) for options in sizes]
+    least = [min(candidates, default=total + 1) for candidates in sizes]
 
     def extend(counts: tuple[int, ...], left: int) -> Iterator[Allocation]:
         number = len(counts)

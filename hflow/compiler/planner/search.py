@@ -1,7 +1,8 @@
-"""Branch and bound over a `Space`: the plan with the shortest step, and the proof that none of it is shorter.
+"""Branch and bound over a `SearchSpace`: the plan with the shortest step, and the proof that none of it is
+shorter.
 
 Allocations (a partition of the models, and the number of devices of each set) are taken in the order of a
-lower bound of theirs (`frontier`). Within one, `branch` chooses seats unit by unit.
+lower bound of theirs (`frontier`). Within one, `branch` chooses assignments node group by node group.
 """
 
 from __future__ import annotations
@@ -13,29 +14,29 @@ from itertools import chain, product
 
 from hflow.compiler.planner.bounds.bounds import Bounds
 from hflow.compiler.planner.branch import Branch
-from hflow.compiler.planner.choice import Choice
 from hflow.compiler.planner.frontier import Frontier
+from hflow.compiler.planner.full_assignment import FullAssignment
 from hflow.compiler.planner.incumbent import RESOLUTION, Incumbent
 from hflow.compiler.planner.placements import Allocation, Partition, allocations
-from hflow.compiler.planner.space import Space
+from hflow.compiler.planner.search_space import SearchSpace
 
 EFFORT = 500_000  # bounds, of about 0.03 ms each
 DIVES, DESCENTS = 10, 2  # allocations into which it looks before it tries all choices of one
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """`choice`: the best, if any fits; `bound_s`: none takes less; `explored`: choices that were priced.
     `gap`: by what part the best may be too long; 0 where that is less than what makes steps count as
     different."""
 
-    choice: Choice | None
+    choice: FullAssignment | None
     bound_s: float
     explored: int
     gap: float = 0.0
 
 
-def search(space: Space, budget_s: float | None, resolution: float = RESOLUTION) -> Found:
+def search(space: SearchSpace, budget_s: float | None, resolution: float = RESOLUTION) -> SearchResult:
     """The best choice, proven to be so unless the budget is spent before.
 
     Args:
@@ -51,8 +52,8 @@ def search(space: Space, budget_s: float | None, resolution: float = RESOLUTION)
         Branch(Allocation(partition, space.sizes(partition[0])[-1:]), best, bounds).dive()
     proven_s = _proven_s(Frontier(best, bounds))
     if best.choice is None or proven_s >= best.limit_s:
-        return Found(best.choice, best.limit_s if best.choice else 0.0, best.explored)
-    return Found(best.choice, proven_s, best.explored, 1 - proven_s / best.choice.step_s)
+        return SearchResult(best.choice, best.limit_s if best.choice else 0.0, best.explored)
+    return SearchResult(best.choice, proven_s, best.explored, 1 - proven_s / best.choice.step_s)
 
 
 def _proven_s(frontier: Frontier) -> float:
@@ -64,24 +65,24 @@ def _proven_s(frontier: Frontier) -> float:
     for _, branch in first[:DESCENTS]:
         if not best.late:
             branch.descend()
-    for begun, branch in chain(first, iter(frontier.take, None)):
-        if begun.bound_s < best.limit_s:
-            frontier.put(begun, branch.raised_s())
+    for partial, branch in chain(first, iter(frontier.take, None)):
+        if partial.bound_s < best.limit_s:
+            frontier.put(partial, branch.raised_s())
     return frontier.bound_s
 
 
-def exhaustive(space: Space) -> Found:
+def exhaustive(space: SearchSpace) -> SearchResult:
     """Price every choice of the space: slow, but without bounds that could be wrong."""
     best = Incumbent(space)
     for partition in space.partitions():
         for allocation in _allocations(partition, space):
-            seats = space.seats(allocation)
-            for chosen in product(*seats.values()):
-                best.offer(dict(zip(seats, chosen)))
-    return Found(best.choice, best.choice.step_s if best.choice else 0.0, best.explored)
+            assignments = space.assignments(allocation)
+            for chosen in product(*assignments.values()):
+                best.offer(dict(zip(assignments, chosen)))
+    return SearchResult(best.choice, best.choice.step_s if best.choice else 0.0, best.explored)
 
 
-def _allocations(partition: Partition, space: Space) -> Iterator[Allocation]:
+def _allocations(partition: Partition, space: SearchSpace) -> Iterator[Allocation]:
     sizes = list(map(space.sizes, partition))
     for spread in space.spreads(partition):
         for allocation in allocations(partition, sizes, space.num_devices):

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
-from hflow.compiler.candidates.node_groups import units
+from hflow.compiler.candidates.node_groups import node_groups
 from hflow.compiler.lowering import row_bytes
 from hflow.compiler.order import node_order
-from hflow.compiler.planner.seats import Seats, all_meshes, shardings
+from hflow.compiler.planner.assignments import Assignments, all_meshes, shardings
 from hflow.compiler.state import Draft, WeightEdge
 from hflow.compiler.writer import value_name
 from hflow.cost.redistribution import rows_s, weights_s
@@ -32,8 +32,8 @@ class StepModel:
 
     def __init__(self, draft: Draft):
         self.draft, self.graph = draft, draft.graph
-        self.units = units(draft.graph, draft.engines)
-        self.unit_of = {node.name: unit.name for unit in self.units for node in unit.nodes}
+        self.groups = node_groups(draft.graph, draft.engines)
+        self.group_of = {node.name: group.name for group in self.groups for node in group.nodes}
         self.order = node_order(draft.graph)
         self.rounds = {n.name: rounds(draft.graph, n) for n in draft.graph.nodes}
         self.inputs = {n.name: _together(n) for n in draft.graph.nodes}
@@ -41,9 +41,9 @@ class StepModel:
         self._known: dict[Layout, Layout] = {}
         self._covers: dict[tuple[int, int, int], bool] = {}
 
-    def step_s(self, seats: Seats, times: Times) -> float:
+    def step_s(self, assignments: Assignments, times: Times) -> float:
         """Seconds of a step, if the nodes with models take `times`."""
-        tasks = _Walk(self, seats, times).walk()
+        tasks = _Walk(self, assignments, times).walk()
         return period_s(tasks, arrange(tasks))
 
     def layout(self, node: Node, mesh: Mesh, value: Input | Output, produced: bool) -> Layout:
@@ -86,7 +86,7 @@ class _Walk:
     """
 
     model: StepModel
-    seats: Seats
+    assignments: Assignments
     times: Times
     tasks: list[Task] = field(default_factory=list[Task])
     at: dict[str, list[tuple[Layout, int | None]]] = field(
@@ -98,11 +98,11 @@ class _Walk:
     calls: dict[str, int] = field(default_factory=dict[str, int])
 
     def __post_init__(self) -> None:
-        model, seats = self.model, self.seats
-        self.shardings = shardings(model.units, seats)
-        placed = {node: self.shardings[unit].mesh for node, unit in model.unit_of.items()}
+        model, assignments = self.model, self.assignments
+        self.shardings = shardings(model.groups, assignments)
+        placed = {node: self.shardings[group].mesh for node, group in model.group_of.items()}
         self.meshes = all_meshes(model.graph, placed)
-        of_mesh = {self.shardings[u.name].mesh: seats[u.name].resources for u in model.units}
+        of_mesh = {self.shardings[g.name].mesh: assignments[g.name].resources for g in model.groups}
         self.resources = {name: of_mesh.get(mesh, ()) for name, mesh in self.meshes.items()}
         for node in (n for n in model.graph.nodes if n.op == "repeat"):
             inner = model.graph.inside(node.name)
@@ -152,7 +152,7 @@ class _Walk:
     def _await(self, node: Node, number: int) -> int:
         """The end of a node whose weights come in flight, after both."""
         self._move(e for e in self.model.draft.weight_edges if e.reader == node.name)
-        renewed = self.renewed.get(instance_of(node, self.shardings[self.model.unit_of[node.name]]), number)
+        renewed = self.renewed.get(instance_of(node, self.shardings[self.model.group_of[node.name]]), number)
         self.calls[node.name] = self._write(0.0, (), {number, renewed})
         return self.calls[node.name]
 
@@ -223,9 +223,9 @@ class _Walk:
             self._move(e for e in edges if e.model == name and e.lag)
 
     def _move(self, edges: Iterable[WeightEdge], inputs: Set[int] = frozenset()) -> None:
-        draft, unit_of = self.model.draft, self.model.unit_of
+        draft, group_of = self.model.draft, self.model.group_of
         for edge in edges:
-            source, target = (self.shardings[unit_of[name]] for name in (edge.trainer, edge.reader))
+            source, target = (self.shardings[group_of[name]] for name in (edge.trainer, edge.reader))
             reader = instance_of(draft.graph.node(edge.reader), target)
             trained = draft.graph.node(edge.trainer).model
             assert trained
@@ -244,7 +244,7 @@ class _Walk:
         """The task that has renewed the weights that a node reads in this step."""
         if not node.model or node.op == "train" or node.model.lag:
             return set()
-        number = self.renewed.get(instance_of(node, self.shardings[self.model.unit_of[node.name]]))
+        number = self.renewed.get(instance_of(node, self.shardings[self.model.group_of[node.name]]))
         return set() if number is None else {number}
 
     def _write(self, seconds: float, resources: tuple[int, ...], after: set[int], leads: bool = False) -> int:

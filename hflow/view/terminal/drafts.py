@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from hflow.compiler.candidates.node_groups import Option, Unit, Way, units
+from hflow.compiler.candidates.node_groups import Candidate, ExecConfig, NodeGroup, node_groups
 from hflow.compiler.state import Draft, WeightEdge
 from hflow.units import plural, seconds, size
 from hflow.view.terminal.program_text import program_text
@@ -40,30 +40,37 @@ def _weight_edge(edge: WeightEdge) -> str:
 
 
 def _candidates(draft: Draft, width: int) -> str:
-    """Every way of every node in every layout of its unit, the fastest first."""
-    found = {unit.name: unit for unit in units(draft.graph, draft.engines)}
+    """Every configuration of every node in every layout of its group, the fastest first."""
+    found = {group.name: group for group in node_groups(draft.graph, draft.engines)}
     rows = [
         row
         for name, by_size in draft.candidates.items()
-        for options in by_size.values()
-        for option in options
-        for row in _ways(found[name], option)
+        for same_size in by_size.values()
+        for candidate in same_size
+        for row in _configs(found[name], candidate)
     ]
     return table(CANDIDATE_COLUMNS, rows, width)
 
 
-def _ways(unit: Unit, option: Option) -> Iterator[tuple[str, ...]]:
-    for node, ways in zip(unit.nodes, option.ways):
-        yield from (_way(node.name, option, way) for way in reversed(ways.ways))
+def _configs(group: NodeGroup, candidate: Candidate) -> Iterator[tuple[str, ...]]:
+    for node, front in zip(group.nodes, candidate.fronts):
+        yield from (_config(node.name, candidate, config) for config in reversed(front.configs))
 
 
-def _way(node: str, option: Option, way: Way) -> tuple[str, ...]:
-    sizes = {"pp": option.pp, "dp": option.dp, "tp": option.tp}
+def _config(node: str, candidate: Candidate, config: ExecConfig) -> tuple[str, ...]:
+    sizes = {"pp": candidate.pp, "dp": candidate.dp, "tp": candidate.tp}
     marks = [f"{axis}{n}" for axis, n in sizes.items() if n > 1]
-    marks += [*option.strategy.marks, *("recompute",) * (way.recompute == "full")]
-    layout = " ".join([*marks, *("offload",) * option.offload]) or "-"
-    memory = (size(way.need_bytes), size(option.idle_bytes))
-    return (node, str(option.num_devices), layout, str(way.micro_batch), seconds(way.time_s), *memory)
+    marks += [*candidate.strategy.marks, *("recompute",) * (config.recompute == "full")]
+    layout = " ".join([*marks, *("offload",) * candidate.offload]) or "-"
+    memory = (size(config.need_bytes), size(candidate.idle_bytes))
+    return (
+        node,
+        str(candidate.num_devices),
+        layout,
+        str(config.micro_batch),
+        seconds(config.time_s),
+        *memory,
+    )
 
 
 def _place(draft: Draft, width: int) -> str:

@@ -3,10 +3,10 @@
 1. A set of devices does everything that is put on it once per step.
 2. It does all of one step before the next (`timeline`), and a reader of a trained model waits for the
    training of the step before. So nodes that share devices with a node, or train what it reads, end before
-   its next run: they *close* the ring that begins with it. What lies between is done within a step: the
-   longest path to a closing node; and for every set of devices its part of that work, between the earliest
-   start of it and the least time from its end to a closing node (one-machine bound).
-3. With weights of `lag` steps more, a ring takes so many steps more.
+   its next run: they *close* the recurrence cycle that begins with it. What lies between is done within a
+   step: the longest path to a closing node; and for every set of devices its part of that work, between the
+   earliest start of it and the least time from its end to a closing node (one-machine bound).
+3. With weights of `lag` steps more, a recurrence cycle takes so many steps more.
 4. Sets of devices that hand values on meet once per step, and do everything else of theirs in between
    (`windows`).
 """
@@ -18,18 +18,19 @@ from collections.abc import Collection, Iterator, Mapping
 import networkx as nx
 import numpy as np
 
-from hflow.compiler.planner.bounds.crossings import crossings
+from hflow.compiler.planner.bounds.cross_mesh import cross_mesh_values
+from hflow.compiler.planner.bounds.descendants import Before, Descendants
 from hflow.compiler.planner.bounds.disjunctive import too_long
 from hflow.compiler.planner.bounds.numbers import ARRAYS, FLOATS, Bools, Floats, Ints, N, known
-from hflow.compiler.planner.bounds.placed import Placed
-from hflow.compiler.planner.bounds.reach import Before, Reach
-from hflow.compiler.planner.bounds.recurrence import Places, Ring
+from hflow.compiler.planner.bounds.placed_graph import PlacedGraph
+from hflow.compiler.planner.bounds.recurrence import Places, RecurrenceCycle
 from hflow.compiler.planner.bounds.windows import BEGIN, END
 from hflow.compiler.planner.step import PYTHON_CALL_S
 from hflow.compiler.state import Draft
 from hflow.plan.workload import rounds
 
-CLOSE = 0.9  # of the limit: where rings took less, orders of nodes were never found to be too long
+# Of the limit: where recurrence cycles took less, no order of nodes was ever found to be too long.
+CLOSE = 0.9
 
 
 class Bounds:
@@ -44,9 +45,11 @@ class Bounds:
         self.trainer_of = {e.reader: e.trainer for e in edges}
         self.lags = {(e.reader, e.trainer): e.lag for e in edges}
         self.dag = dag = _of_models(graph.dag(), self.nodes)
-        self.crossings = crossings(graph, self.nodes)
-        self._placed: dict[object, Placed] = {}
-        self.reaches = tuple(Reach.of(n, _in_order(dag, {n, *_after(dag, n)})) for n in self.nodes)
+        self.cross_mesh_values = cross_mesh_values(graph, self.nodes)
+        self._placed: dict[object, PlacedGraph] = {}
+        self.all_descendants = tuple(
+            Descendants.of(n, _in_order(dag, {n, *_after(dag, n)})) for n in self.nodes
+        )
 
     def step_s(self, times: Mapping[str, float], places: Places) -> float:
         """The best of the bounds, if no weights move.
@@ -59,10 +62,10 @@ class Bounds:
         if max(times.values()) == float("inf"):
             return float("inf")
         placed = self._on(places)
-        for reach in placed.reaches:
-            ring = placed.ring(reach, placed.own[reach.first])
-            if not ring.alone:
-                best = max(best, ring.least_s(FLOATS, times, work))
+        for descendants in placed.all_descendants:
+            cycle = placed.cycle(descendants, placed.own[descendants.first])
+            if not cycle.alone:
+                best = max(best, cycle.least_s(FLOATS, times, work))
         return best
 
     def steps_s(
@@ -78,8 +81,8 @@ class Bounds:
 
         Args:
             times: of each node, by choice. moves: of the weights to each reader, NaN where none move or it is
-                not known yet. depth: 0 for rings alone; with 1 also orders of nodes, with 2 also what is done
-                between two meetings, which take longer.
+                not known yet. depth: 0 for recurrence cycles alone; with 1 also orders of nodes, with 2 also
+                what is done between two transfers, which take longer.
         """
         lasting = np.array([times[name] for name in self.nodes])
         worked = lasting * self._counts[:, None]
@@ -94,62 +97,70 @@ class Bounds:
             lasting[row] += seconds[reader]  # directly before their readers
             worked[row] += seconds[reader]
         placed = self._on(places)
-        for reach in placed.reaches:
-            for some, wide in self._alike(reach.first, arriving, moves, best < enough_s, placed):
-                ring = placed.ring(reach, wide)
-                if ring.alone:
+        for descendants in placed.all_descendants:
+            for some, wide in self._alike(descendants.first, arriving, moves, best < enough_s, placed):
+                cycle = placed.cycle(descendants, wide)
+                if cycle.alone:
                     continue
-                found = self._rings_s(ring, placed, lasting[:, some], worked[:, some], enough_s, depth > 0)
+                found = self._cycles_s(cycle, placed, lasting[:, some], worked[:, some], enough_s, depth > 0)
                 best[some] = np.maximum(best[some], found)
         left = np.flatnonzero(best < enough_s)
         if depth > 1 and left.size and enough_s < np.inf:
             best[left[self._meet_late(placed, lasting[:, left], worked[:, left], enough_s)]] = enough_s
         return best
 
-    def _on(self, places: Places) -> Placed:
+    def _on(self, places: Places) -> PlacedGraph:
         key = tuple(map(places.__getitem__, self.nodes))
         if key not in self._placed:
             whole = {name for name, times in self.rounds.items() if times == 1}
             own = dict(zip(self.nodes, key))
-            self._placed[key] = Placed(self.dag, self.reaches, self.lags, self.crossings, whole, own)
+            self._placed[key] = PlacedGraph(
+                self.dag, self.all_descendants, self.lags, self.cross_mesh_values, whole, own
+            )
         return self._placed[key]
 
-    def _rings_s(
-        self, ring: Ring, placed: Placed, lasting: Floats, worked: Floats, enough_s: float, orders: bool
+    def _cycles_s(
+        self,
+        cycle: RecurrenceCycle,
+        placed: PlacedGraph,
+        lasting: Floats,
+        worked: Floats,
+        enough_s: float,
+        orders: bool,
     ) -> Floats:
-        """What one ring takes at least, by choice, or something not below `enough_s`. Most choices are cut by
-        the paths of nodes alone.
+        """What one recurrence cycle takes at least, by choice, or something not below `enough_s`. Most
+        choices are cut by the paths of nodes alone.
 
         Args:
             lasting, worked: by node and choice, what one run takes, and all of a step. orders: whether to
                 look at the orders of nodes too.
         """
         times, work = dict(zip(self.nodes, lasting)), dict(zip(self.nodes, worked))
-        heads = ring.course.heads(ARRAYS, times, work)
-        best = ring.ends_s(ARRAYS, heads, times)
+        heads = cycle.paths.heads(ARRAYS, times, work)
+        best = cycle.ends_s(ARRAYS, heads, times)
         left = np.flatnonzero(best < enough_s)
-        if len(ring.closing) < 2 or not left.size:
+        if len(cycle.closing) < 2 or not left.size:
             return best
-        heads, times, work = ({n: each[n][left] for n in ring.left.nodes} for each in (heads, times, work))
-        tails = ring.tails(ARRAYS, times, work)
-        best[left] = np.maximum(best[left], ring.busiest_s(ARRAYS, heads, work, tails))
+        heads, times, work = ({n: each[n][left] for n in cycle.left.nodes} for each in (heads, times, work))
+        tails = cycle.tails(ARRAYS, times, work)
+        best[left] = np.maximum(best[left], cycle.busiest_s(ARRAYS, heads, work, tails))
         close = np.flatnonzero((best[left] < enough_s) & (best[left] >= CLOSE * enough_s))
         if orders and close.size and enough_s < np.inf:
-            long = too_long(placed.jobs(ring), close, heads, times, tails, work, enough_s)
+            long = too_long(placed.jobs(cycle), close, heads, times, tails, work, enough_s)
             best[left[close[long]]] = enough_s
         return best
 
-    def _meet_late(self, placed: Placed, lasting: Floats, worked: Floats, enough_s: float) -> Bools:
+    def _meet_late(self, placed: PlacedGraph, lasting: Floats, worked: Floats, enough_s: float) -> Bools:
         """For which choices some sets of devices cannot meet twice within that time."""
         nothing = np.zeros(lasting.shape[1])
         ends = {BEGIN: nothing, END: nothing}
         times, work = ({**dict(zip(self.nodes, each)), **ends} for each in (lasting, worked))
         late = np.zeros(nothing.shape, dtype=np.bool_)
-        for ways in placed.windows:
+        for configs in placed.windows:
             some = np.flatnonzero(~late)
-            for way in ways:
-                taken, done = ({n: each[n][some] for n in way.done.nodes} for each in (times, work))
-                some = some[way.heads(ARRAYS, taken, done)[END] >= enough_s]
+            for config in configs:
+                taken, done = ({n: each[n][some] for n in config.done.nodes} for each in (times, work))
+                some = some[config.heads(ARRAYS, taken, done)[END] >= enough_s]
             late[some] = True
         return late
 
@@ -159,10 +170,10 @@ class Bounds:
         arriving: Collection[str],
         moves: Mapping[str, Floats],
         open_: Bools,
-        placed: Placed,
+        placed: PlacedGraph,
     ) -> Iterator[tuple[Ints, frozenset[int]]]:
-        """Numbers of the choices that are `open_`, with the devices that a ring begins on: those of its first
-        node, and those from which weights come to it."""
+        """Numbers of the choices that are `open_`, with the devices that a recurrence cycle begins on: those
+        of its first node, and those from which weights come to it."""
         own = placed.own[first]
         both = own | placed.own[self.trainer_of[first]] if first in arriving else own
         parts = [(open_, own)]

@@ -14,7 +14,7 @@ from itertools import combinations, product
 
 import numpy as np
 
-from hflow.compiler.planner.bounds.crossings import Meeting
+from hflow.compiler.planner.bounds.cross_mesh import CrossMeshTransfer
 from hflow.compiler.planner.bounds.numbers import Bools, Floats, Ints, one_machines_s
 
 PASSES = 4  # more of them seldom find more
@@ -24,12 +24,12 @@ Arc = tuple[int, int]  # numbers of two jobs, of which the one is before the oth
 
 @dataclass(frozen=True)
 class Jobs:
-    """Nodes in topological order, then meetings. `arcs`: which are before which, without those that follow
+    """Nodes in topological order, then transfers. `arcs`: which are before which, without those that follow
     from others; `open`: pairs on common devices of which either may be first; `on`: the jobs of each set of
-    devices. `firsts`, `lasts`: those on one set that are before, or after, a meeting."""
+    devices. `firsts`, `lasts`: those on one set that are before, or after, a transfer."""
 
     names: tuple[str, ...]
-    meetings: tuple[Meeting, ...]
+    cross_mesh_transfers: tuple[CrossMeshTransfer, ...]
     arcs: tuple[Arc, ...]
     open: tuple[Arc, ...]
     on: tuple[tuple[int, ...], ...]
@@ -41,7 +41,7 @@ def jobs_of(
     names: Sequence[str],
     before: Mapping[str, Collection[str]],
     places: Mapping[str, tuple[int, ...]],
-    meetings: Sequence[Meeting],
+    cross_mesh_transfers: Sequence[CrossMeshTransfer],
     whole: Collection[str],
 ) -> Jobs:
     """Nodes in topological order, of which `before` tells all that come before them, and `whole` those that
@@ -49,10 +49,10 @@ def jobs_of(
     number = {name: i for i, name in enumerate(names)}
     arcs = {(number[b], number[n]) for n in names for b in before[n] if b in number}
     rank = {i: float(i) for i in range(len(names))}
-    for i, meeting in enumerate(meetings, len(names)):
-        arcs |= {(number[n], i) for n in meeting.after} | {(i, number[n]) for n in meeting.before}
-        rank[i] = max(number[n] for n in meeting.after) + 0.5
-    devices = [*(frozenset(places[name]) for name in names), *(m.devices for m in meetings)]
+    for i, transfer in enumerate(cross_mesh_transfers, len(names)):
+        arcs |= {(number[n], i) for n in transfer.after} | {(i, number[n]) for n in transfer.before}
+        rank[i] = max(number[n] for n in transfer.after) + 0.5
+    devices = [*(frozenset(places[name]) for name in names), *(m.devices for m in cross_mesh_transfers)]
     nodes = [number[n] for n in names if n in whole]
     met = range(len(names), len(devices))
     pairs = [*combinations(nodes, 2), *product(nodes, met)]
@@ -63,7 +63,7 @@ def jobs_of(
     lasts = tuple((m, part) for m in met for n in on if (part := tuple(j for j in n if (m, j) in arcs)))
     needed = {(a, b) for a, b in arcs if not any((a, c) in arcs and (c, b) in arcs for c in rank)}
     ordered = tuple(sorted(needed, key=lambda arc: (rank[arc[0]], rank[arc[1]])))
-    return Jobs(tuple(names), tuple(meetings), ordered, either, on, firsts, lasts)
+    return Jobs(tuple(names), tuple(cross_mesh_transfers), ordered, either, on, firsts, lasts)
 
 
 def too_long(
@@ -83,7 +83,7 @@ def too_long(
     """
     if not jobs.open:
         return np.zeros(some.shape, dtype=np.bool_)
-    zeros = np.zeros((len(jobs.meetings), len(some)))
+    zeros = np.zeros((len(jobs.cross_mesh_transfers), len(some)))
     heads, times, tails, work = (
         np.concatenate([np.stack([of[name][some] for name in jobs.names]), zeros])
         for of in (heads_of, times_of, tails_of, work_of)
@@ -128,10 +128,10 @@ def _wait(jobs: Jobs, heads: Floats, times: Floats, tails: Floats) -> None:
 
 
 def _meet(jobs: Jobs, heads: Floats, tails: Floats, work: Floats) -> None:
-    """Let meetings wait until a set of devices has done all that is before them, and others for them."""
-    for meeting, part in jobs.firsts:
+    """Let transfers wait until a set of devices has done all that is before them, and others for them."""
+    for transfer, part in jobs.firsts:
         before = list(part)
-        np.maximum(heads[meeting], heads[before].min(axis=0) + work[before].sum(axis=0), out=heads[meeting])
-    for meeting, part in jobs.lasts:
+        np.maximum(heads[transfer], heads[before].min(axis=0) + work[before].sum(axis=0), out=heads[transfer])
+    for transfer, part in jobs.lasts:
         after = list(part)
-        np.maximum(tails[meeting], tails[after].min(axis=0) + work[after].sum(axis=0), out=tails[meeting])
+        np.maximum(tails[transfer], tails[after].min(axis=0) + work[after].sum(axis=0), out=tails[transfer])

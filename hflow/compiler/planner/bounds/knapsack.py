@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hflow.compiler.planner.bounds.bundle import Bundle
+from hflow.compiler.planner.bounds.assignment_tables import AssignmentTable
 from hflow.compiler.planner.bounds.numbers import Floats, Ints
 
 Front = tuple[Ints, Floats]  # rising bytes that stay, falling seconds of work
 
 
 @dataclass(frozen=True)
-class Left:
-    """What bundles still to choose from do at least, on each set of devices. `fronts`: by set, of the last
-    bundles, all first; `most`: bytes that may stay."""
+class KnapsackBound:
+    """What tables still to choose from do at least, on each set of devices. `fronts`: by set, of the last
+    tables, all first; `most`: bytes that may stay."""
 
     fronts: tuple[tuple[Front, ...], ...]
     most: Ints
@@ -29,7 +29,7 @@ class Left:
 
     def work_s(self, level: int, idle: Ints, busy: Floats) -> Floats:
         """What the busiest set does at least, infinite where the memory does not suffice: for each choice of
-        which the first `level` bundles leave `idle` bytes and do `busy` seconds on each set."""
+        which the first `level` tables leave `idle` bytes and do `busy` seconds on each set."""
         best = np.zeros(len(idle))
         for number, fronts in enumerate(self.fronts):
             bytes_, seconds = fronts[level]
@@ -40,17 +40,17 @@ class Left:
         return best
 
 
-def left(bundles: Sequence[Bundle], most: Ints, limit_s: float) -> Left:
-    """Work of `limit_s` or more need not be told apart."""
+def knapsack_bound(tables: Sequence[AssignmentTable], most: Ints, limit_s: float) -> KnapsackBound:
+    """Amounts of work of `limit_s` or more count as equal."""
     fronts: list[tuple[Front, ...]] = []
-    each = [(bundle.idle, bundle.busy) for bundle in reversed(bundles)]
+    each = [(table.idle, table.busy) for table in reversed(tables)]
     for number, size in enumerate(map(int, most)):
         found: list[Front] = [(np.zeros(1, dtype=np.int64), np.zeros(1))]
         for idle, busy in each:
             one = _front(idle[:, number], busy[:, number], size, limit_s)
             found.append(_joined(one, found[-1], size, limit_s))
         fronts.append(tuple(reversed(found)))
-    return Left(tuple(fronts), most)
+    return KnapsackBound(tuple(fronts), most)
 
 
 def _joined(one: Front, other: Front, most: int, limit_s: float) -> Front:

@@ -5,20 +5,20 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from hflow.compiler.planner.bounds.bounds import Bounds
-from hflow.compiler.planner.memoize import kept
+from hflow.compiler.planner.memoize import memoize
 from hflow.compiler.planner.placements import Allocation, Partition
-from hflow.compiler.planner.space import Space
+from hflow.compiler.planner.search_space import SearchSpace
 
 NEVER = float("inf")
 Members = tuple[str, ...]  # models
-Spread = frozenset[str]  # units
+Spread = frozenset[str]  # node groups
 Rung = tuple[int, float]  # so many devices, and the seconds that a set of models is busy on as many or fewer
 
 
 class LeastTimes:
     """The least times on so many devices, whatever else is there; infinite where something cannot fit."""
 
-    def __init__(self, space: Space, bounds: Bounds):
+    def __init__(self, space: SearchSpace, bounds: Bounds):
         self.space, self.bounds = space, bounds
 
     def step_s(self, allocation: Allocation, fixed: int | None = None) -> float:
@@ -29,17 +29,17 @@ class LeastTimes:
         known = set(sets[:fixed])
         times: dict[str, float] = {}
         places: dict[str, tuple[int, ...]] = {}
-        for unit in space.units:
-            if unit.name in space.pinned:
-                on, found = (), self._times(unit.name, len(space.pinned[unit.name]))
-            elif unit.name in allocation.spread:
-                on, found = tuple(sets), self._times(unit.name, space.num_devices)
+        for group in space.groups:
+            if group.name in space.pinned:
+                on, found = (), self._times(group.name, len(space.pinned[group.name]))
+            elif group.name in allocation.spread:
+                on, found = tuple(sets), self._times(group.name, space.num_devices)
             else:
-                number = number_of[unit.model]
+                number = number_of[group.model]
                 least = self._times if number in known else self._times_until
-                on, found = (number,), least(unit.name, allocation.counts[number])
+                on, found = (number,), least(group.name, allocation.counts[number])
             times |= found
-            places |= dict.fromkeys((n.name for n in unit.nodes), on)
+            places |= dict.fromkeys((n.name for n in group.nodes), on)
         return self.bounds.step_s(times, places)
 
     def shared_out_s(self, sets: Partition, spread: Spread, num_devices: int) -> float:
@@ -61,7 +61,7 @@ class LeastTimes:
         number = bisect_left(rungs, -seconds, key=lambda rung: -rung[1])
         return rungs[number][0] if number < len(rungs) else self.space.num_devices + 1
 
-    @kept
+    @memoize
     def _rungs(self, members: Members, spread: Spread) -> tuple[Rung, ...]:
         """More and more devices, on which less and less time is enough."""
         found: list[Rung] = []
@@ -71,49 +71,50 @@ class LeastTimes:
                 found.append((count, seconds))
         return tuple(found)
 
-    @kept
+    @memoize
     def _levels(self, sets: Partition, spread: Spread) -> tuple[float, ...]:
         return tuple(sorted({seconds for members in sets for _, seconds in self._rungs(members, spread)}))
 
-    @kept
+    @memoize
     def busy_s(self, members: Members, count: int, spread: Spread) -> float:
         """What a set of models has to do on `count` devices in a step, if its memory suffices."""
         space = self.space
-        units = [u for u in space.free_units(members) if u.name not in spread]
-        options = [space.options(u.name, count) for u in units]
-        if not all(options):
+        groups = [g for g in space.free_groups(members) if g.name not in spread]
+        candidates = [space.candidates(g.name, count) for g in groups]
+        if not all(candidates):
             return NEVER
-        idle = sum(min(o.idle_bytes for o in each) for each in options)
-        needs = (min(o.least_bytes for o in each) for each in options)
+        idle = sum(min(c.idle_bytes for c in each) for each in candidates)
+        needs = (min(c.least_bytes for c in each) for each in candidates)
         if idle + max(needs, default=0) > space.draft.cluster.device.usable_bytes:
             return NEVER
-        own = sum(self._work_s(unit.name, count) for unit in units)
+        own = sum(self._work_s(group.name, count) for group in groups)
         return own + sum(self._work_s(name, space.num_devices) for name in spread)
 
-    @kept
+    @memoize
     def _work_s(self, name: str, count: int) -> float:
-        """Of all runs of a unit's nodes in a step, in one option."""
-        unit = next(u for u in self.space.units if u.name == name)
-        runs = [self.bounds.rounds[node.name] for node in unit.nodes]
-        options = self.space.options(name, count)
+        """Of all runs of a node group's nodes in a step, in one candidate."""
+        group = next(g for g in self.space.groups if g.name == name)
+        runs = [self.bounds.rounds[node.name] for node in group.nodes]
+        candidates = self.space.candidates(name, count)
         return min(
-            (sum(n * (w.least_s + o.swap_s) for n, w in zip(runs, o.ways)) for o in options), default=NEVER
+            (sum(n * (w.least_s + c.swap_s) for n, w in zip(runs, c.fronts)) for c in candidates),
+            default=NEVER,
         )
 
-    @kept
+    @memoize
     def _times(self, name: str, count: int) -> dict[str, float]:
-        """Of each node of a unit."""
-        unit = next(u for u in self.space.units if u.name == name)
-        options = self.space.options(name, count)
+        """Of each node of a node group."""
+        group = next(g for g in self.space.groups if g.name == name)
+        candidates = self.space.candidates(name, count)
         return {
-            node.name: min((o.ways[i].least_s + o.swap_s for o in options), default=NEVER)
-            for i, node in enumerate(unit.nodes)
+            node.name: min((c.fronts[i].least_s + c.swap_s for c in candidates), default=NEVER)
+            for i, node in enumerate(group.nodes)
         }
 
-    @kept
+    @memoize
     def _times_until(self, name: str, count: int) -> dict[str, float]:
         """The same on `count` devices or fewer."""
         counts = [n for n in self.space.draft.candidates[name] if n <= count]
         found = [self._times(name, n) for n in counts]
-        unit = next(u for u in self.space.units if u.name == name)
-        return {n.name: min((times[n.name] for times in found), default=NEVER) for n in unit.nodes}
+        group = next(g for g in self.space.groups if g.name == name)
+        return {n.name: min((times[n.name] for times in found), default=NEVER) for n in group.nodes}

@@ -9,8 +9,8 @@ from itertools import combinations
 
 import numpy as np
 
+from hflow.compiler.planner.bounds.descendants import Descendants
 from hflow.compiler.planner.bounds.numbers import Floats, N, Numbers
-from hflow.compiler.planner.bounds.reach import Reach
 
 Places = Mapping[str, tuple[int, ...]]  # resources by node
 Names = tuple[str, ...]
@@ -43,45 +43,53 @@ class Parts:
 
 
 @dataclass(frozen=True)
-class Course:
+class PathBounds:
     """What follows from a node, on certain devices. `done`: what comes before each node."""
 
-    reach: Reach
+    descendants: Descendants
     done: Parts
 
     @staticmethod
-    def of(reach: Reach, places: Places, whole: Set[str]) -> Course:
-        return Course(reach, Parts.made(tuple(reach.before), reach.before, places, whole))
+    def of(descendants: Descendants, places: Places, whole: Set[str]) -> PathBounds:
+        return PathBounds(
+            descendants, Parts.made(tuple(descendants.before), descendants.before, places, whole)
+        )
 
     def heads(self, numbers: Numbers[N], times: Mapping[str, N], work: Mapping[str, N]) -> dict[str, N]:
         """The earliest start of each node: after the longest path to it, and after what has to be done before
         it on any one set of devices."""
-        heads = {self.reach.first: numbers.zero(times[self.reach.first])}
+        heads = {self.descendants.first: numbers.zero(times[self.descendants.first])}
         work_s = self.done.work_s(numbers, work)
-        for name, before in self.reach.nodes[1:]:
+        for name, before in self.descendants.nodes[1:]:
             paths = (heads[b] + times[b] + gap for b, gap in before)
             heads[name] = numbers.most((*paths, *_done_s(numbers, self.done.of[name], heads, work_s)))
         return heads
 
 
 @dataclass(frozen=True)
-class Ring:
+class RecurrenceCycle:
     """A course up to the nodes that close it: these end before the first node's next run. `lags`: of nodes
     that end before one so many steps later. `left`: what comes after each node that is followed by a closing
     one, or is one; `jobs`: these nodes, by set of devices."""
 
-    course: Course
+    paths: PathBounds
     closing: Names
     lags: Mapping[str, int]
     left: Parts
     jobs: tuple[Names, ...]
 
     @staticmethod
-    def of(course: Course, closing: Names, lags: Mapping[str, int], places: Places, whole: Set[str]) -> Ring:
-        after = course.reach.after
-        names = tuple(n for n in course.reach.before if n in closing or not {*closing}.isdisjoint(after[n]))
+    def of(
+        paths: PathBounds, closing: Names, lags: Mapping[str, int], places: Places, whole: Set[str]
+    ) -> RecurrenceCycle:
+        after = paths.descendants.after
+        names = tuple(
+            n for n in paths.descendants.before if n in closing or not {*closing}.isdisjoint(after[n])
+        )
         left = {name: tuple(n for n in after[name] if n in names) for name in names}
-        return Ring(course, closing, lags, Parts.made(names, left, places, whole), parts_of(names, places))
+        return RecurrenceCycle(
+            paths, closing, lags, Parts.made(names, left, places, whole), parts_of(names, places)
+        )
 
     @cached_property
     def alone(self) -> bool:
@@ -95,7 +103,7 @@ class Ring:
         Args:
             work: of all runs of a node in a step.
         """
-        heads = self.course.heads(numbers, times, work)
+        heads = self.paths.heads(numbers, times, work)
         ends_s = self.ends_s(numbers, heads, times)
         if len(self.closing) < 2:
             return ends_s
@@ -106,7 +114,7 @@ class Ring:
         """When the last closing node ends, at the earliest, if each begins when it can."""
         ends = [heads[name] + times[name] for name in self.closing]
         ends += [(heads[name] + times[name]) / (1 + lag) for name, lag in self.lags.items()]
-        return numbers.most((numbers.zero(times[self.course.reach.first]), *ends))
+        return numbers.most((numbers.zero(times[self.paths.descendants.first]), *ends))
 
     def busiest_s(
         self, numbers: Numbers[N], heads: Mapping[str, N], work: Mapping[str, N], tails: Mapping[str, N]
@@ -115,11 +123,11 @@ class Ring:
         return numbers.machines_s([[(heads[n], work[n], tails[n]) for n in part] for part in self.jobs])
 
     def tails(self, numbers: Numbers[N], times: Mapping[str, N], work: Mapping[str, N]) -> dict[str, N]:
-        """The least time from the end of each node to that of the last closing one after it; for rings with
-        more closing nodes than one."""
+        """The least time from the end of each node to that of the last closing one after it; for recurrence
+        cycles with more closing nodes than one."""
         tails = {name: numbers.zero(times[name]) for name in self.closing}
         work_s = self.left.work_s(numbers, work)
-        for name, before in reversed(self.course.reach.nodes):
+        for name, before in reversed(self.paths.descendants.nodes):
             if name not in tails:
                 continue
             parts = self.left.of[name]

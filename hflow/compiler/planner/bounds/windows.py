@@ -1,6 +1,6 @@
-"""What is done between a meeting of sets of devices and that of the next step.
+"""What is done between a transfer of sets of devices and that of the next step.
 
-All devices that take part do everything else of theirs in between: what comes after the meeting in one step,
+All devices that take part do everything else of theirs in between: what comes after the transfer in one step,
 then what comes before it in the next. Some nodes must come before or after it; for the others either may be,
 and each choice makes a window of its own. The least that the shortest of them takes is a bound of a step.
 """
@@ -12,8 +12,8 @@ from itertools import combinations
 
 import networkx as nx
 
-from hflow.compiler.planner.bounds.crossings import Meeting
-from hflow.compiler.planner.bounds.reach import Before, Reach
+from hflow.compiler.planner.bounds.cross_mesh import CrossMeshTransfer
+from hflow.compiler.planner.bounds.descendants import Before, Descendants
 
 BEGIN, END = "<meeting>", "<next meeting>"
 FREE = 4  # nodes that may be on either side; with more, nothing is said
@@ -21,32 +21,34 @@ FREE = 4  # nodes that may be on either side; with more, nothing is said
 
 def windows(
     dag: nx.DiGraph[str],
-    meeting: Meeting,
+    transfer: CrossMeshTransfer,
     places: Mapping[str, tuple[int, ...]],
     renewed: Collection[tuple[str, str]],
-) -> tuple[Reach, ...]:
-    """The windows of a meeting, from BEGIN to END; none where there are too many.
+) -> tuple[Descendants, ...]:
+    """The windows of a transfer, from BEGIN to END; none where there are too many.
 
     Args:
         dag: nodes with models, with the least time between them as `gap`.
         renewed: a trainer and a reader that waits for its training of the step before.
     """
     order = list(nx.lexicographical_topological_sort(dag))
-    here = {name for name in order if not meeting.devices.isdisjoint(places[name])}
-    free = [n for n in order if n in here and n not in meeting.after and n not in meeting.before]
+    here = {name for name in order if not transfer.devices.isdisjoint(places[name])}
+    free = [n for n in order if n in here and n not in transfer.after and n not in transfer.before]
     if len(free) > FREE:
         return ()
     return tuple(
         _window(dag, order, set(late), [n for n in order if n in early], here, places, renewed)
-        for early, late in _sides(dag, meeting, free)
+        for early, late in _sides(dag, transfer, free)
     )
 
 
-def _sides(dag: nx.DiGraph[str], meeting: Meeting, free: list[str]) -> Iterator[tuple[set[str], set[str]]]:
-    """Which nodes are before the meeting and which after it, in every way that is possible."""
+def _sides(
+    dag: nx.DiGraph[str], transfer: CrossMeshTransfer, free: list[str]
+) -> Iterator[tuple[set[str], set[str]]]:
+    """Which nodes are before the transfer and which after it, in every way that is possible."""
     for count in range(len(free) + 1):
         for chosen in combinations(free, count):
-            early, late = {*meeting.after, *chosen}, {*meeting.before, *free} - {*chosen}
+            early, late = {*transfer.after, *chosen}, {*transfer.before, *free} - {*chosen}
             follows = late.union(*(nx.descendants(dag, name) for name in late))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
             if early.isdisjoint(follows):
                 yield early, follows
@@ -60,9 +62,9 @@ def _window(
     here: set[str],
     places: Mapping[str, tuple[int, ...]],
     renewed: Collection[tuple[str, str]],
-) -> Reach:
+) -> Descendants:
     """First what is `late` in one step, then what is `early` in the next. What may have begun before the
-    meeting is left out."""
+    transfer is left out."""
     nodes: list[tuple[str, Before]] = [(BEGIN, ())]
     for name in (n for n in order if n in late):
         before = [(b, dag.edges[b, name]["gap"]) for b in dag.predecessors(name) if b in late]
@@ -78,4 +80,4 @@ def _window(
             known.add(name)
     ends = [n for n, _ in nodes[1:] if n in here or n not in late]
     nodes.append((END, (*((n, 0.0) for n in ends), (BEGIN, 0.0))))
-    return Reach.of(BEGIN, nodes)
+    return Descendants.of(BEGIN, nodes)

@@ -11,34 +11,39 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from hflow.compiler.planner.assignments import Assignment
 from hflow.compiler.planner.incumbent import Incumbent
 from hflow.compiler.planner.placements import Allocation, Partition
 from hflow.compiler.planner.published.mapper import Mapper
-from hflow.compiler.planner.published.seating import options_with, refuse_wishes, seated, unproven
+from hflow.compiler.planner.published.placed_candidates import (
+    as_assignments,
+    candidates_with,
+    refuse_wishes,
+    unproven,
+)
 from hflow.compiler.planner.published.stages import stage_sum_s
-from hflow.compiler.planner.search import Found
-from hflow.compiler.planner.seats import Seat
-from hflow.compiler.planner.space import Space
+from hflow.compiler.planner.search import SearchResult
+from hflow.compiler.planner.search_space import SearchSpace
 
 
 @dataclass(frozen=True)
-class Assignment:
+class DeviceCounts:
     """A partition of the models, and how many devices each set is given."""
 
     partition: Partition
     counts: tuple[int, ...]
 
 
-def hybridflow(space: Space) -> Found:
+def hybridflow(space: SearchSpace) -> SearchResult:
     """The plan with the least sum of stages; the next one where the memory for that falls short. Raises HF305
     where none fits, HF309 for pins."""
     refuse_wishes(space.draft, placements=True)
-    generating = [u for u in space.units if u.role == "generate"]
-    mapper = Mapper(space, options_with(space.draft, generating))
+    generating = [g for g in space.groups if g.role == "generate"]
+    mapper = Mapper(space, candidates_with(space.draft, generating))
     priced = sorted(_priced(space, mapper), key=lambda p: p[0])
     best = Incumbent(space)
-    for _, assignment in priced:
-        best.offer(_seats(mapper, assignment))
+    for _, counts in priced:
+        best.offer(_assignments(mapper, counts))
         if best.choice:
             break
     return unproven(best, len(priced))
@@ -56,19 +61,21 @@ def enum_alloc(sizes: Sequence[Sequence[int]], total: int) -> Iterator[tuple[int
         yield from ((count, *rest) for rest in enum_alloc(others, total - count))
 
 
-def _priced(space: Space, mapper: Mapper) -> Iterator[tuple[float, Assignment]]:
+def _priced(space: SearchSpace, mapper: Mapper) -> Iterator[tuple[float, DeviceCounts]]:
     for partition in space.partitions():
         sizes = list(map(mapper.sizes, partition))
         for counts in enum_alloc(sizes, space.num_devices) if all(sizes) else ():
             mapped = [found for each in zip(partition, counts) if (found := mapper.on(*each))]
             if len(mapped) == len(partition):
-                yield stage_sum_s(m.times for m in mapped), Assignment(partition, counts)
+                yield stage_sum_s(m.times for m in mapped), DeviceCounts(partition, counts)
 
 
-def _seats(mapper: Mapper, assignment: Assignment) -> dict[str, Seat]:
+def _assignments(mapper: Mapper, chosen: DeviceCounts) -> dict[str, Assignment]:
     """Each set on devices in a row."""
-    found = [mapper.on(*each) for each in zip(assignment.partition, assignment.counts)]
-    options = [mapped.options for mapped in found if mapped]
-    used = tuple(max(o.num_devices for o in each.values()) for each in options)
-    firsts = Allocation(assignment.partition, used).firsts
-    return seated({name: (o, first) for each, first in zip(options, firsts) for name, o in each.items()})
+    found = [mapper.on(*each) for each in zip(chosen.partition, chosen.counts)]
+    candidates = [mapped.candidates for mapped in found if mapped]
+    used = tuple(max(c.num_devices for c in each.values()) for each in candidates)
+    firsts = Allocation(chosen.partition, used).firsts
+    return as_assignments(
+        {name: (c, first) for each, first in zip(candidates, firsts) for name, c in each.items()}
+    )

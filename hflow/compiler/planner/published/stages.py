@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from hflow.compiler.candidates.node_groups import Option, Unit
+from hflow.compiler.candidates.node_groups import Candidate, NodeGroup
 from hflow.graph.ir import OpKind
 
 STAGES: tuple[OpKind, ...] = (
@@ -15,19 +15,21 @@ STAGES: tuple[OpKind, ...] = (
 StageTimes = tuple[float, ...]  # seconds of each stage
 
 
-def stage_times(unit: Unit, option: Option, room_bytes: int, rounds: Mapping[str, int]) -> StageTimes | None:
-    """What a unit does in each stage, every node in the fastest way that needs at most `room_bytes`; None
-    where a node has none.
+def stage_times(
+    group: NodeGroup, candidate: Candidate, free_bytes: int, rounds: Mapping[str, int]
+) -> StageTimes | None:
+    """What a node group does in each stage, every node in the fastest way that needs at most `free_bytes`;
+    None where a node has none.
 
     Args:
         rounds: how often each node runs in a step.
     """
     times: dict[OpKind, float] = dict.fromkeys(STAGES, 0.0)
-    for node, ways in zip(unit.nodes, option.ways):
-        way = ways.fastest(room_bytes)
-        if way is None:
+    for node, configs in zip(group.nodes, candidate.fronts):
+        config = configs.fastest(free_bytes)
+        if config is None:
             return None
-        times[node.op] += way.time_s * rounds[node.name]
+        times[node.op] += config.time_s * rounds[node.name]
     return tuple(times.values())
 
 

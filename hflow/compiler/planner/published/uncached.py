@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hflow.compiler.candidates.node_groups import Options, Unit
+from hflow.compiler.candidates.node_groups import Candidates, NodeGroup
 from hflow.compiler.candidates.pricing import Pricing
-from hflow.compiler.planner.space import Space
+from hflow.compiler.planner.search_space import SearchSpace
 from hflow.plan.layout import Mesh
 from hflow.plan.strategy import Strategy
 
 
-def without_cache(space: Space, unit: Unit, options: Options) -> Options:
+def without_cache(space: SearchSpace, group: NodeGroup, candidates: Candidates) -> Candidates:
     """The same layouts, priced so."""
     draft = space.draft
-    pricing = _Uncached(unit, draft.graph.model(unit.model), draft.shapes[unit.model], (), draft.cluster)
+    pricing = _Uncached(group, draft.graph.model(group.model), draft.shapes[group.model], (), draft.cluster)
     return {
-        n: tuple(o for each in found for o in pricing.options(each.mesh(0))) for n, found in options.items()
+        n: tuple(c for each in found for c in pricing.candidates(each.mesh(0)))
+        for n, found in candidates.items()
     }
 
 

@@ -12,14 +12,14 @@ Gaps = Mapping[str, float]  # the most between a node and each before it, withou
 
 
 @dataclass(frozen=True)
-class Reach:
+class Descendants:
     """What follows from `first`, itself included, in topological order with predecessors among it."""
 
     first: str
     nodes: tuple[tuple[str, Before], ...]
 
     @staticmethod
-    def of(first: str, nodes: Iterable[tuple[str, Before]]) -> Reach:
+    def of(first: str, nodes: Iterable[tuple[str, Before]]) -> Descendants:
         """Without what a node waits for anyway, because another path to it is no shorter."""
         gaps: dict[str, Gaps] = {}
         kept: list[tuple[str, Before]] = []
@@ -27,7 +27,7 @@ class Reach:
             via = {b: {**{c: far + gap for c, far in gaps[b].items()}, b: gap} for b, gap in before}
             kept.append((name, tuple((b, gap) for b, gap in before if not _waits_anyway(b, gap, via))))
             gaps[name] = {b: max(each.get(b, 0.0) for each in via.values()) for b in chain(*via.values())}
-        return Reach(first, tuple(kept))
+        return Descendants(first, tuple(kept))
 
     @cached_property
     def before(self) -> dict[str, tuple[str, ...]]:

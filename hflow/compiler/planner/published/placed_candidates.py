@@ -1,4 +1,5 @@
-"""Options on devices, priced as a complete plan: for planners that decide by other means than the search."""
+"""Candidates on devices, priced as a complete plan: for planners that decide by other means than the
+search."""
 
 from __future__ import annotations
 
@@ -6,36 +7,40 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from hflow.compiler.candidates.meshes import options_of
-from hflow.compiler.candidates.node_groups import Option, Options, Unit
+from hflow.compiler.candidates.meshes import candidates_of
+from hflow.compiler.candidates.node_groups import Candidate, Candidates, NodeGroup
 from hflow.compiler.pins import Pin
+from hflow.compiler.planner.assignments import Assignment
 from hflow.compiler.planner.incumbent import Incumbent
 from hflow.compiler.planner.indivisible import indivisible
-from hflow.compiler.planner.search import Found
-from hflow.compiler.planner.seats import Seat
+from hflow.compiler.planner.search import SearchResult
 from hflow.compiler.state import Draft
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.schedule.tasks import device_classes
 
-Placed = Mapping[str, tuple[Option, int]]  # by unit: its option, and the first of its devices
+PlacedCandidates = Mapping[
+    str, tuple[Candidate, int]
+]  # by node group: its candidate, and the first of its devices
 
 
-def seated(placed: Placed) -> dict[str, Seat]:
-    """The seats, with the sets of devices that units compete for."""
+def as_assignments(placed: PlacedCandidates) -> dict[str, Assignment]:
+    """The assignments, with the sets of devices that node groups compete for."""
     devices = {name: tuple(range(first, first + o.num_devices)) for name, (o, first) in placed.items()}
-    groups = list(dict.fromkeys(devices.values()))
-    classes = list(device_classes(groups).values())
+    sets = list(dict.fromkeys(devices.values()))
+    classes = list(device_classes(sets).values())
     return {
-        name: Seat(placed[name][0], own, tuple(i for i, c in enumerate(classes) if groups.index(own) in c))
+        name: Assignment(
+            placed[name][0], own, tuple(i for i, c in enumerate(classes) if sets.index(own) in c)
+        )
         for name, own in devices.items()
     }
 
 
-def options_with(draft: Draft, units: Iterable[Unit], **settings: Any) -> dict[str, Options]:
-    """The options of `units` as if each were pinned to `settings` (of `Pin`)."""
-    pins = tuple(Pin(u.nodes[0].name, (), None, "", **settings) for u in units)
+def candidates_with(draft: Draft, groups: Iterable[NodeGroup], **settings: Any) -> dict[str, Candidates]:
+    """The candidates of `groups` as if each were pinned to `settings` (of `Pin`)."""
+    pins = tuple(Pin(u.nodes[0].name, (), None, "", **settings) for u in groups)
     pinned = replace(draft, pins=pins)
-    return {u.name: options_of(pinned, u) for u in units}
+    return {u.name: candidates_of(pinned, u) for u in groups}
 
 
 def refuse_wishes(draft: Draft, placements: bool = False) -> None:
@@ -48,11 +53,11 @@ def refuse_wishes(draft: Draft, placements: bool = False) -> None:
         raise HflowError(Diagnostic("HF309", message, help="leave it out, or use the planner `exact`"))
 
 
-def unproven(best: Incumbent, explored: int) -> Found:
+def unproven(best: Incumbent, explored: int) -> SearchResult:
     """What a planner that proves nothing has found. Raises HF305 where no plan of its kind fits, HF309 where
     there is none."""
     if best.choice:
-        return Found(best.choice, 0.0, explored)
+        return SearchResult(best.choice, 0.0, explored)
     draft, undivided = best.space.draft, indivisible(best.space)
     if undivided:
         raise HflowError(undivided)

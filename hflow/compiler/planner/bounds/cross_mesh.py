@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import networkx as nx
 
-from hflow.compiler.planner.seats import first_consumer, maker
+from hflow.compiler.planner.assignments import first_consumer, maker
 from hflow.graph.ir import Graph, Node
 
 
 @dataclass(frozen=True)
-class Crossing:
+class CrossMeshValue:
     """Something that nodes with models make, `after` all of them, and that others need, `before` all of them;
     it lies where the first of `ends` runs and is read where the second does."""
 
@@ -21,11 +21,11 @@ class Crossing:
     ends: tuple[str, str]
 
 
-def crossings(graph: Graph, nodes: Sequence[str]) -> tuple[Crossing, ...]:
+def cross_mesh_values(graph: Graph, nodes: Sequence[str]) -> tuple[CrossMeshValue, ...]:
     """What may cross in one step, outside of loops. Values that earlier steps have made are left out."""
     loops = {n.name for n in graph.nodes if n.op == "repeat"}
     dag, models, at = graph.dag(), frozenset(nodes), _hosts(graph)
-    found: dict[Crossing, None] = {}
+    found: dict[CrossMeshValue, None] = {}
     for reader, value in graph.edges():
         source = graph.node(value.source.node)
         if value.lag or loops & {source.name, source.region, reader.name, reader.region}:
@@ -34,31 +34,31 @@ def crossings(graph: Graph, nodes: Sequence[str]) -> tuple[Crossing, ...]:
         before = models & {reader.name, *nx.descendants(dag, reader.name)}  # pyright: ignore[reportUnknownMemberType]
         lies, read = at.get(source.name), at.get(reader.name)
         if lies and read and lies != read and after and before:
-            found[Crossing(after, before, (lies, read))] = None
+            found[CrossMeshValue(after, before, (lies, read))] = None
     return tuple(found)
 
 
 @dataclass(frozen=True)
-class Meeting:
+class CrossMeshTransfer:
     """A crossing between disjoint sets of devices: all `devices` take part."""
 
     after: frozenset[str]
     before: frozenset[str]
     devices: frozenset[int]
 
-    def says(self, other: Meeting) -> bool:
+    def says(self, other: CrossMeshTransfer) -> bool:
         """Whether it waits for all that `other` does, and the same holds for what waits and for devices."""
         return self.after >= other.after and self.before >= other.before and self.devices >= other.devices
 
 
-def meetings(
-    found: Iterable[Crossing], among: Collection[str], places: Mapping[str, tuple[int, ...]]
-) -> list[Meeting]:
+def cross_mesh_transfers(
+    found: Iterable[CrossMeshValue], among: Collection[str], places: Mapping[str, tuple[int, ...]]
+) -> list[CrossMeshTransfer]:
     """Where nodes `among` some wait for each other's devices, without those that others say as much as."""
-    kept: list[Meeting] = []
+    kept: list[CrossMeshTransfer] = []
     for each in found:
         lies, read = (frozenset(places[name]) for name in each.ends)
-        one = Meeting(each.after.intersection(among), each.before.intersection(among), lies | read)
+        one = CrossMeshTransfer(each.after.intersection(among), each.before.intersection(among), lies | read)
         real = lies and read and lies.isdisjoint(read) and one.after and one.before
         if real and not any(other.says(one) for other in kept):
             kept = [other for other in kept if not one.says(other)] + [one]

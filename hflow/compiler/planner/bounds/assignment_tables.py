@@ -1,8 +1,8 @@
-"""The choices for the units of one model, in arrays, within limits of the memory that is left free.
+"""The choices for the node groups of one model, in arrays, within limits of the memory that is left free.
 
-The room of a set of devices is what all units together leave free while no node runs. Most choices trade
-memory for time only beyond some room: the search tries intervals of rooms one by one, and in a narrow one
-few choices of a bundle are left that no other beats.
+The free memory of a set of devices is what all node groups together leave free while no node runs. Most
+choices trade memory for time only beyond some free memory: the search tries intervals of it one by one,
+and in a narrow one few choices of a table are left that no other beats.
 """
 
 from __future__ import annotations
@@ -14,39 +14,40 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hflow.compiler.candidates.node_groups import Unit
+from hflow.compiler.candidates.node_groups import NodeGroup
+from hflow.compiler.planner.assignments import Assignment
 from hflow.compiler.planner.bounds.bounds import Bounds
 from hflow.compiler.planner.bounds.numbers import Bools, Floats, Ints, known
 from hflow.compiler.planner.bounds.recurrence import Places
-from hflow.compiler.planner.chosen import Chosen
-from hflow.compiler.planner.seats import Seat
+from hflow.compiler.planner.partial_assignment import PartialAssignment
 
 NEVER = np.iinfo(np.int64).max
 BLOCK = 256  # choices that are compared with each other at a time
 
 
-class Rooms(NamedTuple):
+class MemoryInterval(NamedTuple):
     """The least and the most bytes that each set of devices leaves free."""
 
     low: Ints
     high: Ints
 
-    def halves(self) -> tuple[Rooms, Rooms]:
+    def halves(self) -> tuple[MemoryInterval, MemoryInterval]:
         """Of the widest interval, the upper one first."""
         widest = np.arange(len(self.low)) == np.argmax(self.high - self.low)
         middle = (self.low + self.high) // 2
-        upper = Rooms(np.where(widest, middle + 1, self.low), self.high)
-        return upper, Rooms(self.low, np.where(widest, middle, self.high))
+        upper = MemoryInterval(np.where(widest, middle + 1, self.low), self.high)
+        return upper, MemoryInterval(self.low, np.where(widest, middle, self.high))
 
 
 @dataclass(frozen=True)
-class Bundle:
+class AssignmentTable:
     """`parts`: the choices. By part: `idle`, bytes that stay on each set of devices; `moves`: seconds of the
     weights to each of `readers`, NaN where none move. `starts`, `seconds`: by step, part and node, from so
-    much room on it takes so long. `runs`, `joins`: what a node, and a move, does on each set of devices, in
-    runs of a step. `unbeaten`: the scarce sets for which no part beats another, if that is known."""
+    much free memory on it takes so long. `runs`, `joins`: what a node, and a move, does on each set of
+    devices, in runs of a step. `unbeaten`: the scarce sets for which no part beats another, if that is
+    known."""
 
-    parts: Sequence[Chosen]
+    parts: Sequence[PartialAssignment]
     nodes: tuple[str, ...]
     readers: tuple[str, ...]
     idle: Ints
@@ -62,7 +63,7 @@ class Bundle:
 
     @property
     def least_s(self) -> Floats:
-        """By part and node, with all room that there may be."""
+        """By part and node, with all free memory that there may be."""
         return _at(self.seconds, (self.starts < NEVER).sum(axis=0) - 1)
 
     @property
@@ -70,25 +71,25 @@ class Bundle:
         """By part and set of devices, the least seconds of work."""
         return self.least_s @ self.runs + known(self.moves) @ self.joins
 
-    def tight(self, rooms: Rooms) -> Bools:
+    def tight(self, interval: MemoryInterval) -> Bools:
         """By set of devices, whether some node on it fits, or is faster, only with more than the least."""
-        later = (self.starts > self._room_of_nodes(rooms.low)) & (self.starts < NEVER)
+        later = (self.starts > self._free_at_nodes(interval.low)) & (self.starts < NEVER)
         return later.any(axis=(0, 1)) @ (self.runs > 0)
 
-    def times_in(self, room: Ints, numbers: Ints) -> tuple[Floats, Bools]:
-        """What the nodes take in parts of such `numbers`, each of which has some bytes of room on each set of
-        devices; and whether all of them fit."""
-        starts, free = self.starts[:, numbers], room[:, self._first_set]
+    def times_in(self, free_memory: Ints, numbers: Ints) -> tuple[Floats, Bools]:
+        """What the nodes take in parts of such `numbers`, each of which has some bytes of free memory on each
+        set of devices; and whether all of them fit."""
+        starts, free = self.starts[:, numbers], free_memory[:, self._first_set]
         for node in self._on_several:
-            free[:, node] = room[:, self.runs[node] > 0].min(axis=1)
+            free[:, node] = free_memory[:, self.runs[node] > 0].min(axis=1)
         if len(starts) == 1:
             return self.seconds[0, numbers], (starts[0] <= free).all(axis=1)
         last = (starts <= free).sum(axis=0) - 1
         return _at(self.seconds[:, numbers], np.maximum(last, 0)), (last >= 0).all(axis=1)
 
-    def within(self, rooms: Rooms) -> Bundle:
-        """The parts for which there is enough room, with their steps in it."""
-        low, high = map(self._room_of_nodes, rooms)
+    def within(self, interval: MemoryInterval) -> AssignmentTable:
+        """The parts for which there is enough free memory, with their steps in it."""
+        low, high = map(self._free_at_nodes, interval)
         fits = self.starts <= high
         if np.array_equal(fits, self.starts < NEVER) and (self.starts[0] >= low).all():
             return self
@@ -101,7 +102,7 @@ class Bundle:
         starts = np.where(number < count, np.maximum(starts, low), NEVER)
         return replace(found, starts=starts, seconds=seconds)
 
-    def undominated(self, scarce: Bools) -> Bundle:
+    def undominated(self, scarce: Bools) -> AssignmentTable:
         """The parts that no other beats, if memory counts on `scarce` sets of devices alone. What needs no
         more needs no more in sum, so that in this order none beats an earlier one."""
         if self.unbeaten == tuple(scarce):
@@ -118,7 +119,8 @@ class Bundle:
         return replace(self._of(np.sort(kept)), unbeaten=tuple(scarce))
 
     def _beat(self, needs: Floats, ones: Ints, others: Ints) -> Bools:
-        """For each pair, whether the one needs no more, and each of its nodes no longer in any room."""
+        """For each pair, whether the one needs no more, and each of its nodes no longer in any free
+        memory."""
         beat = np.ones((len(ones), len(others)), dtype=np.bool_)
         for need in needs.T:
             beat &= need[ones][:, None] <= need[others]
@@ -131,9 +133,9 @@ class Bundle:
         beat[rows, columns] = no_longer.all(axis=(0, 2))
         return beat
 
-    def _room_of_nodes(self, room: Ints) -> Ints:
+    def _free_at_nodes(self, free_memory: Ints) -> Ints:
         """Of each node the bytes on that of its sets of devices which has the fewest."""
-        return np.where(self.runs > 0, room, NEVER).min(axis=1)
+        return np.where(self.runs > 0, free_memory, NEVER).min(axis=1)
 
     @cached_property
     def _first_set(self) -> Ints:
@@ -144,7 +146,7 @@ class Bundle:
         """The nodes on more sets of devices than one."""
         return np.flatnonzero((self.runs > 0).sum(axis=1) > 1)
 
-    def _of(self, rows: Ints) -> Bundle:
+    def _of(self, rows: Ints) -> AssignmentTable:
         return replace(
             self,
             parts=[self.parts[row] for row in rows],
@@ -160,38 +162,43 @@ def _at(each: Floats, step: Ints) -> Floats:
     return np.take_along_axis(each, step[None], axis=0)[0]
 
 
-def undominated(bundles: Sequence[Bundle], most: Ints, rooms: Rooms) -> list[Bundle]:
-    """Of each bundle the parts that no other beats in `rooms`, if `most` bytes may stay on a set of devices.
-    Where the largest parts stay within that, and the least room is as good as more, memory does not count."""
-    if not all(map(len, bundles)):
-        return list(bundles)
-    scarce = sum(bundle.idle.max(axis=0) for bundle in bundles) > most
-    for bundle in bundles:
-        scarce = scarce | bundle.tight(rooms)
-    return [bundle.undominated(scarce) for bundle in bundles]
+def undominated(
+    tables: Sequence[AssignmentTable], most: Ints, interval: MemoryInterval
+) -> list[AssignmentTable]:
+    """Of each table the parts that no other beats in `interval`, if `most` bytes may stay on a set of
+    devices. Where the largest parts stay within that, and the least free memory is as good as more, memory
+    does not count."""
+    if not all(map(len, tables)):
+        return list(tables)
+    scarce = sum(table.idle.max(axis=0) for table in tables) > most
+    for table in tables:
+        scarce = scarce | table.tight(interval)
+    return [table.undominated(scarce) for table in tables]
 
 
-class Bundles:
-    """Makes the bundles of one allocation.
+class AssignmentTables:
+    """Makes the tables of one allocation.
 
     Args:
-        units: all of them. on: the sets of devices that each node is on. sets: all of them. steps: the most
-            ways of a node.
+        groups: all of them. on: the sets of devices that each node is on. sets: all of them. steps: the
+        most configurations of a node.
     """
 
-    def __init__(self, units: Sequence[Unit], on: Places, sets: Sequence[int], steps: int, bounds: Bounds):
+    def __init__(
+        self, groups: Sequence[NodeGroup], on: Places, sets: Sequence[int], steps: int, bounds: Bounds
+    ):
         self.on, self.bounds, self.sets = on, bounds, list(sets)
-        self.nodes = {unit.name: [n.name for n in unit.nodes] for unit in units}
-        self._tables = {unit.name: Table(unit, self.sets, steps) for unit in units}
+        self.nodes = {group.name: [n.name for n in group.nodes] for group in groups}
+        self._tables = {group.name: GroupTable(group, self.sets, steps) for group in groups}
 
-    def of(self, parts: Sequence[Chosen]) -> Bundle:
-        """Of choices for the same units, one at least."""
-        nodes = tuple(name for unit in parts[0].seats for name in self.nodes[unit])
+    def of(self, parts: Sequence[PartialAssignment]) -> AssignmentTable:
+        """Of choices for the same node groups, one at least."""
+        nodes = tuple(name for group in parts[0].assignments for name in self.nodes[group])
         readers = tuple(dict.fromkeys(reader for part in parts for reader in part.moves))
         runs = np.array([self._share(self.on[name], self.bounds.rounds[name]) for name in nodes])
         joins = [self._share({*self.on[r], *self.on[self.bounds.trainer_of[r]]}, 1) for r in readers]
-        starts, seconds, idle = zip(*(self._tables[unit].rows(parts) for unit in parts[0].seats))
-        return Bundle(
+        starts, seconds, idle = zip(*(self._tables[group].rows(parts) for group in parts[0].assignments))
+        return AssignmentTable(
             parts,
             nodes,
             readers,
@@ -207,38 +214,42 @@ class Bundles:
         return [float(times) if one in on else 0.0 for one in self.sets]
 
 
-class Table:
-    """The seats of a unit, as far as they were asked for: curves of so many `steps`, and the bytes that stay
-    on each of `sets`."""
+class GroupTable:
+    """The assignments of a node group, as far as they were asked for: curves of so many `steps`, and the
+    bytes that stay on each of `sets`."""
 
-    def __init__(self, unit: Unit, sets: Sequence[int], steps: int):
-        self.unit, self.sets, self.steps = unit, sets, steps
-        self._seats: dict[tuple[int, int], tuple[int, Seat]] = {}
+    def __init__(self, group: NodeGroup, sets: Sequence[int], steps: int):
+        self.group, self.sets, self.steps = group, sets, steps
+        self._assignments: dict[tuple[int, int], tuple[int, Assignment]] = {}
         self._arrays: tuple[Ints, Floats, Ints] | None = None
 
-    def rows(self, parts: Sequence[Chosen]) -> tuple[Ints, Floats, Ints]:
+    def rows(self, parts: Sequence[PartialAssignment]) -> tuple[Ints, Floats, Ints]:
         """Starts and seconds, by step, part and node; and by part, the bytes that stay."""
-        name = self.unit.name
-        numbers = [self._number(part.seats[name], part.copies.get(name, 0)) for part in parts]
+        name = self.group.name
+        numbers = [self._number(part.assignments[name], part.copies.get(name, 0)) for part in parts]
         if self._arrays is None:
             self._arrays = self._filled()
         starts, seconds, idle = self._arrays
         return starts[:, numbers], seconds[:, numbers], idle[numbers]
 
-    def _number(self, seat: Seat, copy_bytes: int) -> int:
-        found = self._seats.get((id(seat), copy_bytes))
+    def _number(self, assignment: Assignment, copy_bytes: int) -> int:
+        found = self._assignments.get((id(assignment), copy_bytes))
         if found is None:
-            found = self._seats[id(seat), copy_bytes] = len(self._seats), seat
+            found = self._assignments[id(assignment), copy_bytes] = len(self._assignments), assignment
             self._arrays = None
         return found[0]
 
     def _filled(self) -> tuple[Ints, Floats, Ints]:
-        starts = np.full((self.steps, len(self._seats), len(self.unit.nodes)), NEVER, dtype=np.int64)
+        starts = np.full((self.steps, len(self._assignments), len(self.group.nodes)), NEVER, dtype=np.int64)
         seconds = np.zeros(starts.shape)
-        idle = np.zeros((len(self._seats), len(self.sets)), dtype=np.int64)
-        for (_, copy_bytes), (row, seat) in self._seats.items():
-            idle[row] = [seat.option.idle_bytes if one in seat.resources else 0 for one in self.sets]
-            for column, each in enumerate(seat.option.ways):
-                starts[: len(each.ways), row, column] = [w.need_bytes + copy_bytes for w in each.ways]
-                seconds[: len(each.ways), row, column] = [w.time_s + seat.option.swap_s for w in each.ways]
+        idle = np.zeros((len(self._assignments), len(self.sets)), dtype=np.int64)
+        for (_, copy_bytes), (row, assignment) in self._assignments.items():
+            idle[row] = [
+                assignment.candidate.idle_bytes if one in assignment.resources else 0 for one in self.sets
+            ]
+            for column, each in enumerate(assignment.candidate.fronts):
+                starts[: len(each.configs), row, column] = [w.need_bytes + copy_bytes for w in each.configs]
+                seconds[: len(each.configs), row, column] = [
+                    w.time_s + assignment.candidate.swap_s for w in each.configs
+                ]
         return starts, seconds, idle

@@ -1,4 +1,5 @@
-"""Who runs where and how: a seat for each unit, and the meshes of all nodes that follow from the seats."""
+"""Who runs where and how: an assignment for each node group, and the meshes of all nodes that follow from the
+assignments."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
 
-from hflow.compiler.candidates.node_groups import Option, Unit
+from hflow.compiler.candidates.node_groups import Candidate, NodeGroup
 from hflow.compiler.regroup import generation_mesh
 from hflow.graph.ir import Graph, Input, Node
 from hflow.plan.layout import Mesh
@@ -17,21 +18,21 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Seat:
-    """A unit's option on devices of the cluster. `resources`: the sets of devices, numbered by the planner,
-    that no other node can use meanwhile."""
+class Assignment:
+    """A node group's candidate on devices of the cluster. `resources`: the sets of devices, numbered by the
+    planner, that no other node can use meanwhile."""
 
-    option: Option
+    candidate: Candidate
     devices: tuple[int, ...]
     resources: tuple[int, ...]
 
     @property
     def mesh(self) -> Mesh:
-        o = self.option
-        return _mesh(self.devices[: o.num_devices], o.pp, o.dp, o.tp)
+        c = self.candidate
+        return _mesh(self.devices[: c.num_devices], c.pp, c.dp, c.tp)
 
 
-Seats = Mapping[str, Seat]  # by unit
+Assignments = Mapping[str, Assignment]  # by node group
 
 
 @lru_cache(maxsize=65536)
@@ -47,17 +48,17 @@ def _regrouped(train: Mesh, generate: Mesh) -> Mesh:
     return generation_mesh(train, generate.tp) or generate
 
 
-def sharding_of(unit: Unit, seat: Seat, trainer: Seat | None) -> Sharding:
-    """How a unit's weights lie; a generation mesh is regrouped for the `trainer` of its model."""
-    regroups = unit.role == "generate" and trainer
-    mesh = _regrouped(trainer.mesh, seat.mesh) if regroups and trainer else seat.mesh
-    return seat.option.sharding(mesh)
+def sharding_of(group: NodeGroup, assignment: Assignment, trainer: Assignment | None) -> Sharding:
+    """How a node group's weights lie; a generation mesh is regrouped for the `trainer` of its model."""
+    regroups = group.role == "generate" and trainer
+    mesh = _regrouped(trainer.mesh, assignment.mesh) if regroups and trainer else assignment.mesh
+    return assignment.candidate.sharding(mesh)
 
 
-def shardings(units: tuple[Unit, ...], seats: Seats) -> dict[str, Sharding]:
-    """How the weights of all units lie."""
-    trains = {u.model: seats[u.name] for u in units if u.role == "train"}
-    return {u.name: sharding_of(u, seats[u.name], trains.get(u.model)) for u in units}
+def shardings(groups: tuple[NodeGroup, ...], assignments: Assignments) -> dict[str, Sharding]:
+    """How the weights of all node groups lie."""
+    trains = {u.model: assignments[u.name] for u in groups if u.role == "train"}
+    return {u.name: sharding_of(u, assignments[u.name], trains.get(u.model)) for u in groups}
 
 
 def all_meshes(graph: Graph, placed: Mapping[str, Mesh]) -> dict[str, Mesh]:

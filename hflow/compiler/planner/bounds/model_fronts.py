@@ -1,0 +1,124 @@
+"""How fast the node groups of one model can be together.
+
+What is fastest for one of them may be slow for another: nodes of a node group share a layout, and weights
+move between a trainer and readers whose weights lie differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from operator import le
+
+from hflow.compiler.candidates.node_groups import NodeGroup
+from hflow.compiler.planner.assignments import Assignment
+from hflow.compiler.planner.weight_syncs import Copy, WeightSync
+
+UNMOVED = -1.0  # better than what moves in no time: no device waits for another
+Needs = tuple[float, ...]  # of one node after the other: its seconds, and those of what moves to it
+Renew = Callable[[NodeGroup, Assignment, Mapping[str, Assignment]], WeightSync | None]
+
+
+@dataclass(frozen=True)
+class TimedAssignment:
+    """An assignment, with what its nodes take at least when all other node groups leave as much memory as
+    they can."""
+
+    assignment: Assignment
+    times: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class ModelPoint:
+    """`times`: of all nodes; `moves`: of the weights to each reader."""
+
+    times: Mapping[str, float]
+    moves: Mapping[str, float]
+
+
+class ModelParetoFronts:
+    """The points of models, kept: most allocations put a model where some other does."""
+
+    def __init__(self):
+        self._known: dict[object, list[ModelPoint]] = {}
+
+    def of(
+        self, groups: Sequence[NodeGroup], places: Mapping[str, Sequence[TimedAssignment]], renew: Renew
+    ) -> list[ModelPoint]:
+        """Those of all choices for the node groups of a model that no other choice beats in all respects.
+
+        Args:
+            node groups: a trainer before those that read from it.
+            places: of each node group, on the same devices. With more memory no time is longer and no place
+            is lost, so that equal times are those of equal places.
+            renew: how the weights of a node group in an assignment are renewed, if the node groups before it
+            have their assignments.
+        """
+        key = tuple((group.name, _where(places[group.name])) for group in groups)
+        if key not in self._known:
+            self._known[key] = [_pace(groups, needs) for needs in _unbeaten(groups, places, renew)]
+        return self._known[key]
+
+
+def _where(places: Sequence[TimedAssignment]) -> object:
+    devices = places[0].assignment.devices if places else ()
+    return devices[:1], len(devices), tuple(place.times for place in places)
+
+
+def _pace(groups: Sequence[NodeGroup], needs: Needs) -> ModelPoint:
+    names = [node.name for group in groups for node in group.nodes]
+    moves = {name: seconds for name, seconds in zip(names, needs[1::2]) if seconds != UNMOVED}
+    return ModelPoint(dict(zip(names, needs[::2])), moves)
+
+
+class _Choosing:
+    """Goes through the choices for the node groups of a model. `kept`: what all nodes need in those that no
+    other beats; `least`: what the nodes of the last node groups need at least, of all of them last."""
+
+    def __init__(
+        self, groups: Sequence[NodeGroup], places: Mapping[str, Sequence[TimedAssignment]], renew: Renew
+    ):
+        self.groups, self.places, self.renew = groups, places, renew
+        self.kept: list[Needs] = []
+        self.least: list[Needs] = [()]
+        for group in reversed(groups):
+            fastest = map(min, zip(*(place.times for place in places[group.name])))
+            self.least.append(_needs(group, tuple(fastest)) + self.least[-1])
+
+    def extend(self, assignments: Mapping[str, Assignment], copies: frozenset[Copy], needs: Needs) -> None:
+        """Args: `needs`: of the node groups that have `assignments`, which come first."""
+        if len(assignments) == len(self.groups):
+            self.kept = [*(known for known in self.kept if not all(map(le, needs, known))), needs]
+            return
+        group = self.groups[len(assignments)]
+        for place in self.places[group.name]:
+            if self._beaten(needs + _needs(group, place.times), len(assignments) + 1):
+                continue
+            found = self.renew(group, place.assignment, assignments)
+            new = found if found and found.copy not in copies else None
+            renewed = copies | {new.copy} if new else copies
+            more = needs + _needs(group, place.times, new)
+            if not new or not self._beaten(more, len(assignments) + 1):
+                self.extend({**assignments, group.name: place.assignment}, renewed, more)
+
+    def _beaten(self, needs: Needs, level: int) -> bool:
+        """Whether what begins so is, with the fastest of the others, no better than what is known."""
+        every = needs + self.least[len(self.groups) - level]
+        return any(all(map(le, known, every)) for known in self.kept)
+
+
+def _unbeaten(
+    groups: Sequence[NodeGroup], places: Mapping[str, Sequence[TimedAssignment]], renew: Renew
+) -> list[Needs]:
+    if not all(places[group.name] for group in groups):
+        return []
+    choosing = _Choosing(groups, places, renew)
+    choosing.extend({}, frozenset(), ())
+    return choosing.kept
+
+
+def _needs(group: NodeGroup, times: Sequence[float], weight_sync: WeightSync | None = None) -> Needs:
+    reader, moves_s = (weight_sync.reader, weight_sync.seconds) if weight_sync else ("", UNMOVED)
+    moves = (moves_s if node.name == reader else UNMOVED for node in group.nodes)
+    return tuple(chain.from_iterable(zip(times, moves)))

@@ -1,0 +1,177 @@
+"""What the space leaves out: node groups on a part of the devices, wherever their models are.
+
+In the space (`space`) models share devices wholly or not at all, and a node group runs on all of its set's,
+or generates on all of the cluster. A pin can put it anywhere. Where every node group is on all devices the
+plan is in the space; so what is left out has some node group on fewer. Whether such a plan might be shorter
+than the best of the space is asked of a relaxation that no plan can beat: any candidates, on any devices;
+rows and weights move in no time; what others keep in memory is spread evenly. Its step lasts as long as all
+devices together need for the work, and as long as the recurrence cycles of nodes take (`bounds`) if every
+node group has devices of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from math import gcd
+
+from hflow.compiler.candidates.meshes import candidates_of, sizes
+from hflow.compiler.candidates.node_groups import Candidate, NodeGroup
+from hflow.compiler.pins import Pin
+from hflow.compiler.planner.bounds.bounds import Bounds
+from hflow.compiler.planner.search_space import SearchSpace
+
+EFFORT = 3000  # bounds, of about 0.05 ms; what they leave open counts as shorter
+Taken = tuple[tuple[NodeGroup, Candidate], ...]
+
+
+def unsearched(space: SearchSpace, limit_s: float) -> tuple[NodeGroup, ...]:
+    """The node groups that are on a part of the devices in some plan which is not in the space and, as far as
+    bounds tell, may take less than `limit_s`; those that generate come first."""
+    free = sorted(
+        (group for group in space.groups if group.name not in space.pinned),
+        key=lambda group: group.role != "generate",
+    )
+    if not free or space.num_devices == 1:
+        return ()
+    if all(len(partition) > 1 for partition in space.partitions()):
+        return tuple(free)  # that all models share all devices is not admitted
+    elsewhere = _Elsewhere(space, limit_s)
+    return tuple(group for group in free if elsewhere.admits(group))
+
+
+def pin_apart(space: SearchSpace, group: NodeGroup) -> str:
+    """A pin that puts `group` on the last of the devices, at most half of them: ``rollout=@8-15``."""
+    total = space.num_devices
+    few = [count for count in space.draft.candidates[group.name] if 2 * count <= total]
+    first = total - max(few, default=1)
+    return f"{group.nodes[0].name}=@{first}" + (f"-{total - 1}" if first < total - 1 else "")
+
+
+class _Elsewhere:
+    """Plans that take less than `limit_s`, wherever node groups are. `least_s` of each node, `least_work` of
+    each node group's devices together; `least_cycle_s`: with the least times; `effort`: bounds so far."""
+
+    def __init__(self, space: SearchSpace, limit_s: float):
+        self.space, self.limit_s, self.effort = space, limit_s, 0
+        self.total, self.usable = space.num_devices, space.draft.cluster.device.usable_bytes
+        self.bounds = Bounds(space.draft)
+        self.candidates = {group.name: all_candidates(space, group) for group in space.groups}
+        self.places = {node.name: (i,) for i, group in enumerate(space.groups) for node in group.nodes}
+        alone = {u.name: [_alone(u, c) for c in self.candidates[u.name]] for u in space.groups}
+        self.least_s = {
+            node.name: min(times[node.name] for times in alone[group.name])
+            for group in space.groups
+            for node in group.nodes
+        }
+        self.least_work = {
+            group.name: min(map(partial(self._work, group), self.candidates[group.name], alone[group.name]))
+            for group in space.groups
+        }
+        self.least_cycle_s = self.bounds.step_s(self.least_s, self.places)
+
+    def admits(self, apart: NodeGroup) -> bool:
+        """Whether there may be one with `apart` on a part of the devices."""
+        others = [group for group in self.space.groups if group is not apart]
+        others.sort(key=lambda group: -self.candidates[group.name][0].least_s)
+        few = [candidate for candidate in self.candidates[apart.name] if candidate.num_devices < self.total]
+        return any(self._completes((), apart, candidate, others) for candidate in few)
+
+    def _completes(
+        self, taken: Taken, group: NodeGroup, candidate: Candidate, left: Sequence[NodeGroup]
+    ) -> bool:
+        """Whether with `candidate` of `group` as well, and any of all node groups that are left, one may
+        be."""
+        self.effort += 1
+        if self.effort > EFFORT:
+            return True
+        both = (*taken, (group, candidate))
+        if self._bound_s(both) >= self.limit_s:
+            return False
+        if not left:
+            return True
+        following, *others = left
+        return any(self._completes(both, following, each, others) for each in self.candidates[following.name])
+
+    def _bound_s(self, taken: Taken) -> float:
+        """The least time of plans with these candidates, or a number below `limit_s`."""
+        times: dict[str, float] = {}
+        for group, candidate in taken:
+            own = self._times(group, candidate, taken)
+            if own is None:
+                return float("inf")
+            times.update(own)
+        work = {
+            **self.least_work,
+            **{group.name: self._work(group, candidate, times) for group, candidate in taken},
+        }
+        busy_s = sum(work.values()) / self.total
+        more_s = sum((s - self.least_s[name]) * self.bounds.rounds[name] for name, s in times.items())
+        if (
+            busy_s >= self.limit_s or self.least_cycle_s + more_s < self.limit_s
+        ):  # no recurrence cycle gets longer than so
+            return busy_s
+        return max(busy_s, self.bounds.step_s({**self.least_s, **times}, self.places))
+
+    def _work(self, group: NodeGroup, candidate: Candidate, times: Mapping[str, float]) -> float:
+        """Seconds of all devices together."""
+        rounds = self.bounds.rounds
+        return candidate.num_devices * sum(times[node.name] * rounds[node.name] for node in group.nodes)
+
+    def _times(self, group: NodeGroup, candidate: Candidate, taken: Taken) -> dict[str, float] | None:
+        """Of the node group's nodes, in the memory that others leave at most on its fullest device."""
+        others = [c for u, c in taken if u is not group]
+        shared = [max(0, candidate.num_devices + c.num_devices - self.total) for c in others]
+        beside = sum(c.idle_bytes * count for c, count in zip(others, shared)) // candidate.num_devices
+        free_memory = self.usable - candidate.idle_bytes - beside - self._copy_bytes(group, candidate, taken)
+        configs = [each.fastest(free_memory) for each in candidate.fronts]
+        times = {
+            n.name: config.time_s + candidate.swap_s for n, config in zip(group.nodes, configs) if config
+        }
+        return times if len(times) == len(group.nodes) else None
+
+    def _copy_bytes(self, group: NodeGroup, candidate: Candidate, taken: Taken) -> int:
+        """A reader's own copy of the weights, where no other node group of its model can have the same."""
+        kin = [u.name for u in self.space.groups if u.model == group.model and u is not group]
+        lie = {u.name: (c.pp, c.dp, c.tp) for u, c in taken}
+        mine = candidate.pp, candidate.dp, candidate.tp
+        return candidate.copy_bytes if all(lie.get(name, mine) != mine for name in kin) else 0
+
+
+def _alone(group: NodeGroup, candidate: Candidate) -> dict[str, float]:
+    return {
+        node.name: configs.least_s + candidate.swap_s for node, configs in zip(group.nodes, candidate.fronts)
+    }
+
+
+def all_candidates(space: SearchSpace, group: NodeGroup) -> tuple[Candidate, ...]:
+    """The candidates of a node group on all numbers of devices that a pin may give it, the fastest first."""
+    draft = space.draft
+    if group.name in space.pinned:
+        count = len(space.pinned[group.name])
+        return draft.candidates[group.name].get(count, ())
+    found = [candidate for candidates in draft.candidates[group.name].values() for candidate in candidates]
+    for count in _other_counts(space, group):
+        pin = Pin(group.nodes[0].name, (), tuple(range(count)), "")
+        pinned = replace(draft, pins=(*draft.pins, pin))
+        found += [
+            candidate for candidates in candidates_of(pinned, group).values() for candidate in candidates
+        ]
+    return tuple(sorted(found, key=lambda candidate: candidate.least_s))
+
+
+def _other_counts(space: SearchSpace, group: NodeGroup) -> Iterator[int]:
+    """Numbers of devices that are no candidates, but that layers, heads and rows may be divided over."""
+    draft, shape = space.draft, space.draft.shapes[group.model]
+    rows = gcd(*(gcd(work.rows, work.rows_per_update) for work in group.works))
+    heads, most = gcd(shape.num_heads, shape.num_kv_heads), space.num_devices
+    parts = (_divisors(number, most) for number in (shape.num_layers, heads, rows))
+    counts = {pp * tp * dp for pp, tp, dp in product(*parts)}
+    known = {*sizes(draft.cluster), *draft.candidates[group.name]}
+    yield from sorted(count for count in counts - known if count <= most)
+
+
+def _divisors(number: int, most: int) -> list[int]:
+    return [d for d in range(1, min(number, most) + 1) if number % d == 0]

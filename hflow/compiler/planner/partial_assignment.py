@@ -1,0 +1,29 @@
+"""A part of a choice: the assignments of some node groups, and what their readers copy and move."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from hflow.compiler.planner.assignments import Assignment
+from hflow.compiler.planner.weight_syncs import Copy
+
+
+@dataclass(frozen=True)
+class PartialAssignment:
+    """The assignments chosen so far. `copies`: bytes of a reader's own copy; `moves`: seconds that weights
+    need to reach a reader, by node."""
+
+    assignments: Mapping[str, Assignment] = field(default_factory=dict[str, Assignment])
+    copies: Mapping[str, int] = field(default_factory=dict[str, int])
+    moves: Mapping[str, float] = field(default_factory=dict[str, float])
+    renewed: frozenset[Copy] = frozenset()
+
+    def joined(self, other: PartialAssignment) -> PartialAssignment:
+        """Both; they are about node groups of different models."""
+        return PartialAssignment(
+            {**self.assignments, **other.assignments},
+            {**self.copies, **other.copies},
+            {**self.moves, **other.moves},
+            self.renewed | other.renewed,
+        )
