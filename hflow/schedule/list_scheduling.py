@@ -18,7 +18,7 @@ WARM_UP, MEASURED = 2, 3  # steps: the first fill the pipeline, the others tell 
 @dataclass(frozen=True, slots=True)
 class Task:
     """`after`: tasks of the same step that must have ended; their numbers. `leads`: the next task of the list
-    comes directly after this one, which makes what only that one needs."""
+    comes directly after this one, which makes what only that one needs, unless it has to wait for others."""
 
     time_s: float
     resources: tuple[int, ...]
@@ -76,7 +76,7 @@ def _list_schedule(
     order: list[int] = []
     while ready:
         begin = {n: _start(tasks[n], known[n], free) for n in ready}
-        if order and tasks[order[-1]].leads:
+        if order and tasks[order[-1]].leads and order[-1] + 1 in begin:
             number = order[-1] + 1
         elif len(ready) == 1:
             number = ready[0]
