@@ -49,7 +49,7 @@ LOCAL = LocalRay()  # before Ray is imported
 
 import ray  # noqa: E402
 
-from hflow.runtime.controller.pool import Call  # noqa: E402
+from hflow.runtime.controller.pool import WorkerCall  # noqa: E402
 from hflow.runtime.controller.ray_pool import RayPool  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -110,7 +110,7 @@ class MeasuredPool(RayPool):
 
     marks: list[tuple[float, float]]
 
-    def stream(self, calls: Iterable[Call]) -> Iterator[list[Report]]:
+    def stream(self, calls: Iterable[WorkerCall]) -> Iterator[list[Report]]:
         self.marks = []
         for reports in super().stream(calls):
             self.marks.append((time.perf_counter(), time.process_time()))
@@ -182,7 +182,7 @@ def executed(pool: MeasuredPool, plan: Plan, folder: Path) -> Cost:
     return cost(pool.marks[1:-1])
 
 
-def dispatched(pool: MeasuredPool, calls: Sequence[Call], rounds: int) -> Cost:
+def dispatched(pool: MeasuredPool, calls: Sequence[WorkerCall], rounds: int) -> Cost:
     """Of sending `calls` to the workers of the pool's present world, and gathering what they return."""
     for _ in pool.stream([*calls] * (WARM + rounds)):
         pass

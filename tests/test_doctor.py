@@ -18,7 +18,7 @@ import transformers
 
 from hflow.doctor.engines import Trial
 from hflow.doctor.machine import Device, Machine, this_machine
-from hflow.doctor.report import Report, report_json, report_text
+from hflow.doctor.report import DoctorReport, report_json, report_text
 
 GPU = Device("NVIDIA H200", 141_000_000_000)
 VERSIONS = {"hflow": "0.1.0", "python": "3.11.7", "torch": "2.13.0", "sglang": None}
@@ -37,7 +37,7 @@ def test_what_it_finds_is_what_there_is() -> None:
 
 
 def test_a_report_is_a_table() -> None:
-    assert report_text(Report(MACHINE, (WORKS, ABSENT)), 100) == (
+    assert report_text(DoctorReport(MACHINE, (WORKS, ABSENT)), 100) == (
         "hflow         0.1.0\n"
         "python        3.11.7\n"
         "torch         2.13.0\n"
@@ -56,18 +56,18 @@ def test_a_report_is_a_table() -> None:
 
 
 def test_suggestions_suit_the_machine() -> None:
-    on_gpu = Report(replace(MACHINE, devices=(GPU,)), (ABSENT,))
+    on_gpu = DoctorReport(replace(MACHINE, devices=(GPU,)), (ABSENT,))
     assert on_gpu.suggestions == ("SGLang is not installed: make setup-sglang",)
     assert "device        NVIDIA H200, 141.0 GB" in report_text(on_gpu, 100)
-    assert Report(MACHINE, (WORKS,)).suggestions == ()
-    (help_,) = Report(replace(MACHINE, loopback=False), (WORKS,)).suggestions
+    assert DoctorReport(MACHINE, (WORKS,)).suggestions == ()
+    (help_,) = DoctorReport(replace(MACHINE, loopback=False), (WORKS,)).suggestions
     assert "127.0.0.1" in help_
 
 
 def test_only_what_is_installed_can_be_wrong() -> None:
-    assert Report(MACHINE, (WORKS, ABSENT, Trial("python", "not tried"))).is_well
-    assert not Report(replace(MACHINE, loopback=False), (WORKS,)).is_well
-    broken = Report(MACHINE, (WORKS, Trial("sglang", "fails", 8.0, "it died: ImportError: no kernel")))
+    assert DoctorReport(MACHINE, (WORKS, ABSENT, Trial("python", "not tried"))).is_well
+    assert not DoctorReport(replace(MACHINE, loopback=False), (WORKS,)).is_well
+    broken = DoctorReport(MACHINE, (WORKS, Trial("sglang", "fails", 8.0, "it died: ImportError: no kernel")))
     assert not broken.is_well and "sglang: it died: ImportError: no kernel" in report_text(broken, 100)
     assert json.loads(report_json(broken))["trials"][1]["message"] == "it died: ImportError: no kernel"
 

@@ -38,7 +38,7 @@ app = typer.Typer(
 )
 
 
-class Head(StrEnum):
+class HeadOption(StrEnum):
     lm = "lm"
     scalar = "scalar"
 
@@ -158,7 +158,7 @@ def new_model_command(
     alphabet: Annotated[str | None, typer.Option(help="Characters; default: printable ASCII.")] = None,
     max_positions: Annotated[int, typer.Option(min=1)] = 512,
     tied: Annotated[bool, typer.Option(help="Share embedding and output weights.")] = False,
-    head: Annotated[Head, typer.Option(help="scalar: a critic, reward or cost model.")] = Head.lm,
+    head: Annotated[HeadOption, typer.Option(help="scalar: a critic, reward or cost model.")] = HeadOption.lm,
     seed: Annotated[int, typer.Option()] = 0,
     force: Annotated[bool, typer.Option(help="Overwrite the folder.")] = False,
 ) -> None:

@@ -32,7 +32,7 @@ Pins = Annotated[
     typer.Option("--pin", metavar="NODE=tp2,dp2@0-3", help="Fix a node's parallel sizes and devices."),
 ]
 
-Engines = Annotated[
+EngineOptions = Annotated[
     list[str] | None,
     typer.Option("--engine", metavar="NODE=sglang", help="What a generate node runs on: megatron, sglang."),
 ]

@@ -15,7 +15,7 @@ from hflow.address_space import RUN_INLINE, RUN_ON_RAY, require_address_space
 from hflow.cli.arguments import (
     DEFAULT_CLUSTER,
     ClusterFile,
-    Engines,
+    EngineOptions,
     Files,
     GraphFile,
     Overrides,
@@ -24,7 +24,7 @@ from hflow.cli.arguments import (
     width,
     write_text,
 )
-from hflow.compiler.options import DEFAULTS, Placement, Planner, PlannerOptions
+from hflow.compiler.options import DEFAULTS, PlacementPolicy, Planner, PlannerOptions
 from hflow.diagnostics import Diagnostic, HflowError
 
 AfterPass = Literal["weight_edges", "candidates", "place", "lower_edges", "schedule", "check_memory", "all"]
@@ -45,7 +45,7 @@ def compile_command(
     graph: GraphFile,
     cluster: ClusterFile = None,
     pin: Pins = None,
-    engine: Engines = None,
+    engine: EngineOptions = None,
     file: Files = None,
     set_: Overrides = None,
     output: Annotated[
@@ -56,7 +56,7 @@ def compile_command(
     trace: Trace = None,
     ascii_only: Ascii = False,
     placement: Annotated[
-        Placement,
+        PlacementPolicy,
         typer.Option(help="Models on the same devices, in two groups, or each apart; auto tries every way."),
     ] = DEFAULTS.placement,
     planner: Annotated[
@@ -135,7 +135,7 @@ def exec_command(
     graph: Annotated[Path, typer.Argument(help="A graph, by file or name; a plan.json runs as it is.")],
     cluster: ClusterFile = None,
     pin: Pins = None,
-    engine: Engines = None,
+    engine: EngineOptions = None,
     file: Files = None,
     set_: Overrides = None,
     run_dir: Annotated[Path | None, typer.Option(help="Folder to fill; default runs/NAME-TIME.")] = None,

@@ -15,7 +15,7 @@ from hflow.plan.edges import Collective, CopySet, EdgePlan
 from hflow.plan.layout import Layout
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.parameters import Parameter, expert_part, num_parameters, parameters, stages_of, weight_boxes
-from hflow.plan.reshard import Boxes, Load, lower, lower_bound, received, recognise, volumes
+from hflow.plan.reshard import Boxes, SendLoad, lower, lower_bound, received, recognise, volumes
 from hflow.plan.sharding import Sharding
 
 ELEMENT_BYTES = {"i32": 4, "i64": 8, "f32": 4, "bf16": 2, "bool": 1, "str": 1}
@@ -119,7 +119,7 @@ def lower_weights(
     assert source == target or not shared
     width = BYTES[dtype]
     sets: list[CopySet] = []
-    load, got, bound, peak = Load(), Counter[int](), Counter[int](), Counter[int]()
+    load, got, bound, peak = SendLoad(), Counter[int](), Counter[int](), Counter[int]()
     for same, held, needed in _alike(shape, source, target):
         copies = lower(held, needed, cluster.host, load, len(same))
         names = tuple(p.name for p in same)

@@ -7,9 +7,9 @@ from typing import Literal, get_args
 
 from hflow.diagnostics import Diagnostic, HflowError, did_you_mean
 
-Placement = Literal["auto", "colocate", "split", "standalone"]
+PlacementPolicy = Literal["auto", "colocate", "split", "standalone"]
 Planner = Literal["exact", "exhaustive", "hybridflow", "deepspeed-chat", "openrlhf", "nemo-aligner"]
-PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
+PLACEMENTS: tuple[PlacementPolicy, ...] = get_args(PlacementPolicy)
 PLANNERS: tuple[Planner, ...] = get_args(Planner)
 
 
@@ -33,7 +33,7 @@ class PlannerOptions:
         HflowError: HF309 for a placement or a planner that does not exist.
     """
 
-    placement: Placement = "auto"
+    placement: PlacementPolicy = "auto"
     planner: Planner = "exact"
     budget_s: float | None = None
     engines: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ MISSING = "—"
 
 
 @dataclass(frozen=True)
-class Report:
+class DoctorReport:
     machine: Machine
     trials: tuple[Trial, ...]
 
@@ -30,12 +30,12 @@ class Report:
         return tuple(_suggestions(self.machine, self.trials))
 
 
-def report_json(report: Report) -> str:
+def report_json(report: DoctorReport) -> str:
     values = asdict(report) | {"suggestions": report.suggestions, "is_well": report.is_well}
     return json.dumps(values)
 
 
-def report_text(report: Report, width: int) -> str:
+def report_text(report: DoctorReport, width: int) -> str:
     found = "\n".join(f"{name:<14}{value}" for name, value in _facts(report.machine))
     rows = [(trial.engine, trial.state, units.seconds(trial.seconds)) for trial in report.trials]
     parts = [found, table(COLUMNS, rows, width)]

@@ -32,7 +32,7 @@ Entry = tuple[int, int, int]  # what a device's host and the device have to send
 
 
 @dataclass
-class Load:
+class SendLoad:
     """Elements that devices send, and hosts to other hosts, in all lowerings that share this."""
 
     devices: dict[int, int] = field(default_factory=lambda: defaultdict[int, int](int))
@@ -40,7 +40,7 @@ class Load:
 
 
 def lower(
-    source: Boxes, target: Boxes, host: Host = lambda _: 0, load: Load | None = None, weight: int = 1
+    source: Boxes, target: Boxes, host: Host = lambda _: 0, load: SendLoad | None = None, weight: int = 1
 ) -> tuple[Copy, ...]:
     """The copies that turn `source` into `target`, in a deterministic order.
 
@@ -56,7 +56,7 @@ def lower(
     """
     parts: dict[tuple[int, int, int], list[Box]] = defaultdict(list)
     senders: dict[tuple[int, ...], _Senders] = {}
-    load = load or Load()
+    load = load or SendLoad()
     for cell, needers, holders in _cells(source, target):
         key = tuple(holders)
         if key not in senders:
@@ -107,7 +107,7 @@ def _covers(boxes: Iterable[Box], cuts: Sequence[Sequence[int]]) -> dict[At, lis
 class _Senders:
     """The devices that hold some cells, by host; of each choice the least loaded one sends."""
 
-    def __init__(self, holders: Iterable[int], host: Host, load: Load):
+    def __init__(self, holders: Iterable[int], host: Host, load: SendLoad):
         self.host, self.load = host, load
         self.local: dict[int, list[Entry]] = defaultdict(list)
         for device in holders:

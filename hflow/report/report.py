@@ -27,7 +27,7 @@ NOT_CHARTED = ("step", "time_s", "digest.")
 
 
 @dataclass(frozen=True)
-class Report:
+class RunReport:
     """What a run left behind.
 
     `metrics` are the lines of ``metrics.jsonl``, one per step; `events` those of measured calls and
@@ -62,7 +62,7 @@ class ComparedBars:
     measured_width: float
 
 
-def report_html(report: Report) -> str:
+def report_html(report: RunReport) -> str:
     """The page, complete."""
     plan, graph = report.plan, report.plan.graph
     step = last_step(report.events)
@@ -83,7 +83,7 @@ def report_html(report: Report) -> str:
     )
 
 
-def _figures(report: Report) -> list[Figure]:
+def _figures(report: RunReport) -> list[Figure]:
     summary, plan = report.summary, report.plan
     figures: list[Figure] = []
     if evaluation := summary.get("eval"):
@@ -104,7 +104,7 @@ def _score(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def _held_out(report: Report) -> list[Chart]:
+def _held_out(report: RunReport) -> list[Chart]:
     """The metric of the evaluation after each number of steps at which it was taken."""
     found: Mapping[str, Any] = report.summary.get("eval") or {}
     by_step: Mapping[Any, float] = found.get("by_step") or {}

@@ -7,7 +7,7 @@ from typing import Any
 
 from hflow.diagnostics import Diagnostic
 from hflow.plan.plan import Plan
-from hflow.report.report import Report, report_html
+from hflow.report.report import RunReport, report_html
 from hflow.report.trace import chrome_trace
 from hflow.runtime.controller.run_views import RunViews
 from hflow.view.measured import Metrics
@@ -23,7 +23,7 @@ def _files(
 ) -> Mapping[str, Callable[[], str]]:
     return {
         "trace.json": lambda: chrome_trace(plan, events),
-        "report.html": lambda: report_html(Report(plan, metrics, summary, events, diagnostics)),
+        "report.html": lambda: report_html(RunReport(plan, metrics, summary, events, diagnostics)),
     }
 
 

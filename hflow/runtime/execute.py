@@ -26,7 +26,7 @@ from hflow.plan.verify.runnable import check_runnable
 from hflow.runtime.controller.inline_pool import InlinePool
 from hflow.runtime.controller.local_ray import LocalRay
 from hflow.runtime.controller.metrics import merge
-from hflow.runtime.controller.pool import Pool, Report, WorkerFailure
+from hflow.runtime.controller.pool import Pool, WorkerFailure, WorkerReport
 from hflow.runtime.controller.progress import RunProgress
 from hflow.runtime.controller.run_folder import RunFolder
 from hflow.runtime.controller.run_views import NO_VIEWS, RunViews
@@ -265,7 +265,7 @@ def _schedule(plan: Plan) -> Iterator[tuple[int, bool]]:
 
 
 def _evaluated(
-    plan: Plan, folder: RunFolder, run: Run, progress: RunProgress, done: int, reports: Sequence[Report]
+    plan: Plan, folder: RunFolder, run: Run, progress: RunProgress, done: int, reports: Sequence[WorkerReport]
 ) -> None:
     """Record an evaluation after `done` steps."""
     evaluation = plan.graph.evaluation

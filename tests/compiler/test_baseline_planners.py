@@ -8,7 +8,7 @@ from itertools import combinations
 import pytest
 
 from hflow.compiler.compile import compile_graph
-from hflow.compiler.options import Placement, Planner, PlannerOptions
+from hflow.compiler.options import PlacementPolicy, Planner, PlannerOptions
 from hflow.cost.compute import node_time_s
 from hflow.cost.memory import working_bytes
 from hflow.diagnostics import HflowError
@@ -134,7 +134,9 @@ def test_any_algorithm_has_a_plan_that_fits(planner: Planner, algorithm: str) ->
     assert all(m.peak_bytes <= m.capacity_bytes for m in plan.memory)
 
 
-def refused(planner: Planner, algorithm: str, gpus: int, *pins: str, placement: Placement = "auto") -> str:
+def refused(
+    planner: Planner, algorithm: str, gpus: int, *pins: str, placement: PlacementPolicy = "auto"
+) -> str:
     cluster = load_cluster(ROOT / f"clusters/a100x{gpus}.yaml")
     with pytest.raises(HflowError) as caught:
         compile_graph(large(algorithm, "llama-34b"), cluster, pins, PlannerOptions(placement, planner))

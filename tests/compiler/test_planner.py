@@ -11,7 +11,7 @@ import pytest
 import hflow
 from hflow.compiler.compile import compile_graph, new_draft
 from hflow.compiler.memory import device_memory
-from hflow.compiler.options import PLACEMENTS, Placement, PlannerOptions
+from hflow.compiler.options import PLACEMENTS, PlacementPolicy, PlannerOptions
 from hflow.compiler.passes.candidates import candidates
 from hflow.compiler.passes.lower_edges import lower_edges
 from hflow.compiler.passes.place import node_plans
@@ -73,6 +73,6 @@ def agrees(draft: Draft, space: SearchSpace, budget_s: float = float("inf")) -> 
         assert memory.peak_bytes <= memory.capacity_bytes, (memory.node, memory.parts)
 
 
-def _draft(graph: Graph, cluster: str, placement: Placement) -> Draft:
+def _draft(graph: Graph, cluster: str, placement: PlacementPolicy) -> Draft:
     options = PlannerOptions(placement=placement)
     return candidates(weight_edges(new_draft(graph, load_cluster(cluster), (), options)))

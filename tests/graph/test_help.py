@@ -10,7 +10,7 @@ import pytest
 import hflow
 from hflow.diagnostics import Diagnostic, HflowError, Span
 from hflow.graph.infer.signature import parse_ports
-from hflow.graph.infer.unify import Value, unify
+from hflow.graph.infer.unify import Argument, unify
 from hflow.graph.load import check_text
 from hflow.graph.types import Dim, Factor, ValueType
 from hflow.runtime.controller.pool import WorkerFailure
@@ -111,7 +111,7 @@ PROMPTS, SAMPLES = ValueType("str", (Dim((BATCH,)),)), ValueType("str", (Dim((BA
 @pytest.mark.parametrize("ports", ["text: str[p*k], answer: str[p]", "answer: str[p], text: str[p*k]"])
 def test_values_of_prompts_and_of_samples_are_told_apart(ports: str) -> None:
     """Both values have the same rows, and that is wrong: one of them is per prompt."""
-    values = {"text": Value(SAMPLES, "rollout.text"), "answer": Value(SAMPLES, "other.text")}
+    values = {"text": Argument(SAMPLES, "rollout.text"), "answer": Argument(SAMPLES, "other.text")}
     (mismatch,) = unify(parse_ports(ports), values)[1]
     assert mismatch.code == "HF209"
     assert "`answer` takes one value per prompt (`p`) and `text` one per sample (`p*k`)" in mismatch.message
@@ -120,7 +120,7 @@ def test_values_of_prompts_and_of_samples_are_told_apart(ports: str) -> None:
 
 
 def test_a_signature_without_groups_gets_help_to_name_them() -> None:
-    values = {"a": Value(SAMPLES, "rollout.text"), "b": Value(PROMPTS, "prompts.answer")}
+    values = {"a": Argument(SAMPLES, "rollout.text"), "b": Argument(PROMPTS, "prompts.answer")}
     (mismatch,) = unify(parse_ports("a: str[rows], b: str[rows]"), values)[1]
     assert mismatch.help.endswith("`rows` and `rows*k`")
 

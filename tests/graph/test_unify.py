@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hflow.graph.infer.signature import Port, Signature, parse_ports
-from hflow.graph.infer.unify import Bound, Value, unify
+from hflow.graph.infer.unify import Argument, Bindings, unify
 from hflow.graph.types import Dim, Factor, Provenance, ValueType
 from tests.graph.strategies import signatures
 
@@ -25,14 +25,14 @@ def ragged(name: str, origin: str = "rollout") -> Dim:
 
 def codes(ports: str, **types: ValueType) -> dict[str, str]:
     """The mismatch of each port, `actor` being trained."""
-    values = {name: Value(t, f"{name}.out") for name, t in types.items()}
+    values = {name: Argument(t, f"{name}.out") for name, t in types.items()}
     return {m.port: m.code for m in unify(parse_ports(ports), values, "actor")[1]}
 
 
 def test_a_product_takes_the_last_factor_apart() -> None:
     text = ValueType("str", (rows(BATCH, GROUP),))
     answer = ValueType("str", (rows(BATCH),))
-    values = {"text": Value(text, "rollout.text"), "answer": Value(answer, "prompts.answer")}
+    values = {"text": Argument(text, "rollout.text"), "answer": Argument(answer, "prompts.answer")}
     bound, mismatches = unify(parse_ports("text: str[rows*k], answer: str[rows]"), values)
     assert not mismatches
     assert bound.rows == {"rows": (BATCH,), "k": (GROUP,)}
@@ -43,7 +43,7 @@ def test_a_product_takes_the_last_factor_apart() -> None:
 def test_three_factors_keep_the_outer_two_together() -> None:
     inner = Factor("group", 2, "second")
     score = ValueType("f32", (rows(BATCH, GROUP, inner),))
-    bound, mismatches = unify(parse_ports("score: f32[a*b]"), {"score": Value(score, "x.score")})
+    bound, mismatches = unify(parse_ports("score: f32[a*b]"), {"score": Argument(score, "x.score")})
     assert not mismatches
     assert bound.rows == {"a": (BATCH, GROUP), "b": (inner,)}
 
@@ -52,7 +52,9 @@ def test_one_sample_per_prompt_pairs_with_its_prompt() -> None:
     one, none = ValueType("f32", (rows(BATCH, ONE),)), ValueType("f32", (rows(BATCH),))
     assert codes("a: f32[rows], b: f32[rows]", a=none, b=one) == {}
     assert codes("a: f32[rows*k]", a=one) == {}
-    bound, _ = unify(parse_ports("a: f32[rows], b: f32[rows]"), {"a": Value(none, "a"), "b": Value(one, "b")})
+    bound, _ = unify(
+        parse_ports("a: f32[rows], b: f32[rows]"), {"a": Argument(none, "a"), "b": Argument(one, "b")}
+    )
     assert bound.rows["rows"] == (BATCH, ONE)  # the group stays, so that a later product can match
 
 
@@ -135,7 +137,7 @@ def test_provenance(tag: str | None, provenance: Provenance | None, code: str | 
 def test_outside_a_train_node_values_of_any_model_will_do() -> None:
     value = ValueType("f32", (rows(BATCH), ragged("resp")), Provenance("critic", "value"))
     ports = parse_ports("a: f32[rows, resp~]<value>")
-    bound, mismatches = unify(ports, {"a": Value(value, "values.values")})
+    bound, mismatches = unify(ports, {"a": Argument(value, "values.values")})
     assert not mismatches
     assert bound.made_by == {"a": Provenance("critic", "value")}
 
@@ -156,14 +158,14 @@ def test_scalars_are_no_rows() -> None:
 def test_both_models_are_named() -> None:
     value = ValueType("f32", (rows(BATCH), ragged("resp")), Provenance("ref", "scored"))
     ports = parse_ports("old: f32[rows, resp~]<behaviour>")
-    (mismatch,) = unify(ports, {"old": Value(value, "ref_logprobs.logprobs")}, "actor")[1]
+    (mismatch,) = unify(ports, {"old": Argument(value, "ref_logprobs.logprobs")}, "actor")[1]
     assert mismatch.message == (
         "`old` expects log-probs that `actor` sampled with, but `ref_logprobs.logprobs` was scored by `ref`"
     )
 
 
 @st.composite
-def calls(draw: st.DrawFn) -> tuple[Signature, dict[str, tuple[Factor, ...]], dict[str, Value]]:
+def calls(draw: st.DrawFn) -> tuple[Signature, dict[str, tuple[Factor, ...]], dict[str, Argument]]:
     """A signature without tags, factors for its dim names, and the values that they make of its inputs."""
     signature = draw(signatures())
     inputs = tuple(replace(p, tag=None) for p in signature.inputs)
@@ -177,15 +179,15 @@ def calls(draw: st.DrawFn) -> tuple[Signature, dict[str, tuple[Factor, ...]], di
         sizes = draw(st.lists(st.integers(2, 9), min_size=1, max_size=most))
         factors[name] = tuple(Factor(f"{name}_{i}", size, "maker") for i, size in enumerate(sizes))
     texts = {n: ragged(n) for n in ("prompt", "resp", "seq")}
-    bound = Bound(factors, texts)
-    values = {p.name: Value(bound.apply(p.type), p.name) for p in inputs}
+    bound = Bindings(factors, texts)
+    values = {p.name: Argument(bound.apply(p.type), p.name) for p in inputs}
     return replace(signature, inputs=inputs), factors, values
 
 
 @given(calls())
 @settings(max_examples=200, deadline=None, derandomize=True)
 def test_values_made_of_a_signature_unify_with_it(
-    call: tuple[Signature, dict[str, tuple[Factor, ...]], dict[str, Value]],
+    call: tuple[Signature, dict[str, tuple[Factor, ...]], dict[str, Argument]],
 ) -> None:
     signature, factors, values = call
     bound, mismatches = unify(signature.inputs, values)
@@ -198,7 +200,7 @@ def test_values_made_of_a_signature_unify_with_it(
 @given(calls(), st.data())
 @settings(max_examples=200, deadline=None, derandomize=True)
 def test_rows_of_another_maker_never_unify(
-    call: tuple[Signature, dict[str, tuple[Factor, ...]], dict[str, Value]], data: st.DataObject
+    call: tuple[Signature, dict[str, tuple[Factor, ...]], dict[str, Argument]], data: st.DataObject
 ) -> None:
     signature, _, values = call
     port = data.draw(st.sampled_from([p for p in signature.inputs if p.type.dims]))
@@ -210,7 +212,7 @@ def test_rows_of_another_maker_never_unify(
     assert {m.code for m in mismatches} == {"HF209"}
 
 
-def foreign(port: Port, value: Value) -> Value:
+def foreign(port: Port, value: Argument) -> Argument:
     first, *rest = value.type.dims
     strange = Dim(tuple(replace(f, origin="stranger") for f in first.factors))
     return replace(value, type=replace(value.type, dims=(strange, *rest)))
@@ -222,13 +224,13 @@ MADE = st.sampled_from(
 
 
 @st.composite
-def calls_with_values(draw: st.DrawFn) -> tuple[Signature, dict[str, Value], list[Provenance]]:
+def calls_with_values(draw: st.DrawFn) -> tuple[Signature, dict[str, Argument], list[Provenance]]:
     """A call of which some inputs were made from values of two models, and these origins in order."""
     signature, _, values = draw(calls())
     origins: list[Provenance] = []
     for port in signature.inputs:
         if (made := draw(MADE)) and port.numbers:
-            values[port.name] = Value(replace(values[port.name].type, provenance=made), port.name)
+            values[port.name] = Argument(replace(values[port.name].type, provenance=made), port.name)
             origins.append(made)
     return signature, values, origins
 
@@ -236,7 +238,7 @@ def calls_with_values(draw: st.DrawFn) -> tuple[Signature, dict[str, Value], lis
 @given(calls_with_values())
 @settings(max_examples=300, deadline=None, derandomize=True)
 def test_outputs_belong_to_the_only_model_whose_values_entered(
-    call: tuple[Signature, dict[str, Value], list[Provenance]],
+    call: tuple[Signature, dict[str, Argument], list[Provenance]],
 ) -> None:
     signature, values, origins = call
     bound, mismatches = unify(signature.inputs, values, mixes=signature.mixes)
@@ -255,7 +257,7 @@ def test_outputs_belong_to_the_only_model_whose_values_entered(
 @given(calls_with_values(), st.sampled_from(["first", "second", "third"]))
 @settings(max_examples=200, deadline=None, derandomize=True)
 def test_a_critic_takes_numbers_made_from_its_own_values_only(
-    call: tuple[Signature, dict[str, Value], list[Provenance]], critic: str
+    call: tuple[Signature, dict[str, Argument], list[Provenance]], critic: str
 ) -> None:
     signature, values, _ = call
     _, mismatches = unify(signature.inputs, values, critic, critic)

@@ -14,7 +14,7 @@ import pytest
 
 from hflow.graph.ir import Graph, Input, ModelUse, Node, Ref
 from hflow.graph.load import load
-from hflow.view.picture.layout import Box
+from hflow.view.picture.layout import Rectangle
 from hflow.view.picture.palette import DARK
 from hflow.view.picture.svg import graph_svg
 
@@ -54,23 +54,23 @@ def title(group: ET.Element) -> str:
     return group.findtext(f"{SVG}title") or ""
 
 
-def box_of(rect: ET.Element | None) -> Box:
+def box_of(rect: ET.Element | None) -> Rectangle:
     assert rect is not None
-    return Box(*(float(rect.attrib[name]) for name in ("x", "y", "width", "height")))
+    return Rectangle(*(float(rect.attrib[name]) for name in ("x", "y", "width", "height")))
 
 
-def text_box(text: ET.Element) -> Box:
+def text_box(text: ET.Element) -> Rectangle:
     size = float(text.attrib["font-size"])
     width, x = ADVANCE * size * len(text.text or ""), float(text.attrib["x"])
     left = x - width / 2 if text.get("text-anchor") == "middle" else x
-    return Box(left, float(text.attrib["y"]) - 0.8 * size, width, size)
+    return Rectangle(left, float(text.attrib["y"]) - 0.8 * size, width, size)
 
 
-def overlap(a: Box, b: Box) -> bool:
+def overlap(a: Rectangle, b: Rectangle) -> bool:
     return a.x < b.right and b.x < a.right and a.y < b.bottom and b.y < a.bottom
 
 
-def inside(a: Box, b: Box) -> bool:
+def inside(a: Rectangle, b: Rectangle) -> bool:
     return b.x <= a.x and a.right <= b.right and b.y <= a.y and a.bottom <= b.bottom
 
 
@@ -83,12 +83,12 @@ def path_points(group: ET.Element) -> list[tuple[float, float]]:
     return [(piece[-2], piece[-1]) for piece in numbers]
 
 
-def pieces(group: ET.Element) -> Iterator[Box]:
+def pieces(group: ET.Element) -> Iterator[Rectangle]:
     """The level and upright pieces of a line, as boxes without extent in one direction."""
     points = path_points(group)
     for (x0, y0), (x1, y1) in pairwise(points):
         if x0 == x1 or y0 == y1:
-            yield Box(min(x0, x1), min(y0, y1), abs(x1 - x0), abs(y1 - y0))
+            yield Rectangle(min(x0, x1), min(y0, y1), abs(x1 - x0), abs(y1 - y0))
 
 
 def two_ages_in_a_region() -> Graph:
@@ -160,13 +160,16 @@ def test_labels_touch_neither_cards_nor_lines_nor_each_other(picture: Picture) -
 
 
 def test_everything_is_inside_the_picture(picture: Picture) -> None:
-    whole = Box(0, 0, float(picture.root.attrib["width"]), float(picture.root.attrib["height"]))
+    whole = Rectangle(0, 0, float(picture.root.attrib["width"]), float(picture.root.attrib["height"]))
     for layer in picture.root.findall(f"{SVG}g"):
         dx, dy = (float(n) for n in re.findall(r"-?[\d.]+", layer.attrib["transform"]))
         boxes = [text_box(t) for t in layer.iter(f"{SVG}text")]
         boxes += [box_of(r) for r in layer.iter(f"{SVG}rect")]
         boxes += [
-            Box(x, y, 0, 0) for g in layer if g.find(f"{SVG}path") is not None for x, y in path_points(g)
+            Rectangle(x, y, 0, 0)
+            for g in layer
+            if g.find(f"{SVG}path") is not None
+            for x, y in path_points(g)
         ]
         assert all(inside(box.moved(dx, dy), whole) for box in boxes)
 

@@ -7,37 +7,37 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hflow.view.picture.layout import Box, Layering, layered
-from hflow.view.picture.ordering import Link, column_numbers, crossings, ordered, wires
+from hflow.view.picture.layout import Layering, Rectangle, layered
+from hflow.view.picture.ordering import GraphLink, column_numbers, crossings, ordered, wires
 from hflow.view.picture.spacing import spaced
 
 
 @st.composite
-def links(draw: st.DrawFn) -> list[Link]:
+def links(draw: st.DrawFn) -> list[GraphLink]:
     """Any DAG of up to eight nodes: links go from lower to higher numbers."""
     pairs = st.sampled_from(list(combinations(range(draw(st.integers(2, 8))), 2)))
     chosen = draw(st.lists(st.tuples(pairs, st.sampled_from("xy")), max_size=12, unique=True))
-    return [Link(f"n{a}", f"n{b}", value) for (a, b), value in chosen]
+    return [GraphLink(f"n{a}", f"n{b}", value) for (a, b), value in chosen]
 
 
 PLACES = st.tuples(st.integers(-50, 50), st.integers(1, 9), st.integers(0, 9))
 
 
-def nodes_of(dag: list[Link]) -> list[str]:
+def nodes_of(dag: list[GraphLink]) -> list[str]:
     return sorted({n for link in dag for n in (link.source, link.target)} | {"alone"})
 
 
-def place(dag: list[Link]) -> Layering:
+def place(dag: list[GraphLink]) -> Layering:
     return layered(dag, {n: (60.0 + 7 * i, 30.0 + 11 * i) for i, n in enumerate(nodes_of(dag))})
 
 
-def overlap(a: Box, b: Box) -> bool:
+def overlap(a: Rectangle, b: Rectangle) -> bool:
     return a.x < b.right and b.x < a.right and a.y < b.bottom and b.y < a.bottom
 
 
 @settings(max_examples=150, derandomize=True, deadline=None)
 @given(links())
-def test_boxes_do_not_overlap_and_links_point_right(dag: list[Link]) -> None:
+def test_boxes_do_not_overlap_and_links_point_right(dag: list[GraphLink]) -> None:
     layering = place(dag)
     assert set(layering.boxes) == set(nodes_of(dag))
     assert not any(overlap(a, b) for a, b in combinations(layering.boxes.values(), 2))
@@ -52,17 +52,17 @@ def test_boxes_do_not_overlap_and_links_point_right(dag: list[Link]) -> None:
 
 @settings(max_examples=150, derandomize=True, deadline=None)
 @given(links())
-def test_links_pass_between_boxes_not_through_them(dag: list[Link]) -> None:
+def test_links_pass_between_boxes_not_through_them(dag: list[GraphLink]) -> None:
     layering = place(dag)
     for points in layering.bends.values():
         for (x0, y), (x1, _) in zip(points[::2], points[1::2]):
-            line = Box(x0, y, x1 - x0, 0.1)
+            line = Rectangle(x0, y, x1 - x0, 0.1)
             assert not any(overlap(line, box) for box in layering.boxes.values())
 
 
 @settings(max_examples=100, derandomize=True, deadline=None)
 @given(links())
-def test_links_of_one_value_share_their_way_and_others_do_not(dag: list[Link]) -> None:
+def test_links_of_one_value_share_their_way_and_others_do_not(dag: list[GraphLink]) -> None:
     bends = place(dag).bends
     for a, b in combinations(dag, 2):
         shared = set(bends[a]) & set(bends[b])
@@ -73,7 +73,7 @@ def test_links_of_one_value_share_their_way_and_others_do_not(dag: list[Link]) -
 
 
 def test_columns_are_the_longest_path() -> None:
-    dag = [Link(*pair) for pair in ("ab", "bc", "ac", "cd", "ld")]
+    dag = [GraphLink(*pair) for pair in ("ab", "bc", "ac", "cd", "ld")]
     column = column_numbers(list("abcdl"), dag)
     tree: nx.DiGraph[str] = nx.DiGraph([(link.source, link.target) for link in dag])
     assert len(set(column.values())) == nx.dag_longest_path_length(tree) + 1
@@ -82,7 +82,7 @@ def test_columns_are_the_longest_path() -> None:
 
 @pytest.mark.parametrize("targets", ["xyz", "zxy", "zyx"])
 def test_an_order_without_crossings_is_found(targets: str) -> None:
-    dag = [Link(a, b) for a, b in zip("abc", targets)] + [Link("a", targets[1])]
+    dag = [GraphLink(a, b) for a, b in zip("abc", targets)] + [GraphLink("a", targets[1])]
     column = column_numbers(list("abcxyz"), dag)
     pieces = wires(dag, column, {})
     found = ordered(column, pieces)

@@ -14,7 +14,7 @@ import pytest
 
 from hflow.diagnostics import Diagnostic
 from hflow.plan.layout import Mesh
-from hflow.report.report import Report, report_html
+from hflow.report.report import RunReport, report_html
 from hflow.report.trace import chrome_trace
 from hflow.view.measured import measured_times
 from hflow.view.pages.notebook import graph_bundle, plan_bundle, run_bundle
@@ -128,7 +128,7 @@ def test_labels_of_an_axis_stand_where_their_values_are(low: float, spread: floa
 
 def test_a_metric_with_two_names_is_charted_once() -> None:
     lines = [{"step": i, "reward.score": i / 4, "reward_mean": i / 4, "tokens": 9} for i in range(4)]
-    html = report_html(Report(PLAN, lines, {"status": "running"}))
+    html = report_html(RunReport(PLAN, lines, {"status": "running"}))
     assert "<h3>reward_mean " in html and "<h3>reward.score " not in html and "<h3>tokens " in html
 
 
@@ -138,7 +138,7 @@ def test_evaluations_in_between_are_charted(key: type) -> None:
     found = {0: 0.1, 5: 0.5, 10: 0.4, 40: 0.8}
     by_step = {key(step): value for step, value in found.items()}
     summary = {**SUMMARY, "eval": {"before": 0.1, "after": 0.8, "by_step": by_step}}
-    html = report_html(Report(PLAN, metric_lines(), summary))
+    html = report_html(RunReport(PLAN, metric_lines(), summary))
     _, chart = html.split("<h3>held-out reward.score <span>0.8</span></h3>")
     (line,) = ET.fromstring(chart.split("</section>")[0]).iter(f"{SVG}polyline")
     points = [tuple(map(float, point.split(","))) for point in line.attrib["points"].split()]
@@ -148,7 +148,7 @@ def test_evaluations_in_between_are_charted(key: type) -> None:
         assert y == pytest.approx(low + (value - 0.1) / 0.7 * (high - low), abs=0.1)
     assert (
         "held-out"
-        not in report_html(Report(PLAN, metric_lines(), {**SUMMARY, "eval": None})).split("Plan")[0]
+        not in report_html(RunReport(PLAN, metric_lines(), {**SUMMARY, "eval": None})).split("Plan")[0]
     )
 
 
@@ -156,7 +156,7 @@ def test_different_metrics_of_equal_values_are_all_charted() -> None:
     """As when every reward is 0: then the gradient is 0 too."""
     names = ("loss.actor_train", "reward_mean", "actor_train.grad_norm", "other.score")
     lines = [{"step": i, "reward.score": 0.0, **dict.fromkeys(names, 0.0)} for i in range(4)]
-    html = report_html(Report(PLAN, lines, {"status": "running"}))
+    html = report_html(RunReport(PLAN, lines, {"status": "running"}))
     assert all(f"<h3>{name} " in html for name in names) and "<h3>reward.score " not in html
 
 
@@ -240,7 +240,7 @@ def test_trace_of_many_devices_has_a_track_for_each_set() -> None:
 
 
 def test_report_is_one_file_without_scripts() -> None:
-    html = report_html(Report(PLAN, metric_lines(), SUMMARY, measured_events()))
+    html = report_html(RunReport(PLAN, metric_lines(), SUMMARY, measured_events()))
     page = parse(html)
     assert "script" not in page.tags and not page.loaded and "@import" not in html
     assert page.tags.count("svg") == 3 + 3  # charts; graph, planned and measured step
@@ -249,7 +249,7 @@ def test_report_is_one_file_without_scripts() -> None:
 
 def test_report_of_a_failed_run_says_why_and_needs_no_metrics() -> None:
     problem = Diagnostic("HF405", "node `actor_train`: loss is <nan>", help="lower lr")
-    html = report_html(Report(PLAN, [], {"status": "failed"}, diagnostics=[problem]))
+    html = report_html(RunReport(PLAN, [], {"status": "failed"}, diagnostics=[problem]))
     parse(html)
     assert "loss is &lt;nan&gt;" in html and "lower lr" in html and "failed" in html
     assert "Predicted and measured" not in html

@@ -15,7 +15,7 @@ from hflow.plan.sharding import Sharding
 from hflow.plan.strategy import GenerationEngine, Strategy
 from hflow.plan.workload import Workload, workload
 
-Role = Literal["train", "generate", "score", "frozen"]
+GroupRole = Literal["train", "generate", "score", "frozen"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class NodeGroup:
 
     name: str
     model: str
-    role: Role
+    role: GroupRole
     nodes: tuple[Node, ...]
     lag: int = 0
     evaluated: bool = False
@@ -130,7 +130,7 @@ def node_groups(graph: Graph, engines: Mapping[str, GenerationEngine]) -> tuple[
     Args:
         engines: of its generate nodes.
     """
-    members: dict[tuple[str, Role, int, bool, GenerationEngine], list[Node]] = {}
+    members: dict[tuple[str, GroupRole, int, bool, GenerationEngine], list[Node]] = {}
     for node in (n for n in graph.nodes if n.model):
         assert node.model
         engine = engines.get(node.name, "megatron")
@@ -144,7 +144,7 @@ def node_groups(graph: Graph, engines: Mapping[str, GenerationEngine]) -> tuple[
     )
 
 
-def _role(graph: Graph, node: Node) -> Role:
+def _role(graph: Graph, node: Node) -> GroupRole:
     assert node.model
     if not graph.trainers(node.model.model):
         return "frozen"

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from hflow.compiler.options import Placement
+from hflow.compiler.options import PlacementPolicy
 from hflow.graph.ir import Graph
 
-Partition = tuple[tuple[str, ...], ...]  # sets of models
+Members = tuple[str, ...]  # models of a set
+Partition = tuple[Members, ...]
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Allocation:
         return tuple(firsts)
 
 
-def partitions(graph: Graph, models: Sequence[str], placement: Placement) -> Iterator[Partition]:
+def partitions(graph: Graph, models: Sequence[str], placement: PlacementPolicy) -> Iterator[Partition]:
     """The partitions of `models` that `placement` admits; few sets first."""
     if placement == "colocate":
         yield (tuple(models),) if models else ()

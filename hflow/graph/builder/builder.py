@@ -13,10 +13,9 @@
 >>> g.graph().node("actor_train").rows
 8
 
-A keyword of a node is an input if it is a `Value` (an output of a node) and an option otherwise. Nothing is
-checked while the graph is written: `GraphBuilder.graph` reports everything at once, each problem with the
-file and line of the call that it comes from. Options may hold expressions over the params:
-``batch="${ batch }"``.
+A keyword of a node is an input if it is a `NodeOutput`, and an option otherwise. Nothing is checked while the
+graph is written: `GraphBuilder.graph` reports everything at once, each problem with the file and line of the
+call that it comes from. Options may hold expressions over the params: ``batch="${ batch }"``.
 """
 
 from __future__ import annotations
@@ -27,7 +26,13 @@ from typing import Any
 
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.graph.builder.builder_text import caller, item, reference
-from hflow.graph.builder.builder_values import Carried, ModelHandle, NodeHandle, RegionHandle, Value
+from hflow.graph.builder.builder_values import (
+    CarriedOutput,
+    ModelHandle,
+    NodeHandle,
+    NodeOutput,
+    RegionHandle,
+)
 from hflow.graph.ir import Graph, Head
 from hflow.graph.load import check_document
 from hflow.graph.source.document import Document, Item
@@ -35,7 +40,7 @@ from hflow.graph.source.key_order import in_order
 from hflow.graph.write.yaml_printer import layout
 
 Named = str | NodeHandle
-Entries = dict[str, Item]
+ItemsByKey = dict[str, Item]
 
 
 class GraphBuilder:
@@ -57,8 +62,8 @@ class GraphBuilder:
     ):
         self._span = caller()
         self._problems: list[Diagnostic] = []
-        self._models: Entries = {}
-        self._nodes: Entries = {}
+        self._models: ItemsByKey = {}
+        self._nodes: ItemsByKey = {}
         self._open = self._nodes  # where nodes go: the step loop's, or those of the region being written
         head = {"hflow": 1, "name": name, "doc": doc, "params": params, "seed": seed or None}
         self._head = self._entries(head)
@@ -160,7 +165,7 @@ class GraphBuilder:
         gives when the rounds end (`RegionHandle.until`) and what it hands out (`RegionHandle.out`)."""
         spec = {"op": "repeat", "after": after, "times": times, "short": short if short != "fail" else None}
         entries = self._add(self._open, name, spec)
-        inner: Entries = {}
+        inner: ItemsByKey = {}
         entries["nodes"] = Item(inner, caller(), caller())
         outer, self._open = self._open, inner
         try:
@@ -168,12 +173,12 @@ class GraphBuilder:
         finally:
             self._open = outer
 
-    def previous(self, value: str | Value, *, lag: int = 1, init: float | str) -> Carried:
+    def previous(self, value: str | NodeOutput, *, lag: int = 1, init: float | str) -> CarriedOutput:
         """The number that `value` was `lag` steps ago, and `init` in the steps before there was one: an
         input of a node."""
-        return Carried(str(value), lag, init)
+        return CarriedOutput(str(value), lag, init)
 
-    def evaluate(self, metric: str | Value, *, rows: int | str, every: int | str = 0) -> None:
+    def evaluate(self, metric: str | NodeOutput, *, rows: int | str, every: int | str = 0) -> None:
         """Measure `metric` on held-out rows before the first step, after the last, and `every` so many."""
         self._eval = self._item(_said(metric=str(metric), rows=rows, every=every or None))
 
@@ -209,12 +214,12 @@ class GraphBuilder:
         return Document(self._span.file, layout(root.plain()), root)
 
     def _node(self, name: str, spec: Mapping[str, Any], ports: Mapping[str, Any] | None = None) -> NodeHandle:
-        inputs = {k: v for k, v in (ports or {}).items() if isinstance(v, (Value, Carried))}
+        inputs = {k: v for k, v in (ports or {}).items() if isinstance(v, (NodeOutput, CarriedOutput))}
         options = {k: v for k, v in (ports or {}).items() if k not in inputs}
         self._add(self._open, name, {"in": inputs, "with": options, **spec})
         return NodeHandle(name)
 
-    def _add(self, section: Entries, name: str, spec: Mapping[str, Any]) -> Entries:
+    def _add(self, section: ItemsByKey, name: str, spec: Mapping[str, Any]) -> ItemsByKey:
         """Put an entry into a section; its keys may still be added to."""
         span, entries = caller(), self._entries(spec)
         if name in section:
@@ -227,7 +232,7 @@ class GraphBuilder:
         self._problems += problems
         return made
 
-    def _entries(self, spec: Mapping[str, Any]) -> Entries:
+    def _entries(self, spec: Mapping[str, Any]) -> ItemsByKey:
         """The keys of `spec` that say something."""
         return {k: self._item(v) for k, v in spec.items() if v is not None and v not in ("", (), [], {})}
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from hflow.bounded_read import is_broken_text
 from hflow.diagnostics import Diagnostic, HflowError, Span
-from hflow.graph.builder.builder_values import Carried, ModelHandle, NodeHandle, Value
+from hflow.graph.builder.builder_values import CarriedOutput, ModelHandle, NodeHandle, NodeOutput
 from hflow.graph.infer.functions import find_module
 from hflow.graph.source.document import Item
 from hflow.graph.source.extends import relative
@@ -57,9 +57,9 @@ def _item(value: Any, span: Span, problems: list[Diagnostic]) -> Item:
             return Item(value, span, span)
         case ModelHandle():
             return Item(value.name, span, span)
-        case NodeHandle() | Value() | Path():
+        case NodeHandle() | NodeOutput() | Path():
             return _item(str(value), span, problems)
-        case Carried():
+        case CarriedOutput():
             parts = {"from": value.value, "lag": value.lag, "init": value.init}
             return _item(parts, span, problems)
         case Mapping():

@@ -15,7 +15,7 @@ class ModelHandle:
 
 
 @dataclass(frozen=True)
-class Value:
+class NodeOutput:
     """An output of a node: `node.port`."""
 
     node: str
@@ -26,7 +26,7 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Carried:
+class CarriedOutput:
     """A value as it was `lag` steps ago; `init` before there was one."""
 
     value: str
@@ -40,14 +40,14 @@ class NodeHandle:
     def __init__(self, name: str):
         self._name = name
 
-    def __getattr__(self, port: str) -> Value:
+    def __getattr__(self, port: str) -> NodeOutput:
         if port.startswith("_"):
             raise AttributeError(port)
-        return Value(self._name, port)
+        return NodeOutput(self._name, port)
 
-    def __getitem__(self, port: str) -> Value:
+    def __getitem__(self, port: str) -> NodeOutput:
         """An output whose name is no attribute: ``node["until"]``."""
-        return Value(self._name, port)
+        return NodeOutput(self._name, port)
 
     def __str__(self) -> str:
         return self._name
@@ -63,12 +63,12 @@ class RegionHandle(NodeHandle):
         super().__init__(name)
         self._write = write
 
-    def until(self, *, rows: int | str, keep: Value | str, max_age: int | str = 0) -> None:
+    def until(self, *, rows: int | str, keep: NodeOutput | str, max_age: int | str = 0) -> None:
         """Rounds go on until `rows` rows are collected for which the value `keep` is true; a surplus serves
         the next steps while its samples are no more than `max_age` updates old."""
         age = {"max_age": max_age} if max_age else {}
         self._write("until", {"rows": rows, "keep": str(keep), **age})
 
-    def out(self, **values: Value | str) -> None:
+    def out(self, **values: NodeOutput | str) -> None:
         """What the region hands out, of the rows that it collected."""
         self._write("out", {port: str(value) for port, value in values.items()})

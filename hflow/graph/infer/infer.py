@@ -12,7 +12,7 @@ from dataclasses import replace
 from hflow.diagnostics import did_you_mean
 from hflow.graph.infer import kinds, regions
 from hflow.graph.infer.draft import Carry, Draft
-from hflow.graph.infer.unify import Value, unify
+from hflow.graph.infer.unify import Argument, unify
 from hflow.graph.infer.wiring import DERIVED
 from hflow.graph.ir import Input, Node, Output, Ref, Repeat
 from hflow.graph.source.problems import Problems
@@ -50,8 +50,8 @@ class _Inference:
         sources = {port: ref for port, ref in draft.sources.items() if port in known}
         if mask := self._derived(draft, sources):
             sources[DERIVED] = mask
-        values = {p: Value(self.types[r], str(r)) for p, r in sources.items() if self._has(draft, r)}
-        values |= {p: Value(_SCALAR, str(sources[p])) for p in draft.carried if p in sources}
+        values = {p: Argument(self.types[r], str(r)) for p, r in sources.items() if self._has(draft, r)}
+        values |= {p: Argument(_SCALAR, str(sources[p])) for p in draft.carried if p in sources}
         own = draft.model.model if draft.op in ("train", "generate") and draft.model else None
         critic = own if draft.op == "train" and draft.head == "scalar" else None
         mixes = draft.signature.mixes if draft.signature else False

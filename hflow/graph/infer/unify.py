@@ -18,7 +18,7 @@ from hflow.graph.types import Dim, Factor, Provenance, Role, ValueType, same_row
 
 
 @dataclass(frozen=True)
-class Value:
+class Argument:
     """What arrives at a port, and the `node.port` that it comes from."""
 
     type: ValueType
@@ -36,7 +36,7 @@ class Mismatch:
 
 
 @dataclass(frozen=True)
-class Bound:
+class Bindings:
     """What the dim names of a signature stand for in one call, and which model made what entered, by port.
     `values`: the model from whose values the call makes its numbers, None if from nobody's."""
 
@@ -62,11 +62,11 @@ class Bound:
 
 def unify(
     ports: Sequence[Port],
-    values: Mapping[str, Value],
+    values: Mapping[str, Argument],
     trained: str | None = None,
     critic: str | None = None,
     mixes: bool = False,
-) -> tuple[Bound, tuple[Mismatch, ...]]:
+) -> tuple[Bindings, tuple[Mismatch, ...]]:
     """Bind the dim names of `ports` by the `values` given for them (by port name).
 
     `trained` is the model that a train node trains, or that goes on with a conversation; ``<behaviour>``,
@@ -79,7 +79,7 @@ def unify(
         if port.name in values:
             unifier.enter(port, values[port.name])
     made_by = {name: p for name, v in values.items() if (p := v.type.provenance)}
-    bound = Bound(dict(unifier.rows), dict(unifier.texts), made_by, unifier.derived)
+    bound = Bindings(dict(unifier.rows), dict(unifier.texts), made_by, unifier.derived)
     return bound, tuple(unifier.mismatches)
 
 
@@ -93,9 +93,9 @@ class _Unifier:
         self.grouped: set[str] = set()
         self.texts: dict[str, Dim] = {}
         self.mismatches: list[Mismatch] = []
-        self.first: dict[str, tuple[Port, Value]] = {}  # who bound a name or text
+        self.first: dict[str, tuple[Port, Argument]] = {}  # who bound a name or text
 
-    def enter(self, port: Port, value: Value) -> None:
+    def enter(self, port: Port, value: Argument) -> None:
         mismatch = (
             kind_mismatch(port, value)
             or self._grouping_mismatch(port, value)
@@ -127,7 +127,7 @@ class _Unifier:
         if grouped:
             self.grouped.add(name)
 
-    def _grouping_mismatch(self, port: Port, value: Value) -> Mismatch | None:
+    def _grouping_mismatch(self, port: Port, value: Argument) -> Mismatch | None:
         for pattern, actual in zip(port.type.dims, value.type.dims):
             if len(pattern.factors) > len(actual.factors):
                 message = f"{_expects(port)}, but rows of `{value.source}` are not grouped: {_rows(actual)}"
@@ -135,7 +135,7 @@ class _Unifier:
                 return Mismatch(port.name, "HF209", message, help_)
         return None
 
-    def _rows_mismatch(self, port: Port, value: Value) -> Mismatch | None:
+    def _rows_mismatch(self, port: Port, value: Argument) -> Mismatch | None:
         for name, factors in split_rows(port.type, value.type).items():
             bound = self.rows.get(name)
             if bound is None or same_rows(bound, factors):
@@ -144,7 +144,7 @@ class _Unifier:
             return Mismatch(port.name, "HF209", message, help_)
         return None
 
-    def _critic_mismatch(self, port: Port, value: Value) -> Mismatch | None:
+    def _critic_mismatch(self, port: Port, value: Argument) -> Mismatch | None:
         made_by = value.type.provenance
         if self.mixes or not made_by or made_by.role not in _FROM_VALUES:
             return None
@@ -162,7 +162,7 @@ class _Unifier:
             return _of_another_critic(port, value, *self.first[_VALUES])
         return None
 
-    def _text_mismatch(self, port: Port, value: Value) -> Mismatch | None:
+    def _text_mismatch(self, port: Port, value: Argument) -> Mismatch | None:
         for dim in value.type.dims:
             origins = {d.factors[0].origin for d in self.texts.values() if _family(d) == _family(dim)}
             if not dim.ragged or not origins or dim.factors[0].origin in origins:
@@ -177,7 +177,7 @@ class _Unifier:
         return None
 
 
-_Entered = tuple[Port, Value, tuple[Factor, ...]]  # with what a dim name stands for there
+_Entered = tuple[Port, Argument, tuple[Factor, ...]]  # with what a dim name stands for there
 
 
 def _other_rows(name: str, second: _Entered, first: _Entered) -> tuple[str, str]:
@@ -206,7 +206,7 @@ def _is_part(one: tuple[Factor, ...], other: tuple[Factor, ...]) -> bool:
     return len(short) < len(long) and same_rows(short, long[: len(short)])
 
 
-def _of_another_critic(port: Port, value: Value, first: Port, other: Value) -> Mismatch:
+def _of_another_critic(port: Port, value: Argument, first: Port, other: Argument) -> Mismatch:
     """HF210 for values of two models in a function whose outputs would be of both."""
     message = (
         f"`{first.name}` and `{port.name}` must be made from values of one model, "
@@ -230,7 +230,7 @@ def split_rows(pattern: ValueType, actual: ValueType) -> dict[str, tuple[Factor,
     return out
 
 
-def kind_mismatch(port: Port, value: Value) -> Mismatch | None:
+def kind_mismatch(port: Port, value: Argument) -> Mismatch | None:
     """HF208 when dtype, number of dims or ragged names differ."""
     want, have = port.type.dims, value.type.dims
     if len(have) == len(want) - 1 and want[-1].optional:
@@ -265,7 +265,7 @@ _WANTED = {
 }
 
 
-def provenance_mismatch(port: Port, value: Value, trained: str | None) -> Mismatch | None:
+def provenance_mismatch(port: Port, value: Argument, trained: str | None) -> Mismatch | None:
     """HF210 when the tag of the port asks for what another model made, or for what was made otherwise.
 
     Log-probs and values are no plain numbers: they enter only where a tag asks for them.
@@ -282,7 +282,7 @@ def provenance_mismatch(port: Port, value: Value, trained: str | None) -> Mismat
     return Mismatch(port.name, "HF210", message, help_)
 
 
-def _untagged_mismatch(port: Port, value: Value) -> Mismatch:
+def _untagged_mismatch(port: Port, value: Argument) -> Mismatch:
     made = _made_by(value.type.provenance)
     message = f"`{port.name}` takes plain numbers, but `{value.source}` {made}"
     tags = ", ".join(f"`<{tag}>`" for tag in _ROLES)

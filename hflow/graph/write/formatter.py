@@ -23,7 +23,7 @@ from hflow.graph.source.document import MAX_BYTES, KeyPath, parse, read, resolve
 from hflow.graph.source.key_order import in_order, ordered_keys
 from hflow.graph.source.schema import node_path
 from hflow.graph.source.yaml_text import WIDTH, key, scalar
-from hflow.graph.write.syntax import Entry, Value, read_syntax
+from hflow.graph.write.syntax import SyntaxEntry, SyntaxNode, read_syntax
 from hflow.whole_file import write_whole
 
 _EXPRESSION = re.compile(r"\s*\$\{\s*(.*?)\s*\}\s*", re.DOTALL)
@@ -92,7 +92,7 @@ def _same(before: str, after: str, file: str) -> bool:
     return said[0] == said[1] and comments[0] == comments[1]
 
 
-def _comments(value: Value) -> Iterator[str]:
+def _comments(value: SyntaxNode) -> Iterator[str]:
     yield from filter(None, value.footer)
     for entry in value.entries:
         yield from filter(None, [*entry.above, entry.beside])
@@ -103,7 +103,7 @@ def _refusal(reason: str, file: str) -> HflowError:
     return HflowError(Diagnostic("HF006", f"`{file}` cannot be formatted: {reason}", Span(file, 1, 1, 2)))
 
 
-def _document(root: Value) -> list[str]:
+def _document(root: SyntaxNode) -> list[str]:
     """The lines of a file. What stands above its first key stays at the top, wherever that key goes."""
     head: list[str] = []
     if root.entries:
@@ -111,7 +111,7 @@ def _document(root: Value) -> list[str]:
     return [*head, *_block(root, (), 0)]
 
 
-def _block(value: Value, path: KeyPath, depth: int) -> list[str]:
+def _block(value: SyntaxNode, path: KeyPath, depth: int) -> list[str]:
     """The lines of a collection's entries and comments, at `depth`."""
     lines: list[str] = []
     was_large = False
@@ -126,7 +126,7 @@ def _block(value: Value, path: KeyPath, depth: int) -> list[str]:
     return [*lines, *_indented(value.footer, depth)]
 
 
-def _is_large(entry: Entry, path: KeyPath, num_lines: int) -> bool:
+def _is_large(entry: SyntaxEntry, path: KeyPath, num_lines: int) -> bool:
     """Whether blank lines part an entry from its neighbours: a section, or a node of several lines."""
     is_section = len(path) == 1 and entry.value.kind != "scalar"
     return is_section or (node_path(path) == path and num_lines > 1)
@@ -136,25 +136,25 @@ def _indented(texts: list[str], depth: int) -> list[str]:
     return ["  " * depth + text if text else "" for text in texts]
 
 
-def _in_order(value: Value, path: KeyPath) -> list[Entry]:
+def _in_order(value: SyntaxNode, path: KeyPath) -> list[SyntaxEntry]:
     if value.kind == "sequence":
         return value.entries
     by_key = {e.key: e for e in value.entries}
     return [by_key[k] for k in ordered_keys(path, by_key)]
 
 
-def _above(entry: Entry) -> list[str]:
+def _above(entry: SyntaxEntry) -> list[str]:
     """The comments above an entry; those within empty brackets go there too."""
     inside = entry.value.footer if not entry.value.entries else []
     return [*entry.above, *filter(None, inside)]
 
 
-def _entry(entry: Entry, path: KeyPath, depth: int) -> list[str]:
+def _entry(entry: SyntaxEntry, path: KeyPath, depth: int) -> list[str]:
     """The lines of a key and its value."""
     return _lines(f"{'  ' * depth}{key(entry.key)}:", entry, path, depth + 1)
 
 
-def _item(entry: Entry, path: KeyPath, depth: int) -> list[str]:
+def _item(entry: SyntaxEntry, path: KeyPath, depth: int) -> list[str]:
     """The lines of one item of a block sequence."""
     dash, value = f"{'  ' * depth}-", entry.value
     if value.kind == "scalar" or _fits(dash, value, path):
@@ -164,7 +164,7 @@ def _item(entry: Entry, path: KeyPath, depth: int) -> list[str]:
     return [f"{dash} {first.strip()}{beside}", *rest]
 
 
-def _lines(head: str, entry: Entry, path: KeyPath, depth: int) -> list[str]:
+def _lines(head: str, entry: SyntaxEntry, path: KeyPath, depth: int) -> list[str]:
     """`head` and the value of an entry, whose further lines stand at `depth`."""
     value = entry.value
     beside = f" {entry.beside}" if entry.beside else ""
@@ -179,14 +179,14 @@ def _lines(head: str, entry: Entry, path: KeyPath, depth: int) -> list[str]:
     return [f"{head} {first}{beside}", *rest]
 
 
-def _fits(head: str, value: Value, path: KeyPath) -> bool:
+def _fits(head: str, value: SyntaxNode, path: KeyPath) -> bool:
     """Whether a collection is written within brackets, on the line of `head`."""
     if not value.entries:
         return True
     return value.flow and not any(_comments(value)) and len(f"{head} {_flow(value, path)}") <= WIDTH
 
 
-def _flow(value: Value, path: KeyPath) -> str:
+def _flow(value: SyntaxNode, path: KeyPath) -> str:
     if value.kind == "scalar":
         return _inline(value, in_flow=True)
     parts = [_flow(e.value, (*path, e.key)) for e in _in_order(value, path)]
@@ -196,7 +196,7 @@ def _flow(value: Value, path: KeyPath) -> str:
     return "{" + ", ".join(f"{k}: {part}" for k, part in zip(keys, parts)) + "}"
 
 
-def _scalar(value: Value, depth: int) -> list[str]:
+def _scalar(value: SyntaxNode, depth: int) -> list[str]:
     """The lines of a scalar in a block; texts of several lines keep them, at `depth`."""
     first, *rest = value.text.split("\n")
     if not rest or _EXPRESSION.fullmatch(value.value):
@@ -210,7 +210,7 @@ def _scalar(value: Value, depth: int) -> list[str]:
     return [mark, *(("  " * depth + row[indent:].rstrip()) if row.strip() else "" for row in rest)]
 
 
-def _inline(value: Value, in_flow: bool) -> str:
+def _inline(value: SyntaxNode, in_flow: bool) -> str:
     """A scalar on one line: numbers as they are written, texts with as few quotes as can be."""
     meant = resolve(value.value) if not value.style else value.value
     if isinstance(meant, (int, float)) and not isinstance(meant, bool):

@@ -17,22 +17,22 @@ from typing import Any, Literal
 
 from hflow.graph.source.document import events
 
-Kind = Literal["mapping", "sequence", "scalar"]
+SyntaxKind = Literal["mapping", "sequence", "scalar"]
 
 
 @dataclass
-class Value:
+class SyntaxNode:
     """A mapping, sequence or scalar as it is written, from line `start` to line `end` (0-based).
 
     `text` is the source of a scalar from its first character; `value` what it stands for, with `style` the
     quote or block mark that it is written in. `footer` are the comment lines after the last entry.
     """
 
-    kind: Kind
+    kind: SyntaxKind
     start: int
     end: int
     flow: bool = False
-    entries: list[Entry] = field(default_factory=list["Entry"])
+    entries: list[SyntaxEntry] = field(default_factory=list["SyntaxEntry"])
     value: str = ""
     style: str = ""
     text: str = ""
@@ -40,20 +40,20 @@ class Value:
 
 
 @dataclass
-class Entry:
+class SyntaxEntry:
     """A key of a mapping or an item of a sequence. `above` are its comment lines (empty ones are blank lines
     among them), `beside` is the comment on its line, `apart` tells of a blank line before it all."""
 
     key: str
     line: int
     column: int
-    value: Value
+    value: SyntaxNode
     above: list[str] = field(default_factory=list[str])
     beside: str = ""
     apart: bool = False
 
 
-def read_syntax(text: str) -> Value:
+def read_syntax(text: str) -> SyntaxNode:
     """The tree of a text that `source.document.parse` accepts and whose lines end in newlines only."""
     reader = _Reader(text.split("\n"))
     root = reader.document(events(text))
@@ -68,12 +68,12 @@ class _Reader:
         self.lines = lines
         self.hidden: dict[int, list[range]] = {}
 
-    def document(self, stream: Iterator[Any]) -> Value:
+    def document(self, stream: Iterator[Any]) -> SyntaxNode:
         next(stream)  # the stream starts
         next(stream)  # the document starts
         return self.value(next(stream), stream)
 
-    def value(self, event: Any, stream: Iterator[Any]) -> Value:
+    def value(self, event: Any, stream: Iterator[Any]) -> SyntaxNode:
         match type(event).__name__:
             case "MappingStartEvent":
                 return self.collection("mapping", event, stream)
@@ -84,21 +84,21 @@ class _Reader:
             case _:
                 return self.scalar(event)
 
-    def collection(self, kind: Kind, opening: Any, stream: Iterator[Any]) -> Value:
+    def collection(self, kind: SyntaxKind, opening: Any, stream: Iterator[Any]) -> SyntaxNode:
         line = opening.start_mark.line
-        made = Value(kind, line, line, flow=bool(opening.flow_style))
+        made = SyntaxNode(kind, line, line, flow=bool(opening.flow_style))
         while type(event := next(stream)).__name__ not in ("MappingEndEvent", "SequenceEndEvent"):
             mark, key = event.start_mark, ""
             if kind == "mapping":
                 key = self.scalar(event).value
                 event = next(stream)
             dash = 2 if kind == "sequence" and not made.flow else 0
-            made.entries.append(Entry(key, mark.line, mark.column - dash, self.value(event, stream)))
+            made.entries.append(SyntaxEntry(key, mark.line, mark.column - dash, self.value(event, stream)))
         last = max((e.value.end for e in made.entries), default=line)
         made.end = event.end_mark.line if made.flow else last
         return made
 
-    def scalar(self, event: Any) -> Value:
+    def scalar(self, event: Any) -> SyntaxNode:
         start, end = event.start_mark, event.end_mark
         rows = self.lines[start.line : end.line + 1]
         for number in range(start.line, end.line + 1):
@@ -108,9 +108,11 @@ class _Reader:
         rows[-1] = rows[-1][: end.column]
         rows[0] = rows[0][start.column :]
         text = "\n".join(rows)
-        return Value("scalar", start.line, end.line, value=event.value, style=event.style or "", text=text)
+        return SyntaxNode(
+            "scalar", start.line, end.line, value=event.value, style=event.style or "", text=text
+        )
 
-    def block_scalar(self, event: Any) -> Value:
+    def block_scalar(self, event: Any) -> SyntaxNode:
         """A ``|`` or ``>`` text: its lines are as deep as the first, or empty."""
         mark = event.start_mark
         body = [line.expandtabs() for line in self.lines[mark.line + 1 :]]
@@ -122,27 +124,29 @@ class _Reader:
             self.hidden[number] = [range(len(self.lines[number]))]
         rows = self.lines[mark.line : end + 1]
         rows[0] = rows[0][mark.column :]
-        return Value("scalar", mark.line, end, value=event.value, style=event.style, text="\n".join(rows))
+        return SyntaxNode(
+            "scalar", mark.line, end, value=event.value, style=event.style, text="\n".join(rows)
+        )
 
 
 @dataclass(frozen=True)
 class _Placed:
     """An entry, and the collections that it stands in, outermost first."""
 
-    entry: Entry
-    parents: tuple[Value, ...]
+    entry: SyntaxEntry
+    parents: tuple[SyntaxNode, ...]
 
 
 class _Comments:
     """Finds the comments of a text and gives each to its entry."""
 
-    def __init__(self, root: Value, reader: _Reader):
+    def __init__(self, root: SyntaxNode, reader: _Reader):
         self.root = root
         self.lines = reader.lines
         self.hidden = reader.hidden
         self.placed = list(_walk(root, ()))
         self.above: dict[int, list[int]] = {}  # comment lines, by the number of the entry below them
-        self.footers: dict[int, tuple[Value, list[int]]] = {}
+        self.footers: dict[int, tuple[SyntaxNode, list[int]]] = {}
 
     def attach(self) -> None:
         for line in range(len(self.lines)):
@@ -193,7 +197,7 @@ class _Comments:
         open_ = [v for v in before if v.entries and v.entries[0].column <= column and not v.flow]
         return self.give_footer(open_[-1] if open_ else self.root, line)
 
-    def give_footer(self, value: Value, line: int) -> None:
+    def give_footer(self, value: SyntaxNode, line: int) -> None:
         self.footers.setdefault(id(value), (value, []))[1].append(line)
 
     def paragraphs(self, numbers: list[int]) -> list[str]:
@@ -209,7 +213,7 @@ class _Comments:
         return line >= 0 and not self.lines[line].strip()
 
 
-def _walk(value: Value, parents: tuple[Value, ...]) -> Iterator[_Placed]:
+def _walk(value: SyntaxNode, parents: tuple[SyntaxNode, ...]) -> Iterator[_Placed]:
     inside = (*parents, value)
     for entry in value.entries:
         yield _Placed(entry, inside)

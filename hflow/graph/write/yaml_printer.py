@@ -15,7 +15,7 @@ from hflow.graph.options import REQUIRED, Option
 from hflow.graph.source.yaml_text import WIDTH, flow, key, scalar
 from hflow.graph.types import ValueType
 
-Tree = dict[str, Any]
+YamlTree = dict[str, Any]
 
 
 def to_yaml(graph: Graph) -> str:
@@ -23,7 +23,7 @@ def to_yaml(graph: Graph) -> str:
     return layout(tree(graph))
 
 
-def tree(graph: Graph) -> Tree:
+def tree(graph: Graph) -> YamlTree:
     """The graph file of a graph as dicts, lists and scalars."""
     loop = graph.regions[0]
     evaluation = graph.evaluation
@@ -62,9 +62,9 @@ def _section(name: str, section: Any) -> Iterator[str]:
         return
     yield f"{name}:"
     if name == "nodes":
-        yield from _nodes(cast("Tree", section), 1)
+        yield from _nodes(cast("YamlTree", section), 1)
     else:
-        yield from _block(cast("Tree", section), 1)
+        yield from _block(cast("YamlTree", section), 1)
 
 
 def _nodes(nodes: Mapping[str, Any], depth: int) -> Iterator[str]:
@@ -94,25 +94,25 @@ def _entry(name: str, value: Any, depth: int) -> Iterator[str]:
         yield line
     elif isinstance(value, Mapping):
         yield head
-        yield from _block(cast("Tree", value), depth + 1)
+        yield from _block(cast("YamlTree", value), depth + 1)
     else:
         yield head
         yield from (f"{'  ' * (depth + 1)}- {flow(item)}" for item in cast("Sequence[Any]", value))
 
 
-def _known(**entries: Any) -> Tree:
+def _known(**entries: Any) -> YamlTree:
     """The entries that say something: not None, not zero, not empty."""
     return {name: value for name, value in entries.items() if value}
 
 
-def _model(model: Model) -> Tree:
+def _model(model: Model) -> YamlTree:
     head = model.head if model.head != "lm" else None
     dtype = model.dtype if model.dtype != "f32" else None
     refresh = {"from": model.refresh.model, "every": model.refresh.every} if model.refresh else None
     return {"path": model.path, **_known(head=head, frozen=model.frozen, dtype=dtype, refresh=refresh)}
 
 
-def _node(graph: Graph, node: Node) -> Tree:
+def _node(graph: Graph, node: Node) -> YamlTree:
     match node.op:
         case "data":
             written = _options(graph, node, data.OPTIONS)
@@ -124,7 +124,7 @@ def _node(graph: Graph, node: Node) -> Tree:
             return _call(graph, node)
 
 
-def _call(graph: Graph, node: Node) -> Tree:
+def _call(graph: Graph, node: Node) -> YamlTree:
     function = {"loss" if node.op == "train" else "fn": node.function.reference} if node.function else {}
     return {
         "op": node.op,
@@ -139,7 +139,7 @@ def _call(graph: Graph, node: Node) -> Tree:
     }
 
 
-def _region(graph: Graph, node: Node) -> Tree:
+def _region(graph: Graph, node: Node) -> YamlTree:
     keep, *handed_out = node.inputs
     return {
         "op": "repeat",
@@ -156,17 +156,17 @@ def _region(graph: Graph, node: Node) -> Tree:
     }
 
 
-def _use(use: ModelUse) -> str | Tree:
+def _use(use: ModelUse) -> str | YamlTree:
     return {"use": use.model, "lag": use.lag} if use.lag else use.model
 
 
-def _source(value: Input) -> str | Tree:
+def _source(value: Input) -> str | YamlTree:
     if not value.lag:
         return str(value.source)
     return {"from": str(value.source), "lag": value.lag, "init": value.init}
 
 
-def _repeat(node: Node) -> Tree:
+def _repeat(node: Node) -> YamlTree:
     if node.repeat is None:
         return {}
     epochs, minibatch = node.repeat.epochs, node.repeat.minibatch
@@ -192,7 +192,7 @@ def _known_options(node: Node) -> tuple[Option, ...]:
             return ()
 
 
-def _options(graph: Graph, node: Node, options: Sequence[Option]) -> Tree:
+def _options(graph: Graph, node: Node, options: Sequence[Option]) -> YamlTree:
     """What `with:` has to say: the values that are no defaults."""
     defaults = {o.name: o.default for o in options if o.default is not REQUIRED}
     defaults |= dict(node.function.options) if node.function else {}

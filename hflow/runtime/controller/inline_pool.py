@@ -10,7 +10,7 @@ import torch
 from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
 from hflow.diagnostics import Diagnostic, HflowError
-from hflow.runtime.controller.pool import Call, Report, root_cause
+from hflow.runtime.controller.pool import WorkerCall, WorkerReport, root_cause
 from hflow.runtime.worker.worker import Worker
 
 
@@ -28,12 +28,12 @@ class InlinePool:
         _raise_failed(self.worker.join(HashStore(), self._generation, 0, 1))
         return [socket.gethostname()]
 
-    def call(self, method: str, *arguments: Any) -> list[Report]:
+    def call(self, method: str, *arguments: Any) -> list[WorkerReport]:
         report = getattr(self.worker, method)(*arguments)
         _raise_failed(report)
         return [report]
 
-    def stream(self, calls: Iterable[Call]) -> Iterator[list[Report]]:
+    def stream(self, calls: Iterable[WorkerCall]) -> Iterator[list[WorkerReport]]:
         return (self.call(*call) for call in calls)
 
     def where(self) -> str:
@@ -44,6 +44,6 @@ class InlinePool:
         torch.set_num_threads(self._threads_before)
 
 
-def _raise_failed(report: Report) -> None:
+def _raise_failed(report: WorkerReport) -> None:
     if "error" in report:
         raise root_cause([report])

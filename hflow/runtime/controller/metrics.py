@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from hflow.graph.ir import Graph
-from hflow.runtime.controller.pool import Report
+from hflow.runtime.controller.pool import WorkerReport
 
 
-def merge(graph: Graph, step: int, reports: Sequence[Report], wall_s: float) -> dict[str, Any]:
+def merge(graph: Graph, step: int, reports: Sequence[WorkerReport], wall_s: float) -> dict[str, Any]:
     """One flat object: ``step, loss.<train>, reward_mean, tokens_per_s, time_s.<node>, digest.<generate>``
     and whatever else nodes report, as ``<node>.<metric>``. Times are those of the slowest worker."""
     means = _means(reports)
@@ -28,7 +28,7 @@ def merge(graph: Graph, step: int, reports: Sequence[Report], wall_s: float) -> 
     return out
 
 
-def _means(reports: Sequence[Report]) -> dict[str, float]:
+def _means(reports: Sequence[WorkerReport]) -> dict[str, float]:
     sums: dict[str, float] = defaultdict(float)
     weights: dict[str, float] = defaultdict(float)
     for report in reports:
@@ -38,7 +38,7 @@ def _means(reports: Sequence[Report]) -> dict[str, float]:
     return {name: sums[name] / weights[name] for name in sums if weights[name]}
 
 
-def _times(reports: Sequence[Report]) -> dict[str, float]:
+def _times(reports: Sequence[WorkerReport]) -> dict[str, float]:
     """Per node (and per edge, named `source -> target` as in the plan): the slowest worker's seconds."""
     slowest: dict[str, float] = defaultdict(float)
     for report in reports:
@@ -50,7 +50,7 @@ def _times(reports: Sequence[Report]) -> dict[str, float]:
     return dict(slowest)
 
 
-def _digests(reports: Sequence[Report]) -> dict[str, str]:
+def _digests(reports: Sequence[WorkerReport]) -> dict[str, str]:
     totals: dict[str, int] = defaultdict(int)
     for report in reports:
         for name, digest in report["digests"].items():

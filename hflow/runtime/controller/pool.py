@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.runtime.worker.failure import Failure
 
-Report = dict[str, Any]
-Call = tuple[Any, ...]  # a worker method's name and its arguments
+WorkerReport = dict[str, Any]
+WorkerCall = tuple[Any, ...]  # a worker method's name and its arguments
 
 
 class Pool(Protocol):
@@ -21,7 +21,7 @@ class Pool(Protocol):
         HF404 if there are fewer."""
         ...
 
-    def call(self, method: str, *arguments: Any) -> list[Report]:
+    def call(self, method: str, *arguments: Any) -> list[WorkerReport]:
         """Call a worker method on every rank of the world and return the reports in rank order.
 
         Raises:
@@ -29,7 +29,7 @@ class Pool(Protocol):
         """
         ...
 
-    def stream(self, calls: Iterable[Call]) -> Iterator[list[Report]]:
+    def stream(self, calls: Iterable[WorkerCall]) -> Iterator[list[WorkerReport]]:
         """Like `call` for one after another, yielding the reports of each in order. Every worker may have
         the next call before all have ended the last, so that no worker waits for the controller, nor for
         workers that it exchanges nothing with."""
@@ -52,7 +52,7 @@ class WorkerFailure(HflowError):  # noqa: N818  (it is what happened, told as th
         self.trace = trace
 
 
-def root_cause(reports: Sequence[Report]) -> WorkerFailure:
+def root_cause(reports: Sequence[WorkerReport]) -> WorkerFailure:
     """The failure that came first and is no consequence of another worker's.
 
     A node's own error counts before a dead process, and that before broken transfers: a rank whose

@@ -24,7 +24,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.runtime.controller.local_ray import LocalRay
 from hflow.runtime.controller.placement import Demand, node_names, place
-from hflow.runtime.controller.pool import Call, Report, WorkerFailure, root_cause
+from hflow.runtime.controller.pool import WorkerCall, WorkerFailure, WorkerReport, root_cause
 from hflow.runtime.controller.ray_session import RaySession
 from hflow.runtime.controller.ray_worker import LOOPBACK, RayWorker
 from hflow.runtime.gpus import HIDDEN, gpus_hidden
@@ -37,7 +37,7 @@ IN_FLIGHT = 2  # calls that each worker has at most: this one and the next
 
 # Of one call on all workers, by rank. `ray.wait` and `ray.get` would lose signals: they break down
 # (SystemError) when a handler raises meanwhile.
-Results = list[Future[Report]]
+Results = list[Future[WorkerReport]]
 
 
 class RayPool:
@@ -100,10 +100,10 @@ class RayPool:
         self._gather(deque([joins]))
         return self._nodes[:size]
 
-    def call(self, method: str, *arguments: Any) -> list[Report]:
+    def call(self, method: str, *arguments: Any) -> list[WorkerReport]:
         return self._gather(deque([self._send(method, arguments)]))
 
-    def stream(self, calls: Iterable[Call]) -> Iterator[list[Report]]:
+    def stream(self, calls: Iterable[WorkerCall]) -> Iterator[list[WorkerReport]]:
         flight: deque[Results] = deque()
         for method, *arguments in calls:
             flight.append(self._send(method, arguments))
@@ -135,7 +135,7 @@ class RayPool:
         shared = [ray.put(a) if method == "load" else a for a in arguments]
         return [getattr(a, method).remote(*shared).future() for a in self._actors[: self._size]]
 
-    def _gather(self, flight: deque[Results]) -> list[Report]:
+    def _gather(self, flight: deque[Results]) -> list[WorkerReport]:
         """The reports of the oldest call in flight, which is taken out."""
         calls = flight.popleft()
         if any("error" in _report(call) for call in as_completed(calls)):
@@ -156,7 +156,7 @@ class RayPool:
         wait(told, GRACE_S)  # so that none comes after the next start
 
 
-def _report(call: Future[Report]) -> Report:
+def _report(call: Future[WorkerReport]) -> WorkerReport:
     """Of a call that has ended; a dead process becomes a failure."""
     try:
         return call.result()
@@ -167,7 +167,7 @@ def _report(call: Future[Report]) -> Report:
         return _dead(f"the worker cannot be reached: {error}")
 
 
-def _dead(message: str) -> Report:
+def _dead(message: str) -> WorkerReport:
     return {"error": Failure(Diagnostic("HF402", message))}
 
 

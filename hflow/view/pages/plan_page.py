@@ -25,7 +25,7 @@ WHOLE_ARROW = "-\u2060>"  # a word joiner, so that no line ends within it
 
 
 @dataclass(frozen=True)
-class Table:
+class PageTable:
     columns: Sequence[Column]
     rows: Sequence[Sequence[str]]
 
@@ -42,8 +42,8 @@ def plan_html(plan: Plan) -> str:
         steps=STEPS,
         gantt=Markup(plan_gantt(plan, steps=STEPS)),
         memory=Markup(memory_chart(plan)),
-        nodes=Table(STAGE_COLUMNS, stage_rows(plan.graph, plan.nodes)),
-        edges=Table(EDGE_COLUMNS, edge_rows(plan.graph, plan.step.edges)),
+        nodes=PageTable(STAGE_COLUMNS, stage_rows(plan.graph, plan.nodes)),
+        edges=PageTable(EDGE_COLUMNS, edge_rows(plan.graph, plan.step.edges)),
         program=program_text(plan.step, plan.nodes),
     )
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from hflow.graph.ir import Graph
 from hflow.view.picture.cards import Face
 from hflow.view.picture.connections import Connection, Feedback
-from hflow.view.picture.layout import Box, Layering, Point, layered
-from hflow.view.picture.ordering import Link, column_numbers
+from hflow.view.picture.layout import Layering, Point, Rectangle, layered
+from hflow.view.picture.ordering import GraphLink, column_numbers
 
 FRAME_PAD, FRAME_TOP, FRAME_BOTTOM = 30, 46, 16
 CHANNEL = 14  # height of a line that enters a frame from below
@@ -21,10 +21,10 @@ class Arrangement:
     """Pixels, from (0, 0). `columns`: the left and right end of the column in which a card (or, for a
     ``repeat`` node, its frame) stands; `frames`: by region, with the outlet at the right end."""
 
-    boxes: Mapping[str, Box]
+    boxes: Mapping[str, Rectangle]
     columns: Mapping[str, Point]
-    frames: Mapping[str, Box]
-    bends: Mapping[Link, tuple[Point, ...]]
+    frames: Mapping[str, Rectangle]
+    bends: Mapping[GraphLink, tuple[Point, ...]]
     width: float
     height: float
 
@@ -35,14 +35,14 @@ def arranged(
     sizes = {name: _slot(shown, backwards) for name, shown in faces.items()}
     ports = {(name, port): at for name, shown in faces.items() for port, at in shown.ports_below.items()}
     links = [line.link for line in lines]
-    frames: dict[str, Box] = {}
+    frames: dict[str, Rectangle] = {}
     insides: dict[str, Layering] = {}
     for region in graph.regions[1:]:
         names = [*(n.name for n in graph.inside(region.name)), region.name]
         inside = insides[region.name] = _layered(names, links, sizes, ports, fixed=())
         bottom = FRAME_BOTTOM + CHANNEL * len(entering(graph, region.name, backwards))
         height = FRAME_TOP + inside.height + bottom
-        frames[region.name] = Box(0, 0, FRAME_PAD + inside.width, height)
+        frames[region.name] = Rectangle(0, 0, FRAME_PAD + inside.width, height)
         sizes[region.name] = (frames[region.name].width, height)
         outlet = FRAME_TOP + inside.boxes[region.name].y
         ports.update({(region.name, p): outlet + at for p, at in faces[region.name].ports_below.items()})
@@ -67,7 +67,7 @@ def _slot(shown: Face, backwards: Sequence[Feedback]) -> tuple[float, float]:
 
 def _layered(
     names: Sequence[str],
-    links: Sequence[Link],
+    links: Sequence[GraphLink],
     sizes: Mapping[str, tuple[float, float]],
     ports: Mapping[tuple[str, str], float],
     fixed: tuple[str, ...],
@@ -83,7 +83,10 @@ def _layered(
 
 
 def _merged(
-    faces: Mapping[str, Face], outer: Layering, insides: Mapping[str, Layering], frames: Mapping[str, Box]
+    faces: Mapping[str, Face],
+    outer: Layering,
+    insides: Mapping[str, Layering],
+    frames: Mapping[str, Rectangle],
 ) -> Arrangement:
     """One picture of the layouts inside and outside of frames."""
     boxes, columns, bends = dict(outer.boxes), dict(outer.columns), dict(outer.bends)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hflow import units
 from hflow.graph.ir import Graph, Model, Node
 from hflow.graph.types import ValueType
-from hflow.view.picture.layout import Box
+from hflow.view.picture.layout import Rectangle
 from hflow.view.picture.palette import INK, MUTED, Colours, model_colours
 
 LINE = 17
@@ -19,7 +19,7 @@ CHIP, CHIP_GAP, CHIP_LINE = 11, 26, 22
 
 
 @dataclass(frozen=True)
-class Text:
+class Label:
     """`halo`: drawn over lines, which it keeps a little away."""
 
     x: float
@@ -48,11 +48,11 @@ class Pill:
 class Card:
     """One node. `ports` maps each output to the height at which its edges leave."""
 
-    box: Box
+    box: Rectangle
     fill: str
     line: str
     tooltip: str
-    texts: tuple[Text, ...]
+    texts: tuple[Label, ...]
     pills: tuple[Pill, ...]
     ports: Mapping[str, float]
 
@@ -65,7 +65,7 @@ class Chip:
     y: float
     fill: str
     line: str
-    texts: tuple[Text, ...]
+    texts: tuple[Label, ...]
 
 
 def text_width(text: str, size: int) -> float:
@@ -105,12 +105,12 @@ def face(graph: Graph, node: Node, lines: Sequence[str]) -> Face:
     return Face(node.name, tuple(lines), ports, _marks(graph, node), _tooltip(node))
 
 
-def card(shown: Face, box: Box, colours: Colours) -> Card:
+def card(shown: Face, box: Rectangle, colours: Colours) -> Card:
     x, y = box.x + PAD, box.y + LINE + 2
-    texts = [Text(x, y, shown.name, INK, NAME_SIZE, bold=True)]
-    texts += [Text(x, y + LINE * i, line, colours[1]) for i, line in enumerate(shown.lines, 1)]
+    texts = [Label(x, y, shown.name, INK, NAME_SIZE, bold=True)]
+    texts += [Label(x, y + LINE * i, line, colours[1]) for i, line in enumerate(shown.lines, 1)]
     ports = {port: box.y + below for port, below in shown.ports_below.items()}
-    texts += [Text(x, ports[port] + 4, text, MUTED, PORT_SIZE) for port, text in shown.ports]
+    texts += [Label(x, ports[port] + 4, text, MUTED, PORT_SIZE) for port, text in shown.ports]
     return Card(box, *colours, shown.tooltip, tuple(texts), _pills(shown.pills, box, colours[1]), ports)
 
 
@@ -147,7 +147,7 @@ def _pill_width(text: str) -> float:
     return round(text_width(text, PILL_SIZE) + 2 * PILL_PAD)
 
 
-def _pills(words: Sequence[str], box: Box, colour: str) -> tuple[Pill, ...]:
+def _pills(words: Sequence[str], box: Rectangle, colour: str) -> tuple[Pill, ...]:
     """From the right end of the card's first line to the left."""
     right = box.right - PAD + PILL_PAD
     pills: list[Pill] = []
@@ -169,8 +169,8 @@ def legend(graph: Graph, width: float) -> tuple[tuple[Chip, ...], float]:
         whole = CHIP + 7 + name_width + 7 + text_width(about, PORT_SIZE)
         if x and x + whole > width:
             x, y = 0.0, y + CHIP_LINE
-        name = Text(x + CHIP + 7, y + 10, model.name, INK, bold=True)
-        what = Text(round(x + CHIP + 7 + name_width + 7), y + 10, about, MUTED, PORT_SIZE)
+        name = Label(x + CHIP + 7, y + 10, model.name, INK, bold=True)
+        what = Label(round(x + CHIP + 7 + name_width + 7), y + 10, about, MUTED, PORT_SIZE)
         chips.append(Chip(x, y, *colours[model.name], (name, what)))
         x = round(x + whole + CHIP_GAP)
     return tuple(chips), y + CHIP + CHIP_LINE if chips else 0.0

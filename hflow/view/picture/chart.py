@@ -8,13 +8,12 @@ from itertools import groupby
 from math import floor, isfinite
 
 from hflow import units
+from hflow.view.picture.layout import Point
 from hflow.view.picture.rendering import render
 from hflow.view.picture.ticks import spacing, ticks
 
 WIDTH, HEIGHT = 420, 190
 LEFT, RIGHT, TOP, BOTTOM = 56, 408, 12, 162
-
-Point = tuple[float, float]
 
 
 @dataclass(frozen=True)

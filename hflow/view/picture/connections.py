@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hflow.graph.ir import Graph, Input, Model, Node
 from hflow.view import words
-from hflow.view.picture.ordering import Link
+from hflow.view.picture.ordering import GraphLink
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Connection:
     A value that is wired by type has a line of its own only where no other value comes from its producer.
     """
 
-    link: Link
+    link: GraphLink
     inputs: tuple[Input, ...]
 
     @property
@@ -54,12 +54,12 @@ def _values(node: Node) -> Iterator[Connection]:
         lines.setdefault(str(line), []).append(value)
     for values in lines.values():
         source = values[0].source
-        yield Connection(Link(source.node, node.name, source.port), tuple(values))
+        yield Connection(GraphLink(source.node, node.name, source.port), tuple(values))
 
 
 def _orders(node: Node) -> Iterator[Connection]:
     read = {i.source.node for i in node.inputs if i.lag == 0}
-    return (Connection(Link(first, node.name), ()) for first in node.after if first not in read)
+    return (Connection(GraphLink(first, node.name), ()) for first in node.after if first not in read)
 
 
 def feedbacks(graph: Graph) -> tuple[Feedback, ...]:

@@ -19,7 +19,7 @@ TRANSFER: Colours = ("#d0d5dd", "#667085")
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnBar:
     """A bar in pixels; `thin` for what is not a node."""
 
     x: float
@@ -32,10 +32,10 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Row:
+class GanttRow:
     y: int
     label: str
-    bars: tuple[Drawn, ...]
+    bars: tuple[DrawnBar, ...]
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def _draw(
     scale = (width - left - RIGHT) / end
     colours = node_colours(plan.graph)
     rows = [
-        Row(8 + ROW * i, label, tuple(_bar(bar, left, scale, colours) for bar in track.bars))
+        GanttRow(8 + ROW * i, label, tuple(_bar(bar, left, scale, colours) for bar in track.bars))
         for i, (label, track) in enumerate(zip(labels, tracks))
     ]
     axis = 10 + ROW * len(rows)
@@ -84,7 +84,7 @@ def _draw(
     )
 
 
-def _bar(bar: Bar, left: float, scale: float, colours: Mapping[str, Colours]) -> Drawn:
+def _bar(bar: Bar, left: float, scale: float, colours: Mapping[str, Colours]) -> DrawnBar:
     thin = bar.kind != "call"
     fill, line = TRANSFER if thin else colours.get(bar.node, NO_MODEL)
     width = max(1.0, bar.seconds * scale)
@@ -92,4 +92,4 @@ def _bar(bar: Bar, left: float, scale: float, colours: Mapping[str, Colours]) ->
     took = units.seconds(bar.seconds)
     tooltip = f"{bar.name} ({bar.kind}): {took}, from {bar.start_s:.3f} s to {bar.end_s:.3f} s"
     x = left + bar.start_s * scale
-    return Drawn(round(x, 1), round(width, 1), bar.name if fits else "", tooltip, fill, line, thin)
+    return DrawnBar(round(x, 1), round(width, 1), bar.name if fits else "", tooltip, fill, line, thin)

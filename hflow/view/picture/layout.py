@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from hflow.view.picture.ordering import Link, Slot, Wire, chain, column_numbers, ordered, wires
+from hflow.view.picture.ordering import GraphLink, Slot, Wire, chain, column_numbers, ordered, wires
 from hflow.view.picture.spacing import spaced
 
 Point = tuple[float, float]
@@ -19,7 +19,7 @@ LEVEL = 4.0  # lines that rise or fall less than this are drawn level
 
 
 @dataclass(frozen=True)
-class Box:
+class Rectangle:
     x: float
     y: float
     width: float
@@ -33,8 +33,8 @@ class Box:
     def bottom(self) -> float:
         return self.y + self.height
 
-    def moved(self, dx: float, dy: float) -> Box:
-        return Box(self.x + dx, self.y + dy, self.width, self.height)
+    def moved(self, dx: float, dy: float) -> Rectangle:
+        return Rectangle(self.x + dx, self.y + dy, self.width, self.height)
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,15 @@ class Layering:
     """`boxes` by node; `columns`: the left and right end of the column that a node stands in; `bends`: the
     points that a link passes between its two nodes."""
 
-    boxes: Mapping[str, Box]
+    boxes: Mapping[str, Rectangle]
     columns: Mapping[str, tuple[float, float]]
-    bends: Mapping[Link, tuple[Point, ...]]
+    bends: Mapping[GraphLink, tuple[Point, ...]]
     width: float
     height: float
 
 
 @dataclass(frozen=True)
-class Gaps:
+class Spacing:
     """Free space between columns, between nodes of a column, and around a link that passes a column."""
 
     x: float = 64
@@ -59,24 +59,24 @@ class Gaps:
 
 
 def layered(
-    links: Sequence[Link],
+    links: Sequence[GraphLink],
     sizes: Mapping[str, tuple[float, float]],
     ports: Mapping[tuple[str, str], float] | None = None,
-    gaps: Gaps | None = None,
+    gaps: Spacing | None = None,
 ) -> Layering:
     """Place nodes of the given (width, height); coordinates start at (0, 0).
 
     Args:
         ports: by node and value, how far below the node's top the value leaves it; by default in the middle.
     """
-    gaps, ports = gaps or Gaps(), ports or {}
+    gaps, ports = gaps or Spacing(), ports or {}
     column = column_numbers(list(sizes), links)
     pieces = wires(links, column, {key: at / sizes[key[0]][1] for key, at in ports.items()})
     order = ordered(column, pieces)
     spans = _spans(order, sizes, gaps.x)
     tops = _Heights(order, pieces, sizes, gaps).tops()
     lowest = min(tops.values(), default=0.0)
-    boxes = {n: Box(spans[column[n]][0], tops[n] - lowest, *sizes[n]) for n in sizes}
+    boxes = {n: Rectangle(spans[column[n]][0], tops[n] - lowest, *sizes[n]) for n in sizes}
     middles = {s: top - lowest + PASSAGE_HEIGHT / 2 for s, top in tops.items()}
     starts = {link: boxes[link.source].y + _port(link, sizes, ports) for link in links}
     bends = {link: _bends(chain(link, column), starts[link], middles, spans) for link in links}
@@ -96,7 +96,7 @@ def _spans(order: Sequence[Sequence[Slot]], sizes: Mapping[str, Point], gap: flo
     return spans
 
 
-def _port(link: Link, sizes: Mapping[str, Point], ports: Mapping[tuple[str, str], float]) -> float:
+def _port(link: GraphLink, sizes: Mapping[str, Point], ports: Mapping[tuple[str, str], float]) -> float:
     return ports.get((link.source, link.value), sizes[link.source][1] / 2)
 
 
@@ -122,7 +122,7 @@ class _Heights:
         order: Sequence[Sequence[Slot]],
         pieces: Sequence[Wire],
         sizes: Mapping[str, tuple[float, float]],
-        gaps: Gaps,
+        gaps: Spacing,
     ) -> None:
         self._order = order
         self._gaps = gaps

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from hflow.graph.ir import Graph, Node
 from hflow.view.picture.arrangement import CHANNEL, FRAME_BOTTOM, LOOP, Arrangement, entering
-from hflow.view.picture.cards import Card, Text
+from hflow.view.picture.cards import Card, Label
 from hflow.view.picture.connections import Connection, Feedback
 from hflow.view.picture.layout import Point
 from hflow.view.picture.palette import EDGE, FAINT, MUTED, model_colours
@@ -22,7 +22,7 @@ Lowering = Callable[[str, str], str]  # what a plan says of the edges from one n
 
 
 @dataclass(frozen=True)
-class Line:
+class DrawnLine:
     path: str
     head: str
     title: str
@@ -32,11 +32,11 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class Drawing:
     """Lines, the words on them, and how far to the left, to the right and down they reach."""
 
-    lines: tuple[Line, ...]
-    labels: tuple[Text, ...]
+    lines: tuple[DrawnLine, ...]
+    labels: tuple[Label, ...]
     left: float
     right: float
     bottom: float
@@ -49,9 +49,9 @@ def value_lines(
     cards: Mapping[str, Card],
     lowering: Lowering,
     reserved: frozenset[str],
-) -> tuple[Line, ...]:
+) -> tuple[DrawnLine, ...]:
     """Lines to the right. Into a card of `reserved` nothing goes near its bottom."""
-    drawn: list[Line] = []
+    drawn: list[DrawnLine] = []
     for node in graph.nodes:
         own = [line for line in lines if line.link.target == node.name]
         starts = {line: _start(line, at, cards) for line in own}
@@ -79,7 +79,7 @@ def _arrival(start: Sequence[Point], bends: Sequence[Point]) -> tuple[float, flo
 
 def _value_line(
     graph: Graph, node: Node, line: Connection, points: Sequence[Point], lowering: Lowering
-) -> Line:
+) -> DrawnLine:
     says = [f"{i.source} -> {node.name}.{i.port}: {i.type}" for i in line.inputs]
     order = f"{line.link.target} after {line.link.source}"
     title = "\n".join(filter(None, (*(says or [order]), lowering(line.link.source, node.name))))
@@ -88,8 +88,8 @@ def _value_line(
         first = graph.node(line.link.source).model
         same = first and node.model and first.model == node.model.model
         colour = model_colours(graph)[first.model][1] if first and same else MUTED
-        return Line(path, head, title, colour, 1.4, "1.5 4")
-    return Line(path, head, title, *((FAINT, 1.2) if line.derived else (EDGE, 1.4)))
+        return DrawnLine(path, head, title, colour, 1.4, "1.5 4")
+    return DrawnLine(path, head, title, *((FAINT, 1.2) if line.derived else (EDGE, 1.4)))
 
 
 @dataclass
@@ -127,7 +127,7 @@ def feedback_lines(
     at: Arrangement,
     cards: Mapping[str, Card],
     lowering: Lowering,
-) -> Drawn:
+) -> Drawing:
     """A lane below all cards for each feedback, the longest lowest; a loop where a node reads itself."""
     upright = _Upright()
     drawn = [*_own_loops(backwards, at, cards, upright)]
@@ -146,7 +146,7 @@ def feedback_lines(
         labels.append(_label(way, lane, crossed, colour))
     uprights = [x for way in ways for x in way.uprights]
     bottom = at.height + LANE * len(ways)
-    return Drawn(tuple(lines), tuple(labels), min(0, *uprights, 0), max(at.width, *uprights, 0), bottom)
+    return Drawing(tuple(lines), tuple(labels), min(0, *uprights, 0), max(at.width, *uprights, 0), bottom)
 
 
 def _length(feedback: Feedback, at: Arrangement) -> float:
@@ -194,25 +194,25 @@ def _points(
 
 def _feedback_line(
     feedback: Feedback, target: str, points: Sequence[Point], colour: str, lowered: str
-) -> Line:
+) -> DrawnLine:
     head = f"{feedback.source} => {target}: {feedback.label}"
     title = "\n".join(filter(None, (head, lowered)))
-    return Line(corners(points), arrow_head(points[-1]), title, colour, 1.4, "6 4")
+    return DrawnLine(corners(points), arrow_head(points[-1]), title, colour, 1.4, "6 4")
 
 
-def _label(way: _Way, lane: float, crossed: Sequence[float], colour: str) -> Text:
+def _label(way: _Way, lane: float, crossed: Sequence[float], colour: str) -> Label:
     """In the middle of the widest piece of the lane that no upright line crosses."""
     first, last = way.uprights[0], way.uprights[-1]
     pieces = list(pairwise(x for x in crossed if first <= x <= last))
     start, end = max(pieces, key=lambda piece: piece[1] - piece[0])
-    return Text(
+    return Label(
         round((start + end) / 2), lane - 6, way.feedback.label, colour, LABEL_SIZE, anchor="middle", halo=True
     )
 
 
 def _own_loops(
     backwards: Sequence[Feedback], at: Arrangement, cards: Mapping[str, Card], upright: _Upright
-) -> Iterator[tuple[Line, Text]]:
+) -> Iterator[tuple[DrawnLine, Label]]:
     """Out of the right of a card, below it, and into its left; with the words below."""
     loops = [f for f in backwards if f.own]
     for number, loop in enumerate(loops):
@@ -224,5 +224,5 @@ def _own_loops(
         right, left = upright.right_of(last), upright.left_of(first)
         points = [start, (right, start[1]), (right, low), (left, low), (left, into), (box.x, into)]
         label_at = (round(box.x + box.width / 2), low + 13)
-        label = Text(*label_at, loop.label, MUTED, LABEL_SIZE, anchor="middle", halo=True)
+        label = Label(*label_at, loop.label, MUTED, LABEL_SIZE, anchor="middle", halo=True)
         yield _feedback_line(loop, name, points, MUTED, ""), label

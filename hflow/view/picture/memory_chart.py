@@ -16,7 +16,7 @@ ROW = 40  # pixels from one line to the next
 
 
 @dataclass(frozen=True)
-class Part:
+class MemoryBar:
     """What one thing takes, in pixels."""
 
     x: float
@@ -28,13 +28,13 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Row:
+class MemoryRow:
     """`during`: the node that runs when the peak is reached."""
 
     y: int
     label: str
     during: str
-    parts: tuple[Part, ...]
+    parts: tuple[MemoryBar, ...]
 
 
 def memory_chart(plan: Plan, width: int = 1100) -> str:
@@ -47,7 +47,7 @@ def memory_chart(plan: Plan, width: int = 1100) -> str:
     scale = (width - left - RIGHT) / max(capacity, *(m.peak_bytes for m in plan.memory), 1)
     colours = {**model_colours(plan.graph), **node_colours(plan.graph)}
     rows = [
-        Row(10 + ROW * i, label, node, tuple(_parts(memory, left, scale, colours)))
+        MemoryRow(10 + ROW * i, label, node, tuple(_parts(memory, left, scale, colours)))
         for i, (label, node, memory) in enumerate(zip(labels, during, plan.memory))
     ]
     axis = 10 + ROW * len(rows)
@@ -67,7 +67,7 @@ def memory_chart(plan: Plan, width: int = 1100) -> str:
 
 def _parts(
     memory: DeviceMemory, left: float, scale: float, colours: Mapping[str | None, Colours]
-) -> Iterator[Part]:
+) -> Iterator[MemoryBar]:
     """The largest first, in the colours of the model or node that a part is named after. Where its name is
     too long, it has one without the layout, or none."""
     x = left
@@ -75,5 +75,5 @@ def _parts(
         width = size * scale
         label = next((text for text in (name, name.partition(" (")[0]) if len(text) * CHAR + 14 <= width), "")
         fill, line = colours.get(name.split(" ")[0], NO_MODEL)
-        yield Part(round(x, 1), round(width, 1), label, f"{name}: {units.size(size)}", fill, line)
+        yield MemoryBar(round(x, 1), round(width, 1), label, f"{name}: {units.size(size)}", fill, line)
         x += width

@@ -14,7 +14,7 @@ import networkx as nx
 
 
 @dataclass(frozen=True)
-class Link:
+class GraphLink:
     """`target` reads `value` of `source`."""
 
     source: str
@@ -45,7 +45,7 @@ class Wire:
     port: float
 
 
-def column_numbers(nodes: Sequence[str], links: Sequence[Link]) -> dict[str, int]:
+def column_numbers(nodes: Sequence[str], links: Sequence[GraphLink]) -> dict[str, int]:
     """The longest path from a source; sources are pulled next to their first reader."""
     dag: nx.DiGraph[str] = nx.DiGraph()
     dag.add_nodes_from(nodes)
@@ -57,14 +57,14 @@ def column_numbers(nodes: Sequence[str], links: Sequence[Link]) -> dict[str, int
     return column
 
 
-def chain(link: Link, column: Mapping[str, int]) -> list[Slot]:
+def chain(link: GraphLink, column: Mapping[str, int]) -> list[Slot]:
     """The slots that a link goes through, its two nodes included."""
     between = range(column[link.source] + 1, column[link.target])
     return [link.source, *(Passage(link.source, link.value, at) for at in between), link.target]
 
 
 def wires(
-    links: Sequence[Link], column: Mapping[str, int], ports: Mapping[tuple[str, str], float]
+    links: Sequence[GraphLink], column: Mapping[str, int], ports: Mapping[tuple[str, str], float]
 ) -> tuple[Wire, ...]:
     """All pieces of all links, each once."""
     pieces = (

@@ -16,9 +16,9 @@ from hflow.plan.edges import EdgePlan
 from hflow.plan.plan import Plan
 from hflow.view import words
 from hflow.view.picture.arrangement import FRAME_PAD, Arrangement, arranged
-from hflow.view.picture.cards import NAME_SIZE, Text, card, face, kind, legend, text_width
+from hflow.view.picture.cards import NAME_SIZE, Label, card, face, kind, legend, text_width
 from hflow.view.picture.connections import connections, feedbacks
-from hflow.view.picture.layout import Box
+from hflow.view.picture.layout import Rectangle
 from hflow.view.picture.lines import Lowering, feedback_lines, value_lines
 from hflow.view.picture.palette import INK, MUTED, PAPER, node_colours
 from hflow.view.picture.rendering import render
@@ -30,9 +30,9 @@ MARGIN = 16
 class Frame:
     """The border around the nodes of a region."""
 
-    box: Box
+    box: Rectangle
     tooltip: str
-    texts: tuple[Text, ...]
+    texts: tuple[Label, ...]
 
 
 def graph_svg(graph: Graph) -> str:
@@ -94,5 +94,5 @@ def _frame(region: Region, node: Node, at: Arrangement) -> Frame:
     rule = words.rule(region)
     short = str(node.options.get("short", ""))
     after_name = round(x + text_width(region.name, NAME_SIZE) + 12)
-    texts = (Text(x, y, region.name, INK, NAME_SIZE, bold=True), Text(after_name, y, rule, MUTED))
+    texts = (Label(x, y, region.name, INK, NAME_SIZE, bold=True), Label(after_name, y, rule, MUTED))
     return Frame(box, f"{region.name}: {rule}; too few rows: {short}", texts)

@@ -10,10 +10,10 @@ from hflow.plan.plan import Plan
 from hflow.view import words
 
 CHANGED = "changed"
-Line = tuple[str, str]
+DiffLine = tuple[str, str]
 
 
-def plan_diff(old: Plan, new: Plan) -> tuple[Line, ...]:
+def plan_diff(old: Plan, new: Plan) -> tuple[DiffLine, ...]:
     """Labelled lines: the step's time, its work, the cluster, then every node whose plan differs, in plan
     order. Where nothing does, one line says so. Nodes without a model run where their values lie: they have
     no line."""
@@ -21,14 +21,14 @@ def plan_diff(old: Plan, new: Plan) -> tuple[Line, ...]:
     return lines or ((CHANGED, "nothing: the same layouts on the same devices"),)
 
 
-def _step(old: Plan, new: Plan) -> Iterator[Line]:
+def _step(old: Plan, new: Plan) -> Iterator[DiffLine]:
     before, after = units.seconds(old.step_time_s), units.seconds(new.step_time_s)
     if old.step_time_s != new.step_time_s:
         change = f" ({new.step_time_s / old.step_time_s - 1:+.1%})" if old.step_time_s else ""
         yield CHANGED, f"step  {before} -> {after}{change}"
 
 
-def _work(old: Plan, new: Plan) -> Iterator[Line]:
+def _work(old: Plan, new: Plan) -> Iterator[DiffLine]:
     if old.graph.name != new.graph.name:
         yield CHANGED, f"graph  {old.graph.name} -> {new.graph.name}"
     models = [text for model in new.graph.models for text in _model(old, new, model.name)]
@@ -49,14 +49,14 @@ def _model(old: Plan, new: Plan, name: str) -> Iterator[str]:
         yield f"{name} of another shape"
 
 
-def _cluster(old: Plan, new: Plan) -> Iterator[Line]:
+def _cluster(old: Plan, new: Plan) -> Iterator[DiffLine]:
     if old.cluster != new.cluster:
         named = old.cluster.name != new.cluster.name
         names = f"{old.cluster.name} -> {new.cluster.name}" if named else f"{new.cluster.name}, other figures"
         yield CHANGED, f"cluster  {names}"
 
 
-def _nodes(old: Plan, new: Plan) -> Iterator[Line]:
+def _nodes(old: Plan, new: Plan) -> Iterator[DiffLine]:
     before, after = ({n.node: n for n in plan.nodes} for plan in (old, new))
     for name, node in after.items():
         if name not in before:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from hflow.compiler.candidates.node_groups import NodeGroup, Role
+from hflow.compiler.candidates.node_groups import GroupRole, NodeGroup
 from hflow.compiler.planner.assignments import Assignment
 from hflow.compiler.planner.bounds.assignment_tables import AssignmentTables
 from hflow.compiler.planner.bounds.bounds import Bounds
@@ -18,7 +18,7 @@ from hflow.compiler.planner.partial_assignment import PartialAssignment
 from hflow.compiler.planner.placements import Allocation
 from hflow.compiler.planner.weight_syncs import WeightSync
 
-FIRST: tuple[Role, ...] = ("train", "generate", "score", "frozen")  # what decides most is chosen first
+FIRST: tuple[GroupRole, ...] = ("train", "generate", "score", "frozen")  # what decides most is chosen first
 
 
 class BoundContext:

@@ -18,7 +18,7 @@ from hflow.compiler.planner.bounds.cross_mesh import CrossMeshTransfer
 from hflow.compiler.planner.bounds.numbers import Bools, Floats, Ints, one_machines_s
 
 PASSES = 4  # more of them seldom find more
-Seconds = Mapping[str, Floats]  # by node, for each choice
+SecondsByNode = Mapping[str, Floats]  # by node, for each choice
 Arc = tuple[int, int]  # numbers of two jobs, of which the one is before the other
 
 
@@ -69,10 +69,10 @@ def jobs_of(
 def too_long(
     jobs: Jobs,
     some: Ints,
-    heads_of: Seconds,
-    times_of: Seconds,
-    tails_of: Seconds,
-    work_of: Seconds,
+    heads_of: SecondsByNode,
+    times_of: SecondsByNode,
+    tails_of: SecondsByNode,
+    work_of: SecondsByNode,
     limit_s: float,
 ) -> Bools:
     """For each of `some` choices, whether no order of the jobs takes less than `limit_s`.

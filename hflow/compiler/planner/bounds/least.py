@@ -6,11 +6,10 @@ from bisect import bisect_left
 
 from hflow.compiler.planner.bounds.bounds import Bounds
 from hflow.compiler.planner.memoize import memoize
-from hflow.compiler.planner.placements import Allocation, Partition
+from hflow.compiler.planner.placements import Allocation, Members, Partition
 from hflow.compiler.planner.search_space import SearchSpace
 
 NEVER = float("inf")
-Members = tuple[str, ...]  # models
 Spread = frozenset[str]  # node groups
 Rung = tuple[int, float]  # so many devices, and the seconds that a set of models is busy on as many or fewer
 

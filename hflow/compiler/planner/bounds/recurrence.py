@@ -14,7 +14,9 @@ from hflow.compiler.planner.bounds.numbers import Floats, N, Numbers
 
 Places = Mapping[str, tuple[int, ...]]  # resources by node
 Names = tuple[str, ...]
-Part = tuple[Names, int]  # of nodes on one set of devices, those that come first, or last; and its number
+OrderedPart = tuple[
+    Names, int
+]  # of nodes on one set of devices, those that come first, or last; and its number
 
 
 @dataclass(frozen=True)
@@ -23,14 +25,14 @@ class Parts:
     is done. `member`: which `nodes` are in which part."""
 
     nodes: Names
-    of: Mapping[str, tuple[Part, ...]]
+    of: Mapping[str, tuple[OrderedPart, ...]]
     member: Floats
 
     @staticmethod
     def made(nodes: Names, around: Mapping[str, Names], places: Places, whole: Set[str]) -> Parts:
         """`around`: all that comes before each node, or all that comes after it. `whole`: what runs once."""
         rows: dict[Names, int] = {}
-        of: dict[str, tuple[Part, ...]] = {}
+        of: dict[str, tuple[OrderedPart, ...]] = {}
         for name, others in around.items():
             parts = (p for p in parts_of(others, places) if not (whole >= {*p} and _in_turn(p, around)))
             of[name] = tuple((_outermost(part, around), rows.setdefault(part, len(rows))) for part in parts)
@@ -158,7 +160,7 @@ def _in_turn(part: Names, around: Mapping[str, Names]) -> bool:
 
 
 def _done_s(
-    numbers: Numbers[N], parts: Sequence[Part], known: Mapping[str, N], work_s: Sequence[N]
+    numbers: Numbers[N], parts: Sequence[OrderedPart], known: Mapping[str, N], work_s: Sequence[N]
 ) -> Iterator[N]:
     """When each set of devices can have done its part, all of which waits for `known` times."""
     for first, row in parts:

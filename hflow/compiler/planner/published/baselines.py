@@ -12,7 +12,8 @@ from itertools import product
 from hflow.compiler.candidates.node_groups import Candidate, Candidates, NodeGroup
 from hflow.compiler.options import Planner
 from hflow.compiler.planner.incumbent import Incumbent
-from hflow.compiler.planner.published.mapper import Mapper, Members
+from hflow.compiler.planner.placements import Members
+from hflow.compiler.planner.published.mapper import Mapper
 from hflow.compiler.planner.published.placed_candidates import (
     PlacedCandidates,
     as_assignments,

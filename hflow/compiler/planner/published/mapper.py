@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from hflow.compiler.candidates.meshes import sizes
 from hflow.compiler.candidates.node_groups import Candidate, Candidates, NodeGroup
 from hflow.compiler.planner.memoize import memoize
+from hflow.compiler.planner.placements import Members
 from hflow.compiler.planner.published.placed_candidates import candidates_with
 from hflow.compiler.planner.published.stages import StageTimes, in_turn, stage_times
 from hflow.compiler.planner.search_space import SearchSpace
 
-Members = tuple[str, ...]  # models
 Admits = Callable[[Candidate, Candidate], bool]  # a layout of training, one of generation
 
 

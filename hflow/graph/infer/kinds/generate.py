@@ -15,7 +15,7 @@ from typing import Any
 
 from hflow.graph.infer.draft import Draft
 from hflow.graph.infer.signature import Port, parse_ports
-from hflow.graph.infer.unify import Bound
+from hflow.graph.infer.unify import Bindings
 from hflow.graph.options import Option
 from hflow.graph.types import Dim, Factor, Provenance, ValueType
 
@@ -53,7 +53,7 @@ def continues(written: Set[str]) -> bool:
     return bool(written & {"tokens", "observation"})
 
 
-def outputs(draft: Draft, bound: Bound) -> dict[str, ValueType] | None:
+def outputs(draft: Draft, bound: Bindings) -> dict[str, ValueType] | None:
     """Rows become `rows*group`, or stay as they are in a later turn; None when an option that sets a size
     is missing.
 
@@ -71,7 +71,7 @@ def outputs(draft: Draft, bound: Bound) -> dict[str, ValueType] | None:
     return _made(draft, rows, longest_prompt + longest, longest, lag=0)
 
 
-def _continued(draft: Draft, bound: Bound, longest: int) -> dict[str, ValueType] | None:
+def _continued(draft: Draft, bound: Bindings, longest: int) -> dict[str, ValueType] | None:
     observation = draft.options.get("max_observation_tokens")
     before, response = bound.texts["seq"].size, bound.texts["resp"].size
     if observation is None or before is None or response is None:

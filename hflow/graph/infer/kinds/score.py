@@ -13,7 +13,7 @@ from typing import Any
 
 from hflow.graph.infer.draft import Draft
 from hflow.graph.infer.signature import parse_signature
-from hflow.graph.infer.unify import Bound
+from hflow.graph.infer.unify import Bindings
 from hflow.graph.ir import Head
 from hflow.graph.options import Option, OptionProblem
 from hflow.graph.types import Provenance, Role, ValueType
@@ -46,7 +46,7 @@ def option_problems(head: Head | None, written: Mapping[str, Any]) -> Iterator[O
         )
 
 
-def outputs(draft: Draft, bound: Bound) -> dict[str, ValueType]:
+def outputs(draft: Draft, bound: Bindings) -> dict[str, ValueType]:
     assert draft.model and draft.head
     made: dict[str, ValueType] = {}
     for port in SIGNATURES[draft.head].outputs:
