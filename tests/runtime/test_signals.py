@@ -45,6 +45,14 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+@pytest.fixture
+def heeds_ctrl_c() -> Iterator[None]:
+    """A shell starts background jobs with SIGINT ignored, and then Python installs no handler of it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def processes(temporary: Path) -> list[psutil.Process]:
     """Those that have inherited the run's environment."""
     found: list[psutil.Process] = []
@@ -171,6 +179,7 @@ def test_a_signal_waits_for_where_it_may_raise() -> None:
             raise AssertionError("entered")
 
 
+@pytest.mark.usefixtures("heeds_ctrl_c")
 def test_the_first_signal_raises_the_second_does_not_and_the_third_does_anywhere() -> None:
     cleaned: list[str] = []
     with EndingSignals() as signals:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +55,12 @@ def gone(processes: list[psutil.Process]) -> bool:
 
 
 def files_of(processes: list[psutil.Process]) -> set[Path]:
-    """Those in shared memory that they have mapped; the names of removed ones end in "(deleted)"."""
-    paths = {mapped.path for process in processes for mapped in process.memory_maps()}
+    """Those in shared memory that they have mapped; the names of removed ones end in "(deleted)". While a
+    server starts, some of its processes end soon: these have none."""
+    paths: set[str] = set()
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):  # psutil.ZombieProcess is one of these
+            paths |= {mapped.path for mapped in process.memory_maps()}
     return {Path(path) for path in paths if path.startswith(SHARED_MEMORY)}
 
 
