@@ -54,9 +54,10 @@ test: setup lint ## lint, every test, and the notebooks
 	$(BIN)/python -m pytest -m one_ray tests/runtime
 	$(BIN)/python -m pytest --nbmake notebooks
 
-lint: setup ## ruff and pyright
+lint: setup ## ruff, pyright, and the walls between packages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/pyright --project pyproject.toml
 
 bench: setup ## every benchmark; each prints one JSON line last
