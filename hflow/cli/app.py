@@ -279,9 +279,10 @@ def _ended_by(ending: BaseException) -> int:
 
 
 def _leave(code: int | str | None) -> NoReturn:
-    """After a signal, with all cleaned up: a Ray that was interrupted while it started may crash Python when
-    that ends in its own way."""
-    if "ray" not in sys.modules or not isinstance(code, int):
+    """After a signal, with all cleaned up, past Python's own end: a Ray that was interrupted while it started
+    may crash that, and a KeyboardInterrupt that has passed through an `exec` of a text, such as a dataclass
+    makes when it is imported, kills the process with SIGINT there although it was caught."""
+    if not isinstance(code, int):
         sys.exit(code)
     with suppress(OSError):  # nobody reads it any more
         sys.stdout.flush()
