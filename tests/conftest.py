@@ -12,11 +12,16 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests import sampling_hooks
 from tests.engines.processes import Pool
 
 settings.register_profile("hflow", deadline=None)  # an example on a busy machine takes what it takes
 settings.load_profile("hflow")
 GOLDEN = Path(__file__).parent / "golden"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(sampling_hooks)
 
 
 @pytest.hookimpl(trylast=True)

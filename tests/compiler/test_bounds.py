@@ -23,9 +23,12 @@ from hflow.compiler.planner.search_space import SearchSpace
 from hflow.cost.redistribution import weights_s
 from tests.compiler.small_cases import GRAPHS, all_allocations, case, space_of
 
+pytestmark = pytest.mark.slow
+
 CASES, DRAWS = 8, 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GRAPHS)
 def test_no_schedule_beats_a_bound(name: str) -> None:
     """Node times over two decades, a tenth of the nodes far slower; and the bounds say something: half of

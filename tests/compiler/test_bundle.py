@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -39,6 +40,7 @@ def tables(draw: st.DrawFn) -> AssignmentTable:
 
 
 @given(tables(), st.data())
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 def test_what_is_left_out_is_replaced(table: AssignmentTable, data: st.DataObject) -> None:
     low = np.array([data.draw(st.integers(0, MOST - 1)) for _ in range(SETS)])

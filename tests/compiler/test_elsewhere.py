@@ -77,6 +77,7 @@ def _anywhere(draft: Draft, group: NodeGroup, random: Random) -> tuple[int, ...]
     return tuple(range(first, first + count))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GRAPHS)
 def test_no_pinned_plan_is_shorter_than_one_that_claims_to_be_the_best(name: str) -> None:
     for seed, claimed, shorter in found(name):
@@ -84,6 +85,7 @@ def test_no_pinned_plan_is_shorter_than_one_that_claims_to_be_the_best(name: str
         assert (claimed.gap is None) == bool(claimed.unsearched) == (claimed.bound_s == 0.0)
 
 
+@pytest.mark.slow
 def test_the_cases_tell_claims_apart() -> None:
     """Many plans claim to be the best, of lagged graphs as well; and of those that do not, many are not."""
     claims = [(claimed.gap is not None, shorter) for name in GRAPHS for _, claimed, shorter in found(name)]
@@ -131,6 +133,7 @@ def test_a_synchronous_graph_whose_nodes_can_run_side_by_side_claims_nothing() -
     assert plan.search.gap is None and "actor_train" in plan.search.unsearched
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster", ["h100x8", "a100x16", "a100x64"])
 @pytest.mark.parametrize("name", ["sft", "grpo", "dapo", "gspo", "online_dpo", "tool_grpo", "reinforce_pp"])
 def test_one_node_after_the_other_is_proven_everywhere(name: str, cluster: str) -> None:

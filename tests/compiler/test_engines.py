@@ -184,6 +184,8 @@ def test_weights_in_flight_come_between_the_beginning_and_the_end(model: str) ->
         planned(graph, load_cluster("local4"), engines=())
 
 
+@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "algorithm", ["ppo", "grpo", "async_grpo", "in_flight", "dapo", "tool_grpo", "on_policy_distillation"]
 )

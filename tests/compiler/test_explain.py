@@ -33,6 +33,7 @@ def pin(node: str, alternative: Alternative) -> str:
     return f"{node}={','.join(words)}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("node", ["actor_train", "rollout", "reward"])
 def test_a_pin_of_an_alternative_takes_as_long(plan: Plan, node: str) -> None:
     found = explain(plan, (), DEFAULTS, node)

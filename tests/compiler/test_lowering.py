@@ -42,6 +42,7 @@ POWERS = [2**i for i in range(7)]
 SIZES = [(p, t, d) for p, t, d in product(POWERS, repeat=3) if p * t * d <= 64]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("p", "t", "d"), SIZES)
 def test_regrouping_reaches_table_2(p: int, t: int, d: int) -> None:
     """For every (p, t, d) -> (p_g, t_g, d_g·d), of the tp-split weights of the layers: a device receives

@@ -39,6 +39,7 @@ def cluster(name: str, hosts: int = 1, memory_gb: float = 80.0, link: bool = Tru
     return replace(shipped, hosts=hosts, device=device, host_link=host_link)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GRAPHS)
 def test_the_least_memory_is_that_of_some_plan_and_of_none_less(name: str) -> None:
     """A plan fits if and only if the leanest does: all plans of problems in which memory is scarce."""
@@ -72,6 +73,7 @@ def test_parts_add_up_to_what_is_needed() -> None:
     assert len(sizes) == 5 and total == pytest.approx(sum(sizes), abs=0.05 * len(sizes))
 
 
+@pytest.mark.slow
 def test_the_smallest_cluster_lies_between_powers_of_two() -> None:
     graph = large("safe_rlhf", "llama-70b")
     found = refusal(graph, cluster("a100x8", hosts=8, link=False)).help

@@ -51,6 +51,8 @@ def sft() -> Graph:
     return hflow.load("algorithms/sft.yaml", ["params.model=shape:qwen2.5-0.5b"])
 
 
+@pytest.mark.slow
+@pytest.mark.matrix(4, cover=False)
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_damaged_cluster_files(sft: Graph, tmp_path: Path, chunk: int) -> None:
     file, again, accepted = tmp_path / "cluster.yaml", tmp_path / "again.yaml", 0
@@ -85,6 +87,8 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     return [json.loads(to_json(plan)) for plan in (*made, compile_graph(grpo, local(2)))]
 
 
+@pytest.mark.slow
+@pytest.mark.matrix(4, cover=False)
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_damaged_plans(plans: Sequence[Any], tmp_path: Path, chunk: int) -> None:
     file, again, accepted = tmp_path / "plan.json", tmp_path / "again.json", 0

@@ -104,6 +104,7 @@ def ppo(actor: str, critic: str, cluster: str) -> Plan:
     return hflow.compile(graph, cluster)
 
 
+@pytest.mark.slow
 def test_models_without_files_are_planned_but_not_run(tmp_path: Path) -> None:
     plan = ppo("shape:llama-7b", "shape:llama-13b", "a100x16")
     assert plan.shapes["actor"] == NAMED_SHAPES["llama-7b"]

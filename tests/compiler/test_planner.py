@@ -28,6 +28,7 @@ from tests.compiler.small_cases import GRAPHS, case, space_of
 from tests.compiler.workloads import ALGORITHMS, large, model_params
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GRAPHS)
 def test_the_schedule_agrees_on_small_cases(name: str) -> None:
     for seed in range(15):
@@ -35,6 +36,8 @@ def test_the_schedule_agrees_on_small_cases(name: str) -> None:
         agrees(draft, space_of(draft))
 
 
+@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("cluster", ["a100x16", "h100x8", "a100x64"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_schedule_agrees_on_large_clusters(algorithm: str, cluster: str) -> None:
@@ -52,6 +55,7 @@ def test_the_schedule_agrees_on_the_machine_at_hand(algorithm: str, model: str) 
     agrees(draft, SearchSpace(draft, StepModel(draft)), budget_s=1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo", "remax"])
 def test_more_hosts_are_never_slower(algorithm: str) -> None:
     """What fits on some hosts can be done on them when there are more."""

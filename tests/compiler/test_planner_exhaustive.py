@@ -14,6 +14,7 @@ PER_GRAPH = 20  # x 12 graphs = 240 cases
 FOREVER = float("inf")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GRAPHS)
 def test_search_finds_the_best_of_all_plans(name: str) -> None:
     """About one case in five fits nowhere: then both say so."""
@@ -21,6 +22,7 @@ def test_search_finds_the_best_of_all_plans(name: str) -> None:
         _compare(name, seed, most=1500)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GRAPHS)
 def test_a_search_cut_short_proves_no_more_than_is_true(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """After any effort; and what it says of the gap is what it has proven."""
@@ -42,6 +44,7 @@ def test_search_finds_the_best_of_many_plans(name: str) -> None:
         _compare(name, seed, most=20_000)
 
 
+@pytest.mark.slow
 def test_the_cases_are_worth_comparing() -> None:
     """Most have many plans, some fit nowhere, and in some only few of the plans fit."""
     cases = [case(name, seed, 1500) for name in ("ppo", "grpo", "async_grpo") for seed in range(PER_GRAPH)]

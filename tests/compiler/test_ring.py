@@ -57,6 +57,7 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(names, edges, places, whole, closing, {n: float(draw(st.integers(0, 9))) for n in names})
 
 
+@pytest.mark.slow
 @given(cases())
 @settings(max_examples=400, deadline=None)
 def test_a_ring_takes_what_all_its_terms_say(case: Case) -> None:
@@ -67,6 +68,7 @@ def test_a_ring_takes_what_all_its_terms_say(case: Case) -> None:
     assert case.cycle.least_s(ARRAYS, each, work)[0] == pytest.approx(least_s)
 
 
+@pytest.mark.slow
 @given(cases())
 @settings(max_examples=400, deadline=None)
 def test_a_ring_on_one_set_of_devices_takes_no_more_than_the_set(case: Case) -> None:

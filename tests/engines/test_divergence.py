@@ -63,6 +63,7 @@ def told(pool: Pool, folder: str, layout: str, op: str, value: float, lr: float 
     return [message for *_, message in found]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("op", "layout"), [
     ("generate", "one"), ("generate", "tp2"), ("score", "one"), ("score", "tp2"), ("score", "pp2"),
     ("train", "one"), ("train", "dp2"), ("train", "tp2pp2"),

@@ -37,6 +37,7 @@ def on_rank(rank: int, new_group: NewGroup, chunk_bytes: int, entropy: bool, cou
     return log_p.detach().numpy(), uncertainty.detach().numpy(), part.grad.numpy()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("world", [1, 2, 4])
 @pytest.mark.parametrize("chunk_bytes", [1, 100, 2**20])
 @pytest.mark.parametrize("entropy", [True, False])

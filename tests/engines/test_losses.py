@@ -257,6 +257,7 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> Path:
 LAYOUTS = [("one", 18), ("one", 4), ("dp2", 5), ("tp2", 7), ("pp2", 5), ("pp2dp2", 3), ("tp2pp2", 4)]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("layout,micro_batch", LAYOUTS)
 @pytest.mark.parametrize("name", list(CASES))
 def test_gradients_and_updates_equal_plain_pytorch(

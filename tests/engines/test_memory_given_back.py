@@ -138,6 +138,7 @@ def trained_on_rank(
     return read_weights(engine), moved, state
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize(
     ("layout", "strategy"), [("one", PLAIN), ("tp2dp2", Strategy("full", 1)), ("pp2dp2", Strategy(zero=1))]
@@ -190,6 +191,7 @@ def lent_on_rank(
     return read_weights(engine), problems
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize(
     ("layout", "strategy"), [("one", PLAIN), ("tp2dp2", Strategy("full", 1)), ("tp2pp2", PLAIN)]

@@ -51,6 +51,7 @@ def judge_on_rank(
     return as_lists(outputs["values"]), outputs["score"].values.tolist()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 @pytest.mark.parametrize(
     "layout,micro_batch", [("one", 14), ("one", 3), ("dp2", 4), ("tp2", 5), ("tp2pp2", 4)]

@@ -94,6 +94,7 @@ def test_bf16_weights_with_zero_are_those_without(pool: Pool, folders: Folders) 
         assert all((mine[name][2] == theirs[name][2]).all() for name in theirs)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("layout", ["dp2", "tp2dp2", "pp2dp2"])
 def test_a_rank_keeps_its_part_of_the_state(pool: Pool, folders: Folders, layout: str, dtype: str) -> None:

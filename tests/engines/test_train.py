@@ -201,6 +201,7 @@ def compare(results: list[Any], metrics: dict[str, float], named: dict[str, Any]
         assert total / weight == pytest.approx(metrics[name], rel=2e-5, abs=1e-7), name
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("layout,micro_batch", [
     ("one", 14), ("one", 4), ("one", 1), ("dp2", 3), ("tp2", 5), ("pp2", 2), ("pp2", 14), ("pp2dp2", 3),
     ("tp2dp2", 14), ("tp2pp2", 4),
@@ -238,6 +239,7 @@ def test_the_padding_row_of_the_embedding_learns_as_in_transformers(
     assert bool(embedding[PAD].any()) == tied and embedding.any()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("layout,micro_batch", [("one", 14), ("dp2", 2), ("tp2pp2", 3)])
 @pytest.mark.parametrize("aggregate", ["token_mean", "sequence_sum"])
 def test_several_updates_equal_torch_adamw(

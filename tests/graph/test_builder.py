@@ -335,6 +335,7 @@ def graphs(draw: st.DrawFn) -> Graph:
     return graph
 
 
+@pytest.mark.slow
 @given(graphs())
 @settings(max_examples=40, deadline=None, derandomize=True)
 def test_graphs_round_trip(graph: Graph) -> None:

@@ -177,6 +177,7 @@ def mutated(text: str, seed: int) -> str:
     return text
 
 
+@pytest.mark.slow
 @given(st.sampled_from(TEXTS), st.integers(0, 2**32))
 @settings(max_examples=300, deadline=None, derandomize=True)
 def test_formatting_is_idempotent_and_keeps_the_meaning(text: str, seed: int) -> None:

@@ -71,6 +71,7 @@ TEXTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TEXTS)
 def test_checked_soon_and_in_little_memory(name: str, tmp_path: Path) -> None:
     text, expected = TEXTS[name]

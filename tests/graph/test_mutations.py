@@ -36,6 +36,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shutil.copytree("algorithms", tmp_path_factory.mktemp("mutants") / "algorithms")
 
 
+@pytest.mark.slow
+@pytest.mark.matrix(4, cover=False)
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_a_damaged_file_is_refused_or_every_reference_resolves(folder: Path, chunk: int) -> None:
     path, accepted = folder / f"mutant_{chunk}.yaml", 0

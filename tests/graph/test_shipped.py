@@ -28,6 +28,7 @@ def test_every_algorithm_loads_by_its_name(file: Path) -> None:
     assert load(file.stem) == hflow.load(file.stem) == load(file)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [["check"], ["show"], ["show", "--resolved"], ["compile"], ["exec"]])
 def test_commands_know_algorithms(command: list[str]) -> None:
     """`exec` finds the algorithm, and then that there is no model."""

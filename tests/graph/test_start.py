@@ -37,6 +37,7 @@ print(json.dumps(sorted(set(json.loads(sys.argv[1])) & sys.modules.keys())))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ALGORITHMS, ids=lambda p: p.stem)
 def test_check_loads_nothing_heavy(path: Path) -> None:
     said, loaded = run("check", str(path))

@@ -126,6 +126,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", ["idle", "busy", "forked"])
 def test_no_orphan_when_the_parent_is_killed(state: str) -> None:
     with subprocess.Popen([sys.executable, "-c", PARENT, state], stdout=subprocess.PIPE, text=True) as parent:

@@ -124,10 +124,13 @@ class Matrix:
             "ppo": _load("ppo_small", model=model, reward_model=reward_model, steps=STEPS),
         }
         self._ones: dict[str, Recorded] = {}
+        self._plans: dict[Case, Plan] = {}
         self._runs: dict[Case, Run] = {}
 
     def plan(self, case: Case) -> Plan:
-        return hflow.compile(self._graphs[case.algorithm], case.cluster, case.pins)
+        if case not in self._plans:
+            self._plans[case] = hflow.compile(self._graphs[case.algorithm], case.cluster, case.pins)
+        return self._plans[case]
 
     def run(self, case: Case) -> Run:
         if case not in self._runs:

@@ -83,12 +83,14 @@ def told_of(plan: Plan, one: Recorded) -> Received:
     return +expected
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_weights(matrix: Matrix, case: Case) -> None:
     assert measured(matrix.run(case), "weights", "bytes") == weights_of(matrix.plan(case))
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_rows(matrix: Matrix, case: Case) -> None:

@@ -29,6 +29,7 @@ def test_one_worker_learns_something(matrix: Matrix, algorithm: str) -> None:
         assert any(abs(loss) > 1e-4 for loss in values), node
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_same_trajectory(matrix: Matrix, case: Case) -> None:
     """Tokens are equal, losses within 1e-5 relative. An actor's loss is a difference of advantages that
@@ -52,6 +53,7 @@ def test_trainers_lend_their_memory_in_some_of_them(matrix: Matrix) -> None:
     assert len({case.train for case, _ in lending}) > 2
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_plan_is_the_case(matrix: Matrix, case: Case) -> None:
     """Nothing that a case says is left to the planner."""

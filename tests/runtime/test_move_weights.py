@@ -141,6 +141,7 @@ def planned_bytes(edge: EdgePlan, rank: int) -> int:
     return 4 * sum(count * volume(copy.box) for count, copy in copies)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("target", MESHES)
 @pytest.mark.parametrize("source", ["pp2 tp2", "dp2 tp2", "pp4", "tp2 @0-1"])
 def test_between_any_meshes(pool: Pool, source: str, target: str) -> None:

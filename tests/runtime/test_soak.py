@@ -124,6 +124,7 @@ def test_the_check_notices_a_leak(what: str) -> None:
         check(watch)
 
 
+@pytest.mark.acceptance
 @pytest.mark.timeout(600)
 def test_200_steps_of_grpo(workers: Pool, tiny_model: Path, tmp_path: Path) -> None:
     """Weights are resharded into copies and dropped, rows move both ways, in every step as in the last."""
@@ -131,6 +132,7 @@ def test_200_steps_of_grpo(workers: Pool, tiny_model: Path, tmp_path: Path) -> N
     check(watched("grpo_tiny", pins, workers, tmp_path / "run", 200, tiny_model))
 
 
+@pytest.mark.acceptance
 @pytest.mark.timeout(600)
 def test_60_steps_of_a_region(workers: Pool, tiny_model: Path, tmp_path: Path) -> None:
     """Several rounds a step, whose rows are collected."""

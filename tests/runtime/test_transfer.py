@@ -66,6 +66,7 @@ def _ranks(edge: EdgePlan) -> tuple[int, ...]:
     return tuple(sorted({*edge.source_mesh.devices, *edge.target_mesh.devices}))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("target", LAYOUTS)
 @pytest.mark.parametrize("source", ["dp4", "dp2 tp2", "last stage", "dp2 @1,2", "whole @3"])
 def test_rows_between_any_layouts(pool: Pool, source: str, target: str) -> None:
