@@ -14,7 +14,7 @@ PINS := constraints.txt $(if $(filter yes,$(CUDA)),constraints-cuda.txt)
 CONSTRAINTS = awk -F '==' '!/^ *\#/ && NF { pins[$$1] = $$0 } END { for (name in pins) print pins[name] }' $(PINS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-sglang demo test lint bench clean
+.PHONY: help setup setup-sglang demo check test acceptance lint bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,11 +48,34 @@ endif
 demo: setup ## train a tiny model to add: supervised, then GRPO (three minutes on two cores)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/demo.sh
 
+# What needs no engine and no processes: `tests/plan` too, once it is there.
+FAST := $(wildcard $(addprefix tests/,graph plan compiler ops view)) tests/test_walls.py
+BESIDE := -n auto --dist loadfile --no-loadscope-reorder
 # Tests that share one Ray use all cores by themselves; the others run side by side.
-test: setup lint ## lint, every test, and the notebooks
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m 'not one_ray'
-	$(BIN)/python -m pytest -m one_ray tests/runtime
+SHARED := -m one_ray tests/runtime
+RESULTS := runs/acceptance
+
+check: setup ## before a commit: lint, types, walls, and the fast tests (three minutes on two cores)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
+	@# Types and tests side by side: pyright uses one core.
+	@$(BIN)/pyright --project pyproject.toml & types=$$!; \
+		$(BIN)/python -m pytest -q $(BESIDE) -m 'not slow' $(FAST); tests=$$?; \
+		wait $$types && exit $$tests
+
+test: setup lint ## before a merge: lint, every test on a sample of its cases, and the notebooks
+	$(BIN)/python -m pytest $(BESIDE) -m 'not one_ray'
+	$(BIN)/python -m pytest $(SHARED)
 	$(BIN)/python -m pytest --nbmake notebooks
+
+acceptance: setup lint ## before a release: every case and the long runs, written to tests/acceptance.md (hours)
+	@rm -rf $(RESULTS) && mkdir -p $(RESULTS)
+	@# Failures do not end it: the script counts them, and then fails.
+	-HFLOW_SAMPLE=all $(BIN)/python -m pytest $(BESIDE) -m 'not one_ray' --junitxml=$(RESULTS)/beside.xml
+	-HFLOW_SAMPLE=all $(BIN)/python -m pytest $(SHARED) --junitxml=$(RESULTS)/shared.xml
+	-$(BIN)/python -m pytest --nbmake notebooks --junitxml=$(RESULTS)/notebooks.xml
+	$(BIN)/python scripts/acceptance.py $(addprefix $(RESULTS)/,beside.xml shared.xml notebooks.xml)
 
 lint: setup ## ruff, pyright, and the walls between packages
 	$(BIN)/ruff check .
