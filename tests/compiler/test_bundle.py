@@ -39,8 +39,8 @@ def tables(draw: st.DrawFn) -> AssignmentTable:
     )
 
 
-@given(tables(), st.data())
 @pytest.mark.slow
+@given(tables(), st.data())
 @settings(max_examples=300, deadline=None)
 def test_what_is_left_out_is_replaced(table: AssignmentTable, data: st.DataObject) -> None:
     low = np.array([data.draw(st.integers(0, MOST - 1)) for _ in range(SETS)])
