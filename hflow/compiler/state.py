@@ -18,7 +18,7 @@ from hflow.plan.strategy import GenerationEngine
 
 
 @dataclass(frozen=True)
-class WeightEdge:
+class WeightRead:
     """`reader` (generate or score) reads the weights that `trainer` trains.
 
     `lag`: how many updates old they are. `every`: the reader's model is another one, which takes over the
@@ -43,7 +43,7 @@ class Draft:
     pins: tuple[Pin, ...] = ()
     options: PlannerOptions = DEFAULTS
     engines: Mapping[str, GenerationEngine] = field(default_factory=dict[str, GenerationEngine])
-    weight_edges: tuple[WeightEdge, ...] = ()
+    weight_edges: tuple[WeightRead, ...] = ()
     candidates: Mapping[str, Candidates] = field(default_factory=dict[str, Candidates])
     nodes: tuple[NodePlan, ...] = ()
     step: Program | None = None

@@ -8,7 +8,7 @@ from typing import Any
 
 from hflow.graph.checks.checks import ancestors
 from hflow.graph.infer import kinds
-from hflow.graph.infer.draft import Carry, Draft
+from hflow.graph.infer.draft import CarriedInput, Draft
 from hflow.graph.infer.infer import infer
 from hflow.graph.infer.kinds import generate
 from hflow.graph.infer.signature import parse_signature
@@ -64,7 +64,7 @@ def _draft(graph: Graph, node: Node, options: Mapping[str, Any]) -> Draft:
         signature=signature,
         options=options,
         declared=declared,
-        carried={i.port: Carry(i.lag, i.init) for i in node.inputs if i.lag},
+        carried={i.port: CarriedInput(i.lag, i.init) for i in node.inputs if i.lag},
         region=graph.regions[0].name,
         span=node.span,
         input_spans={i.port: i.span for i in node.inputs if i.span},

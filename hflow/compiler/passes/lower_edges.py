@@ -9,7 +9,7 @@ from hflow.compiler.lending import lends
 from hflow.compiler.lowering import weight_edge
 from hflow.compiler.order import node_order
 from hflow.compiler.script import Key
-from hflow.compiler.state import Draft, WeightEdge
+from hflow.compiler.state import Draft, WeightRead
 from hflow.compiler.writer import Writer, carried
 from hflow.graph.ir import Graph, Node
 from hflow.plan.program import Instruction, Program
@@ -99,7 +99,7 @@ class _Step:
     def _refresh(self) -> None:
         self._move(e for e in self.draft.weight_edges if e.every)
 
-    def _move(self, edges: Iterable[WeightEdge], needed: Set[Key] = frozenset()) -> None:
+    def _move(self, edges: Iterable[WeightRead], needed: Set[Key] = frozenset()) -> None:
         """Each instance is renewed once; one that is the trainer's own needs no instruction.
 
         `needed`: what must be there before.
@@ -128,7 +128,7 @@ class _Step:
                 weights = replace(weights, lends=True)
             self.writer.script.add(weights, {source, *needed}, {reader, *self._lender(reader)})
 
-    def _lower(self, edge: WeightEdge, trained: str, source: Instance, target: Instance) -> None:
+    def _lower(self, edge: WeightRead, trained: str, source: Instance, target: Instance) -> None:
         ends = (edge.trainer, source.sharding), (edge.reader, target.sharding)
         dtype, shape = self.draft.graph.model(trained).dtype, self.draft.shapes[edge.model]
         name, shared = f"{trained} => {edge.reader}", source == target

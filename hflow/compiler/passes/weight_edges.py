@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from hflow.compiler.state import Draft, WeightEdge
+from hflow.compiler.state import Draft, WeightRead
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.graph.ir import Model, Node
 
@@ -20,14 +20,14 @@ def weight_edges(draft: Draft) -> Draft:
     return replace(draft, weight_edges=tuple(edge for n in readers for edge in _edges(draft, n)))
 
 
-def _edges(draft: Draft, reader: Node) -> Iterator[WeightEdge]:
+def _edges(draft: Draft, reader: Node) -> Iterator[WeightRead]:
     """The edge from the last training of the model that `reader` uses, or that its model takes over."""
     assert reader.model
     model = draft.graph.model(reader.model.model)
     every = model.refresh.every if model.refresh else 0
     trainers = draft.graph.trainers(model.refresh.model if model.refresh else model.name)
     for trainer in trainers[-1:]:
-        yield WeightEdge(model.name, trainer.name, reader.name, reader.model.lag, every)
+        yield WeightRead(model.name, trainer.name, reader.name, reader.model.lag, every)
 
 
 def _not_scheduled(draft: Draft) -> Iterator[Diagnostic]:

@@ -13,7 +13,7 @@ from hflow.compiler.candidates.node_groups import node_groups
 from hflow.compiler.lowering import row_bytes
 from hflow.compiler.order import node_order
 from hflow.compiler.planner.assignments import Assignments, all_meshes, shardings
-from hflow.compiler.state import Draft, WeightEdge
+from hflow.compiler.state import Draft, WeightRead
 from hflow.compiler.writer import value_name
 from hflow.cost.redistribution import rows_s, weights_s
 from hflow.graph.ir import Input, Node, Output
@@ -222,7 +222,7 @@ class _Walk:
             self.trained.add(name)
             self._move(e for e in edges if e.model == name and e.lag)
 
-    def _move(self, edges: Iterable[WeightEdge], inputs: Set[int] = frozenset()) -> None:
+    def _move(self, edges: Iterable[WeightRead], inputs: Set[int] = frozenset()) -> None:
         draft, group_of = self.model.draft, self.model.group_of
         for edge in edges:
             source, target = (self.shardings[group_of[name]] for name in (edge.trainer, edge.reader))

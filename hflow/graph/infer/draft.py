@@ -16,7 +16,7 @@ KEEP = "keep"  # the input of a region that says which rows leave it
 
 
 @dataclass(frozen=True)
-class Carry:
+class CarriedInput:
     """An input reads the value of `lag` steps ago, or `init`, None where the file does not say it."""
 
     lag: int
@@ -46,7 +46,7 @@ class Draft:
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     written: frozenset[str] = frozenset()
     declared: Mapping[str, ValueType] = field(default_factory=dict[str, ValueType])
-    carried: Mapping[str, Carry] = field(default_factory=dict[str, Carry])
+    carried: Mapping[str, CarriedInput] = field(default_factory=dict[str, CarriedInput])
     after: tuple[str, ...] = ()
     repeat: Repeat | None = None
     region: str = "step"

@@ -9,7 +9,7 @@ from typing import Any
 
 from hflow.diagnostics import HflowError, did_you_mean
 from hflow.graph.infer import kinds
-from hflow.graph.infer.draft import KEEP, Carry, Draft
+from hflow.graph.infer.draft import KEEP, CarriedInput, Draft
 from hflow.graph.infer.functions import FunctionSource, read_function
 from hflow.graph.infer.kinds import data, generate, score, train
 from hflow.graph.ir import Function, Head, ModelUse, Ref, Repeat
@@ -216,7 +216,7 @@ class _Drafter:
     ) -> Draft:
         """`bare` with its references and its options; `options` is None where they are not known."""
         sources = {port: Ref(*spec.from_.split(".")) for port, spec in node.in_.items()}
-        carried = {p: Carry(s.lag, s.init) for p, s in node.in_.items() if s.lag}
+        carried = {p: CarriedInput(s.lag, s.init) for p, s in node.in_.items() if s.lag}
         for port, spec in node.in_.items():
             self._check_carried(bare, port, spec)
         spans = {port: self.document.span(self._source_path(bare, port)) for port in sources}

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from hflow.diagnostics import did_you_mean
 from hflow.graph.infer import kinds, regions
-from hflow.graph.infer.draft import Carry, Draft
+from hflow.graph.infer.draft import CarriedInput, Draft
 from hflow.graph.infer.unify import Argument, unify
 from hflow.graph.infer.wiring import DERIVED
 from hflow.graph.ir import Input, Node, Output, Ref, Repeat
@@ -112,7 +112,7 @@ class _Inference:
         return replace(node, repeat=self._repeat(draft, node)) if draft.repeat else node
 
     def _input(self, draft: Draft, port: str, source: Ref) -> Input:
-        carry = draft.carried.get(port, Carry(0))
+        carry = draft.carried.get(port, CarriedInput(0))
         return Input(
             port,
             source,

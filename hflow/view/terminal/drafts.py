@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from hflow.compiler.candidates.node_groups import Candidate, ExecConfig, NodeGroup, node_groups
-from hflow.compiler.state import Draft, WeightEdge
+from hflow.compiler.state import Draft, WeightRead
 from hflow.units import plural, seconds, size
 from hflow.view.terminal.program_text import program_text
 from hflow.view.terminal.remarks import peak_text
@@ -33,7 +33,7 @@ def _weight_edges(draft: Draft, width: int) -> str:
     return "\n".join(map(_weight_edge, draft.weight_edges)) or "no weights move"
 
 
-def _weight_edge(edge: WeightEdge) -> str:
+def _weight_edge(edge: WeightRead) -> str:
     age = f", {plural(edge.lag, 'update')} old" if edge.lag else ""
     every = f", every {plural(edge.every, 'step')}" if edge.every else ""
     return f"{edge.trainer} => {edge.reader}  weights of {edge.model}{age}{every}"
