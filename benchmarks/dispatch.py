@@ -41,6 +41,8 @@ from rich.console import Console
 import hflow
 from hflow.plan.cluster_file import load_cluster
 from hflow.plan.plan import Plan
+from hflow.plan.program import Call as NodeCall
+from hflow.plan.program import Offload, Onload, SyncWeights, Transfer
 from hflow.runtime.controller.local_ray import LocalRay
 from hflow.runtime.execute import execute
 from hflow.runtime.tools.new_model import new_model
@@ -54,9 +56,9 @@ from hflow.runtime.controller.ray_pool import RayPool  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 WARM = 3  # steps left out: the first of a kind cost more
+MEASURED = (NodeCall, Transfer, SyncWeights, Onload, Offload)  # a report has an event of each
 WAYS = ("step", "calls", "instructions")
 FAR = 1024
-TIMED = ("call", "transfer", "weights", "onload", "offload")  # instructions that a report has an event of
 MODELS = ("actor_train", "critic_train", "rollout", "reward", "values", "ref_logprobs")
 
 Report = dict[str, Any]
@@ -119,12 +121,12 @@ class MeasuredPool(RayPool):
 
 def typical_report(plan: Plan, rank: int) -> Report:
     """What a worker says after a step: an event of each of its instructions, each output's mean."""
-    mine = [i for i in plan.step.instructions if rank in i.devices and i.op in TIMED]
-    names = [plan.step.edges[i.edge].name if i.edge is not None else i.target for i in mine]
+    mine = [i for i in plan.step.instructions if rank in i.devices and isinstance(i, MEASURED)]
+    names = [plan.step.edges[i.edge].name if isinstance(i, Transfer | SyncWeights) else i.node for i in mine]
     events = [
         {"kind": i.op, "name": name, "device": rank, "bytes": 0} for i, name in zip(mine, names, strict=True)
     ]
-    nodes = [plan.graph.node(i.target) for i in mine if i.op == "call"]
+    nodes = [plan.graph.node(i.node) for i in mine if isinstance(i, NodeCall)]
     metrics = {f"{node.name}.{output.port}": (1.0, 1.0) for node in nodes for output in node.outputs}
     for node in (n for n in nodes if n.op == "train"):
         metrics |= {f"{node.name}.{name}": (1.0, 1.0) for name in ("loss", "grad_norm", "kl", "clipped")}

@@ -21,7 +21,7 @@ import pytest
 
 import hflow
 from hflow.graph.infer.functions import find_module
-from hflow.plan.edges import EdgePlan
+from hflow.plan.edges import WeightEdge
 from hflow.plan.parameters import num_parameters
 from hflow.plan.plan import Plan
 from hflow.runtime.tools.new_model import new_model
@@ -51,8 +51,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def weights(plan: Plan) -> EdgePlan:
-    return next(e for e in plan.step.edges if e.kind == "weights")
+def weights(plan: Plan) -> WeightEdge:
+    return next(e for e in plan.step.edges if isinstance(e, WeightEdge))
 
 
 def test_the_readme_shows_the_present_plan(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

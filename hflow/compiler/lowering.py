@@ -11,7 +11,7 @@ from hflow.cost.device import BYTES
 from hflow.cost.redistribution import rows_s, weights_s
 from hflow.graph.types import ValueType
 from hflow.plan.cluster import Cluster
-from hflow.plan.edges import Collective, CopySet, EdgePlan
+from hflow.plan.edges import Collective, CopySet, DataEdge, WeightEdge
 from hflow.plan.layout import Layout
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.parameters import Parameter, expert_part, num_parameters, parameters, stages_of, weight_boxes
@@ -42,13 +42,13 @@ def data_edge(
     source: tuple[str, Layout],
     target: tuple[str, Layout],
     cluster: Cluster,
-) -> EdgePlan:
+) -> DataEdge:
     """Rows of several values of one producer, from its layout to that of a consumer."""
     (source_node, source_layout), (target_node, target_layout) = source, target
     lowered = lower_rows(types, source_layout, target_layout, cluster)
-    return EdgePlan(
-        name, "data", source_node, target_node, ports, types,
-        source_layout.mesh, target_layout.mesh, source_layout, target_layout, **vars(lowered),
+    return DataEdge(
+        name=name, source=source_node, target=target_node, ports=ports, types=types,
+        source_layout=source_layout, target_layout=target_layout, **vars(lowered),
     )  # fmt: skip
 
 
@@ -60,16 +60,16 @@ def weight_edge(
     target: tuple[str, Sharding],
     cluster: Cluster,
     shared: bool = False,
-) -> EdgePlan:
+) -> WeightEdge:
     """All weights of a model, from the devices that train it to those that read it.
 
     `shared`: the reader uses the trainer's own weights.
     """
     (trainer, held), (reader, needed) = source, target
     lowered = lower_weights(shape, dtype, held, needed, cluster, shared)
-    return EdgePlan(
-        name, "weights", trainer, reader, (), (), held.mesh, needed.mesh, None, None, **vars(lowered),
-        source_sharding=held, target_sharding=needed,
+    return WeightEdge(
+        name=name, source=trainer, target=reader, source_sharding=held, target_sharding=needed,
+        **vars(lowered),
     )  # fmt: skip
 
 

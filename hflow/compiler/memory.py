@@ -17,7 +17,7 @@ from hflow.compiler.state import Draft
 from hflow.cost.memory import awake_bytes, sleeps, weight_bytes
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.plan import DeviceMemory
-from hflow.plan.program import Instruction, Program
+from hflow.plan.program import Call, Instruction, Program, Release, SyncWeights, with_bodies
 from hflow.plan.replicas import Instance, instance_of
 from hflow.plan.workload import workload
 from hflow.schedule.tasks import device_classes
@@ -146,30 +146,28 @@ def _parts(here: Sequence[_Held], moment: Moment, plan: NodePlan) -> Counter[str
 
 def _passing(number: int, program: Program, plans: Mapping[str, NodePlan]) -> Iterator[_Passing]:
     """The copies of weights that are there for a while, with the nodes that run meanwhile."""
-    released = {i.target for i in program.instructions if i.op == "release"}
+    released = {i.node for i in program.instructions if isinstance(i, Release)}
     begun: dict[str, list[Moment]] = {}
     for instruction in program.instructions:
-        target = instruction.target
-        if instruction.op == "weights" and target in released:
-            begun[target] = []
-        elif instruction.op == "release":
-            copy = instance_of(program.graph.node(target), plans[target].sharding)
-            yield _Passing(copy, tuple(begun.pop(target)), _lender(instruction, program, plans))
+        reader = instruction.node
+        if isinstance(instruction, SyncWeights) and reader in released:
+            begun[reader] = []
+        elif isinstance(instruction, Release):
+            copy = instance_of(program.graph.node(reader), plans[reader].sharding)
+            yield _Passing(copy, tuple(begun.pop(reader)), _lender(instruction, program, plans))
         for moments in begun.values():
             moments += [(number, name) for name in _called(instruction)]
 
 
-def _lender(release: Instruction, program: Program, plans: Mapping[str, NodePlan]) -> Instance | None:
+def _lender(release: Release, program: Program, plans: Mapping[str, NodePlan]) -> Instance | None:
     if not release.lends:
         return None
-    edge = program.lending_edge(release.target)
+    edge = program.lending_edge(release.node)
     trainer = plans[edge.source].model
-    assert trainer and edge.source_sharding
+    assert trainer
     return Instance(trainer, edge.source_sharding)
 
 
 def _called(instruction: Instruction) -> list[str]:
     """The nodes that an instruction calls, in a loop those of its body."""
-    if instruction.op == "loop":
-        return [name for inner in instruction.body for name in _called(inner)]
-    return [instruction.target] if instruction.op == "call" else []
+    return [i.node for i in with_bodies([instruction]) if isinstance(i, Call)]

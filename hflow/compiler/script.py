@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from hflow.plan.program import Instruction
+from hflow.plan.program import Instruction, handles_read, handles_written
 from hflow.plan.replicas import Instance
 
 # What instructions read and write: a handle, the weights of an instance, or a fact about a node.
@@ -26,7 +26,7 @@ class Script:
     def add(self, instruction: Instruction, reads: Iterable[Key] = (), writes: Iterable[Key] = ()) -> None:
         """Append it with `after` filled in: whoever wrote what it touches, and whoever read what it
         overwrites. Its own handles count without being named."""
-        read, written = {*reads, *instruction.inputs.values()}, {*writes, *instruction.outputs.values()}
+        read, written = {*reads, *handles_read(instruction)}, {*writes, *handles_written(instruction)}
         after = {self._writer[key] for key in read | written if key in self._writer}
         after.update(number for key in written for number in self._readers.pop(key, ()))
         number = len(self.instructions)

@@ -13,11 +13,11 @@ from hflow.compiler.state import Draft
 from hflow.cost.comm import host_transfer_s
 from hflow.cost.memory import optimizer_bytes, weight_bytes
 from hflow.graph.ir import Graph, Input, Node
-from hflow.plan.edges import EdgePlan
+from hflow.plan.edges import DataEdge, Edge
 from hflow.plan.layout import Box, Layout
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.ports import input_layout, output_layout
-from hflow.plan.program import Instruction
+from hflow.plan.program import Await, Call, Offload, Onload, Recall, Transfer
 from hflow.plan.replicas import Instance, instance_of
 
 Pieces = frozenset[tuple[int, Box]]
@@ -29,7 +29,7 @@ class Writer:
 
     draft: Draft
     graph: Graph
-    edges: list[EdgePlan] = field(default_factory=list[EdgePlan])
+    edges: list[Edge] = field(default_factory=list[Edge])
     script: Script = field(default_factory=Script)
     at: dict[str, list[tuple[str, Pieces]]] = field(default_factory=dict[str, list[tuple[str, Pieces]]])
 
@@ -53,7 +53,6 @@ class Writer:
             edge = self._edge(node, values)
             self.edges.append(edge)
             layout, rows = edge.target_layout, values[0].type.rows
-            assert layout
             names = dict.fromkeys(map(value_name, values))
             missing = {name: f"{name}@{node.name}" for name in names if not self.find(name, layout, rows)}
             if missing:
@@ -74,21 +73,21 @@ class Writer:
         plan = self.draft.node_plan(node.name)
         reads, writes = self._touched(node, plan)
         if plan.offload:
-            onload = Instruction("onload", node.name, plan.mesh.devices, time_s=self._onload_s(plan))
+            onload = Onload(node.name, plan.mesh.devices, time_s=self._onload_s(plan))
             self.script.add(onload, reads | set(inputs.values()), writes | {("onload", node.name)})
         outputs = {} if awaited else self.write_outputs(node)
-        call = Instruction("call", node.name, plan.mesh.devices, inputs, outputs, time_s=plan.time_s)
+        call = Call(node.name, plan.mesh.devices, inputs, outputs, time_s=plan.time_s)
         self.script.add(call, reads | {("onload", node.name)}, writes | {("call", node.name)})
         if plan.offload:
             seconds = self._onload_s(plan) if node.op == "train" else 0.0  # the host still has frozen weights
-            offload = Instruction("offload", node.name, plan.mesh.devices, time_s=seconds)
+            offload = Offload(node.name, plan.mesh.devices, time_s=seconds)
             self.script.add(offload, {("call", node.name)})
 
     def wait(self, node: Node) -> None:
         """The end of a node that was called."""
         plan = self.draft.node_plan(node.name)
         reads, _ = self._touched(node, plan)
-        await_ = Instruction("await", node.name, plan.mesh.devices, outputs=self.write_outputs(node))
+        await_ = Await(node.name, plan.mesh.devices, self.write_outputs(node))
         self.script.add(await_, reads, {("call", node.name)})
 
     def _touched(self, node: Node, plan: NodePlan) -> tuple[set[Key], set[Key]]:
@@ -142,7 +141,7 @@ class Writer:
         source, target = meshes
         return output_layout(producer, source, value.type), input_layout(node, target, value.type)
 
-    def _edge(self, node: Node, values: list[Input]) -> EdgePlan:
+    def _edge(self, node: Node, values: list[Input]) -> DataEdge:
         producer = values[0].source.node
         source, target = self._layouts(node, values[0])
         by_port = {v.source.port: v.type for v in values}
@@ -161,22 +160,18 @@ class Writer:
             self.put(value_name(value), layout, 1, value_name(value))
         if new:
             outputs = {v.source.port: value_name(v) for v in new}
-            lag, init = values[0].lag, values[0].init
-            recall = Instruction("recall", producer.name, mesh.devices, outputs=outputs, lag=lag, init=init)
+            recall = Recall(producer.name, mesh.devices, outputs, values[0].lag, values[0].init)
             self.script.add(recall, carried(producer.name, outputs))
 
-    def _transfer(self, edge: EdgePlan, ports: dict[str, str], missing: dict[str, str]) -> None:
+    def _transfer(self, edge: DataEdge, ports: dict[str, str], missing: dict[str, str]) -> None:
         """`inputs` and `outputs` map the moved ports to handles at the source and at the target."""
         inputs = {ports[name]: name for name in missing}
         outputs = {ports[name]: handle for name, handle in missing.items()}
         devices = tuple(sorted({*edge.source_mesh.devices, *edge.target_mesh.devices}))
         moved = tuple(type_ for port, type_ in zip(edge.ports, edge.types) if port in inputs)
-        assert edge.source_layout and edge.target_layout
         lowered = lower_rows(moved, edge.source_layout, edge.target_layout, self.draft.cluster)
         number = len(self.edges) - 1
-        self.script.add(
-            Instruction("transfer", edge.target, devices, inputs, outputs, number, time_s=lowered.time_s)
-        )
+        self.script.add(Transfer(edge.target, devices, number, inputs, outputs, time_s=lowered.time_s))
 
 
 def carried(node: str, ports: Iterable[str]) -> set[Key]:

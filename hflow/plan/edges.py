@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import ConfigDict, Discriminator
 
 from hflow.graph.types import ValueType
 from hflow.plan.layout import Box, Layout, Mesh
@@ -35,25 +37,31 @@ class CopySet:
     copies: tuple[Copy, ...]
 
 
-@dataclass(frozen=True)
-class EdgePlan:
-    """A lowered edge: the layouts at both ends and the copies between them.
+@dataclass(frozen=True, kw_only=True)
+class _Edge:
+    """What all lowered edges have. Bytes per device are those of the busiest one; for ragged values they are
+    estimates from the greatest lengths.
 
-    Data edges copy rows: their boxes have one range, of rows. Weight edges copy boxes of HF
-    parameters, between two shardings. `bytes_per_device` is what the busiest device receives; for ragged
-    values it is an estimate from the greatest lengths.
+    Attributes:
+        kind: what moves, in plan files.
+        name: unique among the edges of a program.
+        source: the node that the values come from.
+        target: the node that reads them.
+        collective: what the copies amount to; ``p2p`` where they are no single collective.
+        copies: what goes from which device to which.
+        size_bytes: of all values, each counted once.
+        bytes_per_device: received.
+        lower_bound_bytes_per_device: that must be received, however the values are moved.
+        peak_bytes: held at both ends while the values move.
+        time_s: predicted seconds.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = {"extra": "forbid"}
+
+    kind: str
     name: str
-    kind: Literal["data", "weights"]
     source: str
     target: str
-    ports: tuple[str, ...]
-    types: tuple[ValueType, ...]
-    source_mesh: Mesh
-    target_mesh: Mesh
-    source_layout: Layout | None
-    target_layout: Layout | None
     collective: Collective
     copies: tuple[CopySet, ...]
     size_bytes: int
@@ -61,5 +69,54 @@ class EdgePlan:
     lower_bound_bytes_per_device: int
     peak_bytes: int
     time_s: float
-    source_sharding: Sharding | None = None
-    target_sharding: Sharding | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataEdge(_Edge):
+    """Rows of values that one node makes and another reads; boxes have one range, of rows.
+
+    Attributes:
+        ports: the producer's output ports.
+        types: of the value of each port.
+        source_layout: how the producer's devices hold the rows.
+        target_layout: how the reader's devices need them.
+    """
+
+    kind: Literal["data"] = "data"
+    ports: tuple[str, ...]
+    types: tuple[ValueType, ...]
+    source_layout: Layout
+    target_layout: Layout
+
+    @property
+    def source_mesh(self) -> Mesh:
+        return self.source_layout.mesh
+
+    @property
+    def target_mesh(self) -> Mesh:
+        return self.target_layout.mesh
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightEdge(_Edge):
+    """Weights that one node trains and another reads; boxes are those of HF parameters.
+
+    Attributes:
+        source_sharding: how the trainer's devices hold the weights.
+        target_sharding: how the reader's devices need them.
+    """
+
+    kind: Literal["weights"] = "weights"
+    source_sharding: Sharding
+    target_sharding: Sharding
+
+    @property
+    def source_mesh(self) -> Mesh:
+        return self.source_sharding.mesh
+
+    @property
+    def target_mesh(self) -> Mesh:
+        return self.target_sharding.mesh
+
+
+Edge = Annotated[DataEdge | WeightEdge, Discriminator("kind")]

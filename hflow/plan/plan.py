@@ -7,7 +7,7 @@ nothing else: neither the passes nor the search that found it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,8 +23,7 @@ from hflow.plan.node_plan import NodePlan
 from hflow.plan.program import Program
 from hflow.whole_file import write_whole
 
-VERSION = 6  # of the file
-HASHED_VERSION = 5  # of the decisions in it, over which the hash is
+VERSION = 7  # of the file
 
 
 @dataclass(frozen=True)
@@ -90,11 +89,9 @@ class Plan(Displayed):
     @cached_property
     def hash(self) -> str:
         """The first 12 hex digits of SHA-256 over what was decided: without places in files, source text and
-        digests of files, and however it was found."""
+        digests of files, whatever the version of the file, and however it was found."""
         step, evaluation = map(_without_places, (self.step, self.evaluation))
-        bare = replace(self, version=HASHED_VERSION, step=step, evaluation=evaluation, search=Search(0, None))
-        found_by = {"unsearched", "try_pin", "searched_gap"}
-        text = to_json(bare, {"digests": True, "search": found_by, "cluster": _unsaid(self.cluster)})
+        text = to_json(replace(self, step=step, evaluation=evaluation), {"version", "digests", "search"})
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def save(self, path: Path) -> None:
@@ -102,22 +99,11 @@ class Plan(Displayed):
         write_whole(path, to_json(self) + "\n", "HF306")
 
 
-def to_json(plan: Plan, leave_out: Mapping[str, Any] | None = None) -> str:
-    """`leave_out`: fields, and fields of fields, as pydantic's `exclude`."""
+def to_json(plan: Plan, leave_out: Set[str] = frozenset()) -> str:
+    """`leave_out`: fields of the plan."""
     from pydantic import TypeAdapter
 
-    return TypeAdapter(Plan).dump_json(plan, exclude=dict(leave_out) if leave_out else None).decode()
-
-
-def _unsaid(cluster: Cluster) -> dict[str, Any]:
-    """What few cluster files say and this one does not: with it, the hash of every plan would be another."""
-    fields_ = {"host_memory_bytes": None, "server_bytes": 0}
-    found: dict[str, Any] = {
-        name: True for name, unsaid in fields_.items() if getattr(cluster, name) == unsaid
-    }
-    if not cluster.device.overhead_bytes:
-        found["device"] = {"overhead_bytes"}
-    return found
+    return TypeAdapter(Plan).dump_json(plan, exclude=set(leave_out)).decode()
 
 
 def _without_places(program: Program | None) -> Program | None:

@@ -11,9 +11,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from hflow.graph.ir import Graph
-from hflow.plan.program import Instruction, Program
+from hflow.plan.program import (
+    Free,
+    Instruction,
+    Loop,
+    Offload,
+    Onload,
+    Program,
+    Release,
+    SyncWeights,
+    Timeless,
+    handles_read,
+    handles_written,
+)
 from hflow.schedule.list_scheduling import Task, arrange
-from hflow.schedule.tasks import TIMELESS, tasks
+from hflow.schedule.tasks import tasks
 from hflow.schedule.timed_span import loop_time_s
 
 Block = tuple[int, ...]  # positions of instructions that run one directly after the other
@@ -25,12 +37,12 @@ def arranged(program: Program) -> Program:
 
 
 def _arranged(graph: Graph, instructions: Sequence[Instruction]) -> tuple[Instruction, ...]:
-    timed = [_with_rounds(graph, i) if i.op == "loop" else i for i in instructions]
+    timed = [_with_rounds(graph, i) if isinstance(i, Loop) else i for i in instructions]
     blocks = list(_blocks(timed))
     return _with_frees(timed, _eager_first(timed, blocks, _order(timed, blocks)))
 
 
-def _with_rounds(graph: Graph, loop: Instruction) -> Instruction:
+def _with_rounds(graph: Graph, loop: Loop) -> Loop:
     loop = replace(loop, body=_arranged(graph, loop.body))
     return replace(loop, time_s=loop_time_s(graph, loop))
 
@@ -38,9 +50,8 @@ def _with_rounds(graph: Graph, loop: Instruction) -> Instruction:
 def _blocks(instructions: Sequence[Instruction]) -> Iterator[Block]:
     start = 0
     for position, instruction in enumerate(instructions):
-        more = instructions[position + 1 : position + 2]
-        glued = instruction.op == "onload" or bool(more and more[0].op == "offload")
-        if not glued:
+        following = instructions[position + 1 : position + 2]
+        if not isinstance(instruction, Onload) and not any(isinstance(i, Offload) for i in following):
             yield tuple(range(start, position + 1))
             start = position + 1
 
@@ -49,12 +60,13 @@ def _order(instructions: Sequence[Instruction], blocks: Sequence[Block]) -> list
     """The blocks as list scheduling orders them."""
     number_of = {position: number for number, block in enumerate(blocks) for position in block}
     single = tasks(instructions)
-    released = {i.target for i in instructions if i.op == "release"}
+    released = {i.node for i in instructions if isinstance(i, Release)}
     together: list[Task] = []
     for number, block in enumerate(blocks):
         after = {number_of[before] for position in block for before in single[position].after} - {number}
         seconds = sum(single[position].time_s for position in block)
-        leads = instructions[block[0]].op == "weights" and instructions[block[0]].target in released
+        first = instructions[block[0]]
+        leads = isinstance(first, SyncWeights) and first.node in released
         together.append(Task(seconds, single[block[0]].resources, tuple(sorted(after)), leads))
     return [blocks[number] for number in arrange(together)]
 
@@ -81,8 +93,9 @@ def _ripe(eager: Mapping[Block, set[int]], done: set[int]) -> list[Block]:
 
 def _eager(instructions: Sequence[Instruction], blocks: Sequence[Block]) -> dict[Block, set[int]]:
     """What only keeps or drops, with what each waits for."""
+    first = ((block, instructions[block[0]]) for block in blocks)
     return {
-        block: set(instructions[block[0]].after) for block in blocks if instructions[block[0]].op in TIMELESS
+        block: set(instruction.after) for block, instruction in first if isinstance(instruction, Timeless)
     }
 
 
@@ -94,7 +107,7 @@ def _with_frees(instructions: Sequence[Instruction], blocks: Sequence[Block]) ->
     for block in blocks:
         for position in block:
             i = instructions[position]
-            for handle in dict.fromkeys((*i.inputs.values(), *i.outputs.values())):
+            for handle in dict.fromkeys((*handles_read(i), *handles_written(i))):
                 users.setdefault(handle, []).append(position)
                 last[handle] = block
     dead: dict[Block, list[str]] = {}
@@ -111,6 +124,5 @@ def _with_frees(instructions: Sequence[Instruction], blocks: Sequence[Block]) ->
             used = {user for handle in handles for user in users[handle]}
             devices = tuple(sorted({d for user in used for d in instructions[user].devices}))
             after = tuple(sorted(moved[user] for user in used))
-            target = instructions[block[-1]].target
-            out.append(Instruction("free", target, devices, dict(zip(handles, handles)), after=after))
+            out.append(Free(instructions[block[-1]].node, devices, tuple(handles), after=after))
     return tuple(out)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from hflow.plan.program import Instruction
+from hflow.plan.program import Instruction, Timeless
 from hflow.schedule.list_scheduling import Task
-
-TIMELESS = ("await", "free", "release", "recall", "carry")  # each device does these alone, at once
 
 
 def device_classes(groups: Iterable[Sequence[int]]) -> dict[tuple[int, ...], frozenset[int]]:
@@ -38,6 +36,6 @@ def tasks(instructions: Sequence[Instruction]) -> list[Task]:
     """One task per instruction. What only keeps or drops takes no time and makes no device wait for another,
     so it has no resources."""
     return [
-        Task(0.0, (), i.after) if i.op in TIMELESS else Task(i.time_s, on, i.after)
+        Task(0.0, (), i.after) if isinstance(i, Timeless) else Task(i.time_s, on, i.after)
         for i, on in zip(instructions, resources(instructions))
     ]

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hflow.graph.ir import Graph
-from hflow.plan.program import Instruction, Program
+from hflow.plan.program import Instruction, Loop, Program, Timed, Timeless
 from hflow.plan.workload import rounds
 from hflow.schedule.list_scheduling import MEASURED, WARM_UP, makespan_s, period_s, starts
-from hflow.schedule.tasks import TIMELESS, tasks
+from hflow.schedule.tasks import tasks
 
 STEADY = WARM_UP + MEASURED  # steps after which each is as the one before
 
@@ -24,7 +24,7 @@ class Span:
 
     step: int
     path: tuple[int, ...]
-    instruction: Instruction
+    instruction: Timed
     start_s: float
     end_s: float
 
@@ -61,20 +61,20 @@ def step_time_s(program: Program) -> float:
     return period_s(tasks(program.instructions), range(len(program.instructions)))
 
 
-def loop_time_s(graph: Graph, loop: Instruction) -> float:
+def loop_time_s(graph: Graph, loop: Loop) -> float:
     """Seconds that all rounds of a loop take."""
     made = tasks(loop.body)
     runs = _rounds(graph, loop)
     return max((makespan_s(made, began) for began in runs), default=0.0)
 
 
-def _rounds(graph: Graph, loop: Instruction) -> list[list[float]]:
+def _rounds(graph: Graph, loop: Loop) -> list[list[float]]:
     """When each instruction of a loop's body starts, round by round."""
-    return starts(tasks(loop.body), range(len(loop.body)), rounds(graph, graph.node(loop.target)))
+    return starts(tasks(loop.body), range(len(loop.body)), rounds(graph, graph.node(loop.node)))
 
 
 def _spans(graph: Graph, step: int, position: int, instruction: Instruction, start: float) -> Iterator[Span]:
-    if instruction.op != "loop":
+    if not isinstance(instruction, Loop):
         yield from _span(step, (position,), instruction, start)
         return
     for number, began in enumerate(_rounds(graph, instruction)):
@@ -83,5 +83,5 @@ def _spans(graph: Graph, step: int, position: int, instruction: Instruction, sta
 
 
 def _span(step: int, path: Sequence[int], instruction: Instruction, start: float) -> Iterator[Span]:
-    if instruction.op not in TIMELESS:
+    if not isinstance(instruction, Timeless):
         yield Span(step, tuple(path), instruction, start, start + instruction.time_s)

@@ -12,8 +12,6 @@ from hflow.schedule.list_scheduling import WARM_UP
 from hflow.schedule.timed_span import Span, spans
 from hflow.view.words import deed
 
-SHOWN = frozenset({"call", "transfer", "weights", "onload", "offload"})
-
 
 @dataclass(frozen=True)
 class Bar:
@@ -74,10 +72,10 @@ def end_s(tracks: Sequence[Track]) -> float:
 
 def _planned(program: Program, found: Iterable[Span]) -> tuple[Track, ...]:
     """What takes time, by the devices that do it."""
-    shown = [s for s in found if s.instruction.op in SHOWN and s.end_s > s.start_s]
+    shown = [s for s in found if s.end_s > s.start_s]
     shown.sort(key=lambda s: (s.start_s, s.end_s))
     bars = [
-        Bar(deed(program, i), i.op, s.start_s, s.end_s, i.target, s.step)
+        Bar(deed(program, i), i.op, s.start_s, s.end_s, i.node, s.step)
         for s, i in ((s, s.instruction) for s in shown)
     ]
     return _tracks(bars, [s.instruction.devices for s in shown])

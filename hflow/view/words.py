@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from typing import assert_never
+
 from hflow import units
 from hflow.graph.ir import Graph, Input, Model, Region
 from hflow.plan.node_plan import NodePlan, layout_text
-from hflow.plan.program import Instruction, Program
+from hflow.plan.program import Call, Loop, Offload, Onload, Program, SyncWeights, Timed, Transfer
 
 
-def deed(program: Program, instruction: Instruction) -> str:
+def deed(program: Program, instruction: Timed) -> str:
     """A node's name for its call; else what is moved: ``rollout -> values``, ``actor => rollout``, ``onload
     critic_train``."""
-    if instruction.edge is None:
-        return instruction.target if instruction.op == "call" else f"{instruction.op} {instruction.target}"
-    edge = program.edges[instruction.edge]
-    return edge.name if edge.kind == "weights" else f"{edge.source} -> {edge.target}"
+    match instruction:
+        case Call():
+            return instruction.node
+        case SyncWeights():
+            return program.weight_edge(instruction).name
+        case Transfer():
+            edge = program.data_edge(instruction)
+            return f"{edge.source} -> {edge.target}"
+        case Loop() | Onload() | Offload():
+            return f"{instruction.op} {instruction.node}"
+        case _:
+            assert_never(instruction)
 
 
 def layout(node: NodePlan) -> str:

@@ -16,7 +16,16 @@ from hflow.plan.cluster import Cluster, Link
 from hflow.plan.cluster_file import load_cluster
 from hflow.plan.layout import Mesh
 from hflow.plan.node_plan import NodePlan
-from hflow.plan.program import Instruction, Program
+from hflow.plan.program import (
+    Carry,
+    Instruction,
+    Loop,
+    Program,
+    Recall,
+    SyncWeights,
+    handles_read,
+    handles_written,
+)
 
 
 def program_text(program: Program) -> str:
@@ -25,12 +34,23 @@ def program_text(program: Program) -> str:
 
 def _lines(instructions: Sequence[Instruction], indent: str) -> Iterator[str]:
     for i in instructions:
-        values = " ".join(sorted(i.inputs.values()))
-        results = " ".join(sorted(i.outputs.values()))
-        more = {"lag": i.lag, "init": i.init, "every": i.every}
-        fields = "".join(f" {name} {value}" for name, value in more.items() if value)
-        yield f"{indent}{i.op:8} {i.target:12} @{i.devices} ({values}) -> ({results}) after {i.after}{fields}"
-        yield from _lines(i.body, f"{indent}  ")
+        values, results = " ".join(sorted(handles_read(i))), " ".join(sorted(handles_written(i)))
+        fields = "".join(f" {name} {value}" for name, value in _more(i).items() if value)
+        yield f"{indent}{i.op:8} {i.node:12} @{i.devices} ({values}) -> ({results}) after {i.after}{fields}"
+        if isinstance(i, Loop):
+            yield from _lines(i.body, f"{indent}  ")
+
+
+def _more(instruction: Instruction) -> dict[str, float]:
+    match instruction:
+        case Carry(lag=lag):
+            return {"lag": lag}
+        case Recall(lag=lag, init=init):
+            return {"lag": lag, "init": init}
+        case SyncWeights(every=every):
+            return {"every": every}
+        case _:
+            return {}
 
 
 def instant(devices: int) -> Cluster:

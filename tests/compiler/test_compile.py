@@ -18,9 +18,11 @@ from hflow.diagnostics import HflowError
 from hflow.graph.ir import Graph
 from hflow.plan.cluster import Cluster
 from hflow.plan.cluster_file import load_cluster
+from hflow.plan.edges import WeightEdge
 from hflow.plan.layout import Mesh
 from hflow.plan.plan import Plan, to_json
 from hflow.plan.plan_file import load_plan
+from hflow.plan.program import Call, Free, SyncWeights, Transfer, handles_read, handles_written
 from hflow.view.terminal.terminal import plan_text
 from tests.compiler.programs import program_text
 
@@ -87,15 +89,15 @@ def test_every_handle_is_written_before_it_is_read_and_freed_once(grpo: Graph) -
         assert program
         alive: set[str] = set()
         for instruction in program.instructions:
-            assert set(instruction.inputs.values()) <= alive
-            if instruction.op == "free":
-                alive -= set(instruction.inputs)
-            alive |= set(instruction.outputs.values())
+            assert set(handles_read(instruction)) <= alive
+            if isinstance(instruction, Free):
+                alive -= set(instruction.handles)
+            alive |= set(handles_written(instruction))
         assert not alive
 
 
 def test_models_are_read_before_they_are_trained(grpo: Graph) -> None:
-    calls = [i.target for i in compile_graph(grpo, local(4), PINS).step.instructions if i.op == "call"]
+    calls = [i.node for i in compile_graph(grpo, local(4), PINS).step.instructions if isinstance(i, Call)]
     assert calls.index("rollout") < calls.index("actor_train")
     assert len(calls) == len(set(calls)) == 6
 
@@ -111,14 +113,14 @@ def test_evaluation_is_greedy_on_held_out_rows(grpo: Graph) -> None:
 def test_generation_mesh_is_regrouped(grpo: Graph) -> None:
     plan = compile_graph(grpo, local(8), ("actor_train=tp4,dp2", "rollout=tp2,dp4"))
     assert plan.node("rollout").mesh == Mesh.of((0, 2, 1, 3, 4, 6, 5, 7), dp=4, tp=2)
-    edge = next(e for e in plan.step.edges if e.kind == "weights")
+    edge = next(e for e in plan.step.edges if isinstance(e, WeightEdge))
     assert edge.bytes_per_device == edge.lower_bound_bytes_per_device
 
 
 def test_equal_meshes_move_nothing(grpo: Graph) -> None:
     plan = compile_graph(grpo, local(2))
     assert {e.collective for e in plan.step.edges} == {"alias"}
-    assert not [i for i in plan.step.instructions if i.op in ("transfer", "weights")]
+    assert not [i for i in plan.step.instructions if isinstance(i, Transfer | SyncWeights)]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,9 @@ from hflow.diagnostics import HflowError
 from hflow.graph.ir import Graph
 from hflow.plan.cluster import Cluster
 from hflow.plan.cluster_file import load_cluster
+from hflow.plan.edges import WeightEdge
 from hflow.plan.plan import Plan
+from hflow.plan.program import Await, Call, Release, SyncWeights
 from hflow.plan.verify.consistency import inconsistencies
 from hflow.plan.workload import workload
 from hflow.view.terminal.terminal import plan_text
@@ -76,9 +78,9 @@ def test_a_server_shares_no_weights(grpo: Graph) -> None:
         planned(grpo, cluster, *COLOCATED, engines=(f"rollout={e}",)) for e in ("megatron", "sglang")
     )
     for plan, moved in ((own, False), (apart, True)):
-        instructions = [i for i in plan.step.instructions if i.op == "weights"]
+        instructions = [i for i in plan.step.instructions if isinstance(i, SyncWeights)]
         assert bool(instructions) == moved
-        (edge,) = (e for e in plan.step.edges if e.kind == "weights")
+        (edge,) = (e for e in plan.step.edges if isinstance(e, WeightEdge))
         assert edge.bytes_per_device == 0
         assert (edge.time_s > 0) == moved
     assert apart.node("rollout").engine == "sglang"
@@ -87,7 +89,7 @@ def test_a_server_shares_no_weights(grpo: Graph) -> None:
 
 def test_on_gpus_a_server_sleeps_while_others_run(grpo: Graph) -> None:
     plan = planned(grpo, load_cluster("a100x8"), COLOCATED[0], "rollout=tp2,dp4,micro8@0-7")
-    assert [i.target for i in plan.step.instructions if i.op == "release"] == ["rollout"]
+    assert [i.node for i in plan.step.instructions if isinstance(i, Release)] == ["rollout"]
     (memory,) = plan.memory
     assert memory.node == "actor_train"
     assert not any("server" in part for part in memory.parts)
@@ -151,7 +153,7 @@ def test_two_engines_for_one_model_are_two_copies(model: str) -> None:
     files = ["tests/runtime/graphs/greedy_twice.yaml"]
     graph = hflow.load("tests/runtime/graphs/grpo_tiny.yaml", overrides, files)
     plan = planned(graph, load_cluster("local4"), engines=("rollout=sglang", "greedy=sglang"))
-    readers = [i.target for i in plan.step.instructions if i.op == "weights"]
+    readers = [i.node for i in plan.step.instructions if isinstance(i, SyncWeights)]
     assert len([name for name in readers if name in ("rollout", "greedy")]) == 1
     assert plan.node("rollout").sharding == plan.node("greedy").sharding
     assert plan.node("rollout").sharding != plan.node("greedy_again").sharding
@@ -163,10 +165,12 @@ IN_FLIGHT = "nodes.rollout.with.in_flight=true"
 def test_weights_in_flight_come_between_the_beginning_and_the_end(model: str) -> None:
     graph = hflow.load("algorithms/async_grpo.yaml", [f"params.model={model}", IN_FLIGHT])
     plan = planned(graph, load_cluster("local4"), "rollout=tp1@3", "actor_train=dp2@0-1")
-    shown = ("call", "weights", "await")
-    call, weights, await_ = (i for i in plan.step.instructions if i.target == "rollout" and i.op in shown)
-    assert (call.op, weights.op, await_.op) == shown
-    assert not call.outputs and call.time_s > 0 and await_.outputs and not await_.time_s
+    shown = (Call, SyncWeights, Await)
+    own = [i for i in plan.step.instructions if i.node == "rollout" and isinstance(i, shown)]
+    assert [type(i) for i in own] == [*shown]
+    call, _, await_ = own
+    assert isinstance(call, Call) and not call.outputs and call.time_s > 0
+    assert isinstance(await_, Await) and await_.outputs
     plain = planned(
         hflow.load("algorithms/async_grpo.yaml", [f"params.model={model}"]),
         load_cluster("local4"), "rollout=tp1@3", "actor_train=dp2@0-1",

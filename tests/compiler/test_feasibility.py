@@ -18,6 +18,7 @@ from hflow.compiler.state import Draft
 from hflow.diagnostics import HflowError
 from hflow.plan.cluster_file import load_cluster
 from hflow.plan.plan import Plan
+from hflow.plan.program import Onload
 from tests.compiler.workloads import large
 
 SIZES = ("7b", "13b", "34b", "70b")
@@ -35,7 +36,7 @@ def test_half_of_that_needs_offload_and_says_so(size: str, gpus: int) -> None:
     assert not _fits(_without_offload(_draft("ppo", size, gpus)))
     plan = _plan("ppo", size, gpus)
     offloaded = [n.node for n in plan.nodes if n.offload]
-    moved = {i.target for i in plan.step.instructions if i.op == "onload" and i.time_s > 0}
+    moved = {i.node for i in plan.step.instructions if isinstance(i, Onload) and i.time_s > 0}
     assert offloaded and moved == set(offloaded)
     assert all(m.peak_bytes <= m.capacity_bytes for m in plan.memory)
 

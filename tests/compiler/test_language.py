@@ -18,7 +18,7 @@ from hflow.plan.parameters import num_parameters
 from hflow.plan.plan import Plan
 from hflow.plan.plan_file import load_plan
 from hflow.plan.ports import input_layout
-from hflow.plan.program import Instruction
+from hflow.plan.program import Call, Free, Instruction, Loop, SyncWeights, handles_read, handles_written
 from hflow.plan.replicas import Instance
 from hflow.plan.sharding import Sharding
 from tests.compiler.programs import program_text
@@ -73,16 +73,16 @@ def test_every_handle_is_written_before_it_is_read_and_freed_once(model: str, na
         for instructions in _lists(program.instructions):
             alive: set[str] = set()
             for instruction in instructions:
-                assert set(instruction.inputs.values()) <= alive
-                alive -= set(instruction.inputs) if instruction.op == "free" else set()
-                alive |= set(instruction.outputs.values())
+                assert set(handles_read(instruction)) <= alive
+                alive -= set(instruction.handles) if isinstance(instruction, Free) else set()
+                alive |= set(handles_written(instruction))
             assert not alive
 
 
 def _lists(instructions: Sequence[Instruction]) -> Iterator[Sequence[Instruction]]:
     yield instructions
     for instruction in instructions:
-        if instruction.body:
+        if isinstance(instruction, Loop):
             yield from _lists(instruction.body)
 
 
@@ -129,15 +129,15 @@ def test_older_weights_are_a_copy_that_memory_counts(model: str) -> None:
     with_copy, without = lagging.memory[0], on_policy.memory[0]
     assert with_copy.parts["actor older weights (dp2 @0-1)"] == size
     assert with_copy.peak_bytes - without.peak_bytes == size
-    assert not [i for i in on_policy.step.instructions if i.op == "weights"]
+    assert not [i for i in on_policy.step.instructions if isinstance(i, SyncWeights)]
 
 
 def test_older_weights_are_renewed_just_before_training(model: str) -> None:
     plan = compiled("lagged", model)
-    told = [(i.op, i.target) for i in plan.step.instructions]
+    told = [(i.op, i.node) for i in plan.step.instructions]
     assert told.index(("weights", "rollout")) > told.index(("call", "rollout"))
     assert told.index(("weights", "rollout")) < told.index(("call", "actor_train"))
-    assert plan.evaluation and not [i for i in plan.evaluation.instructions if i.op == "weights"]
+    assert plan.evaluation and not [i for i in plan.evaluation.instructions if isinstance(i, SyncWeights)]
 
 
 def test_nodes_of_different_lag_have_different_weights(model: str) -> None:
@@ -179,7 +179,7 @@ def test_a_refreshed_model_must_have_the_shape_of_its_source(model: str) -> None
 def test_trainings_of_one_model_share_its_mesh(model: str) -> None:
     plan = compiled("trained_twice", model)
     assert plan.node("first").mesh == plan.node("again").mesh
-    calls = [i.target for i in plan.step.instructions if i.op == "call"]
+    calls = [i.node for i in plan.step.instructions if isinstance(i, Call)]
     assert calls == ["texts", "first", "again"]
 
 

@@ -18,17 +18,21 @@ from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.parameters import parameters, weight_boxes
-from hflow.plan.program import Instruction
+from hflow.plan.program import Call, Program, Release, SyncWeights
 from hflow.plan.sharding import Sharding
 from tests.compiler.test_memory import DATA, HALF, MB, TENSOR, lagged, planned
 
 SHAPE = ModelShape("llama", 8, 64, 8, 8, 8, 128, 64, 64, 1e4, 1e-6, False, False)
 
 
-def moves(draft: Draft, model_of: str) -> list[Instruction]:
+def moves(draft: Draft, model_of: str) -> list[SyncWeights | Release]:
     """What moves weights to a node, and drops them."""
     assert draft.step
-    return [i for i in draft.step.instructions if i.op in ("weights", "release") and i.target == model_of]
+    return [i for i in all_moves(draft.step) if i.node == model_of]
+
+
+def all_moves(program: Program) -> list[SyncWeights | Release]:
+    return [i for i in program.instructions if isinstance(i, SyncWeights | Release)]
 
 
 def test_a_trainer_lends_to_a_copy_that_holds_its_shards(ppo: Graph) -> None:
@@ -40,8 +44,8 @@ def test_a_trainer_lends_to_a_copy_that_holds_its_shards(ppo: Graph) -> None:
     assert draft.step.lending_edge("rollout").source == "actor_train"
     instructions = draft.step.instructions
     first, last = instructions.index(weights), instructions.index(release)
-    assert not any(i.target == "actor_train" for i in instructions[first + 1 : last])
-    training = next(i for i in instructions if i.op == "call" and i.target == "actor_train")
+    assert not any(i.node == "actor_train" for i in instructions[first + 1 : last])
+    training = next(i for i in instructions if isinstance(i, Call) and i.node == "actor_train")
     assert last in training.after
 
 
@@ -122,7 +126,7 @@ def test_nothing_is_lent_to_a_region_that_needs_both(model: str) -> None:
         graph = hflow.load(f"tests/runtime/graphs/{name}.yaml", [f"params.model={model}", "params.batch=8"])
         pinned = [*pins, "old=tp2,dp2@0-3"] if name == "region_scored" else pins
         step = hflow.compile(graph, "local4", pinned).step
-        lent.append([i.lends for i in step.instructions if i.op in ("weights", "release")])
+        lent.append([i.lends for i in all_moves(step)])
     assert lent == [[True, True], [False, False]]
 
 
@@ -132,4 +136,4 @@ def test_the_plan_of_an_algorithm_says_so(model: str) -> None:
     plan = hflow.compile(graph, "local4", pins=["actor_train=tp2,dp2@0-3", "rollout=dp4@0-3"])
     for program in (plan.step, plan.evaluation):
         assert program
-        assert [i.op for i in program.instructions if i.lends] == ["weights", "release"]
+        assert [i.op for i in all_moves(program) if i.lends] == ["weights", "release"]

@@ -122,7 +122,7 @@ def test_a_copy_that_waits_for_a_second_reader_counts_meanwhile(model: str) -> N
 
 def _second_reader_last(step: Program, readers: list[str]) -> Program:
     """Only the calls of models, the reference before the second reader."""
-    found = {(i.op, i.target): i for i in step.instructions}
+    found = {(i.op, i.node): i for i in step.instructions}
     keys = ("call", readers[0]), ("call", "ref_logprobs"), ("call", readers[1])
     order = ("weights", readers[0]), *keys, ("release", readers[0])
     return replace(step, instructions=tuple(found[key] for key in order))

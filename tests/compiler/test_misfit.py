@@ -17,6 +17,7 @@ from hflow.plan.cluster import Cluster
 from hflow.plan.cluster_file import load_cluster
 from hflow.plan.named_shapes import NAMED_SHAPES
 from hflow.plan.parameters import num_parameters
+from hflow.plan.program import Onload
 from tests.compiler.small_cases import case, space_of
 from tests.compiler.workloads import large
 
@@ -141,7 +142,7 @@ def test_a_plan_that_needs_offload_says_what_it_costs() -> None:
     graph = large("ppo", "llama-34b")
     assert refusal(graph, cluster("a100x16", hosts=2, link=False)).code == "HF305"
     plan = hflow.compile(graph, "a100x16")
-    moved = [i for i in plan.step.instructions if i.op == "onload" and i.target == "actor_train"]
+    moved = [i for i in plan.step.instructions if isinstance(i, Onload) and i.node == "actor_train"]
     assert plan.node("actor_train").offload and moved[0].time_s > 0
 
 

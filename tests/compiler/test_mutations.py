@@ -164,7 +164,7 @@ def test_what_is_wrong_is_told(
 
 def weight_edge(plan: Any) -> int:
     """The number of an edge over which weights move."""
-    return next(n for n, edge in enumerate(plan["step"]["edges"]) if edge["source_sharding"])
+    return next(n for n, edge in enumerate(plan["step"]["edges"]) if edge["kind"] == "weights")
 
 
 def seeds(count: int, chunk: int) -> range:

@@ -97,5 +97,5 @@ def test_pins_are_kept(ppo: Graph) -> None:
     )
     assert str(train.mesh) == "pp2 dp4 @0-7" and reward.offload and not values.offload
     assert values.micro_batch == 4
-    ops = [i.op for i in plan.step.instructions if i.target == "actor_train"]
+    ops = [i.op for i in plan.step.instructions if i.node == "actor_train"]
     assert [op for op in ops if op in ("onload", "call", "offload")] == ["onload", "call", "offload"]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from hflow.plan.plan import Plan
-from hflow.plan.program import Instruction, Program
+from hflow.plan.program import Call, Instruction, Offload, Onload, Program, Release, SyncWeights
 from hflow.plan.strategy import Strategy
 
 
@@ -33,13 +33,13 @@ def _around_calls(
     instructions: Iterable[Instruction], away: frozenset[str], dropped: frozenset[str]
 ) -> Iterator[Instruction]:
     for i in instructions:
-        if i.op in ("onload", "offload", "release"):
+        if isinstance(i, Onload | Offload | Release):
             continue  # the compiler's own
-        node, is_call = i.target, i.op == "call"
+        node, is_call = i.node, isinstance(i, Call)
         if is_call and node in away:
-            yield Instruction("onload", node, i.devices)
-        yield replace(i, after=(), lends=False)
+            yield Onload(node, i.devices)
+        yield replace(i, after=(), lends=False) if isinstance(i, SyncWeights) else replace(i, after=())
         if is_call and node in away:
-            yield Instruction("offload", node, i.devices)
+            yield Offload(node, i.devices)
         if is_call and node in dropped:
-            yield Instruction("release", node, i.devices)
+            yield Release(node, i.devices)

@@ -14,6 +14,7 @@ import hflow
 from hflow.cost.memory import optimizer_bytes, weight_bytes
 from hflow.plan.layout import Mesh
 from hflow.plan.plan import Plan
+from hflow.plan.program import Onload
 from hflow.plan.read_shape import read_shape
 from hflow.plan.strategy import PLAIN, Strategy
 from hflow.runtime.controller.pool import Pool, WorkerFailure
@@ -142,7 +143,7 @@ def test_a_plan_that_brings_nothing_back_fails(
     tiny_model: Path, tmp_path: Path, node: str, problem: str
 ) -> None:
     plan = put_away(compiled(tiny_model, ONE), [node])
-    kept = tuple(i for i in plan.step.instructions if i.op != "onload")
+    kept = tuple(i for i in plan.step.instructions if not isinstance(i, Onload))
     broken = replace(plan, step=replace(plan.step, instructions=kept))
     with pytest.raises(WorkerFailure, match=f"HF401(.|\n)*{problem}"):
         execute(broken, tmp_path / "run", workers="inline")

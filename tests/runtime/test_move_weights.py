@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from hflow.compiler.lowering import weight_edge
 from hflow.plan.cluster import Cluster, DeviceKind, Link
-from hflow.plan.edges import EdgePlan
+from hflow.plan.edges import WeightEdge
 from hflow.plan.layout import Box, Mesh, volume
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.parameters import parameters, weight_boxes
@@ -41,7 +41,7 @@ MESHES = {
 }
 
 
-def ranks_of(edge: EdgePlan) -> tuple[int, ...]:
+def ranks_of(edge: WeightEdge) -> tuple[int, ...]:
     return tuple(sorted({*edge.source_mesh.devices, *edge.target_mesh.devices}))
 
 
@@ -86,7 +86,7 @@ class Boxes:
 
 
 def move(
-    edge: EdgePlan,
+    edge: WeightEdge,
     shape: ModelShape,
     source: Any,
     target: Any,
@@ -108,7 +108,7 @@ LIMITS = [(0, 2**24), (64, 2**24), (2**14, 300)]  # all parts alone; small ones 
 HOST_OF = (0, 0, 1, 1)
 
 
-def on_rank(rank: int, new_group: Any, edge: EdgePlan) -> list[tuple[int, int]]:
+def on_rank(rank: int, new_group: Any, edge: WeightEdge) -> list[tuple[int, int]]:
     """Bytes received, and elements of the target's boxes that came out wrong: over sockets for each of
     `LIMITS`; read from neighbours' memory; and read within a host, over sockets between hosts."""
     found: list[tuple[int, int]] = []
@@ -122,7 +122,7 @@ def on_rank(rank: int, new_group: Any, edge: EdgePlan) -> list[tuple[int, int]]:
     return found
 
 
-def moved(rank: int, new_group: Any, edge: EdgePlan, neighbours: Neighbours | None) -> tuple[int, int]:
+def moved(rank: int, new_group: Any, edge: WeightEdge, neighbours: Neighbours | None) -> tuple[int, int]:
     source = Boxes(edge.source_mesh, rank, True) if rank in edge.source_mesh.devices else None
     target = Boxes(edge.target_mesh, rank, False) if rank in edge.target_mesh.devices else None
     received = move(edge, SHAPE, source, target, rank, new_group, neighbours)
@@ -135,7 +135,7 @@ def moved(rank: int, new_group: Any, edge: EdgePlan, neighbours: Neighbours | No
     )
 
 
-def planned_bytes(edge: EdgePlan, rank: int) -> int:
+def planned_bytes(edge: WeightEdge, rank: int) -> int:
     """What the plan's copies bring to a rank; fp32."""
     copies = [(len(s.tensors), c) for s in edge.copies for c in s.copies if c.target == rank]
     return 4 * sum(count * volume(copy.box) for count, copy in copies)
@@ -165,7 +165,7 @@ def megatron(mesh: Mesh, rank: int, new_group: Any) -> MegatronWeights | None:
     return MegatronWeights(build_model(LLAMA, mesh, "f32", groups, torch.device("cpu")), LLAMA, mesh, rank)
 
 
-def peak_on_rank(rank: int, new_group: Any, edge: EdgePlan, near: bool) -> tuple[int, int, int]:
+def peak_on_rank(rank: int, new_group: Any, edge: WeightEdge, near: bool) -> tuple[int, int, int]:
     """Bytes received, bytes that torch's allocator gave out at most while the weights moved into memory
     that was free before, and wrong elements.
 
@@ -223,7 +223,7 @@ def test_peak_is_both_layouts_and_a_round(pool: Pool, source: Mesh, target: Mesh
             assert needed <= most <= needed + more
 
 
-def from_megatron(rank: int, new_group: Any, edge: EdgePlan) -> list[int]:
+def from_megatron(rank: int, new_group: Any, edge: WeightEdge) -> list[int]:
     """Elements that came out wrong in another engine's memory, where queries lie together: over sockets, and
     read."""
     source = megatron(edge.source_mesh, rank, new_group)

@@ -10,7 +10,7 @@ import torch
 from hflow.compiler.lowering import data_edge
 from hflow.graph.types import Dim, Factor, ValueType
 from hflow.plan.cluster import Cluster, DeviceKind, Link
-from hflow.plan.edges import EdgePlan
+from hflow.plan.edges import DataEdge
 from hflow.plan.layout import Layout, Mesh, Only, Replicate, Shard
 from hflow.runtime.rows import Rows, from_strings
 from hflow.runtime.worker.transfer import Received, move_rows
@@ -53,8 +53,7 @@ def _whole() -> dict[str, Rows]:
     }
 
 
-def _move(rank: int, new_group, edge: EdgePlan) -> tuple[dict[str, Rows], Received]:
-    assert edge.source_layout
+def _move(rank: int, new_group, edge: DataEdge) -> tuple[dict[str, Rows], Received]:
     world = World(rank, 4, torch.device("cpu"))
     boxes = edge.source_layout.boxes((NUM_ROWS,))
     held = {p: rows.slice(*boxes[rank][0]) for p, rows in _whole().items()} if rank in boxes else {}
@@ -62,7 +61,7 @@ def _move(rank: int, new_group, edge: EdgePlan) -> tuple[dict[str, Rows], Receiv
     return move_rows(edge, PORTS, held, world, Peers(ranks, new_group(ranks)))
 
 
-def _ranks(edge: EdgePlan) -> tuple[int, ...]:
+def _ranks(edge: DataEdge) -> tuple[int, ...]:
     return tuple(sorted({*edge.source_mesh.devices, *edge.target_mesh.devices}))
 
 
@@ -90,7 +89,7 @@ def _same(mine: torch.Tensor | None, theirs: torch.Tensor | None) -> bool:
     return torch.equal(mine, theirs)
 
 
-def _move_if_member(rank: int, new_group, edge: EdgePlan):
+def _move_if_member(rank: int, new_group, edge: DataEdge):
     if rank in _ranks(edge):
         return _move(rank, new_group, edge)
     new_group(_ranks(edge))  # every rank makes every group

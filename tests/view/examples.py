@@ -20,12 +20,13 @@ from hflow.graph.ir import (
 from hflow.graph.types import Dim, DType, Factor, Provenance, ValueType
 from hflow.plan.cluster import Cluster, DeviceKind, Link
 from hflow.plan.digests import Digests
-from hflow.plan.edges import Copy, CopySet, EdgePlan
+from hflow.plan.edges import Copy, CopySet, DataEdge, WeightEdge
 from hflow.plan.layout import Mesh, rows_layout
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.plan import DeviceMemory, Plan, Search
-from hflow.plan.program import Instruction, Program
+from hflow.plan.program import Call, Instruction, Offload, Onload, Program, SyncWeights, Transfer
+from hflow.plan.sharding import Sharding
 from hflow.plan.strategy import Strategy
 from hflow.schedule.timed_span import step_time_s
 
@@ -159,21 +160,18 @@ NODE_PLANS = (
 )
 
 
-def data_edge(source: str, target: str, ports: tuple[str, ...], moves: bool) -> EdgePlan:
+def data_edge(source: str, target: str, ports: tuple[str, ...], moves: bool) -> DataEdge:
     """An edge between two of the nodes above, with one copy of rows if it moves anything."""
     types = tuple(i.type for i in GRAPH.node(target).inputs if i.source.node == source)
     at = {n.node: n.mesh for n in NODE_PLANS}
     copy = Copy(4, 0, ((0, 128),))
     copies = (CopySet(ports, (1024,), "p2p", (copy,)),) if moves else ()
-    return EdgePlan(
+    return DataEdge(
         name=f"{source}.{','.join(ports)}",
-        kind="data",
         source=source,
         target=target,
         ports=ports,
         types=types,
-        source_mesh=at[source],
-        target_mesh=at[target],
         source_layout=rows_layout(at[source]),
         target_layout=rows_layout(at[target]),
         collective="p2p" if moves else "alias",
@@ -186,17 +184,12 @@ def data_edge(source: str, target: str, ports: tuple[str, ...], moves: bool) -> 
     )
 
 
-WEIGHTS = EdgePlan(
+WEIGHTS = WeightEdge(
     name="actor => rollout",
-    kind="weights",
     source="actor_train",
     target="rollout",
-    ports=(),
-    types=(),
-    source_mesh=TRAIN,
-    target_mesh=ALL,
-    source_layout=None,
-    target_layout=None,
+    source_sharding=Sharding(TRAIN),
+    target_sharding=Sharding(ALL),
     collective="all_gather",
     copies=(),
     size_bytes=15_231_233_024,
@@ -220,18 +213,19 @@ EDGES = (
 SHAPE = ModelShape("qwen2", 28, 3584, 28, 4, 128, 18944, 152064, 32768, 1e6, 1e-6, False, True)
 
 
-def call(node: str, after: tuple[int, ...] = ()) -> Instruction:
+def call(node: str, after: tuple[int, ...] = ()) -> Call:
     plan = next(n for n in NODE_PLANS if n.node == node)
-    return Instruction("call", node, plan.mesh.devices, after=after, time_s=plan.time_s)
+    return Call(node, plan.mesh.devices, after=after, time_s=plan.time_s)
 
 
-def move(number: int, after: tuple[int, ...]) -> Instruction:
+def move(number: int, after: tuple[int, ...]) -> Transfer | SyncWeights:
     """A transfer of data edge `number`, or the weights over it."""
-    found = EDGES[number]
-    op = "weights" if found.kind == "weights" else "transfer"
-    outputs = {port: f"{found.source}.{port}@{found.target}" for port in found.ports}
-    inputs = {port: f"{found.source}.{port}" for port in found.ports}
-    return Instruction(op, found.target, ALL.devices, inputs, outputs, number, after, time_s=found.time_s)
+    edge = EDGES[number]
+    if isinstance(edge, WeightEdge):
+        return SyncWeights(edge.target, ALL.devices, number, after=after, time_s=edge.time_s)
+    inputs = {port: f"{edge.source}.{port}" for port in edge.ports}
+    outputs = {port: f"{edge.source}.{port}@{edge.target}" for port in edge.ports}
+    return Transfer(edge.target, ALL.devices, number, inputs, outputs, after=after, time_s=edge.time_s)
 
 
 INSTRUCTIONS = (
@@ -286,13 +280,13 @@ def _with_swaps() -> tuple[Instruction, ...]:
     out: list[Instruction] = []
     at: list[int] = []  # where each instruction went
     for i in INSTRUCTIONS:
-        first, last = swaps_s.get(i.target, (0.0, 0.0)) if i.op == "call" else (0.0, 0.0)
+        first, last = swaps_s.get(i.node, (0.0, 0.0)) if isinstance(i, Call) else (0.0, 0.0)
         if first:
-            out.append(Instruction("onload", i.target, i.devices, time_s=first))
+            out.append(Onload(i.node, i.devices, time_s=first))
         at.append(len(out))
         out.append(replace(i, after=tuple(at[n] for n in i.after)))
         if first:
-            out.append(Instruction("offload", i.target, i.devices, time_s=last))
+            out.append(Offload(i.node, i.devices, time_s=last))
     return tuple(out)
 
 

@@ -9,7 +9,8 @@ from hflow.graph.ir import Graph, Input, ModelUse, Node, Output, Ref, Refresh, R
 from hflow.graph.types import ValueType
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.plan import Plan
-from hflow.plan.program import Instruction, Program
+from hflow.plan.program import Call, Loop, Program
+from hflow.plan.sharding import Sharding
 from tests.view.examples import (
     ALL,
     CLUSTER,
@@ -40,7 +41,9 @@ LATE_GRAPH = replace(
     models=tuple(replace(m, refresh=Refresh("actor", 50) if m.frozen else None) for m in GRAPH.models),
     nodes=tuple(map(_late, GRAPH.nodes)),
 )
-REFRESH = replace(WEIGHTS, name="actor => ref_logprobs", target="ref_logprobs", target_mesh=RIGHT)
+REFRESH = replace(
+    WEIGHTS, name="actor => ref_logprobs", target="ref_logprobs", target_sharding=Sharding(RIGHT)
+)
 LATE_PLAN = replace(PLAN, step=replace(PLAN.step, graph=LATE_GRAPH, edges=(*PLAN.step.edges, REFRESH)))
 
 NUM_ROUNDS, ROWS = 3, 300  # a round draws 128 prompts
@@ -93,7 +96,7 @@ def _rounds_nodes() -> tuple[NodePlan, ...]:
 
 ROUNDS_GRAPH = _rounds_graph()
 BODY = tuple(
-    Instruction("call", name, mesh.devices, after=after, time_s=time_s)
+    Call(name, mesh.devices, after=after, time_s=time_s)
     for name, mesh, after, time_s in (
         ("prompts", ALL, (), 1.0),
         ("rollout", ALL, (0,), 4.0),
@@ -101,11 +104,11 @@ BODY = tuple(
         ("sampling", ALL, (2,), 1.0),
     )
 )
-LOOP = Instruction("loop", "sampling", ALL.devices, body=BODY, time_s=24.0)
+LOOP = Loop("sampling", ALL.devices, BODY, {}, time_s=24.0)
 AFTER_LOOP = (
-    Instruction("call", "ref_logprobs", RIGHT.devices, after=(0,), time_s=3.0),
-    Instruction("call", "advantages", LEFT.devices, after=(0,), time_s=1.0),
-    Instruction("call", "actor_train", LEFT.devices, after=(1, 2), time_s=10.0),
+    Call("ref_logprobs", RIGHT.devices, after=(0,), time_s=3.0),
+    Call("advantages", LEFT.devices, after=(0,), time_s=1.0),
+    Call("actor_train", LEFT.devices, after=(1, 2), time_s=10.0),
 )
 ROUNDS_PLAN = Plan(
     version=PLAN.version,

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from hflow.graph.types import parse_type
 from hflow.plan.layout import Mesh, Only, Replicate, rows_layout
-from hflow.plan.program import Instruction
+from hflow.plan.program import Carry, Free, Recall, Release, SyncWeights, Transfer
 from hflow.view.terminal.program_text import placed, program_text
 from tests.view.examples import LOGPROBS, OFFLOAD_PLAN, PLAN
 from tests.view.examples_in_time import NUM_ROUNDS, ROUNDS_PLAN
@@ -27,16 +27,17 @@ def test_every_instruction_has_its_line_in_order() -> None:
     instructions = OFFLOAD_PLAN.step.instructions
     assert len(lines) == len(instructions)
     for line, i in zip(lines, instructions):
-        assert (i.target if i.edge is None else OFFLOAD_PLAN.step.edges[i.edge].collective) in line
+        moves = isinstance(i, Transfer | SyncWeights)
+        assert (OFFLOAD_PLAN.step.edges[i.edge].collective if moves else i.node) in line
     assert "  onload actor_train  2.0 s" in lines and "  offload actor_train  2.0 s" in lines
 
 
 def test_what_only_keeps_or_drops_has_no_time() -> None:
     kept = (
-        Instruction("recall", "advantages", (0,), outputs={"w": "advantages.w@-1:0"}, lag=1),
-        Instruction("carry", "advantages", (0,), inputs={"w": "advantages.w"}, lag=1),
-        Instruction("release", "rollout", (0,)),
-        Instruction("free", "rollout", (0,), inputs={"a": "rollout.a", "b": "rollout.b"}),
+        Recall("advantages", (0,), {"w": "advantages.w@-1:0"}, lag=1, init=0.0),
+        Carry("advantages", (0,), {"w": "advantages.w"}, lag=1),
+        Release("rollout", (0,)),
+        Free("rollout", (0,), ("rollout.a", "rollout.b")),
     )
     text = program_text(replace(PLAN.step, instructions=kept), PLAN.nodes)
     assert text.splitlines()[-4:] == [

@@ -7,7 +7,9 @@ import networkx as nx
 import pytest
 
 from hflow import units
+from hflow.plan.edges import WeightEdge
 from hflow.plan.plan import Plan, Search
+from hflow.plan.program import Call
 from hflow.plan.strategy import Strategy
 from hflow.view import words
 from hflow.view.terminal.remarks import idle_fraction, path_names, remarks
@@ -88,7 +90,7 @@ def test_numbers_are_never_cut(width: int) -> None:
     for node in NODE_PLANS:
         assert units.seconds(node.time_s) in text
     for edge in EDGES:
-        if edge.kind == "weights" or edge.collective != "alias":
+        if isinstance(edge, WeightEdge) or edge.collective != "alias":
             assert units.size(edge.size_bytes) in text and units.seconds(edge.time_s) in text
 
 
@@ -110,7 +112,7 @@ def test_the_path_tells_moves_that_take_a_hundredth_of_the_step() -> None:
     """The weights take 0.19 s: more than a hundredth of a step of 18.99 s, not of one of 27.5 s."""
     assert not any("=>" in name for name in path_names(PLAN))
     shorter = tuple(
-        replace(i, time_s=i.time_s - 8.6) if i.target == "actor_train" and i.op == "call" else i
+        replace(i, time_s=i.time_s - 8.6) if isinstance(i, Call) and i.node == "actor_train" else i
         for i in PLAN.step.instructions
     )
     plan = replace(PLAN, step=replace(PLAN.step, instructions=shorter), step_time_s=PLAN.step_time_s - 8.6)

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 
-from hflow.plan.program import Instruction
+from hflow.plan.program import Call, Transfer
 from hflow.report.trace import chrome_trace
 from hflow.schedule.critical_path import idle
 from hflow.schedule.timed_span import step_time_s
@@ -60,9 +60,9 @@ def test_steps_that_overlap_fill_one_period() -> None:
     left, right = tuple(range(4)), tuple(range(4, 8))
     both = left + right
     instructions = (
-        Instruction("transfer", "actor_train", both, edge=0, time_s=1.0),
-        Instruction("call", "rollout", right, time_s=8.0, after=(0,)),
-        Instruction("call", "actor_train", left, time_s=10.0, after=(0,)),
+        Transfer("actor_train", both, 0, {}, {}, time_s=1.0),
+        Call("rollout", right, time_s=8.0, after=(0,)),
+        Call("actor_train", left, time_s=10.0, after=(0,)),
     )
     program = replace(PLAN.step, instructions=instructions)
     plan = replace(PLAN, step=program, step_time_s=step_time_s(program))

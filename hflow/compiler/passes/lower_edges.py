@@ -12,7 +12,7 @@ from hflow.compiler.script import Key
 from hflow.compiler.state import Draft, WeightRead
 from hflow.compiler.writer import Writer, carried
 from hflow.graph.ir import Graph, Node
-from hflow.plan.program import Instruction, Program
+from hflow.plan.program import Carry, Loop, Program, Release, SyncWeights
 from hflow.plan.replicas import Instance, instance_of
 
 
@@ -79,7 +79,7 @@ class _Step:
             self._weights_before(node, body.reads)
         devices = tuple(sorted(self.draft.node_plan(region.name).mesh.devices))
         outputs = self.writer.write_outputs(region)
-        loop = Instruction("loop", region.name, devices, outputs=outputs, body=tuple(body.instructions))
+        loop = Loop(region.name, devices, tuple(body.instructions), outputs)
         self.writer.script.add(loop, body.reads, body.writes)
 
     def _weights_before(self, node: Node, needed: Set[Key]) -> None:
@@ -120,13 +120,11 @@ class _Step:
             lowered = self.writer.edges[-1]
             devices = tuple(sorted({*source.mesh.devices, *reader.mesh.devices}))
             number, seconds = len(self.writer.edges) - 1, lowered.time_s / max(1, edge.every)
-            weights = Instruction(
-                "weights", edge.reader, devices, edge=number, every=edge.every, time_s=seconds
-            )
-            if reader in self.copies and lends(self.draft, self.graph, self.order, source, reader):
+            lent = reader in self.copies and lends(self.draft, self.graph, self.order, source, reader)
+            if lent:
                 self.lent[reader] = source
-                weights = replace(weights, lends=True)
-            self.writer.script.add(weights, {source, *needed}, {reader, *self._lender(reader)})
+            sync = SyncWeights(edge.reader, devices, number, edge.every, lent, time_s=seconds)
+            self.writer.script.add(sync, {source, *needed}, {reader, *self._lender(reader)})
 
     def _lower(self, edge: WeightRead, trained: str, source: Instance, target: Instance) -> None:
         ends = (edge.trainer, source.sharding), (edge.reader, target.sharding)
@@ -139,9 +137,7 @@ class _Step:
         for node in nodes:
             mine = instance_of(node, self.draft.node_plan(node.name).sharding) if node.model else None
             if mine in self.copies and node == self._last_reader(mine):
-                release = Instruction("release", self.copies[mine], mine.mesh.devices)
-                if mine in self.lent:
-                    release = replace(release, lends=True)
+                release = Release(self.copies[mine], mine.mesh.devices, lends=mine in self.lent)
                 self.writer.script.add(release, writes={mine, *self._lender(mine)})
 
     def _lender(self, copy: Instance) -> set[Instance]:
@@ -163,5 +159,5 @@ class _Step:
         for node, ports in lags.items():
             devices = self.draft.node_plan(node).mesh.devices
             for port, lag in ports.items():
-                carry = Instruction("carry", node, devices, {port: f"{node}.{port}"}, lag=lag)
+                carry = Carry(node, devices, {port: f"{node}.{port}"}, lag)
                 self.writer.script.add(carry, writes=carried(node, [port]))

@@ -6,6 +6,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 from hflow.compiler.state import Draft
+from hflow.plan.program import Call
 from hflow.schedule.arrange import arranged
 from hflow.schedule.timed_span import steady_spans, step_time_s
 
@@ -16,8 +17,8 @@ def schedule(draft: Draft) -> Draft:
     step = arranged(draft.step)
     starts: dict[str, float] = {}
     times: dict[str, float] = defaultdict(float)
-    for span in (s for s in steady_spans(step) if s.instruction.op == "call"):
-        node = span.instruction.target
+    for span in (s for s in steady_spans(step) if isinstance(s.instruction, Call)):
+        node = span.instruction.node
         starts[node] = min(span.start_s, starts.get(node, span.start_s))
         times[node] += span.instruction.time_s
     return replace(

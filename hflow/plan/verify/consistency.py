@@ -8,7 +8,7 @@ from hflow.plan.digests import CONFIG
 from hflow.plan.model_shape import NAMED
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.plan import Plan
-from hflow.plan.program import Instruction, Program
+from hflow.plan.program import Await, Call, Instruction, Loop, Program, handles_read, handles_written
 from hflow.plan.sharding import Sharding
 
 
@@ -51,16 +51,15 @@ def _bad_instructions(program: Program, instructions: tuple[Instruction, ...], w
     nodes, regions = {n.name for n in program.graph.nodes}, {r.name for r in program.graph.regions}
     alive: set[str] = set()
     for number, i in enumerate(instructions):
-        if i.target not in nodes:
-            yield f"{where}{number} ({i.op}) names `{i.target}`, which is no node"
-        if i.op == "loop" and i.target not in nodes & regions:
-            yield f"{where}{number} runs `{i.target}`, which is no region"
-        if i.edge is not None and not 0 <= i.edge < len(program.edges):
-            yield f"{where}{number} names edge {i.edge}, which does not exist"
-        missing = sorted(set(i.inputs.values()) - alive)
+        if i.node not in nodes:
+            yield f"{where}{number} ({i.op}) names `{i.node}`, which is no node"
+        if isinstance(i, Loop) and i.node not in nodes & regions:
+            yield f"{where}{number} runs `{i.node}`, which is no region"
+        missing = sorted(set(handles_read(i)) - alive)
         yield from (f"{where}{number} reads `{handle}`, which nothing wrote" for handle in missing)
-        yield from _bad_instructions(program, i.body, f"{where}{number}.")
-        alive |= set(i.outputs.values())
+        if isinstance(i, Loop):
+            yield from _bad_instructions(program, i.body, f"{where}{number}.")
+        alive |= set(handles_written(i))
 
 
 def _bad_awaits(program: Program) -> Iterator[str]:
@@ -68,14 +67,14 @@ def _bad_awaits(program: Program) -> Iterator[str]:
     makers = {n.name for n in program.graph.nodes if n.outputs}
     called: set[str] = set()
     for number, i in enumerate(program.instructions):
-        if i.op == "await" and i.target not in called:
-            yield f"instruction {number} waits for `{i.target}`, which nothing has called"
-        if i.op == "call":
-            called.add(i.target)
-    awaited = {i.target for i in program.instructions if i.op == "await"}
+        if isinstance(i, Await) and i.node not in called:
+            yield f"instruction {number} waits for `{i.node}`, which nothing has called"
+        if isinstance(i, Call):
+            called.add(i.node)
+    awaited = {i.node for i in program.instructions if isinstance(i, Await)}
     for number, i in enumerate(program.instructions):
-        if i.op == "call" and i.target in makers - awaited and not i.outputs:
-            yield f"instruction {number} calls `{i.target}`, and nothing waits for it"
+        if isinstance(i, Call) and i.node in makers - awaited and not i.outputs:
+            yield f"instruction {number} calls `{i.node}`, and nothing waits for it"
 
 
 def _out_of_order(instructions: tuple[Instruction, ...], where: str) -> Iterator[str]:
@@ -83,4 +82,5 @@ def _out_of_order(instructions: tuple[Instruction, ...], where: str) -> Iterator
     for number, i in enumerate(instructions):
         late = (before for before in i.after if not 0 <= before < number)
         yield from (f"{where}{number} waits for {before}, which is not before it" for before in late)
-        yield from _out_of_order(i.body, f"{where}{number}.")
+        if isinstance(i, Loop):
+            yield from _out_of_order(i.body, f"{where}{number}.")

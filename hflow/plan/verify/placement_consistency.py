@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hflow.graph.ir import Node
-from hflow.plan.edges import Copy, EdgePlan
+from hflow.plan.edges import Copy, DataEdge, Edge, WeightEdge
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.plan import Plan
-from hflow.plan.program import Instruction, Program
+from hflow.plan.program import Call, Instruction, Loop, Program, SyncWeights, Transfer, with_bodies
 
 AXES = ["pp", "dp", "tp"]
-_KINDS = {"transfer": "data", "weights": "weights"}  # of the edge that an instruction executes
 
 
 def misplaced(plan: Plan) -> Iterator[str]:
@@ -58,19 +57,16 @@ def _bad_program(plan: Plan, program: Program) -> Iterator[str]:
             yield from _bad_edge(plan, edge, f"edge {number}")
     if not program.instructions:
         yield "a program has no instructions"
-    for instruction in _all(program.instructions):
+    for instruction in with_bodies(program.instructions):
         yield from _bad_instruction(plan, program, instruction)
 
 
-def _bad_edge(plan: Plan, edge: EdgePlan, where: str) -> Iterator[str]:
+def _bad_edge(plan: Plan, edge: Edge, where: str) -> Iterator[str]:
     ends = (edge.source_mesh, edge.target_mesh)
     if ends != (plan.node(edge.source).mesh, plan.node(edge.target).mesh):
         yield f"{where} has other meshes than its nodes"
-    if len(edge.ports) != len(edge.types):
+    if isinstance(edge, DataEdge) and len(edge.ports) != len(edge.types):
         yield f"{where} has {len(edge.ports)} ports and {len(edge.types)} types"
-    shardings = (edge.source_sharding, edge.target_sharding)
-    if edge.kind == "weights" and not all(shardings):
-        yield f"{where} moves weights, and does not say how they are split"
     devices = {d for mesh in ends for d in mesh.devices}
     if not all(_fits(copy, part.shape, devices) for part in edge.copies for copy in part.copies):
         yield f"{where} copies what is outside its values, or between devices that are not its own"
@@ -82,21 +78,22 @@ def _fits(copy: Copy, shape: tuple[int, ...], devices: set[int]) -> bool:
 
 
 def _bad_instruction(plan: Plan, program: Program, instruction: Instruction) -> Iterator[str]:
-    op, target = instruction.op, instruction.target
+    node, what = instruction.node, f"an instruction ({instruction.op} {instruction.node})"
     if not instruction.devices or not all(0 <= d < plan.cluster.num_devices for d in instruction.devices):
-        yield f"an instruction ({op} {target}) has no devices, or some that are not in its cluster"
-    if kind := _KINDS.get(op):
-        edges = program.edges[instruction.edge : instruction.edge + 1] if instruction.edge is not None else ()
-        if [edge.kind for edge in edges] != [kind]:
-            yield f"an instruction ({op} {target}) names edge {instruction.edge}, which is none of {kind}"
+        yield f"{what} has no devices, or some that are not in its cluster"
     names = {n.name for n in program.graph.nodes}
-    if op == "call" and target in names and set(instruction.devices) != set(plan.node(target).mesh.devices):
-        yield f"`{target}` is called on other devices than it is planned for"
-    if (op == "loop") != bool(instruction.body):
-        yield f"an instruction ({op} {target}) has a body without being a loop, or is a loop without one"
+    match instruction:
+        case Transfer(edge=number) if not _is_edge(program, number, DataEdge):
+            yield f"{what} names edge {number}, which is no data edge"
+        case SyncWeights(edge=number) if not _is_edge(program, number, WeightEdge):
+            yield f"{what} names edge {number}, which is no weight edge"
+        case Call() if node in names and set(instruction.devices) != set(plan.node(node).mesh.devices):
+            yield f"`{node}` is called on other devices than it is planned for"
+        case Loop(body=()):
+            yield f"{what} is a loop without a body"
+        case _:
+            pass
 
 
-def _all(instructions: tuple[Instruction, ...]) -> Iterator[Instruction]:
-    for instruction in instructions:
-        yield instruction
-        yield from _all(instruction.body)
+def _is_edge(program: Program, number: int, kind: type[DataEdge | WeightEdge]) -> bool:
+    return 0 <= number < len(program.edges) and isinstance(program.edges[number], kind)

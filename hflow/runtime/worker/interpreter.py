@@ -6,23 +6,38 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, assert_never
 
 import torch.distributed as dist
 
 from hflow.graph.infer.kinds.generate import VERSIONS
 from hflow.graph.infer.regions import sample_age
 from hflow.graph.ir import Graph, Node
-from hflow.plan.edges import EdgePlan
+from hflow.plan.edges import WeightEdge
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.plan import Plan
 from hflow.plan.ports import input_layout, is_replicated, output_layout, row_unit
-from hflow.plan.program import Instruction, Program
+from hflow.plan.program import (
+    Await,
+    Call,
+    Carry,
+    Free,
+    Instruction,
+    Loop,
+    Offload,
+    Onload,
+    Program,
+    Recall,
+    Release,
+    SyncWeights,
+    Transfer,
+)
 from hflow.plan.replicas import Instance, instance_of
 from hflow.plan.workload import token_makers
-from hflow.runtime.engines.base import Call, Result
+from hflow.runtime.engines.base import Call as EngineCall
+from hflow.runtime.engines.base import Result
 from hflow.runtime.engines.megatron.engine import MegatronModel
 from hflow.runtime.engines.megatron.weights import MegatronWeights
 from hflow.runtime.engines.sglang.engine import SglangModel
@@ -36,6 +51,8 @@ from hflow.runtime.worker.route import Route, make_route
 from hflow.runtime.worker.staleness import sampled, staleness
 from hflow.runtime.worker.transfer import Received, move_rows
 from hflow.runtime.worker.world import Peers, World
+
+_Measured = Call | Await | Transfer | SyncWeights | Onload | Offload  # what becomes an event of a run
 
 
 @dataclass
@@ -65,7 +82,7 @@ class _Step:
 
     def awaits(self, node: str) -> bool:
         """Whether a call of the node only begins it."""
-        return any(i.op == "await" and i.target == node for i in self.program.instructions)
+        return any(isinstance(i, Await) and i.node == node for i in self.program.instructions)
 
     def report(self) -> dict[str, Any]:
         names = ("metrics", "digests", "events", "tokens")
@@ -112,65 +129,77 @@ class Interpreter:
                 self._execute(instruction, step)
 
     def _execute(self, instruction: Instruction, step: _Step) -> None:
-        match instruction.op:
-            case "free":
-                for handle in instruction.inputs:
+        match instruction:
+            case Free():
+                for handle in instruction.handles:
                     step.store.pop(handle, None)
-            case "recall":
+            case Recall():
                 for port, handle in instruction.outputs.items():
-                    name = f"{instruction.target}.{port}"
+                    name = f"{instruction.node}.{port}"
                     step.store[handle] = self._carried.recall(name, instruction.lag, instruction.init)
-            case "carry":
+            case Carry():
                 for port, handle in instruction.inputs.items():
-                    self._carried.keep(f"{instruction.target}.{port}", step.store[handle], instruction.lag)
-            case "loop":
+                    self._carried.keep(f"{instruction.node}.{port}", step.store[handle], instruction.lag)
+            case Loop():
                 self._loop(instruction, step)
-            case "release":
+            case Release():
                 self._release(instruction, step)
-            case "call" if step.awaits(instruction.target):
+            case Call() if step.awaits(instruction.node):
                 self._begin(instruction, step)
-            case "call" | "await" | "transfer" | "weights" | "onload" | "offload":
+            case SyncWeights(every=every) if every and (step.number == 0 or step.number % every):
+                pass
+            case Call() | Await() | Transfer() | SyncWeights() | Onload() | Offload():
                 self._timed(instruction, step)
+            case _:
+                assert_never(instruction)
 
-    def _timed(self, instruction: Instruction, step: _Step) -> None:
-        if instruction.every and (step.number == 0 or step.number % instruction.every):
-            return
-        self.now, started = instruction.target, time.time()
-        actions = {
-            "call": self._call,
-            "await": self._call,
-            "transfer": self._transfer,
-            "weights": self._weights,
-            "onload": self._onload,
-            "offload": self._offload,
-        }
-        moved, ended = actions[instruction.op](instruction, step), time.time()
-        if begun := step.begun.pop(instruction.target, None) if instruction.op == "await" else None:
+    def _timed(self, instruction: _Measured, step: _Step) -> None:
+        self.now, started = instruction.node, time.time()
+        moved, ended = self._run(instruction, step), time.time()
+        if begun := step.begun.pop(instruction.node, None) if isinstance(instruction, Await) else None:
             started, ended = begun.start_s, begun.end_s or ended  # not the wait for its weights
-        name, kind = _name(instruction, step.program), "call" if instruction.op == "await" else instruction.op
+        kind, name = _kind_and_name(instruction, step.program)
         event = {"kind": kind, "name": name, "device": self.world.rank, "step": step.number}
         event |= {"bytes": moved.values, "told_bytes": moved.told}
         step.events.append({**event, "start_s": started, "end_s": ended})
 
-    def _release(self, instruction: Instruction, step: _Step) -> None:
+    def _run(self, instruction: _Measured, step: _Step) -> Received:
+        match instruction:
+            case Call():
+                inputs = {port: step.store[handle] for port, handle in instruction.inputs.items()}
+                return self._call(instruction, step, inputs)
+            case Await():
+                return self._call(instruction, step, step.begun[instruction.node].inputs)
+            case Transfer():
+                return self._transfer(instruction, step)
+            case SyncWeights():
+                return self._weights(instruction, step)
+            case Onload():
+                return Received(self._offloadable(instruction, step).onload())
+            case Offload():
+                return Received(self._offloadable(instruction, step).offload())
+            case _:
+                assert_never(instruction)
+
+    def _release(self, instruction: Release, step: _Step) -> None:
         """A trainer that has lent the copy its memory takes its weights back before."""
         copy = self._model(instruction, step).weights
-        lender = self._source(step.program.lending_edge(instruction.target)) if instruction.lends else None
+        lender = self._source(step.program.lending_edge(instruction.node)) if instruction.lends else None
         if lender:
             assert isinstance(lender, MegatronWeights) and isinstance(copy, MegatronWeights)
             lender.take_back(copy)
         copy.release()
 
-    def _source(self, edge: EdgePlan) -> ModelWeights | None:
+    def _source(self, edge: WeightEdge) -> ModelWeights | None:
         """The trained weights that a weight edge begins with, where this device has some."""
         trainer = self.plan.node(edge.source).model
-        assert trainer and edge.source_sharding
+        assert trainer
         return self.engines.weights(Instance(trainer, edge.source_sharding))
 
-    def _loop(self, loop: Instruction, step: _Step) -> None:
+    def _loop(self, loop: Loop, step: _Step) -> None:
         """Rounds until the region has its rows, with what earlier steps have left; then they are put into the
         store."""
-        graph, name = step.program.graph, loop.target
+        graph, name = step.program.graph, loop.node
         region, left = graph.region(name), self._surplus.get(name)
         before = left.younger(region.max_age - sample_age(graph.inside(name))) if left else None
         collector = Collector(graph.node(name), region, before)
@@ -192,22 +221,16 @@ class Interpreter:
             step.measure(name, Result(metrics=metrics))
 
     def _model(self, instruction: Instruction, step: _Step) -> ModelEngine:
-        node = step.program.graph.node(instruction.target)
+        node = step.program.graph.node(instruction.node)
         return self.engines.model(node, self.plan.node(node.name))
 
-    def _onload(self, instruction: Instruction, step: _Step) -> Received:
-        return Received(self._offloadable(instruction, step).onload())
-
-    def _offload(self, instruction: Instruction, step: _Step) -> Received:
-        return Received(self._offloadable(instruction, step).offload())
-
-    def _offloadable(self, instruction: Instruction, step: _Step) -> MegatronModel:
+    def _offloadable(self, instruction: Onload | Offload, step: _Step) -> MegatronModel:
         model = self._model(instruction, step)
-        assert isinstance(model, MegatronModel), f"{instruction.target}: a server is not offloaded"
+        assert isinstance(model, MegatronModel), f"{instruction.node}: a server is not offloaded"
         return model
 
-    def _begin(self, instruction: Instruction, step: _Step) -> None:
-        node = step.program.graph.node(instruction.target)
+    def _begin(self, instruction: Call, step: _Step) -> None:
+        node = step.program.graph.node(instruction.node)
         plan, engine = self.plan.node(node.name), self._model(instruction, step)
         assert isinstance(engine, SglangModel), f"{node.name}: only a server goes on by itself"
         inputs = {port: step.store[handle] for port, handle in instruction.inputs.items()}
@@ -215,17 +238,14 @@ class Interpreter:
         step.begun[node.name] = _Begun(inputs, time.time())
         engine.begin(self._describe(node, plan, step), inputs)
 
-    def _call(self, instruction: Instruction, step: _Step) -> Received:
-        node = step.program.graph.node(instruction.target)
-        inputs = {port: step.store[handle] for port, handle in instruction.inputs.items()}
-        begun = step.begun.get(node.name)
-        inputs = begun.inputs if begun else inputs
+    def _call(self, instruction: Call | Await, step: _Step, inputs: Mapping[str, Rows]) -> Received:
+        node = step.program.graph.node(instruction.node)
         if node.op == "repeat":
             step.collectors[node.name].add(inputs)
             return Received()
         plan, rank = self.plan.node(node.name), self.world.rank
         result = self._run_node(node, plan, step, inputs)
-        if begun:
+        if begun := step.begun.get(node.name):
             begun.end_s = result.end_s
         for output in node.outputs:
             if rank in output_layout(node, plan.mesh, output.type).boxes((output.type.rows,)):
@@ -254,7 +274,7 @@ class Interpreter:
         texts = sampled(result.outputs["tokens"], weights.version, inputs.values(), of_tokens)
         return replace(result, outputs={**result.outputs, "tokens": texts})
 
-    def _describe(self, node: Node, plan: NodePlan, step: _Step) -> Call:
+    def _describe(self, node: Node, plan: NodePlan, step: _Step) -> EngineCall:
         types = [v.type for v in (*node.inputs, *node.outputs)]
         type_ = next((t for t in types if not t.scalar), types[0])
         start, stop = input_layout(node, plan.mesh, type_).boxes((type_.rows,))[self.world.rank][0]
@@ -263,22 +283,20 @@ class Interpreter:
         number = self._rounds[node.region] if in_region else step.number
         stream = self._streams.get(node.name, 0)
         share = start // unit, (stop - start) // unit
-        return Call(node, plan, *share, self.plan.graph.seed, number, step.evaluation, stream)
+        return EngineCall(node, plan, *share, self.plan.graph.seed, number, step.evaluation, stream)
 
-    def _transfer(self, instruction: Instruction, step: _Step) -> Received:
-        assert instruction.edge is not None
-        edge = step.program.edges[instruction.edge]
+    def _transfer(self, instruction: Transfer, step: _Step) -> Received:
+        edge = step.program.data_edge(instruction)
         held = {port: step.store[h] for port, h in instruction.inputs.items() if h in step.store}
         peers = self._peers[_ranks(edge.source_mesh, edge.target_mesh)]
         moved, received = move_rows(edge, list(instruction.inputs), held, self.world, peers)
         step.store.update({instruction.outputs[port]: rows for port, rows in moved.items()})
         return received
 
-    def _weights(self, instruction: Instruction, step: _Step) -> Received:
-        assert instruction.edge is not None
-        edge = step.program.edges[instruction.edge]
+    def _weights(self, instruction: SyncWeights, step: _Step) -> Received:
+        edge = step.program.weight_edge(instruction)
         trainer = self.plan.node(edge.source).model
-        assert trainer and edge.source_sharding and edge.target_sharding
+        assert trainer
         reader = instance_of(step.program.graph.node(edge.target), edge.target_sharding)
         source = self._source(edge)
         target = self.engines.weights(reader)
@@ -301,22 +319,26 @@ class Interpreter:
         return Received(received)
 
     def _make_routes(
-        self, edge: EdgePlan, shape: ModelShape, source: ModelWeights | None, target: ModelWeights | None
+        self, edge: WeightEdge, shape: ModelShape, source: ModelWeights | None, target: ModelWeights | None
     ) -> tuple[Route, ...]:
         """One for all weights; to a server, one for each bucket."""
-        assert edge.target_sharding
         served = edge.target_sharding.engine == "sglang"
         parts = buckets(shape, edge.target_mesh.tp) if served else (None,)
         rank, readable = self.world.rank, self.world.neighbours.pairs
         return tuple(make_route(edge.copies, shape, source, target, rank, names, readable) for names in parts)
 
 
-def _name(instruction: Instruction, program: Program) -> str:
-    """The node, the edge, or ``onload NODE``: what events tell apart."""
-    if instruction.edge is not None:
-        return program.edges[instruction.edge].name
-    runs = instruction.op in ("call", "await")
-    return instruction.target if runs else f"{instruction.op} {instruction.target}"
+def _kind_and_name(instruction: _Measured, program: Program) -> tuple[str, str]:
+    """Of an event: what is done, and the node, the edge or ``onload NODE``."""
+    match instruction:
+        case Call() | Await():
+            return "call", instruction.node
+        case Transfer() | SyncWeights():
+            return instruction.op, program.edges[instruction.edge].name
+        case Onload() | Offload():
+            return instruction.op, f"{instruction.op} {instruction.node}"
+        case _:
+            assert_never(instruction)
 
 
 def _streams(graph: Graph) -> dict[str, int]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from hflow.graph.ir import Node
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.plan import Plan
-from hflow.plan.program import Instruction, Program
+from hflow.plan.program import Offload, Program, Release, with_bodies
 from hflow.plan.replicas import Instance, instance_of, instances
 from hflow.plan.strategy import PLAIN
 from hflow.runtime.engines.base import Engine
@@ -78,7 +77,7 @@ def _build(
     tokenizers: Mapping[str, Tokenizer],
     told: Callable[[str], None],
 ) -> None:
-    offloaded, released = _put_away(plan, "offload"), _put_away(plan, "release")
+    offloaded, released = _put_away(plan, Offload), _put_away(plan, Release)
     graphs = [program.graph for program in _programs(plan)]
     for instance, trainer in instances(graphs, {n.node: n.sharding for n in plan.nodes}).items():
         tokenizer = tokenizers[instance.model]
@@ -139,17 +138,12 @@ def _served(
     )
 
 
-def _put_away(plan: Plan, op: Literal["offload", "release"]) -> set[Instance]:
-    """The instances that some instruction `op` puts away."""
-    nodes = [p.graph.node(i.target) for p in _programs(plan) for i in _all(p.instructions) if i.op == op]
+def _put_away(plan: Plan, kind: type[Offload | Release]) -> set[Instance]:
+    """The instances that some instruction of a kind puts away."""
+    found = ((p.graph, i) for p in _programs(plan) for i in with_bodies(p.instructions))
+    nodes = [graph.node(i.node) for graph, i in found if isinstance(i, kind)]
     return {instance_of(node, plan.node(node.name).sharding) for node in nodes}
 
 
 def _programs(plan: Plan) -> list[Program]:
     return [p for p in (plan.step, plan.evaluation) if p]
-
-
-def _all(instructions: Iterable[Instruction]) -> Iterator[Instruction]:
-    for instruction in instructions:
-        yield instruction
-        yield from _all(instruction.body)

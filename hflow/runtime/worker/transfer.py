@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hflow.graph.types import ValueType
-from hflow.plan.edges import Copy, EdgePlan
+from hflow.plan.edges import Copy, DataEdge
 from hflow.plan.layout import Range
 from hflow.runtime.rows import TORCH_DTYPES, Rows, concatenate
 from hflow.runtime.worker.staleness import is_text, versions
@@ -32,7 +32,7 @@ class Received:
 
 
 def move_rows(
-    edge: EdgePlan, ports: Sequence[str], held: Mapping[str, Rows], world: World, peers: Peers
+    edge: DataEdge, ports: Sequence[str], held: Mapping[str, Rows], world: World, peers: Peers
 ) -> tuple[dict[str, Rows], Received]:
     """Run a data edge.
 
@@ -43,7 +43,6 @@ def move_rows(
     Returns:
         The rows this rank needs, by port (empty when it is not in the target), and what it received.
     """
-    assert edge.source_layout and edge.target_layout
     types = dict(zip(edge.ports, edge.types))
     num_rows = edge.types[0].rows
     source, target = (lay.boxes((num_rows,)) for lay in (edge.source_layout, edge.target_layout))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from hflow import units
 from hflow.graph.ir import Graph, Node, Region
-from hflow.plan.edges import EdgePlan
+from hflow.plan.edges import Edge
 from hflow.plan.plan import Plan
 from hflow.view import words
 from hflow.view.picture.arrangement import FRAME_PAD, Arrangement, arranged
@@ -54,7 +54,7 @@ def plan_svg(plan: Plan) -> str:
     return _draw(plan.graph, f"{plan.graph.name} on {plan.cluster.name}", lines, lowering)
 
 
-def _lowered(edge: EdgePlan) -> str:
+def _lowered(edge: Edge) -> str:
     cost = f"{units.size(edge.size_bytes)}, {units.seconds(edge.time_s)}"
     return f"{edge.collective}: {edge.source_mesh} to {edge.target_mesh}, {cost}"
 

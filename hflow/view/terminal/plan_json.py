@@ -8,7 +8,7 @@ from typing import Any
 import networkx as nx
 
 from hflow.graph.ir import Graph, Input, Node, Region
-from hflow.plan.edges import EdgePlan
+from hflow.plan.edges import Edge, WeightEdge
 from hflow.plan.layout import Mesh
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.plan import DeviceMemory, Plan, Search
@@ -121,9 +121,9 @@ def _layout(mesh: Mesh) -> Mapping[str, int]:
     return {"pp": mesh.pp, "tp": mesh.tp, "dp": mesh.dp}
 
 
-def _edge(graph: Graph, edge: EdgePlan) -> dict[str, Any]:
+def _edge(graph: Graph, edge: Edge) -> dict[str, Any]:
     """`lag`: how many updates old weights are; `every`: in steps, where a frozen model takes over weights."""
-    use = graph.node(edge.target).model if edge.kind == "weights" else None
+    use = graph.node(edge.target).model if isinstance(edge, WeightEdge) else None
     refresh = graph.model(use.model).refresh if use else None
     return {
         "name": edge.name,

@@ -3,15 +3,32 @@ which every worker walks through them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import assert_never
 
 from hflow import units
 from hflow.graph.types import ValueType
-from hflow.plan.edges import EdgePlan
+from hflow.plan.edges import Edge
 from hflow.plan.layout import Layout, Mesh, Shard
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.ports import output_layout
-from hflow.plan.program import Instruction, Program
+from hflow.plan.program import (
+    Await,
+    Call,
+    Carry,
+    Free,
+    Instruction,
+    Loop,
+    Offload,
+    Onload,
+    Program,
+    Recall,
+    Release,
+    SyncWeights,
+    Timed,
+    Timeless,
+    Transfer,
+)
 from hflow.plan.workload import rounds
 from hflow.view import words
 
@@ -53,58 +70,72 @@ class _Printer:
             yield f"  mesh {name}[{sizes}] = device {devices}"
 
     def _lines(self, i: Instruction, indent: str) -> Iterator[Line]:
-        if i.op == "loop":
-            yield from self._loop(i, indent)
-        elif i.op == "free":
-            yield f"{indent}free {', '.join(f'%{handle}' for handle in i.inputs.values())}", ()
-        elif i.op == "call":
-            yield self._call(i, indent)
-        elif i.op == "await":
-            yield f"{indent}{_results(i)}await {i.target}", self._made(i)
-        elif i.edge is not None:
-            yield self._move(i, self.program.edges[i.edge], indent)
-        else:
-            yield self._keep(i, indent)
+        if isinstance(i, Loop):
+            yield f"{indent}{self._loop(i)}", ()
+            yield from (line for inner in i.body for line in self._lines(inner, f"{indent}  "))
+            return
+        done, made = self._line(i)
+        yield f"{indent}{done}", made
 
-    def _loop(self, loop: Instruction, indent: str) -> Iterator[Line]:
-        region = self.graph.region(loop.target)
-        least = units.plural(rounds(self.graph, self.graph.node(loop.target)), "round")
-        what = f"{_results(loop)}loop {loop.target}, {words.rule(region)}, at least {least}"
-        yield f"{indent}{what}{_time(loop)}", ()
-        yield from (line for inner in loop.body for line in self._lines(inner, f"{indent}  "))
+    def _line(self, i: Call | Transfer | SyncWeights | Onload | Offload | Timeless) -> Line:
+        match i:
+            case Call():
+                return self._call(i)
+            case Await():
+                return f"{_results(i.outputs)}await {i.node}", self._made(i)
+            case Transfer():
+                return self._transfer(i)
+            case SyncWeights():
+                return self._sync(i), ()
+            case Onload() | Offload():
+                return f"{i.op} {i.node}{_time(i)}", ()
+            case Release():
+                return f"release {i.node}{', memory back to the trainer' if i.lends else ''}", ()
+            case Carry():
+                return f"carry {i.node} {_handles(i.inputs.values(), ' ')} lag {i.lag}", ()
+            case Recall():
+                return f"{_results(i.outputs)}recall {i.node} lag {i.lag}", ()
+            case Free():
+                return f"free {_handles(i.handles)}", ()
+            case _:
+                assert_never(i)
 
-    def _call(self, i: Instruction, indent: str) -> Line:
-        node, plan = self.graph.node(i.target), self.plans[i.target]
+    def _loop(self, loop: Loop) -> str:
+        region = self.graph.region(loop.node)
+        least = units.plural(rounds(self.graph, self.graph.node(loop.node)), "round")
+        return (
+            f"{_results(loop.outputs)}loop {loop.node}, {words.rule(region)}, at least {least}{_time(loop)}"
+        )
+
+    def _call(self, i: Call) -> Line:
+        node, plan = self.graph.node(i.node), self.plans[i.node]
         model = [node.model.model] if node.model else []
-        reads = ", ".join(f"%{handle}" for handle in dict.fromkeys(i.inputs.values()))
+        reads = _handles(dict.fromkeys(i.inputs.values()))
         verb = node.op if i.outputs else f"{node.op} {node.name}:"  # else its results tell the name
-        done = f"{indent}{_results(i)}{' '.join([verb, *model, reads])}".rstrip()
+        done = f"{_results(i.outputs)}{' '.join([verb, *model, reads])}".rstrip()
         marks = "".join(f" {mark}" for mark in plan.strategy.marks)
         return f"{done} @{self.meshes[plan.mesh]}{marks}{_time(i)}", self._made(i)
 
-    def _made(self, i: Instruction) -> tuple[str, ...]:
-        node, mesh = self.graph.node(i.target), self.plans[i.target].mesh
+    def _made(self, i: Call | Await) -> tuple[str, ...]:
+        node, mesh = self.graph.node(i.node), self.plans[i.node].mesh
         made = (o for o in node.outputs if o.port in i.outputs)
         return tuple(placed(o.type, output_layout(node, mesh, o.type)) for o in made)
 
-    def _move(self, i: Instruction, edge: EdgePlan, indent: str) -> Line:
-        where = f"@{self._mesh(edge.source_mesh)} -> @{self._mesh(edge.target_mesh)}  {edge.collective}"
-        if i.op == "weights":
-            every = f", every {i.every} steps" if i.every else ""
-            lends = ", lends its memory" if i.lends else ""
-            return f"{indent}weights {edge.name} {where}{every}{lends}{_time(i)}", ()
-        reads = ", ".join(f"%{handle}" for handle in i.inputs.values())
+    def _transfer(self, i: Transfer) -> Line:
+        edge = self.program.data_edge(i)
         types = dict(zip(edge.ports, edge.types))
-        layout = edge.target_layout
-        made = tuple(placed(types[port], layout) for port in i.outputs if port in types and layout)
-        return f"{indent}{_results(i)}reshard {reads} {where}{_time(i)}", made
+        made = tuple(placed(types[port], edge.target_layout) for port in i.outputs if port in types)
+        reads = _handles(i.inputs.values())
+        return f"{_results(i.outputs)}reshard {reads} {self._ends(edge)}{_time(i)}", made
 
-    def _keep(self, i: Instruction, indent: str) -> Line:
-        """Of one node: its state in the host's memory, its copy of weights, values that last."""
-        values = "".join(f" %{handle}" for handle in i.inputs.values())
-        age = f" lag {i.lag}" if i.lag else ""
-        lends = ", memory back to the trainer" if i.lends else ""
-        return f"{indent}{_results(i)}{i.op} {i.target}{values}{age}{lends}{_time(i)}", ()
+    def _sync(self, i: SyncWeights) -> str:
+        edge = self.program.weight_edge(i)
+        every = f", every {i.every} steps" if i.every else ""
+        lends = ", lends its memory" if i.lends else ""
+        return f"weights {edge.name} {self._ends(edge)}{every}{lends}{_time(i)}"
+
+    def _ends(self, edge: Edge) -> str:
+        return f"@{self._mesh(edge.source_mesh)} -> @{self._mesh(edge.target_mesh)}  {edge.collective}"
 
     def _mesh(self, mesh: Mesh) -> str:
         return self.meshes.get(mesh) or f"[{mesh}]"
@@ -132,12 +163,15 @@ def placed(value: ValueType, layout: Layout) -> str:
     return f"{value.dtype}[{dims}]{value.provenance or ''}"
 
 
-def _results(i: Instruction) -> str:
-    made = ", ".join(f"%{handle}" for handle in i.outputs.values())
-    return f"{made} = " if made else ""
+def _handles(handles: Iterable[str], between: str = ", ") -> str:
+    return between.join(f"%{handle}" for handle in handles)
 
 
-def _time(i: Instruction) -> str:
+def _results(outputs: Mapping[str, str]) -> str:
+    return f"{_handles(outputs.values())} = " if outputs else ""
+
+
+def _time(i: Timed) -> str:
     return f"  {units.seconds(i.time_s)}" if i.time_s else ""
 
 

@@ -10,7 +10,7 @@ from hflow import units
 from hflow.cost.device import F32_RATE
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.plan import DeviceMemory, Plan
-from hflow.plan.program import Instruction
+from hflow.plan.program import Call, Offload, Onload, Timed
 from hflow.schedule.critical_path import critical_path, idle
 from hflow.schedule.timed_span import steady_spans
 from hflow.view.timeline import Track, steady_tracks
@@ -51,7 +51,7 @@ def path_names(plan: Plan) -> tuple[str, ...]:
     names: list[str] = []
     for span in (*found[first:], *found[:first]):
         name = deed(plan.step, span.instruction)
-        if span.instruction.op == "call":
+        if isinstance(span.instruction, Call):
             names.append(name)
         elif span.time_s >= least_s:
             names.append(f"[{name}, {units.seconds(span.time_s)}]")
@@ -70,8 +70,8 @@ def offload_seconds(plan: Plan, node: str) -> float:
     return sum(s.time_s for s in steady_spans(plan.step) if _swaps(s.instruction, node))
 
 
-def _swaps(instruction: Instruction, node: str) -> bool:
-    return instruction.op in ("onload", "offload") and instruction.target == node
+def _swaps(instruction: Timed, node: str) -> bool:
+    return isinstance(instruction, Onload | Offload) and instruction.node == node
 
 
 def _offloads(plan: Plan) -> Iterator[Remark]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import assert_never
 
 import networkx as nx
 
 from hflow import units
 from hflow.graph.ir import Graph, Node
-from hflow.plan.edges import EdgePlan
+from hflow.plan.edges import DataEdge, Edge, WeightEdge
 from hflow.plan.node_plan import NodePlan
 from hflow.view import words
 from hflow.view.terminal.table import Column
@@ -63,21 +64,21 @@ def _stage(node: NodePlan) -> tuple[str, ...]:
     )
 
 
-def edge_rows(graph: Graph, edges: Sequence[EdgePlan], most: int | None = None) -> list[tuple[str, ...]]:
+def edge_rows(graph: Graph, edges: Sequence[Edge], most: int | None = None) -> list[tuple[str, ...]]:
     """Weight edges, then the data edges that move rows; one line for those that stay in place.
 
     Args:
         most: so many data edges at most, those that take longest; others are counted in the last line.
     """
-    weights = [e for e in edges if e.kind == "weights"]
-    data = [e for e in edges if e.kind == "data"]
+    weights = [e for e in edges if isinstance(e, WeightEdge)]
+    data = [e for e in edges if isinstance(e, DataEdge)]
     moving = sorted((e for e in data if e.collective != "alias"), key=lambda e: -e.time_s)[:most]
     shown = [*weights, *(e for e in data if e in moving)]
     rest = [e for e in data if e not in moving]
-    return [*(_edge(graph, e) for e in shown), *([_others(rest)] if rest else [])]
+    return [*(_row(graph, e) for e in shown), *([_others(rest)] if rest else [])]
 
 
-def _others(edges: Sequence[EdgePlan]) -> tuple[str, ...]:
+def _others(edges: Sequence[DataEdge]) -> tuple[str, ...]:
     """How many, with the number of each way to lower them, where there are several."""
     ways = Counter(e.collective for e in edges)
     lowered = ", ".join(f"{n} {way}" if len(ways) > 1 else way for way, n in sorted(ways.items()))
@@ -85,17 +86,18 @@ def _others(edges: Sequence[EdgePlan]) -> tuple[str, ...]:
     return (f"+ {units.plural(len(edges), 'data edge')}", "", size, "", "", lowered, cost)
 
 
-def _edge(graph: Graph, edge: EdgePlan) -> tuple[str, ...]:
-    weights = edge.kind == "weights"
-    return (
-        edge.name if weights else f"{edge.source} -> {edge.target}",
-        _weights(graph.node(edge.target), graph) if weights else " ".join(edge.ports),
-        units.size(edge.size_bytes),
-        str(edge.source_layout or edge.source_mesh),
-        str(edge.target_layout or edge.target_mesh),
-        edge.collective,
-        units.seconds(edge.time_s),
-    )
+def _row(graph: Graph, edge: Edge) -> tuple[str, ...]:
+    match edge:
+        case DataEdge():
+            name, values = f"{edge.source} -> {edge.target}", " ".join(edge.ports)
+            ends = str(edge.source_layout), str(edge.target_layout)
+        case WeightEdge():
+            name, values = edge.name, _weights(graph.node(edge.target), graph)
+            ends = str(edge.source_mesh), str(edge.target_mesh)
+        case _:
+            assert_never(edge)
+    cost = units.seconds(edge.time_s)
+    return name, values, units.size(edge.size_bytes), *ends, edge.collective, cost
 
 
 def _weights(reader: Node, graph: Graph) -> str:

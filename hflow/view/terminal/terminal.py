@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from hflow import units
 from hflow.graph.ir import Graph, Region
 from hflow.plan.cluster import Cluster
+from hflow.plan.edges import WeightEdge
 from hflow.plan.plan import Plan, Search
 from hflow.plan.workload import rounds
 from hflow.view import words
@@ -86,7 +87,7 @@ def _compared(row: Compared) -> tuple[str, ...]:
 
 def _header(plan: Plan, width: int) -> str:
     graph, edges = plan.graph, plan.step.edges
-    num_weights = sum(e.kind == "weights" for e in edges)
+    num_weights = sum(isinstance(e, WeightEdge) for e in edges)
     counts = (
         units.plural(len(graph.nodes), "node"),
         units.plural(len(edges) - num_weights, "data edge"),
