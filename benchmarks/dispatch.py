@@ -41,8 +41,8 @@ from rich.console import Console
 import hflow
 from hflow.plan.cluster_file import load_cluster
 from hflow.plan.plan import Plan
+from hflow.plan.program import Activity, SyncWeights, Transfer
 from hflow.plan.program import Call as NodeCall
-from hflow.plan.program import Offload, Onload, SyncWeights, Transfer
 from hflow.runtime.controller.local_ray import LocalRay
 from hflow.runtime.execute import execute
 from hflow.runtime.tools.new_model import new_model
@@ -56,7 +56,6 @@ from hflow.runtime.controller.ray_pool import RayPool  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 WARM = 3  # steps left out: the first of a kind cost more
-MEASURED = (NodeCall, Transfer, SyncWeights, Onload, Offload)  # a report has an event of each
 WAYS = ("step", "calls", "instructions")
 FAR = 1024
 MODELS = ("actor_train", "critic_train", "rollout", "reward", "values", "ref_logprobs")
@@ -121,7 +120,7 @@ class MeasuredPool(RayPool):
 
 def typical_report(plan: Plan, rank: int) -> Report:
     """What a worker says after a step: an event of each of its instructions, each output's mean."""
-    mine = [i for i in plan.step.instructions if rank in i.devices and isinstance(i, MEASURED)]
+    mine = [i for i in plan.step.instructions if rank in i.devices and isinstance(i, Activity)]
     names = [plan.step.edges[i.edge].name if isinstance(i, Transfer | SyncWeights) else i.node for i in mine]
     events = [
         {"kind": i.op, "name": name, "device": rank, "bytes": 0} for i, name in zip(mine, names, strict=True)

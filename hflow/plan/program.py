@@ -186,7 +186,8 @@ class Free(_Instruction):
     handles: tuple[str, ...]
 
 
-Timed = Call | Transfer | SyncWeights | Loop | Onload | Offload
+Activity = Call | Transfer | SyncWeights | Onload | Offload  # what computes or moves something
+Timed = Activity | Loop
 Timeless = Await | Release | Carry | Recall | Free  # each device does these alone, at once
 Instruction = Annotated[
     Call | Await | Transfer | SyncWeights | Loop | Onload | Offload | Release | Carry | Recall | Free,

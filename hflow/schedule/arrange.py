@@ -1,8 +1,8 @@
 """Put a program's instructions into the order in which the workers walk through them.
 
-That of `timeline.arrange`, but a node's onload, call and offload stay together; a copy of weights that lasts
-for this step only comes directly before its first reader, so that others can have the memory; and what only
-keeps or drops comes as soon as it can.
+That of `list_scheduling.arrange`, but a node's onload, call and offload stay together; a copy of weights that
+lasts for this step only comes directly before its first reader, so that others can have the memory; and what
+only keeps or drops comes as soon as it can.
 """
 
 from __future__ import annotations

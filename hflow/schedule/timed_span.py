@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hflow.graph.ir import Graph
-from hflow.plan.program import Instruction, Loop, Program, Timed, Timeless
+from hflow.plan.program import Activity, Instruction, Loop, Program
 from hflow.plan.workload import rounds
 from hflow.schedule.list_scheduling import MEASURED, WARM_UP, makespan_s, period_s, starts
 from hflow.schedule.tasks import tasks
@@ -24,7 +24,7 @@ class Span:
 
     step: int
     path: tuple[int, ...]
-    instruction: Timed
+    instruction: Activity
     start_s: float
     end_s: float
 
@@ -83,5 +83,5 @@ def _spans(graph: Graph, step: int, position: int, instruction: Instruction, sta
 
 
 def _span(step: int, path: Sequence[int], instruction: Instruction, start: float) -> Iterator[Span]:
-    if not isinstance(instruction, Timeless):
+    if isinstance(instruction, Activity):
         yield Span(step, tuple(path), instruction, start, start + instruction.time_s)

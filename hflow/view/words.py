@@ -7,10 +7,10 @@ from typing import assert_never
 from hflow import units
 from hflow.graph.ir import Graph, Input, Model, Region
 from hflow.plan.node_plan import NodePlan, layout_text
-from hflow.plan.program import Call, Loop, Offload, Onload, Program, SyncWeights, Timed, Transfer
+from hflow.plan.program import Activity, Call, Offload, Onload, Program, SyncWeights, Transfer
 
 
-def deed(program: Program, instruction: Timed) -> str:
+def deed(program: Program, instruction: Activity) -> str:
     """A node's name for its call; else what is moved: ``rollout -> values``, ``actor => rollout``, ``onload
     critic_train``."""
     match instruction:
@@ -21,7 +21,7 @@ def deed(program: Program, instruction: Timed) -> str:
         case Transfer():
             edge = program.data_edge(instruction)
             return f"{edge.source} -> {edge.target}"
-        case Loop() | Onload() | Offload():
+        case Onload() | Offload():
             return f"{instruction.op} {instruction.node}"
         case _:
             assert_never(instruction)

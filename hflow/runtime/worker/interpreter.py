@@ -20,6 +20,7 @@ from hflow.plan.node_plan import NodePlan
 from hflow.plan.plan import Plan
 from hflow.plan.ports import input_layout, is_replicated, output_layout, row_unit
 from hflow.plan.program import (
+    Activity,
     Await,
     Call,
     Carry,
@@ -52,7 +53,7 @@ from hflow.runtime.worker.staleness import sampled, staleness
 from hflow.runtime.worker.transfer import Received, move_rows
 from hflow.runtime.worker.world import Peers, World
 
-_Measured = Call | Await | Transfer | SyncWeights | Onload | Offload  # what becomes an event of a run
+_Measured = Activity | Await  # what becomes an event of a run
 
 
 @dataclass

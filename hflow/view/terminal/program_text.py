@@ -13,6 +13,7 @@ from hflow.plan.layout import Layout, Mesh, Shard
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.ports import output_layout
 from hflow.plan.program import (
+    Activity,
     Await,
     Call,
     Carry,
@@ -77,7 +78,7 @@ class _Printer:
         done, made = self._line(i)
         yield f"{indent}{done}", made
 
-    def _line(self, i: Call | Transfer | SyncWeights | Onload | Offload | Timeless) -> Line:
+    def _line(self, i: Activity | Timeless) -> Line:
         match i:
             case Call():
                 return self._call(i)

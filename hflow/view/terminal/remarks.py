@@ -10,7 +10,7 @@ from hflow import units
 from hflow.cost.device import F32_RATE
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.plan import DeviceMemory, Plan
-from hflow.plan.program import Call, Offload, Onload, Timed
+from hflow.plan.program import Activity, Call, Offload, Onload
 from hflow.schedule.critical_path import critical_path, idle
 from hflow.schedule.timed_span import steady_spans
 from hflow.view.timeline import Track, steady_tracks
@@ -70,7 +70,7 @@ def offload_seconds(plan: Plan, node: str) -> float:
     return sum(s.time_s for s in steady_spans(plan.step) if _swaps(s.instruction, node))
 
 
-def _swaps(instruction: Timed, node: str) -> bool:
+def _swaps(instruction: Activity, node: str) -> bool:
     return isinstance(instruction, Onload | Offload) and instruction.node == node
 
 
