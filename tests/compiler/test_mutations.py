@@ -142,6 +142,15 @@ def damaged_plan(plan: Any, seed: int) -> bytes:
         (("step", "graph", "nodes", 1, "span", "column"), 2**40, "span.column"),
         (("step", "edges", 0, "target"), "nobody", "joins"),
         (("step", "edges", 0, "ports"), [], "0 ports"),
+        (("step", "edges", 0, "kind"), "orders", "does not match any of the expected tags"),
+        (("step", "edges", 0, "source_sharding"), None, "source_sharding: Unexpected keyword argument"),
+        (("step", "edges", "weights", "source_sharding"), None, "source_sharding"),
+        (("step", "edges", "weights", "ports"), [], "ports: Unexpected keyword argument"),
+        (("step", "instructions", 0, "op"), "wait", "does not match any of the expected tags"),
+        (("step", "instructions", 0, "every"), 2, "every: Unexpected keyword argument"),
+        (("step", "instructions", "weights", "edge"), 0, "names edge 0, which is no weight edge"),
+        (("step", "instructions", "weights", "edge"), 99, "names edge 99, which is no weight edge"),
+        (("step", "instructions", "weights", "node"), "nobody", "names `nobody`, which is no node"),
         (("step_time_s",), -1.0, "step_time_s is -1.0"),
         (("tokens_per_step",), 10**400, "a whole number of 1329 bits"),
     ],
@@ -150,10 +159,10 @@ def test_what_is_wrong_is_told(
     plans: Sequence[Any], tmp_path: Path, path: tuple[str | int, ...], value: Any, said: str
 ) -> None:
     plan = json.loads(json.dumps(plans[1]))
-    *above, key = (weight_edge(plan) if part == "weights" else part for part in path)
+    *above, key = path
     holder = plan
     for part in above:
-        holder = holder[part]
+        holder = moves_weights(holder) if part == "weights" else holder[part]
     holder[key] = value
     file = tmp_path / "plan.json"
     file.write_text(json.dumps(plan))
@@ -162,9 +171,9 @@ def test_what_is_wrong_is_told(
     assert said in caught.value.diagnostics[0].message
 
 
-def weight_edge(plan: Any) -> int:
-    """The number of an edge over which weights move."""
-    return next(n for n, edge in enumerate(plan["step"]["edges"]) if edge["kind"] == "weights")
+def moves_weights(entries: Any) -> Any:
+    """The first edge, or instruction, that moves weights."""
+    return next(entry for entry in entries if "weights" in (entry.get("kind"), entry.get("op")))
 
 
 def seeds(count: int, chunk: int) -> range:
