@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import cast, get_args
+from typing import cast
 
 from hflow.diagnostics import Diagnostic, HflowError, did_you_mean
 from hflow.graph.ir import Graph, Node
 from hflow.plan.cluster import Cluster
-from hflow.plan.strategy import GenerationEngine
-
-ENGINES: tuple[GenerationEngine, ...] = get_args(GenerationEngine)
+from hflow.plan.engine_registry import GENERATION_ENGINES, GenerationEngine, profile_of
 
 
 def generation_engines(
@@ -36,21 +34,23 @@ def generation_engines(
             bad.append(Diagnostic("HF310", f"--engine {text}: {problem}", help=help_))
         else:
             chosen[node] = cast(GenerationEngine, engine)
-    bad += [_cannot(n) for n in graph.nodes if n.in_flight and chosen[n.name] != "sglang"]
+    bad += [_cannot(n) for n in graph.nodes if n.in_flight and not profile_of(chosen[n.name]).in_flight]
     if bad:
         raise HflowError(bad)
     return chosen
 
 
 def _cannot(node: Node) -> Diagnostic:
-    message = f"`{node.name}` takes over weights `in_flight`, which of the engines only SGLang can"
-    return Diagnostic("HF310", message, node.span, f"choose it: `--engine {node.name}=sglang`")
+    able = {name: profile_of(name).title for name in GENERATION_ENGINES if profile_of(name).in_flight}
+    titles, first = " and ".join(able.values()), next(iter(able))
+    message = f"`{node.name}` takes over weights `in_flight`, which of the engines only {titles} can"
+    return Diagnostic("HF310", message, node.span, f"choose it: `--engine {node.name}={first}`")
 
 
 def _problem(node: str, engine: str, known: Mapping[str, GenerationEngine]) -> tuple[str, str]:
     """What is wrong, and what helps; empty if nothing is."""
     if node not in known:
         return f"no generate node `{node}`", did_you_mean(node, known, "generate nodes")
-    if engine not in ENGINES:
-        return f"`{engine}` is no engine that generates", f"engines: {', '.join(ENGINES)}"
+    if engine not in GENERATION_ENGINES:
+        return f"`{engine}` is no engine that generates", f"engines: {', '.join(GENERATION_ENGINES)}"
     return "", ""

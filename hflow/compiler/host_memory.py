@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 
 from hflow.compiler.state import Draft
 from hflow.cost.device import BYTES
-from hflow.cost.memory import optimizer_bytes, pinned_bytes, sleeps, weight_bytes
+from hflow.cost.memory import optimizer_bytes, pinned_bytes, weight_bytes
+from hflow.plan.engine_registry import profile_of
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.replicas import Instance, instance_of
 
@@ -48,6 +49,6 @@ def _kept(draft: Draft, instance: Instance, plan: NodePlan) -> tuple[str, int]:
     if plan.offload:
         return "weights", pinned_bytes(shape, weights, BYTES[dtype], mesh.tp)
     renewed = bool(draft.graph.trainers(instance.model)) and not instance.lag
-    if plan.engine == "sglang" and sleeps(platform, renewed):
+    if profile_of(plan.engine).sleeps(platform, renewed):
         return "weights for its server", weights
     return "", 0

@@ -1,7 +1,7 @@
 """When a trainer's own weights can give their memory back to a copy of them, so that nothing is held twice.
 
 HybridFlow's engine generates with weights of which the training shard is a part (arXiv:2409.19256, section
-5.3). Here the two are tensors of their own, since Megatron's optimizer keeps the one: once the copy is there,
+5.3). Here the two are tensors of their own, since its optimizer keeps the one: once the copy is there,
 the trainer's memory is given back, and before the copy is dropped its values return from it. That needs no
 message where each device's part of the copy includes its part of what is trained, and where nothing else asks
 for the trainer's weights meanwhile.
@@ -16,6 +16,7 @@ import networkx as nx
 from hflow.compiler.state import Draft
 from hflow.cost.redistribution import includes
 from hflow.graph.ir import Graph, Node
+from hflow.plan.engine_registry import profile_of
 from hflow.plan.replicas import Instance, instance_of
 
 
@@ -42,8 +43,10 @@ def lends(draft: Draft, graph: Graph, order: Sequence[Node], source: Instance, c
 
 def _lies_in(source: Instance, copy: Instance) -> bool:
     """Whether on each device of the trainer the copy includes what is trained there."""
-    engines = {source.sharding.engine, copy.sharding.engine}
-    return engines == {"megatron"} and includes(copy.sharding, source.sharding)
+    engine = source.sharding.engine
+    if copy.sharding.engine != engine or not profile_of(engine).donates:
+        return False
+    return includes(copy.sharding, source.sharding)
 
 
 def _apart(graph: Graph, node: Node, readers: Sequence[Node]) -> bool:

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hflow.compiler.state import Draft
-from hflow.cost.memory import awake_bytes, sleeps, weight_bytes
+from hflow.cost.memory import awake_bytes, weight_bytes
+from hflow.plan.engine_registry import profile_of
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.plan import DeviceMemory
 from hflow.plan.program import Call, Instruction, Program, Release, SyncWeights, with_bodies
@@ -115,12 +116,13 @@ def _held(
         always = weights if offloaded else state
         return _Held(instance, always, state, frozenset(trainings), weights[1], lent)
     platform, trained = draft.cluster.device.platform, bool(draft.graph.trainers(instance.model))
-    own = draft.cluster.server_bytes if first.engine == "sglang" else 0  # always there
-    if first.engine == "sglang" and not sleeps(platform, trained and not instance.lag):
+    server = profile_of(first.engine).server
+    own = draft.cluster.server_bytes if server else 0  # always there
+    if server and not server.sleeps(platform, trained and not instance.lag):
         tokens = max(p.micro_batch * workload(draft.graph.node(p.node)).sequence for p in users.values())
         changes = trained or draft.graph.model(instance.model).refresh is not None
-        server = "server", own + awake_bytes(*what, tokens, platform, changes, strategy)
-        return _Held(instance, server, server, frozenset())
+        served = "server", own + awake_bytes(*what, tokens, platform, changes, strategy)
+        return _Held(instance, served, served, frozenset())
     if instance.lag:
         older = "older weights", weights[1]
         return _Held(instance, older, older, frozenset())

@@ -10,11 +10,11 @@ from hflow.compiler.options import DEFAULTS, PlannerOptions
 from hflow.compiler.pins import Pin
 from hflow.graph.ir import Graph
 from hflow.plan.cluster import Cluster
+from hflow.plan.engine_registry import GenerationEngine
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.plan import DeviceMemory, Search
 from hflow.plan.program import Program
-from hflow.plan.strategy import GenerationEngine
 
 
 @dataclass(frozen=True)

@@ -23,13 +23,12 @@ from hflow.cost.device import (
 from hflow.cost.experts import exchange_s
 from hflow.cost.memory import weight_bytes
 from hflow.plan.cluster import Cluster
+from hflow.plan.engine_registry import profile_of
 from hflow.plan.flops import head_parameters, matmul_parameters, read_parameters
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.strategy import PLAIN, Strategy
 from hflow.plan.workload import Workload
-
-SERVER_STEP_S = 0.02  # of an SGLang server on CPUs beside its kernels, per token: benchmarks/rollout.py
 
 
 def generate_s(
@@ -110,9 +109,7 @@ def decode_s(
     cache = stream_s(rows * context * shape.kv_bytes_per_token(BYTES[dtype]) / mesh.tp, device)
     latency = shape.num_layers * layer_latency_s(device)
     part = products + cache + latency + _messages_s(shape, dtype, rows, mesh, cluster, strategy)
-    if strategy.engine == "sglang" and device.platform == "cpu":
-        part += SERVER_STEP_S
-    return work.response * part
+    return work.response * (part + profile_of(strategy.engine).step_s(device.platform))
 
 
 def _messages_s(

@@ -12,6 +12,8 @@ from math import ceil
 
 from hflow.cost.device import BYTES
 from hflow.graph.ir import OpKind
+from hflow.plan.activations import forward_elements, routed_width
+from hflow.plan.engine_registry import profile_of
 from hflow.plan.flops import expert_parameters
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
@@ -21,8 +23,6 @@ from hflow.plan.workload import Workload
 
 GRADIENT_BYTES = 4
 OPTIMIZER_BYTES = {"f32": 8, "bf16": 12}  # two moments, and the master copy of bf16 weights
-SERVER_BYTES = 1_000_000_000  # of host memory: the processes of an SGLang server, measured on a CPU
-SERVER_CHUNK_TOKENS = 4096  # that a server on CUDA reads at once: in deterministic inference SGLang's unit
 LOGITS_CHUNK_BYTES = 64 * 2**20  # float32 copies of logits are made in parts of this size
 
 
@@ -99,33 +99,13 @@ def layer_activation_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mes
 
 
 def forward_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mesh) -> int:
-    """The most that a forward pass holds at once: residual, norm's output, and attention or MLP."""
-    q, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    widest = max(ceil((2 * q + 2 * kv) / mesh.tp), ceil(3 * shape.ffn / mesh.tp) + 2 * routed_width(shape))
-    return tokens * (2 * shape.hidden + widest) * BYTES[dtype]
-
-
-def routed_width(shape: ModelShape) -> int:
-    """Width of a token's copies on the way to its experts."""
-    return shape.moe.top_k * shape.hidden if shape.moe else 0
+    """The most that a forward pass holds at once on a device."""
+    return forward_elements(shape, tokens, mesh) * BYTES[dtype]
 
 
 def kv_cache_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mesh) -> int:
     """Keys and values of `tokens` positions on one device."""
     return ceil(tokens * shape.kv_bytes_per_token(BYTES[dtype]) / (mesh.tp * mesh.pp))
-
-
-def sleeps(platform: str, renewed: bool) -> bool:
-    """Whether a server's weights and KV cache are only there while it generates. It gives them back after its
-    last generation in a step, where the memory is CUDA's and where its weights come anew in each step."""
-    return platform == "cuda" and renewed
-
-
-def server_reserve_bytes(shape: ModelShape, dtype: str, work: Workload, mesh: Mesh, wave: int) -> int:
-    """What a server on CUDA computes with beside weights and KV cache: a chunk of prompts, or `wave` rows of
-    logits and their float32 copy."""
-    logits = wave * shape.outputs * (BYTES[dtype] + 4)
-    return max(forward_bytes(shape, dtype, min(SERVER_CHUNK_TOKENS, wave * work.prompt), mesh), logits)
 
 
 def pinned_bytes(shape: ModelShape, size_bytes: int, element_bytes: int, tp: int) -> int:
@@ -140,8 +120,9 @@ def awake_bytes(
 ) -> int:
     """What a server that does not sleep always keeps: weights and a KV cache of `tokens` positions; on a CPU,
     where they share the memory, also its processes and, if its weights ever change, the worker's copy."""
-    weights = weight_bytes(shape, dtype, mesh, False, strategy)
-    on_host = SERVER_BYTES + weights * changes if platform == "cpu" else 0
+    weights, server = weight_bytes(shape, dtype, mesh, False, strategy), profile_of(strategy.engine).server
+    assert server, f"{strategy.engine} has no server"
+    on_host = server.process_bytes + weights * changes if platform == "cpu" else 0
     return weights + kv_cache_bytes(shape, dtype, tokens, mesh) + on_host
 
 

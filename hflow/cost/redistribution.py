@@ -16,6 +16,7 @@ from math import lcm
 from hflow.cost.comm import host_transfer_s, reached
 from hflow.cost.device import BYTES
 from hflow.plan.cluster import Cluster
+from hflow.plan.engine_registry import profile_of
 from hflow.plan.flops import expert_parameters
 from hflow.plan.layout import Layout, Shard
 from hflow.plan.model_shape import ModelShape
@@ -32,7 +33,7 @@ def weights_s(shape: ModelShape, dtype: str, source: Sharding, target: Sharding,
     if source == target:
         return 0.0
     size, experts = num_parameters(shape) * BYTES[dtype], expert_parameters(shape) * BYTES[dtype]
-    handed = size / target.mesh.tp if target.engine == "sglang" else 0
+    handed = size / target.mesh.tp if profile_of(target.engine).server else 0
     seconds = 2 * handed / cluster.device.memory_bandwidth  # each byte is read and written
     if handed and cluster.host_link and cluster.device.platform == "cuda":
         seconds += host_transfer_s(round(handed), cluster)

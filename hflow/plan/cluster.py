@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 from hflow.plan.cached_hash import CachedHash
-from hflow.plan.strategy import GenerationEngine
+from hflow.plan.engine_registry import DEFAULT_ENGINE, GenerationEngine
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Cluster(CachedHash):
     host_link: Link | None = None
     nics_per_host: int = 1
     more: tuple[HostGroup, ...] = ()
-    generate_engine: GenerationEngine = "megatron"
+    generate_engine: GenerationEngine = DEFAULT_ENGINE
     host_memory_bytes: int | None = None
     server_bytes: int = 0
 

@@ -11,7 +11,7 @@ from hflow.plan.cached_hash import CachedHash
 
 Family = Literal["llama", "qwen2", "qwen3", "qwen3_moe"]
 FAMILIES: tuple[Family, ...] = get_args(Family)
-BUILT: tuple[Family, ...] = ("llama", "qwen2")  # by engines/megatron; others are only planned
+BUILT: tuple[Family, ...] = ("llama", "qwen2")  # by an engine that trains; others are only planned
 NAMED = "shape:"
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
+from hflow.plan.engine_registry import Engine
 from hflow.plan.layout import Mesh
 from hflow.plan.sharding import Sharding
 from hflow.plan.strategy import PLAIN, Strategy
-
-Engine = Literal["megatron", "sglang", "python"]
 
 
 @dataclass(frozen=True)

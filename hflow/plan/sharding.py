@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hflow.plan.engine_registry import DEFAULT_ENGINE, GenerationEngine
 from hflow.plan.layout import Mesh
-from hflow.plan.strategy import PLAIN, GenerationEngine, Strategy
+from hflow.plan.strategy import PLAIN, Strategy
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Sharding:
     mesh: Mesh
     ep: int = 1
     fully: bool = False
-    engine: GenerationEngine = "megatron"
+    engine: GenerationEngine = DEFAULT_ENGINE
 
     def __post_init__(self) -> None:
         assert self.ep >= 1 and self.mesh.dp % self.ep == 0, self

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-GenerationEngine = Literal["megatron", "sglang"]
+from hflow.plan.engine_registry import DEFAULT_ENGINE, GenerationEngine
 
 
 @dataclass(frozen=True)
@@ -14,14 +14,14 @@ class Strategy:
     pass. `zero` (ZeRO, arXiv:1910.02054) splits over dp: 1 the optimizer, 3 also gradients and weights.
     `ep`: so many data-parallel ranks share the experts of each layer, each holding its part of them.
     `kv_cache`: whether generation keeps keys and values; without, each new token reads all before it again.
-    `engine`: what generates; every other kind of node runs on Megatron.
+    `engine`: what generates; every other kind of node runs on the default engine.
     """
 
     recompute: Literal["none", "full"] = "none"
     zero: Literal[0, 1, 3] = 0
     ep: int = 1
     kv_cache: bool = True
-    engine: GenerationEngine = "megatron"
+    engine: GenerationEngine = DEFAULT_ENGINE
 
     @property
     def marks(self) -> tuple[str, ...]:

@@ -15,12 +15,13 @@ from hflow.compiler.passes.candidates import candidates
 from hflow.compiler.passes.weight_edges import weight_edges
 from hflow.compiler.planner.search_space import SearchSpace
 from hflow.compiler.planner.step import StepModel
-from hflow.cost.memory import SERVER_BYTES, kv_cache_bytes, weight_bytes
+from hflow.cost.memory import kv_cache_bytes, weight_bytes
 from hflow.diagnostics import HflowError
 from hflow.graph.ir import Graph
 from hflow.plan.cluster import Cluster
 from hflow.plan.cluster_file import load_cluster
 from hflow.plan.edges import WeightEdge
+from hflow.plan.engines.sglang import SERVER_PROFILE
 from hflow.plan.plan import Plan
 from hflow.plan.program import Await, Call, Release, SyncWeights
 from hflow.plan.verify.consistency import inconsistencies
@@ -117,7 +118,7 @@ def test_on_cpus_a_server_stays_awake(model: str) -> None:
     tokens = node.micro_batch * workload(graph.node("rollout")).sequence
     cache = kv_cache_bytes(shape, "f32", tokens, node.mesh)
     weights = weight_bytes(shape, "f32", node.mesh, False)
-    assert size == weights + cache + SERVER_BYTES + weights  # the worker's copy
+    assert size == weights + cache + SERVER_PROFILE.process_bytes + weights  # the worker's copy
 
 
 def test_a_server_does_not_leave_its_host(grpo: Graph) -> None:

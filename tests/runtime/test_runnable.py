@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,3 +42,13 @@ def test_nodes_that_share_an_optimizer_split_it_alike(tiny_model: Path, tmp_path
     first, second = (n.name for n in plan.graph.nodes if n.op == "train")
     with pytest.raises(HflowError, match=f"HF406(.|\n)*`{first}` and `{second}` share an optimizer"):
         execute(with_strategy(plan, second, Strategy(zero=1)), tmp_path / "run", workers="inline")
+
+
+def test_a_node_on_an_engine_that_does_not_run_its_kind_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    """No compiler plans it; a file may say so."""
+    plan = compiled(FOLDER / "grpo_small.yaml", tiny_model)
+    nodes = tuple(replace(n, engine="sglang") if n.node == "actor_train" else n for n in plan.nodes)
+    with pytest.raises(
+        HflowError, match="HF406.*`actor_train` is planned on SGLang, which runs no train nodes"
+    ):
+        execute(replace(plan, nodes=nodes), tmp_path / "run", workers="inline")

@@ -14,6 +14,7 @@ from hflow.compiler.state import Draft
 from hflow.graph.ir import Node
 from hflow.graph.types import ValueType
 from hflow.plan.cluster import Cluster
+from hflow.plan.engine_profile import EngineProfile
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.node_plan import layout_text
@@ -65,7 +66,7 @@ def refusal(draft: Draft, group: NodeGroup, mesh: Mesh) -> str:
     """Why `mesh` is no choice, whatever the memory; empty if it is one."""
     shape = draft.shapes[group.model]
     for node, work in zip(group.nodes, group.works):
-        reason = _model_refusal(shape, mesh, node) or _rows_refusal(draft, node, work, mesh)
+        reason = _model_refusal(shape, mesh, node, group.profile) or _rows_refusal(draft, node, work, mesh)
         if reason:
             return reason
     return _pricing(draft, group).refusal(mesh) if draft.pins else ""
@@ -113,9 +114,11 @@ def _divisors(number: int) -> list[int]:
     return [d for d in range(1, number + 1) if number % d == 0]
 
 
-def _model_refusal(shape: ModelShape, mesh: Mesh, node: Node) -> str:
-    if node.op == "generate" and mesh.pp > 1:
+def _model_refusal(shape: ModelShape, mesh: Mesh, node: Node, engine: EngineProfile) -> str:
+    if mesh.pp > 1 and node.op not in engine.pipelines:
         return "generation has no pipeline parallelism"
+    if mesh.tp > 1 and not engine.tensor_parallel:
+        return f"{engine.title} does not split a model over tp{mesh.tp}"
     for count, what in (
         (shape.num_kv_heads, "kv heads"),
         (shape.num_heads, "heads"),

@@ -10,9 +10,11 @@ from typing import Literal
 
 from hflow.graph.evaluation import evaluation_graph
 from hflow.graph.ir import Graph, Node
+from hflow.plan.engine_profile import EngineProfile
+from hflow.plan.engine_registry import DEFAULT_ENGINE, GenerationEngine, profile_of
 from hflow.plan.layout import Mesh
 from hflow.plan.sharding import Sharding
-from hflow.plan.strategy import GenerationEngine, Strategy
+from hflow.plan.strategy import Strategy
 from hflow.plan.workload import Workload, workload
 
 GroupRole = Literal["train", "generate", "score", "frozen"]
@@ -31,7 +33,7 @@ class NodeGroup:
     nodes: tuple[Node, ...]
     lag: int = 0
     evaluated: bool = False
-    engine: GenerationEngine = "megatron"
+    engine: GenerationEngine = DEFAULT_ENGINE
 
     @cached_property
     def works(self) -> tuple[Workload, ...]:
@@ -39,9 +41,13 @@ class NodeGroup:
         return tuple(map(workload, self.nodes))
 
     @property
+    def profile(self) -> EngineProfile:
+        return profile_of(self.engine)
+
+    @property
     def served(self) -> bool:
         """Whether a server generates, whose weights nobody else can use."""
-        return self.engine != "megatron"
+        return self.profile.server is not None
 
 
 @dataclass(frozen=True)
@@ -133,7 +139,7 @@ def node_groups(graph: Graph, engines: Mapping[str, GenerationEngine]) -> tuple[
     members: dict[tuple[str, GroupRole, int, bool, GenerationEngine], list[Node]] = {}
     for node in (n for n in graph.nodes if n.model):
         assert node.model
-        engine = engines.get(node.name, "megatron")
+        engine = engines.get(node.name, DEFAULT_ENGINE)
         key = node.model.model, _role(graph, node), node.model.lag, node.in_flight, engine
         members.setdefault(key, []).append(node)
     evaluation = evaluation_graph(graph)

@@ -18,7 +18,6 @@ from hflow.cost.memory import (
     awake_bytes,
     kv_cache_bytes,
     optimizer_bytes,
-    sleeps,
     weight_bytes,
     working_bytes,
 )
@@ -62,8 +61,8 @@ class Pricing:
         hosts = (len({self.cluster.host(d) for d in group}) for group in mesh.groups("tp"))
         if self.group.served and max(hosts) > 1:
             return "the ranks of a server are on one host"
-        if self.group.served and any(pin.offload for pin in self.pins):
-            return "a server is not offloaded"
+        if not self.group.profile.offloads and any(pin.offload for pin in self.pins):
+            return f"{'a server' if self.group.served else self.group.profile.title} is not offloaded"
         works = {node.name: work for node, work in zip(self.group.nodes, self.group.works)}
         reasons = (self._split_refusal(p, mesh) or _micro_refusal(p, works[p.node], mesh) for p in self.pins)
         return next(filter(None, reasons), "")
@@ -96,7 +95,7 @@ class Pricing:
         sizes = mesh.pp, mesh.dp, mesh.tp
         weights = weight_bytes(self.shape, self.model.dtype, mesh, False, strategy)
         renewed = self.group.role == "generate" and not self.group.lag
-        if self.group.served and not sleeps(self.cluster.device.platform, renewed):
+        if self.group.served and not self.group.profile.sleeps(self.cluster.device.platform, renewed):
             yield from self._awake(mesh, strategy, fronts)
             return
         if self.group.role in ("generate", "score"):
@@ -137,7 +136,7 @@ class Pricing:
         pinned = {p.offload for p in self.pins if p.offload is not None}
         if pinned:
             return sorted(pinned)
-        if not self.cluster.host_link or self.model.refresh:
+        if not (self.cluster.host_link and self.group.profile.offloads) or self.model.refresh:
             return (False,)
         room, devices = self.cluster.host_memory_bytes, min(len(mesh.devices), self.cluster.devices_per_host)
         return (False, True) if room is None or moved * devices <= room else (False,)

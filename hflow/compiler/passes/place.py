@@ -24,6 +24,7 @@ from hflow.compiler.planner.step import PYTHON_CALL_S, StepModel
 from hflow.compiler.state import Draft
 from hflow.diagnostics import HflowError
 from hflow.graph.ir import Node
+from hflow.plan.engine_registry import MODELLESS_ENGINE
 from hflow.plan.layout import Mesh
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.plan import Search
@@ -82,7 +83,7 @@ def _node_plan(
     mesh = meshes[node.name]
     if group is None:
         share = node.rows if is_replicated(node) else max(1, node.rows // mesh.dp)
-        return NodePlan(node.name, node.op, None, "python", mesh, share, 0.0, PYTHON_CALL_S, 0)
+        return NodePlan(node.name, node.op, None, MODELLESS_ENGINE, mesh, share, 0.0, PYTHON_CALL_S, 0)
     config, candidate = choice.configs[node.name], choice.assignments[group.name].candidate
     strategy = replace(candidate.strategy, recompute=config.recompute)
     return NodePlan(

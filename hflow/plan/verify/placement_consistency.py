@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from hflow.graph.ir import Node
 from hflow.plan.edges import Copy, DataEdge, Edge, WeightEdge
+from hflow.plan.engine_registry import MODELLESS_ENGINE
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.plan import Plan
 from hflow.plan.program import Call, Instruction, Loop, Program, SyncWeights, Transfer, with_bodies
@@ -44,7 +45,7 @@ def _bad_node_plan(own: NodePlan, node: Node | None) -> Iterator[str]:
         yield f"`{own.node}` is planned, and is no node"
     elif (own.kind, own.model) != (node.op, node.model.model if node.model else None):
         yield f"`{own.node}` is planned as another kind of node, or with another model, than it is"
-    elif (own.engine == "python") == (node.model is not None):
+    elif (own.engine == MODELLESS_ENGINE) == (node.model is not None):
         yield f"`{own.node}` ({node.op}) is planned on {own.engine}"
 
 

@@ -7,17 +7,16 @@ from collections.abc import Iterator
 
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.graph.ir import Node
+from hflow.plan.engine_registry import profile_of
 from hflow.plan.model_shape import BUILT, NAMED
 from hflow.plan.plan import Plan
 from hflow.plan.replicas import Instance, instance_of
-
-VOCAB_UNIT = 64
 
 
 def check_runnable(plan: Plan) -> None:
     """Raises HflowError HF406 with every model that no engine can build, and every node that none can run as
     planned; asks nothing of the file system."""
-    problems = (*_models(plan), *_nodes(plan), *_optimizers(plan), *_servers(plan))
+    problems = (*_models(plan), *_nodes(plan), *_engines(plan), *_optimizers(plan), *_vocabularies(plan))
     if problems:
         raise HflowError(problems)
 
@@ -48,15 +47,23 @@ def _nodes(plan: Plan) -> Iterator[Diagnostic]:
             yield Diagnostic("HF406", message, node.span, "tp, pp, dp, recompute and ZeRO-1 run")
 
 
-def _servers(plan: Plan) -> Iterator[Diagnostic]:
-    """SGLang cuts a vocabulary over tp that it has rounded up to a multiple of VOCAB_UNIT."""
-    for node in (n for n in plan.graph.nodes if plan.node(n.name).engine == "sglang"):
-        assert node.model
-        name, tp = node.model.model, plan.node(node.name).mesh.tp
-        vocab = plan.shapes[name].vocab
-        if tp > 1 and vocab % VOCAB_UNIT:
-            message = f"`{node.name}` is planned on SGLang with tp{tp}, which cuts the {vocab} tokens of"
-            message += f" `{name}` otherwise than hflow: they are no multiple of {VOCAB_UNIT}"
+def _engines(plan: Plan) -> Iterator[Diagnostic]:
+    """Nodes of a kind that their engine does not run."""
+    for node in (n for n in plan.graph.nodes if n.model):
+        engine = profile_of(plan.node(node.name).engine)
+        if node.op not in engine.ops:
+            message = f"`{node.name}` is planned on {engine.title}, which runs no {node.op} nodes"
+            yield Diagnostic("HF406", message, node.span, "compile the graph again")
+
+
+def _vocabularies(plan: Plan) -> Iterator[Diagnostic]:
+    """Nodes whose engine cuts the vocabulary over tp otherwise than their weights are planned to lie."""
+    for node, model in ((n, n.model.model) for n in plan.graph.nodes if n.model):
+        own, vocab = plan.node(node.name), plan.shapes[model].vocab
+        engine, tp = profile_of(own.engine), own.mesh.tp
+        if tp > 1 and vocab % engine.vocab_unit:
+            message = f"`{node.name}` is planned on {engine.title} with tp{tp}, which cuts the {vocab} tokens"
+            message += f" of `{model}` otherwise than hflow: they are no multiple of {engine.vocab_unit}"
             help_ = f"`--pin {node.name}=tp1`, or add rows to the embedding"
             yield Diagnostic("HF406", message, node.span, help_)
 

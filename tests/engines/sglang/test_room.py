@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from hflow.cost.memory import SERVER_CHUNK_TOKENS, server_reserve_bytes
+from hflow.plan.engines.sglang import SERVER_PROFILE
 from hflow.plan.layout import Mesh
 from hflow.plan.named_shapes import NAMED_SHAPES
 from hflow.plan.workload import Workload
@@ -110,7 +110,7 @@ def test_a_device_without_the_room_is_told(happened: list[Any]) -> None:
 def test_sglang_may_fill_all_but_the_reserve() -> None:
     given = arguments(options(("0",), 3 * GIB, 40 * GIB), 1, "")
     assert given["mem_fraction_static"] == pytest.approx(1 - 3 / 40)
-    assert given["chunked_prefill_size"] == SERVER_CHUNK_TOKENS
+    assert given["chunked_prefill_size"] == SERVER_PROFILE.chunk_tokens
     unknown = arguments(options(("0",)), 1, "")
     assert "mem_fraction_static" not in unknown
     on_cpu = arguments(options(()), 1, "")
@@ -121,6 +121,6 @@ def test_the_reserve_is_a_chunk_of_prompts_or_logits() -> None:
     """Llama 2 7B in bf16 reads 4096 tokens at once: residual, norm, and gate, up and product of its MLP."""
     shape, one = NAMED_SHAPES["llama-7b"], Mesh.of((0,))
     long = Workload(64, 1024, 1024)
-    assert server_reserve_bytes(shape, "bf16", long, one, 64) == 4096 * (2 * 4096 + 3 * 11008) * 2
+    assert SERVER_PROFILE.reserve_bytes(shape, 2, long, one, 64) == 4096 * (2 * 4096 + 3 * 11008) * 2
     short = Workload(4096, 1, 16)
-    assert server_reserve_bytes(shape, "bf16", short, one, 4096) == 4096 * 32000 * (2 + 4)
+    assert SERVER_PROFILE.reserve_bytes(shape, 2, short, one, 4096) == 4096 * 32000 * (2 + 4)

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
-from hflow.cost.memory import server_reserve_bytes, sleeps
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.graph.ir import Model, Node
+from hflow.plan.engines.sglang import SERVER_PROFILE
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.sharding import Sharding
@@ -80,7 +80,10 @@ class SglangModel:
         planned = tuple(nodes)
         works = [(plan.micro_batch, workload(node)) for node, plan in planned]
         sequence = max(work.sequence for _, work in works)
-        reserve = max(server_reserve_bytes(shape, model.dtype, w, sharding.mesh, n) for n, w in works)
+        size = TORCH_DTYPES[model.dtype].itemsize
+        reserve = max(
+            SERVER_PROFILE.reserve_bytes(shape, size, work, sharding.mesh, rows) for rows, work in works
+        )
         replica = next(ranks for ranks in sharding.mesh.groups("tp") if rank in ranks)
         together = tuple(sorted({core for other in replica for core in cores[other]}))
 
@@ -95,7 +98,7 @@ class SglangModel:
                 max_tokens=max(rows * work.sequence for rows, work in works),
                 max_length=min(sequence, shape.max_positions),
                 seed=seed % 2**31,
-                sleeps=sleeps(device.type, renewed),
+                sleeps=SERVER_PROFILE.sleeps(device.type, renewed),
                 weight_loader=LOADER,
                 reserve_bytes=server_bytes + reserve,
             )

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hflow.cost.memory import SERVER_CHUNK_TOKENS
+from hflow.plan.engines.sglang import SERVER_PROFILE
 from hflow.runtime.engines.sglang import cpu
 from hflow.runtime.engines.sglang.lifetime import die_with
 from hflow.runtime.engines.sglang.options import ServerOptions
@@ -115,7 +115,7 @@ def memory_arguments(options: ServerOptions) -> dict[str, Any]:
     cache is no larger than it must be, ``max_total_tokens`` says."""
     if not options.devices:
         return {}
-    chunk = {"chunked_prefill_size": SERVER_CHUNK_TOKENS}
+    chunk = {"chunked_prefill_size": SERVER_PROFILE.chunk_tokens}
     if not options.free_bytes:
         return chunk
     return chunk | {"mem_fraction_static": round(1 - options.reserve_bytes / options.free_bytes, 4)}

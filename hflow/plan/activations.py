@@ -1,0 +1,20 @@
+"""How much a forward pass holds on a device, in numbers of elements."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from hflow.plan.layout import Mesh
+from hflow.plan.model_shape import ModelShape
+
+
+def forward_elements(shape: ModelShape, tokens: int, mesh: Mesh) -> int:
+    """The most that a forward pass holds on a device: residual, norm's output, and attention or MLP."""
+    q, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    widest = max(ceil((2 * q + 2 * kv) / mesh.tp), ceil(3 * shape.ffn / mesh.tp) + 2 * routed_width(shape))
+    return tokens * (2 * shape.hidden + widest)
+
+
+def routed_width(shape: ModelShape) -> int:
+    """Width of a token's copies on the way to its experts."""
+    return shape.moe.top_k * shape.hidden if shape.moe else 0

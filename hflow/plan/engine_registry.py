@@ -1,0 +1,41 @@
+"""The engines: of each its name, its profile, and where its implementation is.
+
+A new engine is a folder in ``hflow/runtime/engines``, a profile in ``hflow/plan/engines``, and here a name
+and a line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from hflow.plan.engine_profile import EngineProfile
+from hflow.plan.engines import megatron, sglang
+
+GenerationEngine = Literal["megatron", "sglang"]
+Engine = Literal[GenerationEngine, "python"]
+
+GENERATION_ENGINES: tuple[GenerationEngine, ...] = get_args(GenerationEngine)
+DEFAULT_ENGINE: GenerationEngine = "megatron"  # of nodes with a model, where nobody chooses
+MODELLESS_ENGINE: Engine = "python"  # of nodes without
+
+
+@dataclass(frozen=True)
+class Registered:
+    """`implementation`: ``module:class`` of a `hflow.runtime.engines.protocol.ModelEngine`, which only the
+    runtime imports."""
+
+    profile: EngineProfile
+    implementation: str
+
+
+ENGINES: Mapping[Engine, Registered] = {
+    "megatron": Registered(megatron.PROFILE, "hflow.runtime.engines.megatron.engine:MegatronModel"),
+    "sglang": Registered(sglang.PROFILE, "hflow.runtime.engines.sglang.engine:SglangModel"),
+}
+
+
+def profile_of(engine: Engine) -> EngineProfile:
+    """Of an engine that runs models."""
+    return ENGINES[engine].profile
