@@ -48,8 +48,8 @@ from hflow.plan.layout import Box, Mesh
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.parameters import num_parameters
 from hflow.plan.sharding import Sharding
+from hflow.runtime.engines.groups import make_groups
 from hflow.runtime.engines.megatron.build import build_model
-from hflow.runtime.engines.megatron.groups import make_groups
 from hflow.runtime.engines.megatron.weights import MegatronWeights
 from hflow.runtime.worker.move_weights import move_weights
 from hflow.runtime.worker.route import make_route

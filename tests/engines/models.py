@@ -18,8 +18,8 @@ from hflow.plan.node_plan import NodePlan
 from hflow.plan.read_shape import read_shape
 from hflow.plan.strategy import PLAIN, Strategy
 from hflow.runtime.engines.base import Call
+from hflow.runtime.engines.groups import NewGroup
 from hflow.runtime.engines.megatron.engine import MegatronModel
-from hflow.runtime.engines.megatron.groups import NewGroup
 from hflow.runtime.rows import Rows, from_lists
 from hflow.runtime.tokenizer import load_tokenizer
 from hflow.runtime.tools.new_model import new_model

@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
-from hflow.runtime.engines.megatron.groups import NewGroup
+from hflow.runtime.engines.groups import NewGroup
 
 SIZE = 4
 TIMEOUT_S = 90

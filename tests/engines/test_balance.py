@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hflow.plan.layout import Mesh
+from hflow.runtime.engines.groups import NewGroup, make_groups
 from hflow.runtime.engines.megatron.balance import WORTH, Exchange, balanced
-from hflow.runtime.engines.megatron.groups import NewGroup, make_groups
 from hflow.runtime.rows import Rows, from_lists
 from tests.engines.processes import Pool
 

@@ -10,7 +10,7 @@ import torch
 
 from hflow.plan.layout import Mesh
 from hflow.runtime.engines.base import NodeError
-from hflow.runtime.engines.megatron.groups import NewGroup
+from hflow.runtime.engines.groups import NewGroup
 from hflow.runtime.rows import Rows, from_lists
 from hflow.runtime.tokenizer import load_tokenizer
 from tests.engines.models import (

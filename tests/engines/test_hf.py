@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from hflow.diagnostics import HflowError
 from hflow.plan.layout import Mesh
 from hflow.runtime import hf
-from hflow.runtime.engines.megatron.groups import NewGroup
+from hflow.runtime.engines.groups import NewGroup
 from hflow.runtime.tokenizer import load_tokenizer
 from hflow.runtime.tools.new_model import new_model
 from tests.engines.models import Folders, load_hf, make_engine

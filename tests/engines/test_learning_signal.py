@@ -16,7 +16,7 @@ from hflow.ops.losses import cispo, negative_log_likelihood, ppo_clip, reinforce
 from hflow.ops.preferences import dpo
 from hflow.ops.sequence_losses import gspo
 from hflow.ops.values import value_clip
-from hflow.runtime.engines.megatron.groups import NewGroup
+from hflow.runtime.engines.groups import NewGroup
 from hflow.runtime.engines.megatron.learning_signal import ROUNDING, carries_signal
 from hflow.runtime.rows import Rows
 from tests.engines.models import ADAM, Folders, load_hf, make_call, make_engine, share, train_node

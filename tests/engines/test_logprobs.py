@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from hflow.runtime.engines.groups import NewGroup
 from hflow.runtime.engines.megatron import logprobs
-from hflow.runtime.engines.megatron.groups import NewGroup
 from tests.engines.processes import Pool
 
 TOKENS, VOCAB, TEMPERATURE = 23, 12, 0.6

@@ -10,8 +10,8 @@ import torch
 from hflow.plan.layout import Mesh
 from hflow.plan.strategy import PLAIN, Strategy
 from hflow.runtime.engines.base import NodeError
+from hflow.runtime.engines.groups import NewGroup
 from hflow.runtime.engines.megatron.engine import MegatronModel
-from hflow.runtime.engines.megatron.groups import NewGroup
 from hflow.runtime.rows import Rows
 from tests.engines.models import (
     ADAM,

@@ -16,7 +16,7 @@ from hflow.plan.layout import Box, Mesh
 from hflow.plan.parameters import parameters, weight_boxes
 from hflow.plan.read_shape import read_shape
 from hflow.plan.sharding import Sharding
-from hflow.runtime.engines.megatron.groups import NewGroup
+from hflow.runtime.engines.groups import NewGroup
 from hflow.runtime.engines.megatron.micro_batches import micro_batches
 from hflow.runtime.engines.megatron.schedule import run_schedule
 from hflow.runtime.engines.megatron.sequences import Sequences

@@ -17,10 +17,10 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 from hflow.cost.memory import layer_activation_bytes
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
+from hflow.runtime.engines.groups import make_groups
 from hflow.runtime.engines.megatron.attention import Places
 from hflow.runtime.engines.megatron.build import build_model
 from hflow.runtime.engines.megatron.gated import SwiGLU
-from hflow.runtime.engines.megatron.groups import make_groups
 from hflow.runtime.engines.megatron.pack import Pack
 from hflow.runtime.engines.megatron.rotary import Rotation
 from hflow.runtime.engines.megatron.sequences import Sequences

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hflow.plan.layout import Mesh
-from hflow.runtime.engines.megatron.groups import NewGroup
+from hflow.runtime.engines.groups import NewGroup
 from hflow.runtime.engines.megatron.micro_batches import MicroBatch, micro_batches
 from hflow.runtime.engines.megatron.pack import Pack
 from hflow.runtime.engines.megatron.schedule import run_schedule

@@ -20,7 +20,7 @@ from hflow.plan.flops import forward_flops
 from hflow.plan.layout import Mesh
 from hflow.plan.read_shape import read_shape
 from hflow.plan.workload import Workload
-from hflow.runtime.engines.megatron.groups import NewGroup
+from hflow.runtime.engines.groups import NewGroup
 from hflow.runtime.hf import write_hf
 from hflow.runtime.rows import Rows
 from tests.engines.models import (

@@ -13,7 +13,7 @@ from hflow.plan.layout import Mesh
 from hflow.plan.read_shape import read_shape
 from hflow.plan.strategy import PLAIN, Strategy
 from hflow.plan.workload import Workload
-from hflow.runtime.engines.megatron.groups import NewGroup
+from hflow.runtime.engines.groups import NewGroup
 from hflow.runtime.rows import Rows
 from tests.engines.models import ADAM, Folders, make_call, make_engine, read_training, share, train_node
 from tests.engines.processes import Pool

@@ -17,8 +17,8 @@ from hflow.plan.layout import Box, Mesh, volume
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.parameters import parameters, weight_boxes
 from hflow.plan.sharding import Sharding
+from hflow.runtime.engines.groups import make_groups
 from hflow.runtime.engines.megatron.build import build_model
-from hflow.runtime.engines.megatron.groups import make_groups
 from hflow.runtime.engines.megatron.weights import MegatronWeights
 from hflow.runtime.worker import route
 from hflow.runtime.worker.cross_memory import Neighbours, meet

@@ -28,7 +28,7 @@ from hflow.ending_signals import EndingSignals
 from hflow.plan.cluster import Calibration, Cluster, DeviceKind, Link
 from hflow.plan.layout import Mesh
 from hflow.runtime.cores import allowed
-from hflow.runtime.engines.megatron.groups import make_groups
+from hflow.runtime.engines.groups import make_groups
 from hflow.runtime.tools.measurements import MEASUREMENTS, Seat, Setting
 from hflow.runtime.worker.world import World
 

@@ -16,9 +16,9 @@ from hflow import units
 from hflow.plan.flops import forward_flops
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
+from hflow.runtime.engines.groups import Groups
 from hflow.runtime.engines.megatron.build import build_model
 from hflow.runtime.engines.megatron.generate import Sampling, generate
-from hflow.runtime.engines.megatron.groups import Groups
 from hflow.runtime.engines.megatron.pack import Pack
 from hflow.runtime.engines.megatron.schedule import forward
 from hflow.runtime.engines.megatron.sequences import Sequences

@@ -13,10 +13,11 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
+from hflow.runtime.engines.groups import Groups
 from hflow.runtime.engines.megatron import present_device
 from hflow.runtime.engines.megatron.attention import FusedAttention
+from hflow.runtime.engines.megatron.collection import collection
 from hflow.runtime.engines.megatron.gated import SwiGLU
-from hflow.runtime.engines.megatron.groups import Groups
 from hflow.runtime.engines.megatron.head import replace_output_layer
 from hflow.runtime.engines.megatron.recompute import RecomputingLayer
 
@@ -57,7 +58,7 @@ def build_model(
         share_embeddings_and_output_weights=shape.tied,
         position_embedding_type="none",  # attention turns queries and keys itself
         rotary_base=shape.rope_theta,  # type: ignore[arg-type]  (only ever used as a float)
-        pg_collection=groups.megatron,
+        pg_collection=collection(groups),
     )
     if shape.head == "scalar" and groups.last_stage:
         replace_output_layer(model)

@@ -13,10 +13,10 @@ from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.strategy import PLAIN, Strategy
 from hflow.runtime.engines.base import Call, NodeError, Result
+from hflow.runtime.engines.groups import NewGroup, make_groups
 from hflow.runtime.engines.megatron.build import build_model
 from hflow.runtime.engines.megatron.divergence import agreed, diverged
 from hflow.runtime.engines.megatron.generate import generate
-from hflow.runtime.engines.megatron.groups import NewGroup, make_groups
 from hflow.runtime.engines.megatron.load import load_safetensors
 from hflow.runtime.engines.megatron.optimizer import Adam, AdamOptions
 from hflow.runtime.engines.megatron.padding import freeze_padding, padding_token
@@ -139,7 +139,7 @@ class MegatronModel:
         bad = [(name, rows, ~rows.values.isfinite()) for name, rows in outputs.items()]
         bad = [(name, rows, where) for name, rows, where in bad if where.any()]
         fine = torch.tensor(not bad, device=self.device)
-        if agreed(fine, self.groups.megatron.mp):
+        if agreed(fine, self.groups.replica):
             return
         problem = ""
         if bad:
@@ -147,7 +147,7 @@ class MegatronModel:
             at = int(where.nonzero()[0])
             row = call.first_row + (at if rows.lengths is None else row_of(rows.lengths, at))
             problem = f"`{name}` of row {row} is {float(rows.values[at])}"
-        raise diverged(call, self.weights, self.groups.megatron.mp, problem)
+        raise diverged(call, self.weights, self.groups.replica, problem)
 
     def _train(self, call: Call, inputs: Mapping[str, Rows]) -> Result:
         assert self.adam is not None, f"{call.node.name}: this model was built without an optimizer"

@@ -18,7 +18,8 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer, get_standard_config_overrides
 from torch import Tensor
 
-from hflow.runtime.engines.megatron.groups import Groups
+from hflow.runtime.engines.groups import Groups
+from hflow.runtime.engines.megatron.collection import collection
 from hflow.runtime.engines.megatron.host import HostMemory, drop
 
 
@@ -68,7 +69,7 @@ class Adam:
 
     def __init__(self, model: GPTModel, groups: Groups, options: AdamOptions, split: bool = False):
         buffers = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=split)
-        self.model = DistributedDataParallel(model.config, buffers, model, pg_collection=groups.megatron)
+        self.model = DistributedDataParallel(model.config, buffers, model, pg_collection=collection(groups))
         model.config.finalize_model_grads_func = _sum_gradients
         config = _config(options, model.config.params_dtype, split)
         with _gathering_within(groups.mesh):
@@ -77,7 +78,7 @@ class Adam:
                 [self.model],
                 config_overrides=get_standard_config_overrides(config),
                 use_gloo_process_groups=False,
-                pg_collection=groups.megatron,
+                pg_collection=collection(groups),
             )
         # Megatron chains one optimizer for dense and one for expert weights; there are only dense ones.
         (self.inner,) = chain.chained_optimizers

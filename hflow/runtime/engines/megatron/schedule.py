@@ -12,8 +12,9 @@ from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 from megatron.core.utils import get_attr_wrapped_model, get_model_config
 from torch import Tensor
 
+from hflow.runtime.engines.groups import Groups
 from hflow.runtime.engines.megatron.attention import Places
-from hflow.runtime.engines.megatron.groups import Groups
+from hflow.runtime.engines.megatron.collection import collection
 from hflow.runtime.engines.megatron.micro_batches import MicroBatch
 from hflow.runtime.engines.megatron.pack import Pack
 from hflow.runtime.engines.megatron.rotary import Rotation
@@ -55,7 +56,7 @@ def run_schedule(
         micro_batch_size=1,
         forward_only=forward_only,
         p2p_communicator=P2PCommunicator(groups.pp, config),
-        pg_collection=groups.megatron,
+        pg_collection=collection(groups),
     )
 
 

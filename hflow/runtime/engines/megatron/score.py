@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hflow.runtime.engines.megatron.groups import Groups
+from hflow.runtime.engines.groups import Groups
 from hflow.runtime.engines.megatron.logprobs import log_probs
 from hflow.runtime.engines.megatron.micro_batches import MicroBatch, micro_batches
 from hflow.runtime.engines.megatron.schedule import run_schedule

@@ -19,9 +19,9 @@ from torch.distributed import all_reduce
 from hflow.graph.ir import Node
 from hflow.ops.aggregate import token_weights
 from hflow.runtime.engines.base import Call, NodeError
+from hflow.runtime.engines.groups import Groups
 from hflow.runtime.engines.megatron.balance import Exchange
 from hflow.runtime.engines.megatron.divergence import NO_FAULT, agreed, diverged, norms_are_finite
-from hflow.runtime.engines.megatron.groups import Groups
 from hflow.runtime.engines.megatron.learning_signal import carries_signal
 from hflow.runtime.engines.megatron.logprobs import log_probs
 from hflow.runtime.engines.megatron.loss import Level, Loss

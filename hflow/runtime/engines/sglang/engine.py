@@ -19,7 +19,7 @@ from hflow.plan.sharding import Sharding
 from hflow.plan.workload import workload
 from hflow.runtime.cores import Cores
 from hflow.runtime.engines.base import Call, NodeError, Result
-from hflow.runtime.engines.megatron.groups import NewGroup, make_groups
+from hflow.runtime.engines.groups import NewGroup, make_groups
 from hflow.runtime.engines.rollout import Rollout
 from hflow.runtime.engines.sampler import Answers, NotFinite, Sampling
 from hflow.runtime.engines.sglang.options import ServerOptions

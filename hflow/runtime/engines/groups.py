@@ -1,15 +1,10 @@
-"""The process groups of one mesh, in the form in which Megatron takes them.
-
-Nothing here (or anywhere in hflow) initialises Megatron's global ``parallel_state``: one process holds
-several models with different layouts, each with groups of its own.
-"""
+"""The process groups of one mesh. A process that holds models in different layouts has groups for each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from megatron.core.process_groups_config import ProcessGroupCollection
 from torch.distributed import ProcessGroup
 
 from hflow.diagnostics import Diagnostic, HflowError
@@ -22,22 +17,18 @@ NewGroup = Callable[[Ranks], ProcessGroup]
 
 @dataclass(frozen=True)
 class Groups:
-    """`megatron` holds what Megatron asks for; `mesh` is the group of all the mesh's ranks."""
+    """Those that a rank belongs to: along each axis; of its data-parallel `replica` (pp and tp); of all the
+    `mesh`'s ranks; of itself `alone`. `ends`: the first and the last of its pipeline stages, and `first`, the
+    first by itself; None on other stages."""
 
-    megatron: ProcessGroupCollection
+    tp: ProcessGroup
+    dp: ProcessGroup
+    pp: ProcessGroup
+    replica: ProcessGroup
+    ends: ProcessGroup | None
+    first: ProcessGroup | None
+    alone: ProcessGroup
     mesh: ProcessGroup
-
-    @property
-    def tp(self) -> ProcessGroup:
-        return self.megatron.tp
-
-    @property
-    def dp(self) -> ProcessGroup:
-        return self.megatron.dp
-
-    @property
-    def pp(self) -> ProcessGroup:
-        return self.megatron.pp
 
     @property
     def first_stage(self) -> bool:
@@ -74,19 +65,9 @@ def make_groups(mesh: Mesh, rank: int, new_group: NewGroup) -> Groups | None:
     first = _own([(p[0],) for p in mesh.groups("pp")], rank, new_group)
     alone = _own([(device,) for device in mesh.devices], rank, new_group)
     everyone = _own([mesh.devices], rank, new_group)
-    if everyone is None:
+    if not (tp and dp and pp and replica and alone and everyone):
         return None
-    collection = ProcessGroupCollection(
-        tp=tp, dp=dp, pp=pp, mp=replica, embd=ends, pos_embd=first, cp=alone, ep=alone
-    )
-    # There are neither context- nor expert-parallel ranks: their combinations are the plain groups.
-    for name, group in {
-        "tp_cp": tp, "expt_tp": tp, "tp_ep": tp, "tp_ep_pp": replica,
-        "dp_cp": dp, "intra_dp_cp": dp, "expt_dp": dp, "intra_expt_dp": dp,
-        "intra_dist_opt": everyone, "inter_dist_opt": None, "hcp": None, "tp_dp_cp": None,
-    }.items():  # fmt: skip
-        setattr(collection, name, group)
-    return Groups(collection, everyone)
+    return Groups(tp, dp, pp, replica, ends, first, alone, everyone)
 
 
 def _check_order(mesh: Mesh, axis: str) -> None:

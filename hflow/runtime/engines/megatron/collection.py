@@ -1,0 +1,28 @@
+"""The process groups of one mesh, in the form in which Megatron takes them.
+
+Nothing here (or anywhere in hflow) initialises Megatron's global ``parallel_state``: one process holds
+several models with different layouts, each with groups of its own.
+"""
+
+from __future__ import annotations
+
+from megatron.core.process_groups_config import ProcessGroupCollection
+
+from hflow.runtime.engines.groups import Groups
+
+
+def collection(groups: Groups) -> ProcessGroupCollection:
+    """Everything that Megatron asks for by name. There are neither context- nor expert-parallel ranks: their
+    combinations are the plain groups."""
+    tp, dp, replica = groups.tp, groups.dp, groups.replica
+    made = ProcessGroupCollection(
+        tp=tp, dp=dp, pp=groups.pp, mp=replica, embd=groups.ends, pos_embd=groups.first,
+        cp=groups.alone, ep=groups.alone,
+    )  # fmt: skip
+    for name, group in {
+        "tp_cp": tp, "expt_tp": tp, "tp_ep": tp, "tp_ep_pp": replica,
+        "dp_cp": dp, "intra_dp_cp": dp, "expt_dp": dp, "intra_expt_dp": dp,
+        "intra_dist_opt": groups.mesh, "inter_dist_opt": None, "hcp": None, "tp_dp_cp": None,
+    }.items():  # fmt: skip
+        setattr(made, name, group)
+    return made
