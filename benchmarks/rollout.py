@@ -38,7 +38,7 @@ from transformers import AutoModelForCausalLM
 from trl.work import Work
 
 import hflow
-from hflow.runtime.engines.base import Call
+from hflow.runtime.engines.protocol import Call
 from hflow.runtime.engines.sglang.weights import ServedWeights
 from hflow.runtime.rows import Rows, from_lists, length_mask
 from hflow.runtime.tokenizer import load_tokenizer

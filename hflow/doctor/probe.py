@@ -17,7 +17,7 @@ import hflow
 from hflow.plan.cluster import Cluster
 from hflow.plan.cluster_file import load_cluster
 from hflow.plan.plan import Plan
-from hflow.runtime.engines.base import Call
+from hflow.runtime.engines.protocol import Call
 from hflow.runtime.engines.python.engine import PythonEngine
 from hflow.runtime.rows import from_strings
 from hflow.runtime.tokenizer import load_tokenizer

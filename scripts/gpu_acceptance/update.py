@@ -14,8 +14,8 @@ from hflow.ops.losses import negative_log_likelihood
 from hflow.plan.layout import Mesh
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.strategy import Strategy
-from hflow.runtime.engines.base import Call
 from hflow.runtime.engines.megatron.engine import MegatronModel
+from hflow.runtime.engines.protocol import Call
 from hflow.runtime.rows import Rows, from_lists
 
 ADAM: Mapping[str, Any] = {

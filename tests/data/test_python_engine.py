@@ -18,7 +18,7 @@ from hflow.graph.ir import Function, Input, Node, Output, Ref
 from hflow.graph.types import Dim, Factor, ValueType
 from hflow.plan.layout import Mesh
 from hflow.plan.node_plan import NodePlan
-from hflow.runtime.engines.base import Call, NodeError, Result
+from hflow.runtime.engines.protocol import Call, NodeError, Result
 from hflow.runtime.engines.python.engine import PythonEngine
 from hflow.runtime.rows import Rows, from_lists, from_padded, from_strings
 from hflow.runtime.tokenizer import Tokenizer

@@ -17,9 +17,9 @@ from hflow.plan.layout import Mesh
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.read_shape import read_shape
 from hflow.plan.strategy import PLAIN, Strategy
-from hflow.runtime.engines.base import Call
 from hflow.runtime.engines.groups import NewGroup
 from hflow.runtime.engines.megatron.engine import MegatronModel
+from hflow.runtime.engines.protocol import Call
 from hflow.runtime.rows import Rows, from_lists
 from hflow.runtime.tokenizer import load_tokenizer
 from hflow.runtime.tools.new_model import new_model

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from hflow.diagnostics import HflowError
 from hflow.plan.layout import Mesh
-from hflow.runtime.engines.base import NodeError
 from hflow.runtime.engines.groups import NewGroup
+from hflow.runtime.engines.protocol import NodeError
 from hflow.runtime.rows import from_lists
 from tests.engines.models import (
     ADAM,

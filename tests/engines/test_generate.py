@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from hflow.plan.layout import Mesh
-from hflow.runtime.engines.base import NodeError
 from hflow.runtime.engines.groups import NewGroup
+from hflow.runtime.engines.protocol import NodeError
 from hflow.runtime.rows import Rows, from_lists
 from hflow.runtime.tokenizer import load_tokenizer
 from tests.engines.models import (

@@ -9,9 +9,9 @@ import torch
 
 from hflow.plan.layout import Mesh
 from hflow.plan.strategy import PLAIN, Strategy
-from hflow.runtime.engines.base import NodeError
 from hflow.runtime.engines.groups import NewGroup
 from hflow.runtime.engines.megatron.engine import MegatronModel
+from hflow.runtime.engines.protocol import NodeError
 from hflow.runtime.rows import Rows
 from tests.engines.models import (
     ADAM,
@@ -183,7 +183,7 @@ def lent_on_rank(
             for name in engine.weights.names():
                 box = engine.weights.box(name)
                 copy.write(name, box, engine.weights.read(name, box))
-            engine.weights.lend()
+            engine.weights.donate()
             assert bytes_of(engine.model.parameters()) == 0
             problems.append(refusal(lambda: engine.run(call, inputs)))  # noqa: B023
             engine.weights.take_back(copy)

@@ -11,8 +11,8 @@ import torch
 
 from hflow.graph.ir import Function
 from hflow.plan.layout import Mesh
-from hflow.runtime.engines.base import NodeError
 from hflow.runtime.engines.groups import NewGroup
+from hflow.runtime.engines.protocol import NodeError
 from hflow.runtime.rows import Rows, from_lists
 from tests.engines.models import (
     ADAM,

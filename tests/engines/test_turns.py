@@ -9,8 +9,8 @@ import torch
 
 from hflow.graph.ir import Node, Output
 from hflow.plan.layout import Mesh
-from hflow.runtime.engines.base import NodeError
 from hflow.runtime.engines.groups import NewGroup
+from hflow.runtime.engines.protocol import NodeError
 from hflow.runtime.rows import Rows, from_lists, from_strings
 from hflow.runtime.tokenizer import load_tokenizer
 from tests.engines.models import EOS, Folders, load_hf, make_call, make_engine, share, some_prompts, type_of

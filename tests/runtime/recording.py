@@ -11,7 +11,7 @@ import pytest
 from hflow.graph.ir import Node
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.plan import Plan
-from hflow.runtime.engines.base import Call, Engine, Result
+from hflow.runtime.engines.protocol import Call, Engine, Result
 from hflow.runtime.execute import Run, execute
 from hflow.runtime.rows import Rows
 from hflow.runtime.worker.models import Engines

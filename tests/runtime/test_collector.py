@@ -7,7 +7,7 @@ import torch
 
 from hflow.graph.ir import Node, Output, Region
 from hflow.graph.types import Dim, Factor, ValueType
-from hflow.runtime.engines.base import NodeError
+from hflow.runtime.engines.protocol import NodeError
 from hflow.runtime.rows import Rows, from_strings
 from hflow.runtime.worker.collector import Collector
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 import hflow
 from hflow.diagnostics import Diagnostic, HflowError, Span
 from hflow.runtime.controller.pool import Pool, root_cause
-from hflow.runtime.engines.base import NodeError
+from hflow.runtime.engines.protocol import NodeError
 from hflow.runtime.execute import execute
 from hflow.runtime.worker.failure import Failure, failure_of
 from hflow.runtime.worker.world import Aborted

@@ -16,7 +16,7 @@ import hflow
 from hflow.graph.ir import Graph
 from hflow.plan.node_plan import NodePlan
 from hflow.runtime.controller.pool import Pool
-from hflow.runtime.engines.base import Call
+from hflow.runtime.engines.protocol import Call
 from hflow.runtime.engines.python.data import open_source
 from hflow.runtime.execute import Run, execute
 from hflow.runtime.sampling import sample, uniform

@@ -30,7 +30,7 @@ from hflow.runtime.controller.ray_worker import LOOPBACK, RayWorker
 from hflow.runtime.gpus import HIDDEN, gpus_hidden
 from hflow.runtime.worker.failure import Failure
 
-START_WAIT_S = 300  # to import torch and Megatron, with cold disks
+START_WAIT_S = 300  # to import torch and an engine, with cold disks
 END_S = 15  # for the servers of engines to end
 GRACE_S = 10  # for survivors to give up after a failure
 IN_FLIGHT = 2  # calls that each worker has at most: this one and the next

@@ -10,7 +10,9 @@ import psutil
 import ray
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from hflow.runtime.engines.sglang.shared_memory import remove_own
+from hflow.plan.engine_registry import DEFAULT_ENGINE
+from hflow.runtime.engines.implementation import implementation
+from hflow.runtime.engines.shared_memory import remove_own
 from hflow.runtime.worker.failure import failure_of
 from hflow.runtime.worker.worker import Report, Worker
 from hflow.runtime.worker.world import Aborted
@@ -25,6 +27,7 @@ class RayWorker(Worker):
         if Path(folder).is_dir():
             os.chdir(folder)  # paths in a graph are relative to where hflow was started
         self._gave_up = False
+        implementation(DEFAULT_ENGINE)  # nearly every plan has it; an import now is not counted as a step's
         gc.collect()
         gc.freeze()  # what was imported lives on: to look for garbage in it took 3 % of a step
         super().__init__(device)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from hflow.graph.infer.kinds.generate import VERSIONS
-from hflow.runtime.engines.base import Call, NodeError, Result
+from hflow.runtime.engines.protocol import Call, NodeError, Result
 from hflow.runtime.engines.sampler import Answers, NotFinite, Sampler, Sampling
 from hflow.runtime.rows import Rows, from_lists, from_strings, joined
 from hflow.runtime.tokenizer import Tokenizer, UnknownTextError

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hflow.graph.ir import Node, Region
-from hflow.runtime.engines.base import NodeError
+from hflow.runtime.engines.protocol import NodeError
 from hflow.runtime.rows import Rows, concatenate
 
 KEEP = "keep"

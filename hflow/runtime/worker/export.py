@@ -16,7 +16,7 @@ from hflow.plan.parameters import Parameter, parameters, weight_boxes
 from hflow.plan.plan import Plan
 from hflow.plan.reshard import lower
 from hflow.plan.sharding import Sharding
-from hflow.runtime.engines.base import Weights
+from hflow.runtime.engines.protocol import Weights
 from hflow.runtime.hf import write_hf
 from hflow.runtime.rows import TORCH_DTYPES
 from hflow.runtime.worker.move_weights import move_weights

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from hflow.diagnostics import Diagnostic, HflowError, Span
-from hflow.runtime.engines.base import NodeError
+from hflow.runtime.engines.protocol import NodeError
 from hflow.runtime.worker.world import Aborted
 
 

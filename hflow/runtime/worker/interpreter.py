@@ -37,16 +37,13 @@ from hflow.plan.program import (
 )
 from hflow.plan.replicas import Instance, instance_of
 from hflow.plan.workload import token_makers
-from hflow.runtime.engines.base import Call as EngineCall
-from hflow.runtime.engines.base import Result
-from hflow.runtime.engines.megatron.engine import MegatronModel
-from hflow.runtime.engines.megatron.weights import MegatronWeights
-from hflow.runtime.engines.sglang.engine import SglangModel
-from hflow.runtime.engines.sglang.weights import ServedWeights, buckets
+from hflow.runtime.engines.implementation import implementation
+from hflow.runtime.engines.protocol import Call as EngineCall
+from hflow.runtime.engines.protocol import ModelEngine, ModelWeights, Result
 from hflow.runtime.rows import TORCH_DTYPES, Rows
 from hflow.runtime.worker.carried import Carried
 from hflow.runtime.worker.collector import Collector, Surplus
-from hflow.runtime.worker.models import Engines, ModelEngine, ModelWeights
+from hflow.runtime.worker.models import Engines
 from hflow.runtime.worker.move_weights import move_weights, tell_version
 from hflow.runtime.worker.route import Route, make_route
 from hflow.runtime.worker.staleness import sampled, staleness
@@ -108,7 +105,7 @@ class Interpreter:
         self._peers = _peers(plan, world.group)
         self._streams = _streams(plan.graph)
         self._carried = Carried()
-        # Of weight edges, by program and number; several where weights move in buckets.
+        # Of weight edges, by program and number; several where weights move in parts.
         self._routes: dict[tuple[bool, int], tuple[Route, ...]] = {}
         self._surplus: dict[str, Surplus] = {}  # of each region, for the next step
         self._rounds = Counter[str]()  # that each region has run so far, over all steps
@@ -176,9 +173,9 @@ class Interpreter:
             case SyncWeights():
                 return self._weights(instruction, step)
             case Onload():
-                return Received(self._offloadable(instruction, step).onload())
+                return Received(self._model(instruction, step).onload())
             case Offload():
-                return Received(self._offloadable(instruction, step).offload())
+                return Received(self._model(instruction, step).offload())
             case _:
                 assert_never(instruction)
 
@@ -187,7 +184,6 @@ class Interpreter:
         copy = self._model(instruction, step).weights
         lender = self._source(step.program.lending_edge(instruction.node)) if instruction.lends else None
         if lender:
-            assert isinstance(lender, MegatronWeights) and isinstance(copy, MegatronWeights)
             lender.take_back(copy)
         copy.release()
 
@@ -225,15 +221,9 @@ class Interpreter:
         node = step.program.graph.node(instruction.node)
         return self.engines.model(node, self.plan.node(node.name))
 
-    def _offloadable(self, instruction: Onload | Offload, step: _Step) -> MegatronModel:
-        model = self._model(instruction, step)
-        assert isinstance(model, MegatronModel), f"{instruction.node}: a server is not offloaded"
-        return model
-
     def _begin(self, instruction: Call, step: _Step) -> None:
         node = step.program.graph.node(instruction.node)
         plan, engine = self.plan.node(node.name), self._model(instruction, step)
-        assert isinstance(engine, SglangModel), f"{node.name}: only a server goes on by itself"
         inputs = {port: step.store[handle] for port, handle in instruction.inputs.items()}
         self.now = node.name
         step.begun[node.name] = _Begun(inputs, time.time())
@@ -253,7 +243,7 @@ class Interpreter:
                 step.store[instruction.outputs[output.port]] = result.outputs[output.port]
         at = plan.mesh.coordinates(rank)
         speaks = at["tp"] == 0 and at["pp"] == 0 and (at["dp"] == 0 or not is_replicated(node))
-        if speaks or plan.engine != "python":
+        if speaks or plan.model:
             step.measure(node.name, result)
         if speaks and node in token_makers(step.program.graph):
             step.tokens += len((result.outputs if node.op == "generate" else inputs)["tokens"].values)
@@ -312,19 +302,17 @@ class Interpreter:
         received = 0
         for route in self._routes[key]:
             received += move_weights(route, source, target, dtype, self.world, peers)
-            if isinstance(target, ServedWeights):
+            if target:
                 target.hand_over()
         if instruction.lends and source:
-            assert isinstance(source, MegatronWeights)
-            source.lend()
+            source.donate()
         return Received(received)
 
     def _make_routes(
         self, edge: WeightEdge, shape: ModelShape, source: ModelWeights | None, target: ModelWeights | None
     ) -> tuple[Route, ...]:
-        """One for all weights; to a server, one for each bucket."""
-        served = edge.target_sharding.engine == "sglang"
-        parts = buckets(shape, edge.target_mesh.tp) if served else (None,)
+        """One for each part in which the target's engine takes its weights."""
+        parts = implementation(edge.target_sharding.engine).parts(shape, edge.target_mesh.tp)
         rank, readable = self.world.rank, self.world.neighbours.pairs
         return tuple(make_route(edge.copies, shape, source, target, rank, names, readable) for names in parts)
 

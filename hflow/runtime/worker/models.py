@@ -10,18 +10,11 @@ from hflow.plan.node_plan import NodePlan
 from hflow.plan.plan import Plan
 from hflow.plan.program import Offload, Program, Release, with_bodies
 from hflow.plan.replicas import Instance, instance_of, instances
-from hflow.plan.strategy import PLAIN
-from hflow.runtime.engines.base import Engine
-from hflow.runtime.engines.megatron.engine import MegatronModel
-from hflow.runtime.engines.megatron.weights import MegatronWeights
+from hflow.runtime.engines.implementation import implementation
+from hflow.runtime.engines.protocol import Engine, ModelEngine, ModelSetup, ModelWeights
 from hflow.runtime.engines.python.engine import PythonEngine
-from hflow.runtime.engines.sglang.engine import SglangModel
-from hflow.runtime.engines.sglang.weights import ServedWeights
 from hflow.runtime.tokenizer import Tokenizer, load_tokenizer
 from hflow.runtime.worker.world import World
-
-ModelEngine = MegatronModel | SglangModel
-ModelWeights = MegatronWeights | ServedWeights
 
 
 @dataclass(frozen=True)
@@ -46,8 +39,7 @@ class Engines:
     def close(self) -> None:
         """End the processes that engines have started."""
         for model in self.models.values():
-            if isinstance(model, SglangModel):
-                model.close()
+            model.close()
 
 
 def build_engines(plan: Plan, world: World, told: Callable[[str], None]) -> Engines:
@@ -79,60 +71,41 @@ def _build(
 ) -> None:
     offloaded, released = _put_away(plan, Offload), _put_away(plan, Release)
     graphs = [program.graph for program in _programs(plan)]
-    for instance, trainer in instances(graphs, {n.node: n.sharding for n in plan.nodes}).items():
-        tokenizer = tokenizers[instance.model]
-        if instance.sharding.engine == "sglang":
-            model = _served(plan, instance, instance in released, world, tokenizer, told)
-        else:
-            model = _built(plan, instance, trainer, world, tokenizer)
-        if not model.member:
+    for instance in instances(graphs, {n.node: n.sharding for n in plan.nodes}):
+        setup = _setup(plan, instance, instance in released, world, tokenizers[instance.model], told)
+        model = implementation(instance.sharding.engine).build(setup)
+        if model is None:
             continue
         engines.models[instance] = model
-        if instance in offloaded and isinstance(model, MegatronModel):
+        if instance in offloaded:
             model.offload()
         if instance in released:
             model.weights.release()
 
 
-def _built(
-    plan: Plan, instance: Instance, trainer: Node | None, world: World, tokenizer: Tokenizer
-) -> MegatronModel:
-    return MegatronModel(
-        model=plan.graph.model(instance.model),
-        shape=plan.shapes[instance.model],
-        mesh=instance.mesh,
-        rank=world.rank,
-        new_group=world.group,
-        tokenizer=tokenizer,
-        device=world.device,
-        train_options=trainer.options if trainer else None,
-        strategy=plan.node(trainer.name).strategy if trainer else PLAIN,
-    )
-
-
-def _served(
+def _setup(
     plan: Plan,
     instance: Instance,
     renewed: bool,
     world: World,
     tokenizer: Tokenizer,
     told: Callable[[str], None],
-) -> SglangModel:
+) -> ModelSetup:
     nodes = (n for program in _programs(plan) for n in program.graph.nodes if n.model)
     planned = ((node, plan.node(node.name)) for node in nodes)  # one may read other weights in each program
-    return SglangModel(
+    return ModelSetup(
         model=plan.graph.model(instance.model),
         shape=plan.shapes[instance.model],
         sharding=instance.sharding,
         rank=world.rank,
-        cores=world.cores,
-        new_group=world.group,
-        tokenizer=tokenizer,
         device=world.device,
-        nodes=[(n, own) for n, own in planned if instance_of(n, own.sharding) == instance],
+        tokenizer=tokenizer,
+        new_group=world.group,
+        nodes=tuple((n, own) for n, own in planned if instance_of(n, own.sharding) == instance),
         renewed=renewed,
         server_bytes=plan.cluster.server_bytes,
         seed=plan.graph.seed,
+        cores=world.cores,
         stopped=world.aborted,
         told=told,
     )

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hflow.plan.edges import WeightEdge
-from hflow.runtime.engines.base import Versioned, Weights
+from hflow.runtime.engines.protocol import ModelWeights, Weights
 from hflow.runtime.worker.cross_memory import Place, place
 from hflow.runtime.worker.route import Message, Part, Phase, Route
 from hflow.runtime.worker.world import Peers, World
@@ -101,7 +101,7 @@ def _copy(
 
 
 def tell_version(
-    edge: WeightEdge, source: Versioned | None, target: Versioned | None, world: World, peers: Peers
+    edge: WeightEdge, source: ModelWeights | None, target: ModelWeights | None, world: World, peers: Peers
 ) -> None:
     """Along a weight edge: the version of the weights that moved, from the first of the trainer's devices."""
     teller = edge.source_mesh.devices[0]

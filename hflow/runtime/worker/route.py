@@ -20,7 +20,7 @@ from hflow.plan.edges import Copy, CopySet
 from hflow.plan.layout import Box, intersect, volume
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.parameters import parameters
-from hflow.runtime.engines.base import Weights
+from hflow.runtime.engines.protocol import Weights
 
 SMALL_ELEMENTS = 2**14  # up to here, a message costs more than its bytes
 ROUND_ELEMENTS = 2**22

@@ -14,7 +14,7 @@ import torch
 from hflow.graph.infer.regions import maker
 from hflow.graph.ir import Graph, Node
 from hflow.graph.types import ValueType
-from hflow.runtime.engines.base import NodeError
+from hflow.runtime.engines.protocol import NodeError
 from hflow.runtime.rows import Rows
 
 UNKNOWN = -1  # of texts that no model of the run sampled

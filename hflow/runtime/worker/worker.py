@@ -18,7 +18,6 @@ from hflow.diagnostics import Span
 from hflow.plan.digests import check_models
 from hflow.plan.plan import Plan
 from hflow.plan.replicas import Instance
-from hflow.runtime.engines.sglang.weights import ServedWeights
 from hflow.runtime.positions import check_positions
 from hflow.runtime.worker.export import export_model
 from hflow.runtime.worker.failure import failure_of
@@ -131,7 +130,6 @@ class Worker:
         assert self.world and self.plan and self.interpreter
         trainer = self.plan.node(self.plan.graph.trainers(name)[0].name)
         weights = self.interpreter.engines.weights(Instance(name, trainer.sharding))
-        assert not isinstance(weights, ServedWeights)
         export_model(self.plan, trainer, weights, folder, self.world)
         return {}
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
 from hflow.runtime.cores import Cores, allowed
-from hflow.runtime.engines.base import Stopped
+from hflow.runtime.engines.protocol import Stopped
 from hflow.runtime.worker import cross_memory
 from hflow.runtime.worker.cross_memory import Neighbours, Place
 from hflow.runtime.worker.gloo import register

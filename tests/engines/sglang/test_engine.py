@@ -17,7 +17,7 @@ import hflow
 from hflow.graph.ir import Node
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.replicas import instance_of
-from hflow.runtime.engines.base import Call, NodeError, Result, Stopped
+from hflow.runtime.engines.protocol import Call, NodeError, Result, Stopped
 from hflow.runtime.engines.sglang import requests, server
 from hflow.runtime.engines.sglang import weights as served_weights
 from hflow.runtime.engines.sglang.engine import SglangModel

@@ -13,7 +13,7 @@ from hflow.plan.engines.sglang import SERVER_PROFILE
 from hflow.plan.layout import Mesh
 from hflow.plan.named_shapes import NAMED_SHAPES
 from hflow.plan.workload import Workload
-from hflow.runtime.engines.base import NodeError
+from hflow.runtime.engines.protocol import NodeError
 from hflow.runtime.engines.sglang import replica, room
 from hflow.runtime.engines.sglang.options import ServerOptions
 from hflow.runtime.engines.sglang.replica import Replica

@@ -7,8 +7,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from hflow.runtime.engines.base import Call, NodeError
 from hflow.runtime.engines.megatron.weights import MegatronWeights
+from hflow.runtime.engines.protocol import Call, NodeError
 
 NO_FAULT = ""
 

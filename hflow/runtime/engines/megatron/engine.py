@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -12,7 +12,6 @@ from hflow.graph.ir import Model
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.strategy import PLAIN, Strategy
-from hflow.runtime.engines.base import Call, NodeError, Result
 from hflow.runtime.engines.groups import NewGroup, make_groups
 from hflow.runtime.engines.megatron.build import build_model
 from hflow.runtime.engines.megatron.divergence import agreed, diverged
@@ -24,6 +23,7 @@ from hflow.runtime.engines.megatron.score import judge, score
 from hflow.runtime.engines.megatron.sequences import Sequences
 from hflow.runtime.engines.megatron.train import Training
 from hflow.runtime.engines.megatron.weights import MegatronWeights
+from hflow.runtime.engines.protocol import Call, ModelEngine, ModelSetup, NodeError, Result
 from hflow.runtime.engines.rollout import Rollout
 from hflow.runtime.engines.sampler import Answers, NotFinite, Sampling
 from hflow.runtime.rows import Rows, from_padded, row_of
@@ -32,8 +32,10 @@ from hflow.runtime.tokenizer import Tokenizer
 _LOG = logging.getLogger(__name__)
 
 
-class MegatronModel:
-    """The engine of the nodes that use one model in one layout; `hflow.runtime.engines.base.Engine`."""
+class MegatronModel(ModelEngine):
+    """The engine of the nodes that use one model in one layout."""
+
+    weights: MegatronWeights
 
     def __init__(
         self,
@@ -76,6 +78,17 @@ class MegatronModel:
         if train_options is not None:
             self.adam = Adam(self.model, groups, AdamOptions.of(train_options), strategy.zero == 1)
         self.weights.changed = False
+
+    @classmethod
+    def build(cls, setup: ModelSetup) -> Self | None:
+        """See `ModelEngine.build`."""
+        trainings = [(node, plan) for node, plan in setup.nodes if node.op == "train"]
+        trainer, plan = trainings[0] if trainings else (None, None)
+        made = cls(
+            setup.model, setup.shape, setup.sharding.mesh, setup.rank, setup.new_group, setup.tokenizer,
+            setup.device, trainer.options if trainer else None, plan.strategy if plan else PLAIN,
+        )  # fmt: skip
+        return made if made.member else None
 
     def run(self, call: Call, inputs: Mapping[str, Rows]) -> Result:
         """Execute a generate, score or train node on this rank's rows. Collective over the mesh.

@@ -12,7 +12,7 @@ from torch import Tensor
 from hflow.graph.infer.signature import Port, parse_signature
 from hflow.graph.ir import Node
 from hflow.runtime.engines.arguments import group_sizes
-from hflow.runtime.engines.base import NodeError
+from hflow.runtime.engines.protocol import NodeError
 from hflow.runtime.functions import describe_failure, load_function
 
 Level = Literal["token", "row", "group"]  # what an output has one number of

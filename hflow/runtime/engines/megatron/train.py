@@ -18,7 +18,6 @@ from torch.distributed import all_reduce
 
 from hflow.graph.ir import Node
 from hflow.ops.aggregate import token_weights
-from hflow.runtime.engines.base import Call, NodeError
 from hflow.runtime.engines.groups import Groups
 from hflow.runtime.engines.megatron.balance import Exchange
 from hflow.runtime.engines.megatron.divergence import NO_FAULT, agreed, diverged, norms_are_finite
@@ -31,6 +30,7 @@ from hflow.runtime.engines.megatron.recompute import set_recompute
 from hflow.runtime.engines.megatron.schedule import run_schedule
 from hflow.runtime.engines.megatron.sequences import Sequences
 from hflow.runtime.engines.megatron.weights import MegatronWeights
+from hflow.runtime.engines.protocol import Call, NodeError
 from hflow.runtime.rows import Rows
 
 SAMPLED = "old_logprobs"  # of losses that weigh what was sampled

@@ -19,6 +19,7 @@ from hflow.plan.model_shape import ModelShape
 from hflow.plan.parameters import Parameter, parameters, stage_layers, weight_boxes
 from hflow.plan.sharding import Sharding
 from hflow.runtime.engines.megatron.host import HostMemory, drop
+from hflow.runtime.engines.protocol import ModelWeights, Weights
 
 
 @dataclass(frozen=True)
@@ -61,13 +62,11 @@ class Place:
         return inside
 
 
-class MegatronWeights:
-    """The weights of one model on one device; `hflow.runtime.engines.base.Weights`.
+class MegatronWeights(ModelWeights):
+    """The weights of one model on one device.
 
-    They can give their memory back (`release`, `offload`, `lend`) and take it again (`allocate`, `onload`,
+    They can give their memory back (`release`, `offload`, `donate`) and take it again (`allocate`, `onload`,
     `take_back`).
-    `changed`: they were written since whoever keeps a copy of them last looked. `version`: how many steps
-    have trained them.
     """
 
     def __init__(self, model: GPTModel, shape: ModelShape, mesh: Mesh, rank: int):
@@ -77,7 +76,7 @@ class MegatronWeights:
         self.version = 0
         self._parameters = {p: p.shape for p in model.parameters()}
         self._host = HostMemory()
-        self._lent: list[tuple[UntypedStorage, int]] = []
+        self._donated: list[tuple[UntypedStorage, int]] = []
         self.present = True
 
     def release(self) -> None:
@@ -93,20 +92,20 @@ class MegatronWeights:
             parameter.data = parameter.data.new_empty(shape)
         self.present = True
 
-    def lend(self) -> None:
+    def donate(self) -> None:
         """Give the memory back while a copy is there that holds all of these weights. Unlike `release` it
         leaves the tensors as they are: the optimizer and its buffers refer to parts of the same storages."""
         storages = {s.data_ptr(): s for s in (p.untyped_storage() for p in self._parameters)}
-        self._lent = [(storage, storage.nbytes()) for storage in storages.values()]
-        for storage, _ in self._lent:
+        self._donated = [(storage, storage.nbytes()) for storage in storages.values()]
+        for storage, _ in self._donated:
             storage.resize_(0)
         self.present = False
 
-    def take_back(self, copy: MegatronWeights) -> None:
+    def take_back(self, copy: Weights) -> None:
         """Their memory, and their values from the copy."""
-        for storage, size in self._lent:
+        for storage, size in self._donated:
             storage.resize_(size)
-        self._lent, self.present = [], True
+        self._donated, self.present = [], True
         for name, place in self.places.items():
             mine = place.view(place.box)
             mine.copy_(copy.view(name, place.box).reshape(mine.shape))

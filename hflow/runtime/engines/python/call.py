@@ -23,7 +23,7 @@ from hflow.graph.infer.signature import parse_signature
 from hflow.graph.ir import Node, Output
 from hflow.graph.types import Dim, ValueType
 from hflow.runtime.engines.arguments import group_sizes
-from hflow.runtime.engines.base import Call, NodeError, Result
+from hflow.runtime.engines.protocol import Call, NodeError, Result
 from hflow.runtime.functions import describe_failure, load_function
 from hflow.runtime.rows import TORCH_DTYPES, Rows, from_padded, from_strings, row_of
 

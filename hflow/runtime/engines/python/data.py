@@ -17,7 +17,7 @@ from hflow.graph.templates.null_field import guarded, unwritable
 from hflow.graph.templates.template import Template
 from hflow.runtime.data_files import refused
 from hflow.runtime.datasets import Dataset, hold_out, read_rows
-from hflow.runtime.engines.base import Call, Result
+from hflow.runtime.engines.protocol import Call, Result
 from hflow.runtime.rows import Rows, from_lists, from_strings
 from hflow.runtime.tokenizer import Tokenizer, UnknownTextError
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from hflow.diagnostics import HflowError
 from hflow.graph.ir import Node
-from hflow.runtime.engines.base import Call, NodeError, Result
+from hflow.runtime.engines.protocol import Call, NodeError, Result
 from hflow.runtime.engines.python.call import run_call
 from hflow.runtime.engines.python.data import DataSource, open_source
 from hflow.runtime.rows import Rows

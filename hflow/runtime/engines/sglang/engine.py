@@ -6,7 +6,8 @@ import importlib.util
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Self
 
 import torch
 
@@ -18,15 +19,15 @@ from hflow.plan.node_plan import NodePlan
 from hflow.plan.sharding import Sharding
 from hflow.plan.workload import workload
 from hflow.runtime.cores import Cores
-from hflow.runtime.engines.base import Call, NodeError, Result
 from hflow.runtime.engines.groups import NewGroup, make_groups
+from hflow.runtime.engines.protocol import Call, ModelEngine, ModelSetup, NodeError, Result
 from hflow.runtime.engines.rollout import Rollout
 from hflow.runtime.engines.sampler import Answers, NotFinite, Sampling
 from hflow.runtime.engines.sglang.options import ServerOptions
 from hflow.runtime.engines.sglang.replica import Replica
 from hflow.runtime.engines.sglang.requests import Response, Row
 from hflow.runtime.engines.sglang.tiles import LOADER
-from hflow.runtime.engines.sglang.weights import ServedWeights
+from hflow.runtime.engines.sglang.weights import ServedWeights, buckets
 from hflow.runtime.rows import TORCH_DTYPES, Rows, from_lists
 from hflow.runtime.sampling import row_seeds
 from hflow.runtime.tokenizer import Tokenizer
@@ -35,8 +36,10 @@ from hflow.runtime.weight_files import stored_tensors
 DTYPES = {"f32": "float32", "bf16": "bfloat16"}
 
 
-class SglangModel:
-    """The engine of the generate nodes that read one copy of a model's weights; `base.Engine`."""
+class SglangModel(ModelEngine):
+    """The engine of the generate nodes that read one copy of a model's weights."""
+
+    weights: ServedWeights
 
     def __init__(
         self,
@@ -109,13 +112,27 @@ class SglangModel:
         dtype = TORCH_DTYPES[model.dtype]
         self.weights = ServedWeights(shape, sharding, rank, dtype, device, self.replica)
 
-    def begin(self, call: Call, inputs: Mapping[str, Rows]) -> None:
-        """Begin to execute a generate node on this rank's rows; `run` waits for its end. Weights that come
-        meanwhile serve the rest of every response.
+    @classmethod
+    def build(cls, setup: ModelSetup) -> Self | None:
+        """See `ModelEngine.build`.
 
         Raises:
-            NodeError: HF401 for inputs that the node cannot work on.
+            NodeError: HF404 when the server does not start.
         """
+        made = cls(
+            setup.model, setup.shape, setup.sharding, setup.rank, setup.cores, setup.new_group,
+            setup.tokenizer, setup.device, setup.nodes, setup.renewed, setup.server_bytes, setup.seed,
+            setup.stopped, setup.told,
+        )  # fmt: skip
+        return made if made.member else None
+
+    @staticmethod
+    def parts(shape: ModelShape, tp: int) -> tuple[Sequence[str] | None, ...]:
+        """See `ModelEngine.parts`: one for each bucket."""
+        return buckets(shape, tp)
+
+    def begin(self, call: Call, inputs: Mapping[str, Rows]) -> None:
+        """See `ModelEngine.begin`."""
         if not self.weights.present:
             raise NodeError(call.node.name, "the weights it reads were released")
         at = self.groups.dp.rank(), self.groups.tp.rank()

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from hflow.runtime.engines.base import NodeError, Stopped
+from hflow.runtime.engines.protocol import NodeError, Stopped
 from hflow.runtime.engines.sampler import Sampling
 from hflow.runtime.engines.sglang.options import ServerOptions
 from hflow.runtime.engines.sglang.requests import Lost, Response, Row, ask

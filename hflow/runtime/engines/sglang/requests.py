@@ -10,7 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
-from hflow.runtime.engines.base import Stopped
+from hflow.runtime.engines.protocol import Stopped
 from hflow.runtime.engines.sampler import Sampling
 from hflow.runtime.engines.sglang.server import Server, ServerError
 

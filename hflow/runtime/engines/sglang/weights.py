@@ -16,6 +16,7 @@ from hflow.plan.layout import Box, volume
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.parameters import parameters, weight_boxes
 from hflow.plan.sharding import Sharding
+from hflow.runtime.engines.protocol import ModelWeights
 from hflow.runtime.engines.sglang.room import make_room
 from hflow.runtime.engines.sglang.tiles import header, tile
 
@@ -78,8 +79,8 @@ class Bucket:
         return whole[tuple(slice(a - base, b - base) for (a, b), (base, _) in zip(box, held))]
 
 
-class ServedWeights:
-    """`hflow.runtime.engines.base.Weights` and `Versioned`, for what a server serves.
+class ServedWeights(ModelWeights):
+    """What a server serves.
 
     A renewal is ``allocate``, then for each bucket writing into its views and ``hand_over``.
     """
