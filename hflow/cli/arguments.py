@@ -34,7 +34,11 @@ Pins = Annotated[
 
 EngineOptions = Annotated[
     list[str] | None,
-    typer.Option("--engine", metavar="NODE=sglang", help="What a generate node runs on: megatron, sglang."),
+    typer.Option(
+        "--engine",
+        metavar="NODE=sglang",
+        help="What a generate node runs on: megatron, sglang, transformers.",
+    ),
 ]
 
 DEFAULT_CLUSTER = "local"

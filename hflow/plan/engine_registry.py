@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from hflow.plan.engine_profile import EngineProfile
-from hflow.plan.engines import megatron, sglang
+from hflow.plan.engines import megatron, sglang, transformers
 
-GenerationEngine = Literal["megatron", "sglang"]
+GenerationEngine = Literal["megatron", "sglang", "transformers"]
 Engine = Literal[GenerationEngine, "python"]
 
 GENERATION_ENGINES: tuple[GenerationEngine, ...] = get_args(GenerationEngine)
@@ -33,6 +33,9 @@ class Registered:
 ENGINES: Mapping[Engine, Registered] = {
     "megatron": Registered(megatron.PROFILE, "hflow.runtime.engines.megatron.engine:MegatronModel"),
     "sglang": Registered(sglang.PROFILE, "hflow.runtime.engines.sglang.engine:SglangModel"),
+    "transformers": Registered(
+        transformers.PROFILE, "hflow.runtime.engines.transformers.engine:TransformersModel"
+    ),
 }
 
 

@@ -1,0 +1,92 @@
+"""One whole model on one device, as transformers computes it; every data-parallel rank has a replica."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+import torch
+
+from hflow.plan.parameters import SCALAR_HEAD
+from hflow.runtime.engines.protocol import Call, ModelEngine, ModelSetup, NodeError, Result
+from hflow.runtime.engines.rollout import Rollout
+from hflow.runtime.engines.sampler import Answers, Sampling
+from hflow.runtime.engines.transformers.generate import generate
+from hflow.runtime.engines.transformers.score import judge, score
+from hflow.runtime.engines.transformers.weights import TransformersWeights
+from hflow.runtime.rows import TORCH_DTYPES, Rows, row_of
+from hflow.runtime.weight_files import stored_tensors
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
+
+
+class TransformersModel(ModelEngine):
+    """The engine of the generate and score nodes that read one copy of a model's weights."""
+
+    weights: TransformersWeights
+
+    def __init__(self, setup: ModelSetup):
+        """Load the model in ``model.path``. Not collective: a replica is alone on its device.
+
+        Raises:
+            HflowError: HF406 when the weights cannot be read.
+        """
+        self.setup, self.device = setup, setup.device
+        mesh = setup.sharding.mesh
+        assert mesh.tp == mesh.pp == 1, f"transformers does not split a model: {mesh}"
+        self.dp = mesh.coordinates(setup.rank)["dp"]
+        stored = stored_tensors(setup.model, setup.shape)
+        self.model = _load(setup)
+        self.weights = TransformersWeights(self.model, setup.shape)
+        if setup.shape.head == "scalar" and SCALAR_HEAD not in stored:
+            self.weights.view(SCALAR_HEAD, self.weights.box(SCALAR_HEAD)).zero_()
+
+    @classmethod
+    def build(cls, setup: ModelSetup) -> Self | None:
+        """See `ModelEngine.build`."""
+        return cls(setup) if setup.rank in setup.sharding.mesh.devices else None
+
+    def run(self, call: Call, inputs: Mapping[str, Rows]) -> Result:
+        """See `ModelEngine.run`. Not collective."""
+        if not self.weights.present:
+            raise NodeError(call.node.name, "the weights it reads were released")
+        return self._generate(call, inputs) if call.node.op == "generate" else self._score(call, inputs)
+
+    def _generate(self, call: Call, inputs: Mapping[str, Rows]) -> Result:
+        def sampler(prompts: Rows, ids: torch.Tensor, sampling: Sampling) -> Callable[[], Answers]:
+            return lambda: generate(self.model, prompts, ids, sampling, call.plan.micro_batch, self.device)
+
+        positions, tokenizer = self.setup.shape.max_positions, self.setup.tokenizer
+        return Rollout(call, sampler, positions, tokenizer, self.dp, 0).begin(inputs)()
+
+    def _score(self, call: Call, inputs: Mapping[str, Rows]) -> Result:
+        """Metrics: the mean score, value or entropy."""
+        tokens, mask = inputs["tokens"], inputs["mask"]
+        if self.setup.shape.head == "scalar":
+            values, scores = judge(self.model, tokens, mask, self.device)
+            outputs = {"values": Rows(values, mask.lengths), "score": Rows(scores)}
+        else:
+            found = score(self.model, tokens, mask, call.node.options["temperature"], self.device)
+            outputs = {name: Rows(x, mask.lengths) for name, x in zip(("logprobs", "entropy"), found)}
+        _check_finite(call, outputs)
+        told = {name: rows.values for name, rows in outputs.items() if name != "logprobs"}
+        return Result(outputs, {name: (float(x.sum()), float(len(x))) for name, x in told.items()})
+
+
+def _load(setup: ModelSetup) -> PreTrainedModel:
+    of_head: dict[str, Any] = {"lm": AutoModelForCausalLM, "scalar": AutoModelForSequenceClassification}
+    labels = {"num_labels": 1} if setup.shape.head == "scalar" else {}
+    made = of_head[setup.shape.head].from_pretrained(
+        setup.model.path, dtype=TORCH_DTYPES[setup.model.dtype], local_files_only=True, **labels
+    )
+    return made.to(setup.device).eval()
+
+
+def _check_finite(call: Call, outputs: Mapping[str, Rows]) -> None:
+    """Raises NodeError HF405, with the first number that is not finite."""
+    for name, rows in outputs.items():
+        bad = (~rows.values.isfinite()).nonzero().squeeze(1).tolist()
+        if not bad:
+            continue
+        row = call.first_row + (bad[0] if rows.lengths is None else row_of(rows.lengths, bad[0]))
+        problem = f"{call.when}: `{name}` of row {row} is {float(rows.values[bad[0]])}"
+        raise NodeError(call.node.name, problem, "HF405")
