@@ -35,7 +35,7 @@ def draft() -> Draft:
 
 
 def options(draft: Draft) -> Iterator[tuple[NodeGroup, Candidate]]:
-    for group in node_groups(draft.graph, draft.engines):
+    for group in node_groups(draft.graph, draft.engines, draft.evaluation_graph):
         for each in draft.candidates[group.name].values():
             yield from ((group, candidate) for candidate in each)
 
@@ -45,7 +45,7 @@ def test_layouts_are_all_that_divide(draft: Draft) -> None:
     inside a host; generation without pp."""
     kind = replace(draft.cluster.device, memory_bytes=10**15)
     roomy = candidates(replace(draft, cluster=replace(draft.cluster, device=kind, name="roomy")))
-    for group in node_groups(draft.graph, draft.engines):
+    for group in node_groups(draft.graph, draft.engines, draft.evaluation_graph):
         found = {(o.pp, o.dp, o.tp) for each in roomy.candidates[group.name].values() for o in each}
         pps = (1,) if group.role == "generate" else (1, 2, 4, 8, 16)
         expected = {
@@ -59,7 +59,7 @@ def test_devices_get_whole_groups_of_rows_and_equally_many() -> None:
     sizes = ["params.batch=4", "params.group=16", "nodes.actor_train.repeat.minibatch=64"]
     graph = hflow.load("algorithms/grpo.yaml", ["params.model=shape:qwen2.5-0.5b", *sizes])
     found = candidates(weight_edges(new_draft(graph, load_cluster("h100x8"))))
-    for group in node_groups(found.graph, found.engines):
+    for group in node_groups(found.graph, found.engines, found.evaluation_graph):
         dps = {candidate.dp for each in found.candidates[group.name].values() for candidate in each}
         assert dps == {1, 2, 4}, group.name
     with pytest.raises(HflowError, match="(?s)HF302.*dp8 does not divide 4 groups of 16 rows"):

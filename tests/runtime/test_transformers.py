@@ -9,6 +9,7 @@ import pytest
 import hflow
 from hflow.diagnostics import HflowError
 from hflow.plan.cluster_file import load_cluster
+from hflow.plan.program import Release, SyncWeights
 from hflow.runtime.controller.pool import Pool
 from hflow.runtime.execute import Run, execute
 from tests.runtime.matrix import GRAPHS
@@ -48,8 +49,8 @@ def test_a_run_has_the_tokens_of_megatrons(
 
 def test_it_has_weights_of_its_own_on_the_trainers_devices(tiny_model: Path) -> None:
     plan = planned(tiny_model, ("actor_train=dp2@0-1", "rollout=dp2@0-1"), "transformers")
-    assert [i.target for i in plan.step.instructions if i.op == "release"] == ["rollout"]
-    assert not any(i.lends for i in plan.step.instructions)
+    assert [i.node for i in plan.step.instructions if isinstance(i, Release)] == ["rollout"]
+    assert not any(isinstance(i, SyncWeights) and i.lends for i in plan.step.instructions)
 
 
 def test_a_model_is_not_split(tiny_model: Path) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from hflow.graph.evaluation import evaluation_graph
 from hflow.graph.ir import Graph, Node
 from hflow.plan.engine_profile import EngineProfile
 from hflow.plan.engine_registry import DEFAULT_ENGINE, GenerationEngine, profile_of
@@ -130,11 +129,14 @@ class Candidate:
 Candidates = Mapping[int, tuple[Candidate, ...]]  # by number of devices
 
 
-def node_groups(graph: Graph, engines: Mapping[str, GenerationEngine]) -> tuple[NodeGroup, ...]:
+def node_groups(
+    graph: Graph, engines: Mapping[str, GenerationEngine], evaluation: Graph | None
+) -> tuple[NodeGroup, ...]:
     """The node groups of a graph, in the order of their first nodes.
 
     Args:
         engines: of its generate nodes.
+        evaluation: the graph that evaluates it.
     """
     members: dict[tuple[str, GroupRole, int, bool, GenerationEngine], list[Node]] = {}
     for node in (n for n in graph.nodes if n.model):
@@ -142,7 +144,6 @@ def node_groups(graph: Graph, engines: Mapping[str, GenerationEngine]) -> tuple[
         engine = engines.get(node.name, DEFAULT_ENGINE)
         key = node.model.model, _role(graph, node), node.model.lag, node.in_flight, engine
         members.setdefault(key, []).append(node)
-    evaluation = evaluation_graph(graph)
     again = {n.name for n in evaluation.nodes} if evaluation else set[str]()
     return tuple(
         NodeGroup(nodes[0].name, model, role, tuple(nodes), lag, any(n.name in again for n in nodes), engine)

@@ -16,11 +16,10 @@ from hflow.compiler.candidates.meshes import (
 )
 from hflow.compiler.candidates.node_groups import Candidate, NodeGroup, node_groups
 from hflow.compiler.compile import new_draft
-from hflow.compiler.engines import generation_engines
 from hflow.compiler.explain.min_memory import min_memory
 from hflow.compiler.options import PlannerOptions
 from hflow.compiler.passes.weight_edges import weight_edges
-from hflow.compiler.pins import parse_pins, placed_node
+from hflow.compiler.pins import placed_node
 from hflow.compiler.planner.incumbent import RESOLUTION
 from hflow.compiler.planner.search import search
 from hflow.compiler.planner.search_space import SearchSpace
@@ -93,15 +92,15 @@ def check_explained(graph: Graph, node: str) -> None:
 
 def _question(plan: Plan, pins: Iterable[str], options: PlannerOptions, node: str) -> _Question:
     check_explained(plan.graph, node)
-    engines = generation_engines(options.engines, plan.graph, plan.cluster)
-    all_groups = node_groups(plan.graph, engines)
-    group = next(u for u in all_groups if node in {n.name for n in u.nodes})
+    draft = weight_edges(new_draft(plan.graph, plan.cluster, pins, replace(options, planner="exact")))
+    all_groups = node_groups(draft.graph, draft.engines, draft.evaluation_graph)
+    group = next(g for g in all_groups if node in {n.name for n in g.nodes})
     own = {n.name for n in group.nodes}
-    given = parse_pins(pins, plan.graph, plan.cluster)
-    kept = [pin.text for pin in given if pin.node not in own]
-    draft = weight_edges(new_draft(plan.graph, plan.cluster, kept, replace(options, planner="exact")))
-    found = {u.name: candidates_of(draft, u) for u in all_groups}
-    return _Question(plan, replace(draft, candidates=found), group, plan.node(node), len(kept) < len(given))
+    kept = tuple(pin for pin in draft.pins if pin.node not in own)
+    free = replace(draft, pins=kept)
+    found = {g.name: candidates_of(free, g) for g in all_groups}
+    is_pinned = len(kept) < len(draft.pins)
+    return _Question(plan, replace(free, candidates=found), group, plan.node(node), is_pinned)
 
 
 def _tried(question: _Question) -> list[tuple[Candidate, ...]]:

@@ -42,7 +42,10 @@ def infeasible(draft: Draft) -> Diagnostic:
 
 def _leanest(draft: Draft) -> MinMemoryPlan:
     wide = unlimited(draft)
-    found = {group.name: candidates_of(wide, group) for group in node_groups(wide.graph, wide.engines)}
+    found = {
+        group.name: candidates_of(wide, group)
+        for group in node_groups(wide.graph, wide.engines, wide.evaluation_graph)
+    }
     wide = replace(wide, candidates=found)
     lean = min_memory(SearchSpace(wide, StepModel(wide)))
     assert lean, "all models on all devices are always a plan"

@@ -26,7 +26,7 @@ def candidates(draft: Draft) -> Draft:
     HF305 where only memory is in the way."""
     found: dict[str, Candidates] = {}
     errors: list[Diagnostic] = []
-    for group in node_groups(draft.graph, draft.engines):
+    for group in node_groups(draft.graph, draft.engines, draft.evaluation_graph):
         found[group.name] = candidates_of(draft, group)
         if not found[group.name] and not _is_too_large(draft, group):
             errors.append(_nothing_fits(draft, group))

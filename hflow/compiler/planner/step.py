@@ -17,6 +17,7 @@ from hflow.compiler.state import Draft, WeightRead
 from hflow.compiler.writer import value_name
 from hflow.cost.redistribution import rows_s, weights_s
 from hflow.graph.ir import Input, Node, Output
+from hflow.graph.types import ValueType
 from hflow.plan.layout import Layout, Mesh
 from hflow.plan.ports import input_layout, output_layout
 from hflow.plan.replicas import Instance, instance_of
@@ -32,14 +33,14 @@ class StepModel:
 
     def __init__(self, draft: Draft):
         self.draft, self.graph = draft, draft.graph
-        self.groups = node_groups(draft.graph, draft.engines)
+        self.groups = node_groups(draft.graph, draft.engines, draft.evaluation_graph)
         self.group_of = {node.name: group.name for group in self.groups for node in group.nodes}
         self.order = node_order(draft.graph)
         self.rounds = {n.name: rounds(draft.graph, n) for n in draft.graph.nodes}
         self.inputs = {n.name: _together(n) for n in draft.graph.nodes}
-        self._layouts: dict[tuple[str, Mesh, int, bool], Layout] = {}
+        self._layouts: dict[tuple[str, Mesh, ValueType, bool], Layout] = {}
         self._known: dict[Layout, Layout] = {}
-        self._covers: dict[tuple[int, int, int], bool] = {}
+        self._covers: dict[tuple[Layout, Layout, int], bool] = {}
 
     def step_s(self, assignments: Assignments, times: Times) -> float:
         """Seconds of a step, if the nodes with models take `times`."""
@@ -48,7 +49,7 @@ class StepModel:
 
     def layout(self, node: Node, mesh: Mesh, value: Input | Output, produced: bool) -> Layout:
         """How `node`, running on `mesh`, makes or reads a value; equal layouts are one object."""
-        key = (node.name, mesh, id(value), produced)
+        key = (node.name, mesh, value.type, produced)
         found = self._layouts.get(key)
         if found is None:
             made = (output_layout if produced else input_layout)(node, mesh, value.type)
@@ -59,7 +60,7 @@ class StepModel:
         """Whether every device has what it wants, in the very boxes that it wants."""
         if have is want:
             return True
-        key = (id(have), id(want), rows)
+        key = (have, want, rows)
         found = self._covers.get(key)
         if found is None:
             boxes = have.boxes((rows,))

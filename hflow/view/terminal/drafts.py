@@ -41,7 +41,7 @@ def _weight_edge(edge: WeightRead) -> str:
 
 def _candidates(draft: Draft, width: int) -> str:
     """Every configuration of every node in every layout of its group, the fastest first."""
-    found = {group.name: group for group in node_groups(draft.graph, draft.engines)}
+    found = {group.name: group for group in node_groups(draft.graph, draft.engines, draft.evaluation_graph)}
     rows = [
         row
         for name, by_size in draft.candidates.items()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
 from hflow.plan.parameters import SCALAR_HEAD
 from hflow.runtime.engines.protocol import Call, ModelEngine, ModelSetup, NodeError, Result
@@ -16,7 +17,6 @@ from hflow.runtime.engines.transformers.score import judge, score
 from hflow.runtime.engines.transformers.weights import TransformersWeights
 from hflow.runtime.rows import TORCH_DTYPES, Rows, row_of
 from hflow.runtime.weight_files import stored_tensors
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
 
 class TransformersModel(ModelEngine):

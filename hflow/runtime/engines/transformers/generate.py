@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from hflow.runtime.engines.sampler import Answers, NotFinite, Sampling
 from hflow.runtime.rows import Rows, from_lists
 from hflow.runtime.sampling import sample, uniform
-from transformers import PreTrainedModel
 
 Response = tuple[list[int], list[float]]  # tokens and their log-probs
 
