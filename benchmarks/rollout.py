@@ -38,7 +38,7 @@ from transformers import AutoModelForCausalLM
 from trl.work import Work
 
 import hflow
-from hflow.runtime.engines.protocol import Call
+from hflow.runtime.engines.protocol import EngineCall
 from hflow.runtime.engines.sglang.weights import ServedWeights
 from hflow.runtime.rows import Rows, from_lists, length_mask
 from hflow.runtime.tokenizer import load_tokenizer
@@ -63,7 +63,7 @@ class Ours:
 
     def __call__(self, step: int, prompts: Rows) -> int:
         node, own = self.plan.graph.node("rollout"), self.plan.node("rollout")
-        call = Call(node, own, 0, len(prompts), seed=0, step=step)
+        call = EngineCall(node, own, 0, len(prompts), seed=0, step=step)
         return len(self.engines.of(node, own).run(call, {"prompt": prompts}).outputs["logprobs"].values)
 
 

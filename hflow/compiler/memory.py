@@ -24,7 +24,7 @@ from hflow.plan.workload import workload
 from hflow.schedule.tasks import device_classes
 
 Moment = tuple[int, str]  # a node runs: of the step (0) or of the evaluation (1), its name
-Part = tuple[str, int]  # a label, and bytes
+LabelledBytes = tuple[str, int]  # a label, and bytes
 
 
 def device_memory(
@@ -61,13 +61,13 @@ class _Held:
     True, only as long as a node runs, not while the weights move."""
 
     instance: Instance
-    stays: Part
-    more: Part
+    stays: LabelledBytes
+    more: LabelledBytes
     moments: frozenset[Moment]
     weights: int = 0
     lent: Mapping[Moment, bool] = field(default_factory=dict[Moment, bool])
 
-    def at(self, moment: Moment, working: int) -> Part:
+    def at(self, moment: Moment, working: int) -> LabelledBytes:
         """`working`: the bytes that the node itself needs then."""
         label, size = self.more if moment in self.moments else self.stays
         if moment not in self.lent:

@@ -17,7 +17,7 @@ import hflow
 from hflow.plan.cluster import Cluster
 from hflow.plan.cluster_file import load_cluster
 from hflow.plan.plan import Plan
-from hflow.runtime.engines.protocol import Call
+from hflow.runtime.engines.protocol import EngineCall
 from hflow.runtime.engines.python.engine import PythonEngine
 from hflow.runtime.rows import from_strings
 from hflow.runtime.tokenizer import load_tokenizer
@@ -65,9 +65,9 @@ def reward(plan: Plan, model: str) -> None:
         raise RuntimeError(f"rewards of right and wrong answers are {scores}")
 
 
-def _call(plan: Plan, name: str, num_rows: int) -> Call:
+def _call(plan: Plan, name: str, num_rows: int) -> EngineCall:
     node = next(node for node in plan.graph.nodes if node.name == name)
-    return Call(node, plan.node(name), 0, num_rows, seed=0, step=0)
+    return EngineCall(node, plan.node(name), 0, num_rows, seed=0, step=0)
 
 
 if __name__ == "__main__":

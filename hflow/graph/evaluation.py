@@ -8,7 +8,7 @@ from typing import Any
 
 from hflow.graph.checks.checks import ancestors
 from hflow.graph.infer import kinds
-from hflow.graph.infer.draft import CarriedInput, Draft
+from hflow.graph.infer.draft import CarriedInput, NodeDraft
 from hflow.graph.infer.infer import infer
 from hflow.graph.infer.kinds import generate
 from hflow.graph.infer.signature import parse_signature
@@ -46,13 +46,13 @@ def _options(node: Node, rows: int) -> Mapping[str, Any]:
             return node.options
 
 
-def _draft(graph: Graph, node: Node, options: Mapping[str, Any]) -> Draft:
+def _draft(graph: Graph, node: Node, options: Mapping[str, Any]) -> NodeDraft:
     """A typed node as the draft that it was inferred from, with other options."""
     signature = parse_signature(node.function.signature) if node.function else None
     declared = {o.port: o.type for o in node.outputs} if node.op == "data" else {}
     written = {i.port for i in node.inputs if not i.derived}
     inputs = generate.inputs(written) if node.op == "generate" else kinds.input_ports(node.op, signature)
-    return Draft(
+    return NodeDraft(
         node.name,
         node.op,
         inputs,

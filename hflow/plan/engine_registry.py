@@ -14,11 +14,11 @@ from hflow.plan.engine_profile import EngineProfile
 from hflow.plan.engines import megatron, sglang, transformers
 
 GenerationEngine = Literal["megatron", "sglang", "transformers"]
-Engine = Literal[GenerationEngine, "python"]
+EngineName = Literal[GenerationEngine, "python"]
 
 GENERATION_ENGINES: tuple[GenerationEngine, ...] = get_args(GenerationEngine)
 DEFAULT_ENGINE: GenerationEngine = "megatron"  # of nodes with a model, where nobody chooses
-MODELLESS_ENGINE: Engine = "python"  # of nodes without
+MODELLESS_ENGINE: EngineName = "python"  # of nodes without
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Registered:
     implementation: str
 
 
-ENGINES: Mapping[Engine, Registered] = {
+ENGINES: Mapping[EngineName, Registered] = {
     "megatron": Registered(megatron.PROFILE, "hflow.runtime.engines.megatron.engine:MegatronModel"),
     "sglang": Registered(sglang.PROFILE, "hflow.runtime.engines.sglang.engine:SglangModel"),
     "transformers": Registered(
@@ -39,6 +39,6 @@ ENGINES: Mapping[Engine, Registered] = {
 }
 
 
-def profile_of(engine: Engine) -> EngineProfile:
+def profile_of(engine: EngineName) -> EngineProfile:
     """Of an engine that runs models."""
     return ENGINES[engine].profile

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hflow.plan.engine_registry import Engine
+from hflow.plan.engine_registry import EngineName
 from hflow.plan.layout import Mesh
 from hflow.plan.sharding import Sharding
 from hflow.plan.strategy import PLAIN, Strategy
@@ -23,7 +23,7 @@ class NodePlan:
     node: str
     kind: str
     model: str | None
-    engine: Engine
+    engine: EngineName
     mesh: Mesh
     micro_batch: int
     start_s: float

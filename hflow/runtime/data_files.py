@@ -13,10 +13,10 @@ MAX_BYTES = 16 * 2**30  # a worker holds all rows in its memory
 MAX_ROWS = 2**24  # a few bytes of Parquet can stand for any number of equal rows
 BOM = b"\xef\xbb\xbf"
 
-Row = dict[str, Any]
+DataRow = dict[str, Any]
 
 
-def read_file(path: Path) -> list[Row]:
+def read_file(path: Path) -> list[DataRow]:
     """All rows of a ``.jsonl`` or ``.parquet`` file, each a mapping from field to value.
 
     Raises:
@@ -40,12 +40,12 @@ def refused(message: str, help_: str = "", span: Span | None = None) -> HflowErr
     return HflowError(Diagnostic("HF403", message, span, help_))
 
 
-def _jsonl(path: Path) -> list[Row]:
+def _jsonl(path: Path) -> list[DataRow]:
     try:
         content = read_bytes(path, MAX_BYTES).removeprefix(BOM)  # some editors begin with one
     except UnreadableError as error:
         raise refused(f"`{path}` cannot be read: {error}") from None
-    rows: list[Row] = []
+    rows: list[DataRow] = []
     for number, line in enumerate(content.splitlines(), 1):
         if line.strip():
             rows.append(_row(path, line, len(rows), number))
@@ -53,7 +53,7 @@ def _jsonl(path: Path) -> list[Row]:
     return rows
 
 
-def _row(path: Path, line: bytes, row: int, number: int) -> Row:
+def _row(path: Path, line: bytes, row: int, number: int) -> DataRow:
     """`number`: of the line, from 1."""
     span = Span(str(path), number, 1, len(line) + 1)
     try:
@@ -67,7 +67,7 @@ def _row(path: Path, line: bytes, row: int, number: int) -> Row:
     return found
 
 
-def _parquet(path: Path) -> list[Row]:
+def _parquet(path: Path) -> list[DataRow]:
     import pyarrow
     import pyarrow.parquet
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from hflow.plan.program import Instruction, Program
 from hflow.schedule.tasks import device_classes
-from hflow.schedule.timed_span import STEADY, Span, spans, step_time_s
+from hflow.schedule.timed_span import STEADY, TimedSpan, spans, step_time_s
 
 
-def critical_path(program: Program) -> tuple[Span, ...]:
+def critical_path(program: Program) -> tuple[TimedSpan, ...]:
     """The chain of spans, each waiting for the one before, that takes as long as a step of a long run.
 
     The walk goes back from the last end of all. It ends where it meets an instruction again, in an earlier
@@ -20,14 +20,14 @@ def critical_path(program: Program) -> tuple[Span, ...]:
     every = sorted(spans(program, STEADY), key=lambda s: (s.end_s, s.step, s.path), reverse=True)
     ring = _ring(program, every)
     first = min(range(len(ring)), key=lambda n: ring[n].path, default=0)
-    chain: list[Span] = []
+    chain: list[TimedSpan] = []
     for span in (*ring[first:], *ring[:first]):
         start = chain[-1].end_s if chain else 0.0
-        chain.append(Span(0, span.path, span.instruction, start, start + span.time_s))
+        chain.append(TimedSpan(0, span.path, span.instruction, start, start + span.time_s))
     return tuple(chain)
 
 
-def _ring(program: Program, every: Sequence[Span]) -> list[Span]:
+def _ring(program: Program, every: Sequence[TimedSpan]) -> list[TimedSpan]:
     """In the order of time. `every`: the last to end comes first."""
     walked = list(every[:1])
     seen = {span.path: 0 for span in walked}
@@ -56,12 +56,12 @@ def idle(program: Program) -> dict[tuple[int, ...], float]:
     }
 
 
-def _cause(program: Program, every: Sequence[Span], span: Span) -> Span | None:
+def _cause(program: Program, every: Sequence[TimedSpan], span: TimedSpan) -> TimedSpan | None:
     """The last to end of all that `span` had to wait for. `every`: the last to end comes first."""
     return next((other for other in every if _waited(program, span, other)), None)
 
 
-def _waited(program: Program, span: Span, other: Span) -> bool:
+def _waited(program: Program, span: TimedSpan, other: TimedSpan) -> bool:
     """Inside a loop, a span waits for what its own devices did there; outside, for all devices of a loop."""
     if (other.step, other.path) >= (span.step, span.path):
         return False

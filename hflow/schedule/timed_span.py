@@ -15,7 +15,7 @@ STEADY = WARM_UP + MEASURED  # steps after which each is as the one before
 
 
 @dataclass(frozen=True)
-class Span:
+class TimedSpan:
     """`instruction` runs from `start_s` to `end_s`, in seconds from the start of the first step.
 
     `path`: its position in the program's list; inside a loop, the loop's position, the round, and its
@@ -33,7 +33,7 @@ class Span:
         return self.end_s - self.start_s
 
 
-def spans(program: Program, steps: int = 1) -> tuple[Span, ...]:
+def spans(program: Program, steps: int = 1) -> tuple[TimedSpan, ...]:
     """The spans of the first `steps` steps, in the order of the program.
 
     A loop shows as what its rounds do. What only keeps or drops (free, release, recall, carry) takes no time
@@ -49,11 +49,11 @@ def spans(program: Program, steps: int = 1) -> tuple[Span, ...]:
     )
 
 
-def steady_spans(program: Program) -> tuple[Span, ...]:
+def steady_spans(program: Program) -> tuple[TimedSpan, ...]:
     """The spans of one step of a long run, in seconds from the first start among them."""
     last = [s for s in spans(program, STEADY) if s.step == STEADY - 1]
     zero = min((s.start_s for s in last), default=0.0)
-    return tuple(Span(0, s.path, s.instruction, s.start_s - zero, s.end_s - zero) for s in last)
+    return tuple(TimedSpan(0, s.path, s.instruction, s.start_s - zero, s.end_s - zero) for s in last)
 
 
 def step_time_s(program: Program) -> float:
@@ -73,7 +73,9 @@ def _rounds(graph: Graph, loop: Loop) -> list[list[float]]:
     return starts(tasks(loop.body), range(len(loop.body)), rounds(graph, graph.node(loop.node)))
 
 
-def _spans(graph: Graph, step: int, position: int, instruction: Instruction, start: float) -> Iterator[Span]:
+def _spans(
+    graph: Graph, step: int, position: int, instruction: Instruction, start: float
+) -> Iterator[TimedSpan]:
     if not isinstance(instruction, Loop):
         yield from _span(step, (position,), instruction, start)
         return
@@ -82,6 +84,6 @@ def _spans(graph: Graph, step: int, position: int, instruction: Instruction, sta
             yield from _span(step, (position, number, inner), inside, start + after_s)
 
 
-def _span(step: int, path: Sequence[int], instruction: Instruction, start: float) -> Iterator[Span]:
+def _span(step: int, path: Sequence[int], instruction: Instruction, start: float) -> Iterator[TimedSpan]:
     if isinstance(instruction, Activity):
-        yield Span(step, tuple(path), instruction, start, start + instruction.time_s)
+        yield TimedSpan(step, tuple(path), instruction, start, start + instruction.time_s)

@@ -9,7 +9,7 @@ from typing import Any
 from hflow.plan.plan import Plan
 from hflow.plan.program import Program
 from hflow.schedule.list_scheduling import WARM_UP
-from hflow.schedule.timed_span import Span, spans
+from hflow.schedule.timed_span import TimedSpan, spans
 from hflow.view.words import deed
 
 
@@ -70,7 +70,7 @@ def end_s(tracks: Sequence[Track]) -> float:
     return max((bar.end_s for track in tracks for bar in track.bars), default=0.0)
 
 
-def _planned(program: Program, found: Iterable[Span]) -> tuple[Track, ...]:
+def _planned(program: Program, found: Iterable[TimedSpan]) -> tuple[Track, ...]:
     """What takes time, by the devices that do it."""
     shown = [s for s in found if s.end_s > s.start_s]
     shown.sort(key=lambda s: (s.start_s, s.end_s))

@@ -15,7 +15,7 @@ from hflow.plan.layout import Mesh
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.strategy import Strategy
 from hflow.runtime.engines.megatron.engine import MegatronModel
-from hflow.runtime.engines.protocol import Call
+from hflow.runtime.engines.protocol import EngineCall
 from hflow.runtime.rows import Rows, from_lists
 
 ADAM: Mapping[str, Any] = {
@@ -38,7 +38,7 @@ def update(
         "actor_train", "train", "actor", "megatron", Mesh.of((0,)), MICRO_BATCH, 0.0, 0.0, 0, strategy
     )
     mask = Rows(torch.ones(sum(lengths), dtype=torch.bool), torch.tensor(lengths))
-    call = Call(_node(rows), plan, 0, rows, seed=0, step=0)
+    call = EngineCall(_node(rows), plan, 0, rows, seed=0, step=0)
     model.run(call, {"tokens": from_lists(tokens), "mask": mask})
     after = _read(model)
     for parameter in model.model.parameters():  # read by the weights' own names

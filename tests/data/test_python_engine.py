@@ -18,7 +18,7 @@ from hflow.graph.ir import Function, Input, Node, Output, Ref
 from hflow.graph.types import Dim, Factor, ValueType
 from hflow.plan.layout import Mesh
 from hflow.plan.node_plan import NodePlan
-from hflow.runtime.engines.protocol import Call, NodeError, Result
+from hflow.runtime.engines.protocol import EngineCall, NodeError, Result
 from hflow.runtime.engines.python.engine import PythonEngine
 from hflow.runtime.rows import Rows, from_lists, from_padded, from_strings
 from hflow.runtime.tokenizer import Tokenizer
@@ -31,9 +31,9 @@ PROMPT, SEQ = (Dim((Factor(name, 32, "prompts"),), ragged=True) for name in ("pr
 ANSWERS = Dim((Factor("resp", 8, "prompts"),), ragged=True)
 
 
-def call(node: Node, rows: tuple[int, int], step: int = 0, evaluation: bool = False) -> Call:
+def call(node: Node, rows: tuple[int, int], step: int = 0, evaluation: bool = False) -> EngineCall:
     plan = NodePlan(node.name, node.op, None, "python", Mesh.of((0,)), 1, 0.0, 0.0, 0)
-    return Call(node, plan, rows[0], rows[1] - rows[0], seed=7, step=step, evaluation=evaluation)
+    return EngineCall(node, plan, rows[0], rows[1] - rows[0], seed=7, step=step, evaluation=evaluation)
 
 
 # data ------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from hflow.plan.read_shape import read_shape
 from hflow.plan.strategy import PLAIN, Strategy
 from hflow.runtime.engines.groups import NewGroup
 from hflow.runtime.engines.megatron.engine import MegatronModel
-from hflow.runtime.engines.protocol import Call
+from hflow.runtime.engines.protocol import EngineCall
 from hflow.runtime.rows import Rows, from_lists
 from hflow.runtime.tokenizer import load_tokenizer
 from hflow.runtime.tools.new_model import new_model
@@ -117,12 +117,12 @@ def make_call(
     unit: int = 1,
     stream: int = 0,
     strategy: Strategy = PLAIN,
-) -> Call:
+) -> EngineCall:
     """The call of `node` for this replica's share of `rows` rows, which are in groups of `unit`."""
     mesh = engine.mesh
     start, stop = (unit * at for at in share(mesh, rank, rows // unit))
     plan = NodePlan(node.name, node.op, "actor", "megatron", mesh, micro_batch, 0.0, 0.0, 0, strategy)
-    return Call(node, plan, start, stop - start, seed=11, step=step, stream=stream)
+    return EngineCall(node, plan, start, stop - start, seed=11, step=step, stream=stream)
 
 
 def share(mesh: Mesh, rank: int, rows: int) -> tuple[int, int]:

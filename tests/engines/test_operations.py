@@ -18,7 +18,7 @@ from hflow.cost.memory import layer_activation_bytes
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
 from hflow.runtime.engines.groups import make_groups
-from hflow.runtime.engines.megatron.attention import Places
+from hflow.runtime.engines.megatron.attention import TokenPlaces
 from hflow.runtime.engines.megatron.build import build_model
 from hflow.runtime.engines.megatron.gated import SwiGLU
 from hflow.runtime.engines.megatron.pack import Pack
@@ -103,7 +103,7 @@ def test_a_layer_keeps_what_the_planner_counts(world: World) -> None:
     tokens = len(pack.tokens)
     x = torch.randn(tokens, 1, shape.hidden, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        model.decoder.layers[0](x, attention_mask=Places(pack, rotation))
+        model.decoder.layers[0](x, attention_mask=TokenPlaces(pack, rotation))
     found = sum(size for at, size in kept.items() if at not in weights)
     planned, norms = layer_activation_bytes(shape, "f32", tokens, mesh), 2 * 4 * tokens * shape.hidden
     small = 4 * tokens * (8 + shape.num_heads + shape.head_dim)  # and positions, sines and cosines

@@ -11,7 +11,7 @@ from hflow.plan.engine_registry import (
     ENGINES,
     GENERATION_ENGINES,
     MODELLESS_ENGINE,
-    Engine,
+    EngineName,
     GenerationEngine,
     profile_of,
 )
@@ -21,7 +21,7 @@ from hflow.runtime.engines.protocol import ModelEngine, ModelWeights
 
 def test_every_engine_that_a_plan_may_name_is_registered() -> None:
     assert set(ENGINES) == set(GENERATION_ENGINES)
-    assert set(get_args(Engine)) == {*GENERATION_ENGINES, MODELLESS_ENGINE}
+    assert set(get_args(EngineName)) == {*GENERATION_ENGINES, MODELLESS_ENGINE}
 
 
 def test_the_default_engine_runs_every_kind_of_node() -> None:

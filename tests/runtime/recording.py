@@ -11,7 +11,7 @@ import pytest
 from hflow.graph.ir import Node
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.plan import Plan
-from hflow.runtime.engines.protocol import Call, Engine, Result
+from hflow.runtime.engines.protocol import EngineCall, NodeEngine, Result
 from hflow.runtime.execute import Run, execute
 from hflow.runtime.rows import Rows
 from hflow.runtime.worker.models import Engines
@@ -46,10 +46,10 @@ class Recorded:
 class _Recording:
     """An engine that notes what it makes in steps (not in evaluations)."""
 
-    engine: Engine
+    engine: NodeEngine
     sizes: dict[tuple[int, str, str], Sizes]
 
-    def run(self, call: Call, inputs: Mapping[str, Rows]) -> Result:
+    def run(self, call: EngineCall, inputs: Mapping[str, Rows]) -> Result:
         result = self.engine.run(call, inputs)
         for port, rows in result.outputs.items():
             if not call.evaluation:
@@ -62,7 +62,7 @@ def recorded(plan: Plan, folder: Path) -> Recorded:
     sizes: dict[tuple[int, str, str], Sizes] = {}
     engine_of = Engines.of
 
-    def recording(engines: Engines, node: Node, plan: NodePlan) -> Engine:
+    def recording(engines: Engines, node: Node, plan: NodePlan) -> NodeEngine:
         return _Recording(engine_of(engines, node, plan), sizes)
 
     with pytest.MonkeyPatch.context() as patch:

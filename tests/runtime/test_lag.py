@@ -16,7 +16,7 @@ import hflow
 from hflow.graph.ir import Graph
 from hflow.plan.node_plan import NodePlan
 from hflow.runtime.controller.pool import Pool
-from hflow.runtime.engines.protocol import Call
+from hflow.runtime.engines.protocol import EngineCall
 from hflow.runtime.engines.python.data import open_source
 from hflow.runtime.execute import Run, execute
 from hflow.runtime.sampling import sample, uniform
@@ -83,7 +83,7 @@ def draw(graph: Graph, step: int) -> list[list[int]]:
     source = open_source(node, {"actor": load_tokenizer(graph.model("actor").path)})
     rows = node.options["batch"]
     plan = NodePlan("prompts", "data", None, "python", None, rows, 0.0, 0.0, 0)  # type: ignore[arg-type]
-    tokens = source.draw(Call(node, plan, 0, rows, graph.seed, step)).outputs["tokens"]
+    tokens = source.draw(EngineCall(node, plan, 0, rows, graph.seed, step)).outputs["tokens"]
     assert tokens.lengths is not None
     return [part.tolist() for part in tokens.values.split(tokens.lengths.tolist())]
 

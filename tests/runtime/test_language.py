@@ -15,7 +15,7 @@ from hflow.graph.ir import Graph
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.plan import Plan
 from hflow.runtime.controller.pool import Pool
-from hflow.runtime.engines.protocol import Call
+from hflow.runtime.engines.protocol import EngineCall
 from hflow.runtime.engines.python.data import open_source
 from hflow.runtime.execute import Run, execute
 from hflow.runtime.rows import Rows
@@ -110,7 +110,7 @@ def texts_of(graph: Graph, name: str, draw: int, stream: int = 0) -> dict[str, l
     rows = node.options["batch"]
     source = open_source(node, {"actor": load_tokenizer(graph.model("actor").path)})
     plan = NodePlan(name, "data", None, "python", None, rows, 0.0, 0.0, 0)  # type: ignore[arg-type]
-    outputs = source.draw(Call(node, plan, 0, rows, graph.seed, draw, stream=stream)).outputs
+    outputs = source.draw(EngineCall(node, plan, 0, rows, graph.seed, draw, stream=stream)).outputs
     return {o.port: outputs[o.port].strings() for o in node.outputs if o.type.dtype == "str"}
 
 

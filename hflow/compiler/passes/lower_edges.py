@@ -21,12 +21,12 @@ def lower_edges(draft: Draft) -> Draft:
     evaluation = draft.evaluation_graph
     return replace(
         draft,
-        step=_Step(draft, draft.graph).program(),
-        evaluation=_Step(draft, evaluation).program() if evaluation else None,
+        step=_StepWriter(draft, draft.graph).program(),
+        evaluation=_StepWriter(draft, evaluation).program() if evaluation else None,
     )
 
 
-class _Step:
+class _StepWriter:
     """Writes the program of one graph; only that of the training graph has a memory across steps.
 
     `copies`: the weights that readers have of their own for this step only, by the node that gets them first.

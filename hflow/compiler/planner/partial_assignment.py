@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hflow.compiler.planner.assignments import Assignment
-from hflow.compiler.planner.weight_syncs import Copy
+from hflow.compiler.planner.weight_syncs import WeightCopy
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class PartialAssignment:
     assignments: Mapping[str, Assignment] = field(default_factory=dict[str, Assignment])
     copies: Mapping[str, int] = field(default_factory=dict[str, int])
     moves: Mapping[str, float] = field(default_factory=dict[str, float])
-    renewed: frozenset[Copy] = frozenset()
+    renewed: frozenset[WeightCopy] = frozenset()
 
     def joined(self, other: PartialAssignment) -> PartialAssignment:
         """Both; they are about node groups of different models."""

@@ -11,7 +11,9 @@ from hflow.compiler.state import Draft
 from hflow.cost.redistribution import weights_s
 from hflow.plan.sharding import Sharding
 
-Copy = tuple[str, Sharding, int, int, bool]  # of a model: how and where it lies, its lag, whether in flight
+WeightCopy = tuple[
+    str, Sharding, int, int, bool
+]  # of a model: how and where it lies, its lag, whether in flight
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class WeightSync:
     copy_bytes: int
 
     @cached_property
-    def copy(self) -> Copy:
+    def copy(self) -> WeightCopy:
         """Readers of equal copies share one."""
         return self.group.model, self.lies, self.first, self.group.lag, self.group.nodes[0].in_flight
 

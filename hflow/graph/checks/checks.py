@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import networkx as nx
 
 from hflow.diagnostics import did_you_mean
-from hflow.graph.infer.draft import Draft
+from hflow.graph.infer.draft import NodeDraft
 from hflow.graph.infer.kinds.train import SHARED
 from hflow.graph.infer.wiring import step_dag
 from hflow.graph.ir import Graph, Node, Ref
@@ -17,7 +17,7 @@ from hflow.graph.source.schema import EvalSpec, GraphSpec
 from hflow.graph.types import group_size
 
 
-def check_trained(drafts: Mapping[str, Draft], spec: GraphSpec, problems: Problems) -> None:
+def check_trained(drafts: Mapping[str, NodeDraft], spec: GraphSpec, problems: Problems) -> None:
     """HF203 a frozen model is trained, HF215 a model is trained twice without order."""
     dag = step_dag(drafts)
     earlier: dict[str, list[str]] = {}
@@ -36,7 +36,7 @@ def check_trained(drafts: Mapping[str, Draft], spec: GraphSpec, problems: Proble
         earlier.setdefault(model, []).append(draft.name)
 
 
-def check_lags(drafts: Mapping[str, Draft], problems: Problems) -> None:
+def check_lags(drafts: Mapping[str, NodeDraft], problems: Problems) -> None:
     """HF212 a node reads older weights of a model that never changes."""
     trained = {d.model.model for d in drafts.values() if d.op == "train" and d.model}
     for draft in drafts.values():
@@ -45,7 +45,7 @@ def check_lags(drafts: Mapping[str, Draft], problems: Problems) -> None:
             problems.add("HF212", message, (*draft.path, "model", "lag"), key=True)
 
 
-def check_in_flight(drafts: Mapping[str, Draft], problems: Problems) -> None:
+def check_in_flight(drafts: Mapping[str, NodeDraft], problems: Problems) -> None:
     """HF212 a node would take over weights in flight that never come while it samples."""
     for draft in drafts.values():
         if not draft.options.get("in_flight") or not draft.model:
@@ -60,7 +60,7 @@ def check_in_flight(drafts: Mapping[str, Draft], problems: Problems) -> None:
             problems.add("HF212", message, path, key=True, help=help_)
 
 
-def check_optimizers(nodes: Mapping[str, Node], drafts: Mapping[str, Draft], problems: Problems) -> None:
+def check_optimizers(nodes: Mapping[str, Node], drafts: Mapping[str, NodeDraft], problems: Problems) -> None:
     """HF212 train nodes of one model, which share its optimizer, disagree on what it is."""
     first: dict[str, Node] = {}
     for node in (n for n in nodes.values() if n.op == "train" and n.model):
@@ -77,7 +77,7 @@ def check_optimizers(nodes: Mapping[str, Node], drafts: Mapping[str, Draft], pro
             problems.add("HF212", message, path, help="a model has one optimizer: write the same in both")
 
 
-def check_groups(nodes: Mapping[str, Node], drafts: Mapping[str, Draft], problems: Problems) -> None:
+def check_groups(nodes: Mapping[str, Node], drafts: Mapping[str, NodeDraft], problems: Problems) -> None:
     """HF219 a function that compares the samples of a prompt gets too few."""
     for node in (n for n in nodes.values() if n.function and n.function.min_group > 1):
         assert node.function
@@ -92,7 +92,7 @@ def check_groups(nodes: Mapping[str, Node], drafts: Mapping[str, Draft], problem
                 problems.add("HF219", message, drafts[node.name].input_path(value.port), help=help_)
 
 
-def check_refresh(drafts: Mapping[str, Draft], spec: GraphSpec, problems: Problems) -> None:
+def check_refresh(drafts: Mapping[str, NodeDraft], spec: GraphSpec, problems: Problems) -> None:
     """HF202 an unknown model, HF226 a model that cannot take over the weights of another."""
     trained = {d.model.model for d in drafts.values() if d.op == "train" and d.model}
     for name, model in spec.models.items():
@@ -115,7 +115,7 @@ def check_refresh(drafts: Mapping[str, Draft], spec: GraphSpec, problems: Proble
 
 def check_evaluation(
     spec: EvalSpec,
-    drafts: Mapping[str, Draft],
+    drafts: Mapping[str, NodeDraft],
     nodes: Mapping[str, Node],
     declared: tuple[str, ...],
     problems: Problems,
@@ -159,7 +159,7 @@ def _check_held_out(spec: EvalSpec, ref: Ref, nodes: Mapping[str, Node], problem
 
 
 def _check_kept_apart(
-    spec: EvalSpec, ref: Ref, nodes: Mapping[str, Node], drafts: Mapping[str, Draft], problems: Problems
+    spec: EvalSpec, ref: Ref, nodes: Mapping[str, Node], drafts: Mapping[str, NodeDraft], problems: Problems
 ) -> None:
     """HF220: another data node draws from the dataset that evaluation holds rows out of."""
     measured = ancestors(nodes, ref.node)
@@ -185,7 +185,7 @@ def ancestors(nodes: Mapping[str, Node], name: str) -> set[str]:
     return {name, *nx.ancestors(dag, name)}  # pyright: ignore[reportUnknownMemberType]
 
 
-def check_unused(graph: Graph, drafts: Mapping[str, Draft], problems: Problems) -> None:
+def check_unused(graph: Graph, drafts: Mapping[str, NodeDraft], problems: Problems) -> None:
     """Warnings: HF216 a trained model nobody reads, HF217 unread outputs, HF218 an unused model."""
     reads = {n.model.model for n in graph.nodes if n.op in ("generate", "score") and n.model}
     reads |= {m.refresh.model for m in graph.models if m.refresh}

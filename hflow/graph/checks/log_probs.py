@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from hflow.graph.infer.draft import Draft
+from hflow.graph.infer.draft import NodeDraft
 from hflow.graph.infer.regions import maker
 from hflow.graph.ir import Input, Node, Ref
 from hflow.graph.source.problems import Problems
@@ -12,7 +12,9 @@ from hflow.graph.source.problems import Problems
 _LOG_PROBS = ("behaviour", "scored")
 
 
-def check_temperatures(nodes: Mapping[str, Node], drafts: Mapping[str, Draft], problems: Problems) -> None:
+def check_temperatures(
+    nodes: Mapping[str, Node], drafts: Mapping[str, NodeDraft], problems: Problems
+) -> None:
     """HF212 log-probs that a node compares, or goes on from, are of different temperatures, or greedy."""
     for node in (n for n in nodes.values() if n.op in ("train", "generate", "call")):
         known = list(_temperatures(node, nodes))
@@ -50,7 +52,7 @@ def behind(ref: Ref, nodes: Mapping[str, Node]) -> Node | None:
     return nodes.get(value.source.node) if value else None
 
 
-def check_sampler(nodes: Mapping[str, Node], drafts: Mapping[str, Draft], problems: Problems) -> None:
+def check_sampler(nodes: Mapping[str, Node], drafts: Mapping[str, NodeDraft], problems: Problems) -> None:
     """HF210 a loss that compares with what was sampled learns from the texts of another model."""
     for node in (n for n in nodes.values() if n.op == "train"):
         draft, text_of = drafts[node.name], _sampler(node.input("tokens"), nodes)
@@ -70,7 +72,7 @@ def _sampler(tokens: Input | None, nodes: Mapping[str, Node]) -> Node | None:
     return node if node and node.op == "generate" else None
 
 
-def check_staleness(nodes: Mapping[str, Node], drafts: Mapping[str, Draft], problems: Problems) -> None:
+def check_staleness(nodes: Mapping[str, Node], drafts: Mapping[str, NodeDraft], problems: Problems) -> None:
     """HF223 a train node reads texts or values of the model it trains that are older than its `max_lag`."""
     for node in (n for n in nodes.values() if n.op == "train" and "max_lag" in n.options):
         allowed, reported = node.options["max_lag"], set[str]()

@@ -24,7 +24,7 @@ class CarriedInput:
 
 
 @dataclass(frozen=True)
-class Draft:
+class NodeDraft:
     """What a node's file entry says.
 
     `inputs` and `outputs` are None when they depend on a function that could not be read, on a model that

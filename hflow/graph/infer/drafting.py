@@ -9,7 +9,7 @@ from typing import Any
 
 from hflow.diagnostics import HflowError, did_you_mean
 from hflow.graph.infer import kinds
-from hflow.graph.infer.draft import KEEP, CarriedInput, Draft
+from hflow.graph.infer.draft import KEEP, CarriedInput, NodeDraft
 from hflow.graph.infer.functions import FunctionSource, read_function
 from hflow.graph.infer.kinds import data, generate, score, train
 from hflow.graph.ir import Function, Head, ModelUse, Ref, Repeat
@@ -20,11 +20,11 @@ from hflow.graph.source.problems import Problems
 from hflow.graph.types import ValueType, parse_type
 
 
-def draft_nodes(spec: schema.GraphSpec, document: Document, found: Problems) -> dict[str, Draft]:
+def draft_nodes(spec: schema.GraphSpec, document: Document, found: Problems) -> dict[str, NodeDraft]:
     """A draft of every node of `spec`, in file order, those of a region before the region's own; problems go
     to `found`."""
     drafter = _Drafter(spec, document, found)
-    drafts: dict[str, Draft] = {}
+    drafts: dict[str, NodeDraft] = {}
     for name, node in spec.nodes.items():
         for drafted in drafter.draft(name, node):
             if drafted.name in drafts:
@@ -48,7 +48,7 @@ class _Drafter:
         self.models = document.keys(("models",))
         self.nodes = node_names(document)
 
-    def draft(self, name: str, node: schema.NodeSpec) -> list[Draft]:
+    def draft(self, name: str, node: schema.NodeSpec) -> list[NodeDraft]:
         if not isinstance(node, schema.RepeatNodeSpec):
             return [self._node(self._bare(name, node, self.spec.loop.name, ("nodes", name)), node)]
         inner = {n: ("nodes", name, "nodes", n) for n in node.nodes}
@@ -57,7 +57,7 @@ class _Drafter:
             self._check_inner(drafted)
         return [*drafts, self._region(name, node)]
 
-    def _node(self, bare: Draft, node: schema.InnerNodeSpec) -> Draft:
+    def _node(self, bare: NodeDraft, node: schema.InnerNodeSpec) -> NodeDraft:
         match node:
             case schema.DataSpec():
                 return self._data(bare, node)
@@ -83,9 +83,9 @@ class _Drafter:
 
     def _bare(
         self, name: str, node: schema.InnerNodeSpec | schema.RepeatNodeSpec, region: str, place: KeyPath
-    ) -> Draft:
+    ) -> NodeDraft:
         written = () if isinstance(node, schema.RepeatNodeSpec) else node.with_
-        return Draft(
+        return NodeDraft(
             name,
             node.op,
             inputs=kinds.input_ports(node.op, None),
@@ -97,7 +97,7 @@ class _Drafter:
             span=self.document.span(place, key=True),
         )
 
-    def _region(self, name: str, node: schema.RepeatNodeSpec) -> Draft:
+    def _region(self, name: str, node: schema.RepeatNodeSpec) -> NodeDraft:
         bare = self._bare(name, node, self.spec.loop.name, ("nodes", name))
         if name == self.spec.loop.name:
             help_ = "give the region another name"
@@ -124,7 +124,7 @@ class _Drafter:
         spans = {port: self.document.span(drafted.input_path(port)) for port in sources}
         return replace(drafted, input_spans=spans)
 
-    def _check_inner(self, drafted: Draft) -> None:
+    def _check_inner(self, drafted: NodeDraft) -> None:
         if drafted.op == "train":
             help_ = "train after the region, on what it hands out"
             self.found.add(
@@ -137,7 +137,7 @@ class _Drafter:
             message = "`after` orders nodes of the step loop, not of a region"
             self.found.add("HF224", message, (*drafted.path, "after"), key=True)
 
-    def _data(self, bare: Draft, node: schema.DataSpec) -> Draft:
+    def _data(self, bare: NodeDraft, node: schema.DataSpec) -> NodeDraft:
         declared = self._types(bare, node.out)
         responses = data.num_responses(node.with_)
         columns = {port: t for port, t in declared.items() if self._is_column(bare, port, t, responses)}
@@ -149,7 +149,7 @@ class _Drafter:
         options["tokenizer"] = self._tokenizer(bare, options.get("tokenizer")) if tokenized else None
         return replace(bare, outputs=tuple(node.out), declared=columns if one_name else {}, options=options)
 
-    def _check_one_row_dim(self, bare: Draft, columns: Mapping[str, ValueType]) -> bool:
+    def _check_one_row_dim(self, bare: NodeDraft, columns: Mapping[str, ValueType]) -> bool:
         factors = [t.dims[0].factors for t in columns.values()]
         for place in range(max(map(len, factors), default=0)):
             names = {f[place].name for f in factors if len(f) > place}
@@ -159,13 +159,13 @@ class _Drafter:
                 return False
         return True
 
-    def _is_column(self, bare: Draft, port: str, type_: ValueType, responses: int | None) -> bool:
+    def _is_column(self, bare: NodeDraft, port: str, type_: ValueType, responses: int | None) -> bool:
         message = data.column_problem(type_, responses)
         if message:
             self.found.add("HF206", message, (*bare.path, "out", port))
         return message is None
 
-    def _tokenizer(self, bare: Draft, written: str | None) -> str | None:
+    def _tokenizer(self, bare: NodeDraft, written: str | None) -> str | None:
         """The model whose tokenizer a data node uses: the one named, or any when all share a path."""
         if written is not None:
             if written not in self.models:
@@ -181,7 +181,7 @@ class _Drafter:
             self.found.add("HF221", message, bare.path, key=True, help=help_)
         return next(iter(self.spec.models), None)
 
-    def _train(self, bare: Draft, node: schema.TrainSpec) -> Draft:
+    def _train(self, bare: NodeDraft, node: schema.TrainSpec) -> NodeDraft:
         used = self._using(bare, schema.UseSpec(use=node.model, lag=0))
         source = self._function(bare, "loss", node.loss)
         if source and (problem := train.loss_problem(source)):
@@ -196,7 +196,7 @@ class _Drafter:
         drafted = self._reading(drafted, node, options, node.with_)
         return replace(drafted, repeat=Repeat(node.repeat.epochs, node.repeat.minibatch or 0))
 
-    def _call(self, bare: Draft, node: schema.CallSpec) -> Draft:
+    def _call(self, bare: NodeDraft, node: schema.CallSpec) -> NodeDraft:
         source = self._function(bare, "fn", node.fn)
         if source and any(p.tag == "trained" for p in source.signature.inputs):
             message = f"`{node.fn}`: only a train node computes `<trained>` inputs"
@@ -209,11 +209,11 @@ class _Drafter:
 
     def _reading(
         self,
-        bare: Draft,
+        bare: NodeDraft,
         node: schema.GenerateSpec | schema.ScoreSpec | schema.TrainSpec | schema.CallSpec,
         options: tuple[Option, ...] | None,
         written: Mapping[str, Any],
-    ) -> Draft:
+    ) -> NodeDraft:
         """`bare` with its references and its options; `options` is None where they are not known."""
         sources = {port: Ref(*spec.from_.split(".")) for port, spec in node.in_.items()}
         carried = {p: CarriedInput(s.lag, s.init) for p, s in node.in_.items() if s.lag}
@@ -224,10 +224,10 @@ class _Drafter:
         checked = self._options(bare.path, options, written, ports) if options is not None else {}
         return replace(bare, sources=sources, carried=carried, input_spans=spans, options=checked)
 
-    def _source_path(self, bare: Draft, port: str) -> KeyPath:
+    def _source_path(self, bare: NodeDraft, port: str) -> KeyPath:
         return (*bare.input_path(port), "from")
 
-    def _check_carried(self, bare: Draft, port: str, spec: schema.SourceSpec) -> None:
+    def _check_carried(self, bare: NodeDraft, port: str, spec: schema.SourceSpec) -> None:
         path = bare.input_path(port)
         if spec.lag and spec.init is None:
             message = f"`{port}` reads the value of an earlier step, and the first step has none before it"
@@ -236,7 +236,7 @@ class _Drafter:
             message = "`init` has no effect without `lag`"
             self.found.add("HF225", message, (*path, "init"), help="add `lag: 1`")
 
-    def _using(self, drafted: Draft, use: schema.UseSpec) -> Draft:
+    def _using(self, drafted: NodeDraft, use: schema.UseSpec) -> NodeDraft:
         if use.use not in self.models:
             help_ = did_you_mean(use.use, self.models, "models")
             path = (*drafted.path, "model", "use")
@@ -245,12 +245,12 @@ class _Drafter:
         head: Head | None = model.head if model else None
         return replace(drafted, model=ModelUse(use.use, use.lag), head=head)
 
-    def _wrong_head(self, drafted: Draft, does: str, needs: str) -> None:
+    def _wrong_head(self, drafted: NodeDraft, does: str, needs: str) -> None:
         assert drafted.model
         message = f"`{drafted.name}` {does} `{drafted.model.model}`, which has `head: {drafted.head}`"
         self.found.add("HF222", message, (*drafted.path, "model"), help=f"that takes {needs}")
 
-    def _function(self, bare: Draft, key: str, reference: str) -> FunctionSource | None:
+    def _function(self, bare: NodeDraft, key: str, reference: str) -> FunctionSource | None:
         try:
             return read_function(reference, Path(self.document.file).parent)
         except HflowError as error:
@@ -258,7 +258,7 @@ class _Drafter:
                 self.found.add(problem.code, problem.message, (*bare.path, key), help=problem.help)
             return None
 
-    def _types(self, bare: Draft, out: Mapping[str, str]) -> dict[str, ValueType]:
+    def _types(self, bare: NodeDraft, out: Mapping[str, str]) -> dict[str, ValueType]:
         types: dict[str, ValueType] = {}
         for port, text in out.items():
             try:
@@ -295,7 +295,7 @@ class _Drafter:
             self.found.add(p.code, p.message, place, key=p.code != "HF212", help=p.help)
 
 
-def _with_function(bare: Draft, source: FunctionSource | None) -> Draft:
+def _with_function(bare: NodeDraft, source: FunctionSource | None) -> NodeDraft:
     if source is None:
         return bare
     function = Function(

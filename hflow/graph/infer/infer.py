@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from hflow.diagnostics import did_you_mean
 from hflow.graph.infer import kinds, regions
-from hflow.graph.infer.draft import CarriedInput, Draft
+from hflow.graph.infer.draft import CarriedInput, NodeDraft
 from hflow.graph.infer.unify import Argument, unify
 from hflow.graph.infer.wiring import DERIVED
 from hflow.graph.ir import Input, Node, Output, Ref, Repeat
@@ -19,7 +19,7 @@ from hflow.graph.source.problems import Problems
 from hflow.graph.types import Dim, ValueType, group_size
 
 
-def infer(drafts: Mapping[str, Draft], order: Sequence[str], problems: Problems) -> dict[str, Node]:
+def infer(drafts: Mapping[str, NodeDraft], order: Sequence[str], problems: Problems) -> dict[str, Node]:
     """The typed nodes, in `order`; those that cannot be typed are left out."""
     inference = _Inference(drafts, problems)
     for name in order:
@@ -32,13 +32,13 @@ _SCALAR = ValueType("f32", ())  # what may be carried from step to step
 
 
 class _Inference:
-    def __init__(self, drafts: Mapping[str, Draft], problems: Problems):
+    def __init__(self, drafts: Mapping[str, NodeDraft], problems: Problems):
         self.drafts = drafts
         self.problems = problems
         self.types: dict[Ref, ValueType] = {}
         self.nodes: dict[str, Node] = {}
 
-    def add(self, draft: Draft) -> None:
+    def add(self, draft: NodeDraft) -> None:
         if draft.op == "repeat":
             self._add_region(draft)
             return
@@ -69,7 +69,7 @@ class _Inference:
         self.types.update({Ref(draft.name, port): t for port, t in types.items()})
         self.nodes[draft.name] = self._node(draft, sources, types)
 
-    def _add_region(self, draft: Draft) -> None:
+    def _add_region(self, draft: NodeDraft) -> None:
         if not all(self._has(draft, ref) for ref in draft.sources.values()):
             return
         trained = {d.model.model for d in self.drafts.values() if d.op == "train" and d.model}
@@ -79,7 +79,7 @@ class _Inference:
         self.types.update({Ref(draft.name, port): t for port, t in types.items()})
         self.nodes[draft.name] = self._node(draft, draft.sources, types)
 
-    def _has(self, draft: Draft, ref: Ref) -> bool:
+    def _has(self, draft: NodeDraft, ref: Ref) -> bool:
         """Whether a value that a node names has a type, and is there for it."""
         return ref in self.types and regions.readable(draft, ref, self.drafts)
 
@@ -95,7 +95,7 @@ class _Inference:
                     help_ = "a function with `whole_batch=True` makes a scalar of a batch"
                     self.problems.add("HF225", message, draft.input_path(port), help=help_)
 
-    def _node(self, draft: Draft, sources: Mapping[str, Ref], types: Mapping[str, ValueType]) -> Node:
+    def _node(self, draft: NodeDraft, sources: Mapping[str, Ref], types: Mapping[str, ValueType]) -> Node:
         ports = sources if draft.inputs is None else [p.name for p in draft.inputs if p.name in sources]
         node = Node(
             draft.name,
@@ -111,7 +111,7 @@ class _Inference:
         )
         return replace(node, repeat=self._repeat(draft, node)) if draft.repeat else node
 
-    def _input(self, draft: Draft, port: str, source: Ref) -> Input:
+    def _input(self, draft: NodeDraft, port: str, source: Ref) -> Input:
         carry = draft.carried.get(port, CarriedInput(0))
         return Input(
             port,
@@ -123,7 +123,7 @@ class _Inference:
             span=draft.input_spans.get(port),
         )
 
-    def _repeat(self, draft: Draft, node: Node) -> Repeat:
+    def _repeat(self, draft: NodeDraft, node: Node) -> Repeat:
         """`repeat` with its minibatch filled in: all rows, unless the file says otherwise."""
         assert draft.repeat
         size, group = draft.repeat.minibatch or node.rows, self._loss_group(draft, node)
@@ -138,13 +138,13 @@ class _Inference:
             self.problems.add("HF219", message, path)
         return Repeat(draft.repeat.epochs, size)
 
-    def _loss_group(self, draft: Draft, node: Node) -> int:
+    def _loss_group(self, draft: NodeDraft, node: Node) -> int:
         """Rows that the loss takes together."""
         assert draft.signature
         rows, pattern = node.inputs[0].type.dims[0], draft.signature.inputs[0].type.dims[0]
         return group_size(rows, pattern)
 
-    def _derived(self, draft: Draft, sources: Mapping[str, Ref]) -> Ref | None:
+    def _derived(self, draft: NodeDraft, sources: Mapping[str, Ref]) -> Ref | None:
         """Where the mask of a node comes from that does not name it: from the maker of its texts."""
         assert draft.inputs is not None
         port = next((p for p in draft.inputs if p.name == DERIVED), None)
@@ -163,7 +163,7 @@ class _Inference:
             self.problems.add("HF207", message, draft.path, key=True, help=help_)
         return None
 
-    def _check_mask_derivable(self, draft: Draft, sources: Mapping[str, Ref], optional: bool) -> None:
+    def _check_mask_derivable(self, draft: NodeDraft, sources: Mapping[str, Ref], optional: bool) -> None:
         """Without any text among its inputs, a node must name its mask; silent after other errors."""
         assert draft.inputs is not None
         required = {p.name for p in draft.inputs if not p.optional} - {DERIVED}
@@ -178,7 +178,7 @@ class _Inference:
         dims = self.types[ref].dims if ref in self.types else ()
         return next((d.factors[0].origin for d in dims if d.ragged and d.factors[0].name != "prompt"), None)
 
-    def _check_declared(self, draft: Draft, types: Mapping[str, ValueType]) -> None:
+    def _check_declared(self, draft: NodeDraft, types: Mapping[str, ValueType]) -> None:
         for port, declared in draft.declared.items():
             path = (*draft.path, "out", port)
             if port not in types:

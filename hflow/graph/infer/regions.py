@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 
-from hflow.graph.infer.draft import KEEP, Draft
+from hflow.graph.infer.draft import KEEP, NodeDraft
 from hflow.graph.ir import Node, Ref
 from hflow.graph.source.problems import Problems
 from hflow.graph.types import Dim, Factor, ValueType
 
 
-def check_borders(drafts: Mapping[str, Draft], problems: Problems) -> None:
+def check_borders(drafts: Mapping[str, NodeDraft], problems: Problems) -> None:
     """HF224: a node reads across the border of a region."""
     for draft in drafts.values():
         for port, ref in draft.sources.items():
@@ -35,18 +35,20 @@ def check_borders(drafts: Mapping[str, Draft], problems: Problems) -> None:
                 problems.add("HF224", message, path, help=f"write `after: {region}`")
 
 
-def reads_in(draft: Draft) -> str:
+def reads_in(draft: NodeDraft) -> str:
     """The loop whose values a node reads: a region reads what its own nodes made."""
     return draft.name if draft.op == "repeat" else draft.region
 
 
-def readable(draft: Draft, ref: Ref, drafts: Mapping[str, Draft]) -> bool:
+def readable(draft: NodeDraft, ref: Ref, drafts: Mapping[str, NodeDraft]) -> bool:
     """Whether a value is made in the loop whose values the node reads."""
     producer = drafts.get(ref.node)
     return producer is not None and producer.region == reads_in(draft)
 
 
-def _crossing(draft: Draft, ref: Ref, producer: Draft, drafts: Mapping[str, Draft]) -> tuple[str, str]:
+def _crossing(
+    draft: NodeDraft, ref: Ref, producer: NodeDraft, drafts: Mapping[str, NodeDraft]
+) -> tuple[str, str]:
     if draft.op == "repeat":
         return f"`{ref}` is made outside the region `{draft.name}`", "a region hands out its own values"
     if draft.in_region:
@@ -59,7 +61,7 @@ def _crossing(draft: Draft, ref: Ref, producer: Draft, drafts: Mapping[str, Draf
 
 
 def output_types(
-    draft: Draft, types: Mapping[Ref, ValueType], trained: Set[str], problems: Problems
+    draft: NodeDraft, types: Mapping[Ref, ValueType], trained: Set[str], problems: Problems
 ) -> dict[str, ValueType] | None:
     """The types of what a region hands out; None, after reporting HF224, where they cannot be.
 
@@ -94,7 +96,7 @@ def output_types(
     return made
 
 
-def _aged(draft: Draft, type_: ValueType, trained: Set[str]) -> ValueType:
+def _aged(draft: NodeDraft, type_: ValueType, trained: Set[str]) -> ValueType:
     """As old as the region lets it become."""
     made_by = type_.provenance
     if not made_by or made_by.model not in trained:
@@ -102,7 +104,7 @@ def _aged(draft: Draft, type_: ValueType, trained: Set[str]) -> ValueType:
     return replace(type_, provenance=replace(made_by, lag=max(made_by.lag, draft.options["max_age"])))
 
 
-def check_ages(drafts: Mapping[str, Draft], problems: Problems) -> None:
+def check_ages(drafts: Mapping[str, NodeDraft], problems: Problems) -> None:
     """HF224: a surplus is too old for the next step at once."""
     for draft in (d for d in drafts.values() if d.op == "repeat" and d.options["max_age"]):
         age = sample_age(d for d in drafts.values() if d.region == draft.name)
@@ -114,12 +116,12 @@ def check_ages(drafts: Mapping[str, Draft], problems: Problems) -> None:
             problems.add("HF224", message, path, key=True, help=help_)
 
 
-def sample_age(nodes: Iterable[Draft | Node]) -> int:
+def sample_age(nodes: Iterable[NodeDraft | Node]) -> int:
     """Of what the nodes of a region sample, or say of it, in updates, when it is made."""
     return max((n.model.lag for n in nodes if n.model), default=0)
 
 
-def _collected(draft: Draft, type_: ValueType, kept: Factor) -> ValueType:
+def _collected(draft: NodeDraft, type_: ValueType, kept: Factor) -> ValueType:
     rows = Dim((Factor(kept.name, draft.options["rows"], draft.name), *type_.dims[0].factors[1:]))
     texts = tuple(_within(draft.name, dim) for dim in type_.dims[1:])
     return replace(type_, dims=(rows, *texts))
@@ -130,7 +132,7 @@ def _within(region: str, dim: Dim) -> Dim:
     return replace(dim, factors=tuple(replace(f, origin=f"{region}/{f.origin}") for f in dim.factors))
 
 
-def text_source(origin: str, port: str, drafts: Mapping[str, Draft]) -> Ref | None:
+def text_source(origin: str, port: str, drafts: Mapping[str, NodeDraft]) -> Ref | None:
     """The value `port` of the node that made a text, as nodes outside its region read it; None when it makes
     none, or does not hand it out."""
     region, _, inner = origin.rpartition("/")

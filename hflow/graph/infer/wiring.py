@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import networkx as nx
 
 from hflow.diagnostics import did_you_mean
-from hflow.graph.infer.draft import Draft
+from hflow.graph.infer.draft import NodeDraft
 from hflow.graph.infer.kinds import score
 from hflow.graph.infer.regions import readable, reads_in
 from hflow.graph.ir import Ref
@@ -16,7 +16,7 @@ from hflow.graph.source.problems import Problems
 DERIVED = "mask"  # the one input that may be left out because its type says where it comes from
 
 
-def check_wiring(drafts: Mapping[str, Draft], declared: Iterable[str], problems: Problems) -> None:
+def check_wiring(drafts: Mapping[str, NodeDraft], declared: Iterable[str], problems: Problems) -> None:
     """HF201 unknown references, HF222 outputs of another head, HF214 unknown inputs, HF207 missing ones,
     HF225 carried texts.
 
@@ -35,14 +35,14 @@ def check_wiring(drafts: Mapping[str, Draft], declared: Iterable[str], problems:
         _check_ports(draft, problems)
 
 
-def _may_exist(ref: Ref, drafts: Mapping[str, Draft], names: set[str]) -> bool:
+def _may_exist(ref: Ref, drafts: Mapping[str, NodeDraft], names: set[str]) -> bool:
     draft = drafts.get(ref.node)
     if draft is None:
         return ref.node in names
     return draft.outputs is None or ref.port in draft.outputs
 
 
-def _unknown(draft: Draft, ref: Ref, drafts: Mapping[str, Draft]) -> tuple[str, str, str]:
+def _unknown(draft: NodeDraft, ref: Ref, drafts: Mapping[str, NodeDraft]) -> tuple[str, str, str]:
     """Code, message and help for a reference that leads nowhere."""
     producer = drafts.get(ref.node)
     if producer and producer.model and producer.head and (needs := score.head_of(ref.port)):
@@ -54,7 +54,7 @@ def _unknown(draft: Draft, ref: Ref, drafts: Mapping[str, Draft]) -> tuple[str, 
     return "HF201", f"no node produces `{ref}`", did_you_mean(str(ref), refs, "values")
 
 
-def _check_ports(draft: Draft, problems: Problems) -> None:
+def _check_ports(draft: NodeDraft, problems: Problems) -> None:
     if draft.inputs is None:
         return
     known = [p.name for p in draft.inputs]
@@ -84,7 +84,7 @@ def _check_ports(draft: Draft, problems: Problems) -> None:
             )
 
 
-def step_dag(drafts: Mapping[str, Draft]) -> nx.DiGraph[str]:
+def step_dag(drafts: Mapping[str, NodeDraft]) -> nx.DiGraph[str]:
     """Which node comes before which within one step, by values and by `after`."""
     dag: nx.DiGraph[str] = nx.DiGraph()
     dag.add_nodes_from(drafts)
@@ -97,7 +97,7 @@ def step_dag(drafts: Mapping[str, Draft]) -> nx.DiGraph[str]:
     return dag
 
 
-def order(drafts: Mapping[str, Draft], problems: Problems) -> list[str]:
+def order(drafts: Mapping[str, NodeDraft], problems: Problems) -> list[str]:
     """Node names so that producers come first, else in file order. Nodes in or after a cycle are left
     out, and each cycle is reported as HF204."""
     dag = step_dag(drafts)

@@ -27,9 +27,11 @@ from hflow.runtime.engines.groups import NewGroup
 from hflow.runtime.rows import Rows
 from hflow.runtime.tokenizer import Tokenizer
 
+MetricSums = dict[str, tuple[float, float]]  # (sum, weight) by name, added up over workers
+
 
 @dataclass(frozen=True)
-class Call:
+class EngineCall:
     """One execution of a node in one step.
 
     `first_row` is the global index of the first row that this device holds of the node's *inputs*
@@ -81,8 +83,8 @@ class Stopped(Exception):  # noqa: N818  (it is what happened)
     """Nobody waits for the node any more: another worker failed."""
 
 
-class Engine(Protocol):
-    def run(self, call: Call, inputs: Mapping[str, Rows]) -> Result:
+class NodeEngine(Protocol):
+    def run(self, call: EngineCall, inputs: Mapping[str, Rows]) -> Result:
         """Execute the node on the local rows. Collective over the engine's mesh."""
         ...
 
@@ -207,7 +209,7 @@ class ModelEngine(ABC):
         """
 
     @abstractmethod
-    def run(self, call: Call, inputs: Mapping[str, Rows]) -> Result:
+    def run(self, call: EngineCall, inputs: Mapping[str, Rows]) -> Result:
         """Execute a node on this rank's rows, or end it where it was begun. Collective over the replica, of a
         train node over the mesh.
 
@@ -216,7 +218,7 @@ class ModelEngine(ABC):
                 what it put away; HF405 for numbers that are not finite.
         """
 
-    def begin(self, call: Call, inputs: Mapping[str, Rows]) -> None:
+    def begin(self, call: EngineCall, inputs: Mapping[str, Rows]) -> None:
         """Begin to execute a generate node, which goes on by itself while the worker does other things; `run`
         waits for its end. Weights that come meanwhile serve the rest of every response.
 

@@ -15,12 +15,10 @@ import numpy as np
 import torch
 
 from hflow.graph.infer.kinds.generate import VERSIONS
-from hflow.runtime.engines.protocol import Call, NodeError, Result
+from hflow.runtime.engines.protocol import EngineCall, MetricSums, NodeError, Result
 from hflow.runtime.engines.sampler import Answers, NotFinite, Sampler, Sampling
 from hflow.runtime.rows import Rows, from_lists, from_strings, joined
 from hflow.runtime.tokenizer import Tokenizer, UnknownTextError
-
-Metrics = dict[str, tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,7 @@ class Rollout:
     `max_positions`: the longest sequence that the model can read. `dp`, `tp`: the rank's numbers in its mesh.
     """
 
-    call: Call
+    call: EngineCall
     sampler: Sampler
     max_positions: int
     tokenizer: Tokenizer
@@ -134,7 +132,7 @@ class Rollout:
         metrics = {**result.metrics, "renewed_tokens": renewed} if result.metrics else {}
         return replace(result, outputs={**result.outputs, VERSIONS: answers.versions}, metrics=metrics)
 
-    def _result(self, tokens: Rows, log_probs: Rows, mask: Rows, metrics: Metrics, n: int) -> Result:
+    def _result(self, tokens: Rows, log_probs: Rows, mask: Rows, metrics: MetricSums, n: int) -> Result:
         assert mask.lengths is not None
         outputs = {"tokens": tokens, "logprobs": log_probs, "mask": mask}
         if self.call.node.output("text"):

@@ -25,7 +25,7 @@ PR_SET_PTRACER, ANY = 0x59616D61, ctypes.c_ulong(-1)  # linux/prctl.h
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
-Place = tuple[int, int]  # address of the first row, bytes from one row to the next
+RowsInMemory = tuple[int, int]  # address of the first row, bytes from one row to the next
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,13 @@ def meet(rank: int, size: int) -> Neighbours:
     )
 
 
-def place(view: Tensor) -> Place:
+def place(view: Tensor) -> RowsInMemory:
     """Of a view of one or two dimensions, for `read` in another process."""
     assert view.dim() <= 2 and (view.stride(-1) == 1 or view.shape[-1] == 1), (view.shape, view.stride())
     return view.data_ptr(), _pitch(view)
 
 
-def read(pid: int, places: Sequence[Place], views: Sequence[Tensor]) -> int:
+def read(pid: int, places: Sequence[RowsInMemory], views: Sequence[Tensor]) -> int:
     """Fill every view with what lies at its place in another process, in the same shape and dtype.
 
     Returns:
@@ -84,7 +84,7 @@ def _readv(pid: int, here: Entries, there: Entries) -> int:
     return copied
 
 
-def _entries(place_: Place, view: Tensor) -> Entries:
+def _entries(place_: RowsInMemory, view: Tensor) -> Entries:
     """Of what is as large as `view` and lies at a place: its rows, or, where they lie together, all as one.
     The system finds the pages of an entry at once, so that few large ones are read faster."""
     address, pitch = place_

@@ -38,8 +38,7 @@ from hflow.plan.program import (
 from hflow.plan.replicas import Instance, instance_of
 from hflow.plan.workload import token_makers
 from hflow.runtime.engines.implementation import implementation
-from hflow.runtime.engines.protocol import Call as EngineCall
-from hflow.runtime.engines.protocol import ModelEngine, ModelWeights, Result
+from hflow.runtime.engines.protocol import EngineCall, ModelEngine, ModelWeights, Result
 from hflow.runtime.rows import TORCH_DTYPES, Rows
 from hflow.runtime.worker.carried import Carried
 from hflow.runtime.worker.collector import Collector, Surplus
@@ -63,7 +62,7 @@ class _Begun:
 
 
 @dataclass
-class _Step:
+class _StepRun:
     """What one walk through a program collects."""
 
     program: Program
@@ -114,19 +113,19 @@ class Interpreter:
         """One step's program, or the evaluation's after `number` steps: metrics, digests, events, tokens."""
         program = self.plan.evaluation if evaluation else self.plan.step
         assert program
-        step = _Step(program, number, evaluation)
+        step = _StepRun(program, number, evaluation)
         self._walk(program.instructions, step)
         for weights in step.trained:
             weights.version += 1
         self.now = ""
         return step.report()
 
-    def _walk(self, instructions: Sequence[Instruction], step: _Step) -> None:
+    def _walk(self, instructions: Sequence[Instruction], step: _StepRun) -> None:
         for instruction in instructions:
             if self.world.rank in instruction.devices:
                 self._execute(instruction, step)
 
-    def _execute(self, instruction: Instruction, step: _Step) -> None:
+    def _execute(self, instruction: Instruction, step: _StepRun) -> None:
         match instruction:
             case Free():
                 for handle in instruction.handles:
@@ -151,7 +150,7 @@ class Interpreter:
             case _:
                 assert_never(instruction)
 
-    def _timed(self, instruction: _Measured, step: _Step) -> None:
+    def _timed(self, instruction: _Measured, step: _StepRun) -> None:
         self.now, started = instruction.node, time.time()
         moved, ended = self._run(instruction, step), time.time()
         if begun := step.begun.pop(instruction.node, None) if isinstance(instruction, Await) else None:
@@ -161,7 +160,7 @@ class Interpreter:
         event |= {"bytes": moved.values, "told_bytes": moved.told}
         step.events.append({**event, "start_s": started, "end_s": ended})
 
-    def _run(self, instruction: _Measured, step: _Step) -> Received:
+    def _run(self, instruction: _Measured, step: _StepRun) -> Received:
         match instruction:
             case Call():
                 inputs = {port: step.store[handle] for port, handle in instruction.inputs.items()}
@@ -179,7 +178,7 @@ class Interpreter:
             case _:
                 assert_never(instruction)
 
-    def _release(self, instruction: Release, step: _Step) -> None:
+    def _release(self, instruction: Release, step: _StepRun) -> None:
         """A trainer that has lent the copy its memory takes its weights back before."""
         copy = self._model(instruction, step).weights
         lender = self._source(step.program.lending_edge(instruction.node)) if instruction.lends else None
@@ -193,7 +192,7 @@ class Interpreter:
         assert trainer
         return self.engines.weights(Instance(trainer, edge.source_sharding))
 
-    def _loop(self, loop: Loop, step: _Step) -> None:
+    def _loop(self, loop: Loop, step: _StepRun) -> None:
         """Rounds until the region has its rows, with what earlier steps have left; then they are put into the
         store."""
         graph, name = step.program.graph, loop.node
@@ -217,11 +216,11 @@ class Interpreter:
                 metrics |= {"waiting": (float(waiting), 1.0), "dropped": (float(dropped), 1.0)}
             step.measure(name, Result(metrics=metrics))
 
-    def _model(self, instruction: Instruction, step: _Step) -> ModelEngine:
+    def _model(self, instruction: Instruction, step: _StepRun) -> ModelEngine:
         node = step.program.graph.node(instruction.node)
         return self.engines.model(node, self.plan.node(node.name))
 
-    def _begin(self, instruction: Call, step: _Step) -> None:
+    def _begin(self, instruction: Call, step: _StepRun) -> None:
         node = step.program.graph.node(instruction.node)
         plan, engine = self.plan.node(node.name), self._model(instruction, step)
         inputs = {port: step.store[handle] for port, handle in instruction.inputs.items()}
@@ -229,7 +228,7 @@ class Interpreter:
         step.begun[node.name] = _Begun(inputs, time.time())
         engine.begin(self._describe(node, plan, step), inputs)
 
-    def _call(self, instruction: Call | Await, step: _Step, inputs: Mapping[str, Rows]) -> Received:
+    def _call(self, instruction: Call | Await, step: _StepRun, inputs: Mapping[str, Rows]) -> Received:
         node = step.program.graph.node(instruction.node)
         if node.op == "repeat":
             step.collectors[node.name].add(inputs)
@@ -249,7 +248,7 @@ class Interpreter:
             step.tokens += len((result.outputs if node.op == "generate" else inputs)["tokens"].values)
         return Received()
 
-    def _run_node(self, node: Node, plan: NodePlan, step: _Step, inputs: Mapping[str, Rows]) -> Result:
+    def _run_node(self, node: Node, plan: NodePlan, step: _StepRun, inputs: Mapping[str, Rows]) -> Result:
         """Texts are dated when they are sampled, and their age is checked before they are learned from."""
         call, engine = self._describe(node, plan, step), self.engines.of(node, plan)
         if node.op not in ("generate", "train"):
@@ -265,7 +264,7 @@ class Interpreter:
         texts = sampled(result.outputs["tokens"], weights.version, inputs.values(), of_tokens)
         return replace(result, outputs={**result.outputs, "tokens": texts})
 
-    def _describe(self, node: Node, plan: NodePlan, step: _Step) -> EngineCall:
+    def _describe(self, node: Node, plan: NodePlan, step: _StepRun) -> EngineCall:
         types = [v.type for v in (*node.inputs, *node.outputs)]
         type_ = next((t for t in types if not t.scalar), types[0])
         start, stop = input_layout(node, plan.mesh, type_).boxes((type_.rows,))[self.world.rank][0]
@@ -276,7 +275,7 @@ class Interpreter:
         share = start // unit, (stop - start) // unit
         return EngineCall(node, plan, *share, self.plan.graph.seed, number, step.evaluation, stream)
 
-    def _transfer(self, instruction: Transfer, step: _Step) -> Received:
+    def _transfer(self, instruction: Transfer, step: _StepRun) -> Received:
         edge = step.program.data_edge(instruction)
         held = {port: step.store[h] for port, h in instruction.inputs.items() if h in step.store}
         peers = self._peers[_ranks(edge.source_mesh, edge.target_mesh)]
@@ -284,7 +283,7 @@ class Interpreter:
         step.store.update({instruction.outputs[port]: rows for port, rows in moved.items()})
         return received
 
-    def _weights(self, instruction: SyncWeights, step: _Step) -> Received:
+    def _weights(self, instruction: SyncWeights, step: _StepRun) -> Received:
         edge = step.program.weight_edge(instruction)
         trainer = self.plan.node(edge.source).model
         assert trainer

@@ -11,7 +11,7 @@ from hflow.plan.plan import Plan
 from hflow.plan.program import Offload, Program, Release, with_bodies
 from hflow.plan.replicas import Instance, instance_of, instances
 from hflow.runtime.engines.implementation import implementation
-from hflow.runtime.engines.protocol import Engine, ModelEngine, ModelSetup, ModelWeights
+from hflow.runtime.engines.protocol import ModelEngine, ModelSetup, ModelWeights, NodeEngine
 from hflow.runtime.engines.python.engine import PythonEngine
 from hflow.runtime.tokenizer import Tokenizer, load_tokenizer
 from hflow.runtime.worker.world import World
@@ -24,7 +24,7 @@ class Engines:
     models: dict[Instance, ModelEngine]
     python: PythonEngine
 
-    def of(self, node: Node, plan: NodePlan) -> Engine:
+    def of(self, node: Node, plan: NodePlan) -> NodeEngine:
         return self.model(node, plan) if node.model else self.python
 
     def model(self, node: Node, plan: NodePlan) -> ModelEngine:

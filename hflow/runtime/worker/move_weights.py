@@ -18,8 +18,8 @@ from torch import Tensor
 
 from hflow.plan.edges import WeightEdge
 from hflow.runtime.engines.protocol import ModelWeights, Weights
-from hflow.runtime.worker.cross_memory import Place, place
-from hflow.runtime.worker.route import Message, Part, Phase, Route
+from hflow.runtime.worker.cross_memory import RowsInMemory, place
+from hflow.runtime.worker.route import Message, ParameterPart, Phase, Route
 from hflow.runtime.worker.world import Peers, World
 
 
@@ -89,7 +89,7 @@ def _copy(
 ) -> None:
     assert target
     views = [target.view(name, box) for name, box in message.parts]
-    places: list[Place] = [(address, pitch) for address, pitch in told.tolist()]
+    places: list[RowsInMemory] = [(address, pitch) for address, pitch in told.tolist()]
     if relay or all(view.dtype == staging.dtype for view in views):  # what is relayed is a target's already
         world.read(message.source, places, views)
         return
@@ -159,7 +159,7 @@ class _Staging:
 
 
 def _keep(
-    own: tuple[Part, ...], source: Weights | None, target: Weights | None
+    own: tuple[ParameterPart, ...], source: Weights | None, target: Weights | None
 ) -> Iterator[tuple[int, Tensor]]:
     """Copy what this rank holds already. No messages come of it: it is done while those before it travel."""
     for name, box in own:

@@ -25,7 +25,7 @@ from hflow.runtime.engines.protocol import Weights
 SMALL_ELEMENTS = 2**14  # up to here, a message costs more than its bytes
 ROUND_ELEMENTS = 2**22
 
-Part = tuple[str, Box]  # of a parameter
+ParameterPart = tuple[str, Box]  # of a parameter
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Message:
 
     source: int
     target: int
-    parts: tuple[Part, ...]
+    parts: tuple[ParameterPart, ...]
 
     @cached_property
     def size(self) -> int:
@@ -74,7 +74,7 @@ class Route:
     """`own`: what this rank holds already and keeps."""
 
     rank: int
-    own: tuple[Part, ...]
+    own: tuple[ParameterPart, ...]
     phases: tuple[Phase, ...]
 
     @cached_property
@@ -124,7 +124,7 @@ def make_route(
 def _phase(copies: Sequence[tuple[str, Copy]], relay: bool, readable: Set[tuple[int, int]]) -> Phase:
     sent = [(name, c) for name, c in copies if (c.target, c.source) not in readable]
     read = [(name, c) for name, c in copies if (c.target, c.source) in readable]
-    reads: dict[tuple[int, int], list[Part]] = defaultdict(list)
+    reads: dict[tuple[int, int], list[ParameterPart]] = defaultdict(list)
     for name, copy in read:
         reads[copy.source, copy.target].append((name, copy.box))
     rounds = map(Round, _rounds([*_packed(sent), *_single(sent)]))
@@ -149,7 +149,7 @@ def _cut(copy: Copy, unit: int) -> Iterator[Copy]:
         yield replace(copy, box=((max(first, start), min(last, start + unit)), *columns))
 
 
-def _own(source: Weights, target: Weights, chosen: Set[str]) -> Iterator[Part]:
+def _own(source: Weights, target: Weights, chosen: Set[str]) -> Iterator[ParameterPart]:
     held = set(source.names())
     for name in filter(chosen.__contains__, target.names()):
         box = intersect(source.box(name), target.box(name)) if name in held else None
@@ -167,7 +167,7 @@ def _single(copies: Iterable[tuple[str, Copy]]) -> list[Message]:
 
 def _packed(copies: Iterable[tuple[str, Copy]]) -> list[Message]:
     """The small copies: each pair's first messages, then each pair's second, and so on."""
-    packs: dict[tuple[int, int], list[list[Part]]] = defaultdict(list)
+    packs: dict[tuple[int, int], list[list[ParameterPart]]] = defaultdict(list)
     room: dict[tuple[int, int], int] = defaultdict(int)
     for name, copy in copies:
         if not _is_small(copy):

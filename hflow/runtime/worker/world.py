@@ -22,7 +22,7 @@ from torch.distributed.distributed_c10d import Store
 from hflow.runtime.cores import Cores, allowed
 from hflow.runtime.engines.protocol import Stopped
 from hflow.runtime.worker import cross_memory
-from hflow.runtime.worker.cross_memory import Neighbours, Place
+from hflow.runtime.worker.cross_memory import Neighbours, RowsInMemory
 from hflow.runtime.worker.gloo import register
 from hflow.runtime.worker.shared_cores import agree
 
@@ -132,7 +132,7 @@ class World:
             for work in going:
                 work.wait()  # pyright: ignore[reportOptionalMemberAccess]
 
-    def read(self, rank: int, places: Sequence[Place], views: Sequence[Tensor]) -> None:
+    def read(self, rank: int, places: Sequence[RowsInMemory], views: Sequence[Tensor]) -> None:
         """Fill views from where their values lie in the memory of a neighbour, who waits meanwhile.
 
         Raises:

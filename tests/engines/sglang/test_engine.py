@@ -17,7 +17,7 @@ import hflow
 from hflow.graph.ir import Node
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.replicas import instance_of
-from hflow.runtime.engines.protocol import Call, NodeError, Result, Stopped
+from hflow.runtime.engines.protocol import EngineCall, NodeError, Result, Stopped
 from hflow.runtime.engines.sglang import requests, server
 from hflow.runtime.engines.sglang import weights as served_weights
 from hflow.runtime.engines.sglang.engine import SglangModel
@@ -83,7 +83,7 @@ def engine(plan: hflow.Plan, world: World) -> Iterator[SglangModel]:
 
 def run(engine: SglangModel, node: Node, plan: NodePlan, step: int = 0) -> Result:
     prompts = from_lists([[3, 4, 5, 6], [7, 8, 9]])
-    return engine.run(Call(node, plan, 0, 2, seed=5, step=step), {"prompt": prompts})
+    return engine.run(EngineCall(node, plan, 0, 2, seed=5, step=step), {"prompt": prompts})
 
 
 def renew(engine: SglangModel, values: Mapping[str, torch.Tensor], version: int) -> None:
@@ -209,7 +209,7 @@ def test_weights_come_in_flight(
     node = plan.graph.node("rollout")
     own, told = plan.node("rollout"), replace(node.output("mask") or node.outputs[0], port="versions")
     node = replace(node, outputs=(*node.outputs, told))
-    call, prompts = Call(node, own, 0, 2, seed=5, step=0), from_lists([[3, 4, 5, 6], [7, 8, 9]])
+    call, prompts = EngineCall(node, own, 0, 2, seed=5, step=0), from_lists([[3, 4, 5, 6], [7, 8, 9]])
     values = {version: perturbed(folder, version) for version in (7, 8, 9)}
     renew(engine, values[7], 7)
     engine.begin(call, {"prompt": prompts})
@@ -258,7 +258,7 @@ def test_rows_are_the_same_on_another_replica(engine: SglangModel, plan: hflow.P
     """The second prompt's rows, asked for alone and by their global numbers."""
     node, own = plan.graph.node("rollout"), plan.node("rollout")
     both = lists(run(engine, node, own).outputs["tokens"])
-    alone = engine.run(Call(node, own, 1, 1, seed=5, step=0), {"prompt": from_lists([[7, 8, 9]])})
+    alone = engine.run(EngineCall(node, own, 1, 1, seed=5, step=0), {"prompt": from_lists([[7, 8, 9]])})
     assert lists(alone.outputs["tokens"]) == both[ROWS // 2 :]
 
 
@@ -274,7 +274,7 @@ def test_responses_end_at_the_tokenizers_end_only(engine: SglangModel, plan: hfl
 
 
 def test_no_rows(engine: SglangModel, plan: hflow.Plan) -> None:
-    call = Call(plan.graph.node("rollout"), plan.node("rollout"), 0, 0, seed=5, step=0)
+    call = EngineCall(plan.graph.node("rollout"), plan.node("rollout"), 0, 0, seed=5, step=0)
     assert len(engine.run(call, {"prompt": from_lists([])}).outputs["tokens"]) == 0
 
 

@@ -15,7 +15,7 @@ from hflow.plan.node_plan import NodePlan
 from hflow.plan.read_shape import read_shape
 from hflow.plan.sharding import Sharding
 from hflow.runtime.engines.groups import NewGroup
-from hflow.runtime.engines.protocol import Call, ModelEngine, ModelSetup, NodeError
+from hflow.runtime.engines.protocol import EngineCall, ModelEngine, ModelSetup, NodeError
 from hflow.runtime.engines.transformers.engine import TransformersModel
 from hflow.runtime.rows import Rows, from_lists
 from hflow.runtime.tokenizer import load_tokenizer
@@ -39,9 +39,9 @@ def built(folder: str, head: Head = "lm") -> TransformersModel:
     return made
 
 
-def call(node: Node, rows: int, micro_batch: int = 4) -> Call:
+def call(node: Node, rows: int, micro_batch: int = 4) -> EngineCall:
     plan = NodePlan(node.name, node.op, "actor", "transformers", ONE, micro_batch, 0.0, 0.0, 0)
-    return Call(node, plan, 0, rows, seed=11, step=3, stream=1)
+    return EngineCall(node, plan, 0, rows, seed=11, step=3, stream=1)
 
 
 def lists(rows: Rows) -> list[list[Any]]:
@@ -49,14 +49,14 @@ def lists(rows: Rows) -> list[list[Any]]:
 
 
 def on_megatron(
-    rank: int, new_group: NewGroup, folder: str, head: Head, call: Call, inputs: dict[str, Rows]
+    rank: int, new_group: NewGroup, folder: str, head: Head, call: EngineCall, inputs: dict[str, Rows]
 ) -> Any:
     found = make_engine(rank, new_group, folder, ONE, head=head).run(call, inputs)
     return dict(found.outputs), dict(found.metrics), found.digest
 
 
 def both(
-    pool: Pool, engine: ModelEngine, folder: str, head: Head, call: Call, inputs: dict[str, Rows]
+    pool: Pool, engine: ModelEngine, folder: str, head: Head, call: EngineCall, inputs: dict[str, Rows]
 ) -> tuple[Any, Any]:
     """Outputs, metrics and digest: transformers' and Megatron's."""
     found = engine.run(call, inputs)

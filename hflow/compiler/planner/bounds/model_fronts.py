@@ -13,7 +13,7 @@ from operator import le
 
 from hflow.compiler.candidates.node_groups import NodeGroup
 from hflow.compiler.planner.assignments import Assignment
-from hflow.compiler.planner.weight_syncs import Copy, WeightSync
+from hflow.compiler.planner.weight_syncs import WeightCopy, WeightSync
 
 UNMOVED = -1.0  # better than what moves in no time: no device waits for another
 Needs = tuple[float, ...]  # of one node after the other: its seconds, and those of what moves to it
@@ -86,7 +86,9 @@ class _Choosing:
             fastest = map(min, zip(*(place.times for place in places[group.name])))
             self.least.append(_needs(group, tuple(fastest)) + self.least[-1])
 
-    def extend(self, assignments: Mapping[str, Assignment], copies: frozenset[Copy], needs: Needs) -> None:
+    def extend(
+        self, assignments: Mapping[str, Assignment], copies: frozenset[WeightCopy], needs: Needs
+    ) -> None:
         """Args: `needs`: of the node groups that have `assignments`, which come first."""
         if len(assignments) == len(self.groups):
             self.kept = [*(known for known in self.kept if not all(map(le, needs, known))), needs]

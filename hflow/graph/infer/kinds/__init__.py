@@ -3,7 +3,7 @@ in its function, a `repeat` in the nodes of its region (`hflow.graph.infer.regio
 
 from __future__ import annotations
 
-from hflow.graph.infer.draft import Draft
+from hflow.graph.infer.draft import NodeDraft
 from hflow.graph.infer.kinds import data, generate, score, train
 from hflow.graph.infer.signature import Port, Signature
 from hflow.graph.infer.unify import Bindings
@@ -42,7 +42,7 @@ def output_ports(op: OpKind, function: Signature | None) -> tuple[str, ...] | No
             return tuple(p.name for p in function.outputs) if function else None
 
 
-def output_types(draft: Draft, bound: Bindings) -> dict[str, ValueType] | None:
+def output_types(draft: NodeDraft, bound: Bindings) -> dict[str, ValueType] | None:
     """The types of a node's outputs when its inputs are bound; None when options leave sizes open."""
     match draft.op:
         case "data":

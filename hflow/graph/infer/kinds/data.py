@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from hflow.graph.infer.draft import Draft
+from hflow.graph.infer.draft import NodeDraft
 from hflow.graph.options import Option, OptionProblem
 from hflow.graph.templates.budget import BadTemplateError
 from hflow.graph.templates.template import Template
@@ -92,7 +92,7 @@ def _template_problems(name: str, text: Any) -> Iterator[OptionProblem]:
         yield OptionProblem("HF212", f"`{name}` is no template: {error.message}", name, error.help)
 
 
-def outputs(draft: Draft) -> dict[str, ValueType] | None:
+def outputs(draft: NodeDraft) -> dict[str, ValueType] | None:
     """The declared columns with sizes; None when an option that sets a size is missing."""
     sizes = [draft.options.get(n) for n in ("batch", "max_prompt_tokens", "max_response_tokens")]
     batch, prompt, response = sizes

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from typing import Any
 
-from hflow.graph.infer.draft import Draft
+from hflow.graph.infer.draft import NodeDraft
 from hflow.graph.infer.signature import Port, parse_ports
 from hflow.graph.infer.unify import Bindings
 from hflow.graph.options import Option
@@ -53,7 +53,7 @@ def continues(written: Set[str]) -> bool:
     return bool(written & {"tokens", "observation"})
 
 
-def outputs(draft: Draft, bound: Bindings) -> dict[str, ValueType] | None:
+def outputs(draft: NodeDraft, bound: Bindings) -> dict[str, ValueType] | None:
     """Rows become `rows*group`, or stay as they are in a later turn; None when an option that sets a size
     is missing.
 
@@ -71,7 +71,7 @@ def outputs(draft: Draft, bound: Bindings) -> dict[str, ValueType] | None:
     return _made(draft, rows, longest_prompt + longest, longest, lag=0)
 
 
-def _continued(draft: Draft, bound: Bindings, longest: int) -> dict[str, ValueType] | None:
+def _continued(draft: NodeDraft, bound: Bindings, longest: int) -> dict[str, ValueType] | None:
     observation = draft.options.get("max_observation_tokens")
     before, response = bound.texts["seq"].size, bound.texts["resp"].size
     if observation is None or before is None or response is None:
@@ -82,7 +82,7 @@ def _continued(draft: Draft, bound: Bindings, longest: int) -> dict[str, ValueTy
 
 
 def _made(
-    draft: Draft, rows: Dim, longest_sequence: int, longest_response: int, lag: int
+    draft: NodeDraft, rows: Dim, longest_sequence: int, longest_response: int, lag: int
 ) -> dict[str, ValueType]:
     """`lag` is that of the turns before: a conversation is as old as its oldest turn."""
     assert draft.model

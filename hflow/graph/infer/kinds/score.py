@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from hflow.graph.infer.draft import Draft
+from hflow.graph.infer.draft import NodeDraft
 from hflow.graph.infer.signature import parse_signature
 from hflow.graph.infer.unify import Bindings
 from hflow.graph.ir import Head
@@ -46,7 +46,7 @@ def option_problems(head: Head | None, written: Mapping[str, Any]) -> Iterator[O
         )
 
 
-def outputs(draft: Draft, bound: Bindings) -> dict[str, ValueType]:
+def outputs(draft: NodeDraft, bound: Bindings) -> dict[str, ValueType]:
     assert draft.model and draft.head
     made: dict[str, ValueType] = {}
     for port in SIGNATURES[draft.head].outputs:

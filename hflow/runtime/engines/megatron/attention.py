@@ -19,7 +19,7 @@ from hflow.runtime.engines.megatron.rotary import Rotation
 
 
 @dataclass(frozen=True)
-class Places:
+class TokenPlaces:
     """What attention knows of the tokens: the rows that they make up, and how each turns by its position."""
 
     pack: Pack
@@ -49,7 +49,9 @@ class FusedAttention(torch.nn.Module):
         super().__init__()
         self.layer_number = layer_number
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Places, **_: Any) -> Tensor:
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, attention_mask: TokenPlaces, **_: Any
+    ) -> Tensor:
         """Attention of every token to those of its row up to it.
 
         Args:

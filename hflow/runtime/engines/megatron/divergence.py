@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from hflow.runtime.engines.megatron.weights import MegatronWeights
-from hflow.runtime.engines.protocol import Call, NodeError
+from hflow.runtime.engines.protocol import EngineCall, NodeError
 
 NO_FAULT = ""
 
@@ -39,7 +39,7 @@ def weight_fault(weights: MegatronWeights) -> tuple[int, str]:
 
 
 def diverged(
-    call: Call, weights: MegatronWeights, group: ProcessGroup, problem: str, otherwise: str = NO_FAULT
+    call: EngineCall, weights: MegatronWeights, group: ProcessGroup, problem: str, otherwise: str = NO_FAULT
 ) -> NodeError:
     """HF405 with node and step, the same on all ranks of `group`. Collective.
 

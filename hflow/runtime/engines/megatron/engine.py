@@ -23,7 +23,7 @@ from hflow.runtime.engines.megatron.score import judge, score
 from hflow.runtime.engines.megatron.sequences import Sequences
 from hflow.runtime.engines.megatron.train import Training
 from hflow.runtime.engines.megatron.weights import MegatronWeights
-from hflow.runtime.engines.protocol import Call, ModelEngine, ModelSetup, NodeError, Result
+from hflow.runtime.engines.protocol import EngineCall, ModelEngine, ModelSetup, NodeError, Result
 from hflow.runtime.engines.rollout import Rollout
 from hflow.runtime.engines.sampler import Answers, NotFinite, Sampling
 from hflow.runtime.rows import Rows, from_padded, row_of
@@ -90,7 +90,7 @@ class MegatronModel(ModelEngine):
         )  # fmt: skip
         return made if made.member else None
 
-    def run(self, call: Call, inputs: Mapping[str, Rows]) -> Result:
+    def run(self, call: EngineCall, inputs: Mapping[str, Rows]) -> Result:
         """Execute a generate, score or train node on this rank's rows. Collective over the mesh.
 
         Raises:
@@ -111,7 +111,7 @@ class MegatronModel(ModelEngine):
         else the weights. Returns bytes copied to the host."""
         return self.adam.offload() if self.adam else self.weights.offload()
 
-    def _generate(self, call: Call, inputs: Mapping[str, Rows]) -> Result:
+    def _generate(self, call: EngineCall, inputs: Mapping[str, Rows]) -> Result:
         if self.groups.pp.size() > 1:
             problem = "generation is not split into pipeline stages; use pp 1"
             raise NodeError(call.node.name, problem)
@@ -129,7 +129,7 @@ class MegatronModel(ModelEngine):
         at = self.groups.dp.rank(), self.groups.tp.rank()
         return Rollout(call, sampler, self.shape.max_positions, self.tokenizer, *at).begin(inputs)()
 
-    def _score(self, call: Call, inputs: Mapping[str, Rows]) -> Result:
+    def _score(self, call: EngineCall, inputs: Mapping[str, Rows]) -> Result:
         """Metrics: the mean score, value or entropy."""
         sequences = Sequences.of(inputs["tokens"], inputs["mask"], self.device)
         lengths, limit = inputs["mask"].lengths, call.plan.micro_batch
@@ -147,7 +147,7 @@ class MegatronModel(ModelEngine):
         told = outputs.keys() - {"logprobs"} if self.groups.reports else ()
         return Result(outputs, {name: _sum(outputs[name].values) for name in told})
 
-    def _check_finite(self, call: Call, outputs: Mapping[str, Rows]) -> None:
+    def _check_finite(self, call: EngineCall, outputs: Mapping[str, Rows]) -> None:
         """Collective over the ranks that share these rows, of which the last stage's have `outputs`."""
         bad = [(name, rows, ~rows.values.isfinite()) for name, rows in outputs.items()]
         bad = [(name, rows, where) for name, rows, where in bad if where.any()]
@@ -162,7 +162,7 @@ class MegatronModel(ModelEngine):
             problem = f"`{name}` of row {row} is {float(rows.values[at])}"
         raise diverged(call, self.weights, self.groups.replica, problem)
 
-    def _train(self, call: Call, inputs: Mapping[str, Rows]) -> Result:
+    def _train(self, call: EngineCall, inputs: Mapping[str, Rows]) -> Result:
         assert self.adam is not None, f"{call.node.name}: this model was built without an optimizer"
         if not self.adam.present:
             raise NodeError(call.node.name, "its optimizer's state was offloaded")

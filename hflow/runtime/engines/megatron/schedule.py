@@ -13,7 +13,7 @@ from megatron.core.utils import get_attr_wrapped_model, get_model_config
 from torch import Tensor
 
 from hflow.runtime.engines.groups import Groups
-from hflow.runtime.engines.megatron.attention import Places
+from hflow.runtime.engines.megatron.attention import TokenPlaces
 from hflow.runtime.engines.megatron.collection import collection
 from hflow.runtime.engines.megatron.micro_batches import MicroBatch
 from hflow.runtime.engines.megatron.pack import Pack
@@ -72,7 +72,7 @@ def forward(model: torch.nn.Module, pack: Pack, last_stage: bool) -> Tensor:
     theta: Any = get_attr_wrapped_model(model, "rotary_base")
     rotation = Rotation.of(pack.positions, config.kv_channels, theta, config.params_dtype)
     # Megatron hands the mask on to the attention, which knows places.
-    run = partial(model, pack.tokens[None], None, Places(pack, rotation))
+    run = partial(model, pack.tokens[None], None, TokenPlaces(pack, rotation))
     if not last_stage:
         return run()
     output_layer: Any = get_attr_wrapped_model(model, "output_layer")

@@ -30,13 +30,11 @@ from hflow.runtime.engines.megatron.recompute import set_recompute
 from hflow.runtime.engines.megatron.schedule import run_schedule
 from hflow.runtime.engines.megatron.sequences import Sequences
 from hflow.runtime.engines.megatron.weights import MegatronWeights
-from hflow.runtime.engines.protocol import Call, NodeError
+from hflow.runtime.engines.protocol import EngineCall, MetricSums, NodeError
 from hflow.runtime.rows import Rows
 
 SAMPLED = "old_logprobs"  # of losses that weigh what was sampled
 SKIPPED = "skipped_updates"
-
-Metrics = dict[str, tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ class Training:
     ``[rows, longest response]``, right-padded, like `mask`.
     """
 
-    call: Call
+    call: EngineCall
     loss: Loss
     options: AdamOptions
     adam: Adam
@@ -84,7 +82,7 @@ class Training:
 
     @staticmethod
     def of(
-        call: Call,
+        call: EngineCall,
         inputs: Mapping[str, Rows],
         adam: Adam,
         weights: MegatronWeights,
@@ -119,7 +117,7 @@ class Training:
         present = mask.padded().to(device)
         return Training(call, loss, options, adam, weights, groups, exchange.rows, sequences, read, present)
 
-    def run(self) -> Metrics:
+    def run(self) -> MetricSums:
         """Make all updates. Collective over the mesh.
 
         Returns:
@@ -136,7 +134,7 @@ class Training:
         assert repeat is not None
         minibatches = self._minibatches(_minibatches(self.call.node))
         updates = repeat.epochs * len(minibatches)
-        metrics: Metrics = {}
+        metrics: MetricSums = {}
         self.adam.model.train()
         set_recompute(self.adam.model, self.call.plan.strategy.recompute == "full")
         for i in range(updates):
@@ -162,7 +160,7 @@ class Training:
         all_reduce(counts, group=self.groups.dp)
         return [Minibatch(rows, *found) for rows, found in zip(parts, counts.tolist())]
 
-    def _update(self, minibatch: Minibatch, number: int) -> Metrics:
+    def _update(self, minibatch: Minibatch, number: int) -> MetricSums:
         """Update `number` of this node in the whole run."""
         same_shape = self.groups.pp.size() > 1
         limit, unit = self.call.plan.micro_batch, self.loss.unit
@@ -277,9 +275,9 @@ def _not_finite(sums: list[Sums]) -> str:
     return f"the model's `{found}` are not finite, though its weights are" if found else NO_FAULT
 
 
-def _means(sums: list[Sums]) -> Metrics:
+def _means(sums: list[Sums]) -> MetricSums:
     """Sums of the loss's other outputs over this replica, with how many numbers they are sums of."""
-    metrics: Metrics = {}
+    metrics: MetricSums = {}
     for name in (name for name in sums[0].outputs if name != "loss"):
         totals, counts = zip(*(part.outputs[name] for part in sums))
         metrics[name] = (float(torch.stack(totals).sum()), float(torch.stack(counts).sum()))

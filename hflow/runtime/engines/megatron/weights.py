@@ -23,7 +23,7 @@ from hflow.runtime.engines.protocol import ModelWeights, Weights
 
 
 @dataclass(frozen=True)
-class Place:
+class ParameterPlace:
     """Where this rank keeps an HF parameter.
 
     `box` is the part held (global indices). Its row r is row ``start + r // run * stride + r % run`` of
@@ -154,22 +154,22 @@ class MegatronWeights(ModelWeights):
         view.copy_(values.expand([stop - start for start, stop in box]).reshape(view.shape))
         self.changed = True
 
-    def _present(self, name: str) -> Place:
+    def _present(self, name: str) -> ParameterPlace:
         if not self.present:
             raise RuntimeError(f"`{name}` is not on this device: its weights were released or offloaded")
         return self.places[name]
 
 
-def _places(model: GPTModel, shape: ModelShape, mesh: Mesh, rank: int) -> dict[str, Place]:
+def _places(model: GPTModel, shape: ModelShape, mesh: Mesh, rank: int) -> dict[str, ParameterPlace]:
     at = mesh.coordinates(rank)
     first_layer = stage_layers(shape.num_layers, mesh.pp, at["pp"]).start
     held = dict(model.named_parameters())
-    places: dict[str, Place] = {}
+    places: dict[str, ParameterPlace] = {}
     for parameter in parameters(shape):
         box = weight_boxes(shape, Sharding(mesh), parameter).get(rank)
         if box is not None:
             fused, locate = _fused(parameter, first_layer, at["pp"] == 0)
-            places[parameter.name] = Place(held[fused], box, *locate(shape, box, mesh.tp))
+            places[parameter.name] = ParameterPlace(held[fused], box, *locate(shape, box, mesh.tp))
     missing = held.keys() - {_fused(p, first_layer, at["pp"] == 0)[0] for p in parameters(shape)}
     assert not missing, f"no HF parameter for {missing}"
     return places

@@ -23,7 +23,7 @@ from hflow.graph.infer.signature import parse_signature
 from hflow.graph.ir import Node, Output
 from hflow.graph.types import Dim, ValueType
 from hflow.runtime.engines.arguments import group_sizes
-from hflow.runtime.engines.protocol import Call, NodeError, Result
+from hflow.runtime.engines.protocol import EngineCall, NodeError, Result
 from hflow.runtime.functions import describe_failure, load_function
 from hflow.runtime.rows import TORCH_DTYPES, Rows, from_padded, from_strings, row_of
 
@@ -36,7 +36,7 @@ class Bound:
     lengths: dict[str, Tensor] = field(default_factory=dict)
 
 
-def run_call(call: Call, inputs: Mapping[str, Rows]) -> Result:
+def run_call(call: EngineCall, inputs: Mapping[str, Rows]) -> Result:
     """Run the node's function on the local rows of its inputs.
 
     Metrics: the mean of every ``f32[rows]`` output and every ``f32[]``, under the port's name.
@@ -170,7 +170,7 @@ def _flatten(node: Node, port: str, value: Any, shape: Sequence[int]) -> list[st
     return [text for part in value for text in _flatten(node, port, part, shape[1:])]
 
 
-def _check_finite(call: Call, port: str, rows: Rows) -> None:
+def _check_finite(call: EngineCall, port: str, rows: Rows) -> None:
     """Refuse nan and inf where they arise: training would report them later, and no longer know the row."""
     bad = (~rows.values.isfinite()).nonzero()
     if not len(bad):
@@ -183,7 +183,7 @@ def _check_finite(call: Call, port: str, rows: Rows) -> None:
     raise NodeError(call.node.name, f"{call.when}: {where} is {value}", "HF405")
 
 
-def _first_row(call: Call, output: Output) -> int:
+def _first_row(call: EngineCall, output: Output) -> int:
     """Global number of this device's first row of `output`; groups of rows are whole on a device."""
     read = next((i.type.rows for i in call.node.inputs if not i.type.scalar), 1)
     return call.first_row * output.type.rows // read

@@ -17,11 +17,11 @@ from hflow.graph.templates.null_field import guarded, unwritable
 from hflow.graph.templates.template import Template
 from hflow.runtime.data_files import refused
 from hflow.runtime.datasets import Dataset, hold_out, read_rows
-from hflow.runtime.engines.protocol import Call, Result
+from hflow.runtime.engines.protocol import EngineCall, Result
 from hflow.runtime.rows import Rows, from_lists, from_strings
 from hflow.runtime.tokenizer import Tokenizer, UnknownTextError
 
-Row = Mapping[str, Any]
+RowValues = Mapping[str, Any]
 _LOG = logging.getLogger(__name__)
 
 
@@ -50,7 +50,7 @@ class DataSource:
 
     dataset: Dataset[Example]
 
-    def draw(self, call: Call) -> Result:
+    def draw(self, call: EngineCall) -> Result:
         """This device's rows of the batch of `call.step`, or of the held-out rows.
 
         Raises:
@@ -102,7 +102,7 @@ def open_source(node: Node, tokenizers: Mapping[str, Tokenizer]) -> DataSource:
     return DataSource(dataset)
 
 
-def _examples(node: Node, rows: Sequence[Row], tokenizer: Tokenizer | None) -> list[Example]:
+def _examples(node: Node, rows: Sequence[RowValues], tokenizer: Tokenizer | None) -> list[Example]:
     """`tokenizer`: None for a node without columns of tokens."""
     name, fields = node.options["dataset"], [o.port for o in node.outputs if o.type.dtype == "str"]
     keys = [json.dumps(row, sort_keys=True, default=str) for row in rows]
@@ -131,12 +131,12 @@ def _responses(options: Mapping[str, Any]) -> dict[str, str]:
     return {} if response is None else {"response": response}
 
 
-def _render_all(name: str, what: str, template: str, rows: Sequence[Row]) -> list[str]:
+def _render_all(name: str, what: str, template: str, rows: Sequence[RowValues]) -> list[str]:
     compiled = _compile(name, what, template, rows[0])
     return [_render(name, what, number, compiled, row) for number, row in enumerate(rows)]
 
 
-def _compile(name: str, what: str, template: str, first: Row) -> Template:
+def _compile(name: str, what: str, template: str, first: RowValues) -> Template:
     try:
         compiled = Template(template)
     except BadTemplateError as error:
@@ -147,7 +147,7 @@ def _compile(name: str, what: str, template: str, first: Row) -> Template:
     return compiled
 
 
-def _render(name: str, what: str, number: int, template: Template, row: Row) -> str:
+def _render(name: str, what: str, number: int, template: Template, row: RowValues) -> str:
     try:
         return template.render(guarded(row))
     except BadTemplateError as error:
@@ -161,7 +161,7 @@ def _encode(name: str, what: str, tokenizer: Tokenizer, texts: Sequence[str]) ->
         raise refused(f"row {error.index} of `{name}`, {what}: {error}") from None
 
 
-def _field(name: str, number: int, row: Row, field: str) -> str:
+def _field(name: str, number: int, row: RowValues, field: str) -> str:
     """The text of a field: numbers as Python writes them, lists and mappings as JSON with sorted keys."""
     if field not in row:
         raise refused(f"row {number} of `{name}` has no field `{field}`", did_you_mean(field, row, "fields"))

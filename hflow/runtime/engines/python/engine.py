@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from hflow.diagnostics import HflowError
 from hflow.graph.ir import Node
-from hflow.runtime.engines.protocol import Call, NodeError, Result
+from hflow.runtime.engines.protocol import EngineCall, NodeError, Result
 from hflow.runtime.engines.python.call import run_call
 from hflow.runtime.engines.python.data import DataSource, open_source
 from hflow.runtime.rows import Rows
@@ -24,7 +24,7 @@ class PythonEngine:
         self._tokenizers = tokenizers
         self._sources: dict[str, DataSource] = {}
 
-    def run(self, call: Call, inputs: Mapping[str, Rows]) -> Result:
+    def run(self, call: EngineCall, inputs: Mapping[str, Rows]) -> Result:
         """Execute a `data` or `call` node on the local rows.
 
         Raises:

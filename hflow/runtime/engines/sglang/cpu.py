@@ -26,7 +26,7 @@ BIND = "SGLANG_CPU_OMP_THREADS_BIND"
 
 
 @dataclass(frozen=True)
-class Setting:
+class CpuSetting:
     """`name` must be `value` on CPUs, because of `reason`."""
 
     name: str
@@ -35,20 +35,20 @@ class Setting:
 
 
 ENVIRONMENT = (
-    Setting("SGLANG_USE_CPU_ENGINE", "1", "without, SGLang knows of no device on this machine"),
-    Setting(
+    CpuSetting("SGLANG_USE_CPU_ENGINE", "1", "without, SGLang knows of no device on this machine"),
+    CpuSetting(
         "GOMP_SPINCOUNT",
         "2000",
         "threads spin long while they wait for each other: on shared cores that is up to 30 times slower",
     ),
-    Setting(
+    CpuSetting(
         "TORCHDYNAMO_DISABLE",
         "1",
         "sampling with a seed is compiled, and the compiler cannot look into the stand-in",
     ),
 )
 ARGUMENTS = (
-    Setting(
+    CpuSetting(
         "attention_backend",
         "torch_native",
         "the default on CPUs is intel_amx, which needs AMX and is not deterministic",

@@ -20,12 +20,12 @@ from hflow.plan.sharding import Sharding
 from hflow.plan.workload import workload
 from hflow.runtime.cores import Cores
 from hflow.runtime.engines.groups import NewGroup, make_groups
-from hflow.runtime.engines.protocol import Call, ModelEngine, ModelSetup, NodeError, Result
+from hflow.runtime.engines.protocol import EngineCall, ModelEngine, ModelSetup, NodeError, Result
 from hflow.runtime.engines.rollout import Rollout
 from hflow.runtime.engines.sampler import Answers, NotFinite, Sampling
 from hflow.runtime.engines.sglang.options import ServerOptions
 from hflow.runtime.engines.sglang.replica import Replica
-from hflow.runtime.engines.sglang.requests import Response, Row
+from hflow.runtime.engines.sglang.requests import RequestRow, Response
 from hflow.runtime.engines.sglang.tiles import LOADER
 from hflow.runtime.engines.sglang.weights import ServedWeights, buckets
 from hflow.runtime.rows import TORCH_DTYPES, Rows, from_lists
@@ -131,7 +131,7 @@ class SglangModel(ModelEngine):
         """See `ModelEngine.parts`: one for each bucket."""
         return buckets(shape, tp)
 
-    def begin(self, call: Call, inputs: Mapping[str, Rows]) -> None:
+    def begin(self, call: EngineCall, inputs: Mapping[str, Rows]) -> None:
         """See `ModelEngine.begin`."""
         if not self.weights.present:
             raise NodeError(call.node.name, "the weights it reads were released")
@@ -139,7 +139,7 @@ class SglangModel(ModelEngine):
         rollout = Rollout(call, self._sample, self.shape.max_positions, self.tokenizer, *at)
         self._begun[call.node.name] = rollout.begin(inputs)
 
-    def run(self, call: Call, inputs: Mapping[str, Rows]) -> Result:
+    def run(self, call: EngineCall, inputs: Mapping[str, Rows]) -> Result:
         """Execute a generate node on this rank's rows, or end it where it was begun. Collective over its
         replica.
 
@@ -162,7 +162,7 @@ class SglangModel(ModelEngine):
         texts = [part.tolist() for part in prompts.values.split(prompts.lengths.tolist())]
         n = len(ids) // len(prompts) if len(prompts) else 1
         seeds = row_seeds(sampling.seed, sampling.step, ids, sampling.stream).tolist()
-        rows = [Row(texts[number // n], seed) for number, seed in enumerate(seeds)]
+        rows = [RequestRow(texts[number // n], seed) for number, seed in enumerate(seeds)]
         asked = self.replica.ask(rows, sampling)
         begun, unnamed = self.weights.version, not self.weights.renewed
 

@@ -18,7 +18,7 @@ from torch.distributed import ProcessGroup
 from hflow.runtime.engines.protocol import NodeError, Stopped
 from hflow.runtime.engines.sampler import Sampling
 from hflow.runtime.engines.sglang.options import ServerOptions
-from hflow.runtime.engines.sglang.requests import Lost, Response, Row, ask
+from hflow.runtime.engines.sglang.requests import Lost, RequestRow, Response, ask
 from hflow.runtime.engines.sglang.room import free_bytes, make_room
 from hflow.runtime.engines.sglang.server import Server, ServerError
 from hflow.runtime.engines.sglang.share import handle
@@ -37,7 +37,7 @@ class Asked:
     """Rows that a server continues; `answered` by number so far. `ending`, of the speaker: what happened to
     the server, or None when all are answered. `end_s`: when that was, in seconds since the epoch."""
 
-    rows: Sequence[Row]
+    rows: Sequence[RequestRow]
     sampling: Sampling
     answered: dict[int, Response] = field(default_factory=dict[int, Response])
     ending: Future[str | None] = field(default_factory=Future["str | None"])
@@ -92,7 +92,7 @@ class Replica:
         self._died = False  # in the middle of a renewal
         self._start()
 
-    def ask(self, rows: Sequence[Row], sampling: Sampling) -> Asked:
+    def ask(self, rows: Sequence[RequestRow], sampling: Sampling) -> Asked:
         """Begin to continue `rows` (of which the speaker's count). Weights that come meanwhile serve the rest
         of every response. Not collective."""
         asked = Asked(rows, sampling)

@@ -27,7 +27,7 @@ class Lost(Exception):  # noqa: N818  (it is what happened)
 
 
 @dataclass(frozen=True)
-class Row:
+class RequestRow:
     """Token ids to be continued, with random numbers that belong to `seed`."""
 
     prompt: list[int]
@@ -45,7 +45,7 @@ class Response:
 
 def ask(
     server: Server,
-    rows: Sequence[Row],
+    rows: Sequence[RequestRow],
     sampling: Sampling,
     answered: MutableMapping[int, Response],
     paused: threading.Event,
@@ -117,7 +117,7 @@ def _dies(server: Server) -> bool:
     return True
 
 
-def _post(server: Server, rows: Sequence[Row], sampling: Sampling) -> list[Response]:
+def _post(server: Server, rows: Sequence[RequestRow], sampling: Sampling) -> list[Response]:
     body = {
         "input_ids": [row.prompt for row in rows],
         "sampling_params": [_params(row, sampling) for row in rows],
@@ -126,7 +126,7 @@ def _post(server: Server, rows: Sequence[Row], sampling: Sampling) -> list[Respo
     return [_response(answer) for answer in server.post("/generate", body, LONGEST_S)]
 
 
-def _params(row: Row, sampling: Sampling) -> dict[str, Any]:
+def _params(row: RequestRow, sampling: Sampling) -> dict[str, Any]:
     return {
         "max_new_tokens": sampling.max_new_tokens,
         "temperature": sampling.temperature,

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
 from hflow.plan.parameters import SCALAR_HEAD
-from hflow.runtime.engines.protocol import Call, ModelEngine, ModelSetup, NodeError, Result
+from hflow.runtime.engines.protocol import EngineCall, ModelEngine, ModelSetup, NodeError, Result
 from hflow.runtime.engines.rollout import Rollout
 from hflow.runtime.engines.sampler import Answers, Sampling
 from hflow.runtime.engines.transformers.generate import generate
@@ -45,20 +45,20 @@ class TransformersModel(ModelEngine):
         """See `ModelEngine.build`."""
         return cls(setup) if setup.rank in setup.sharding.mesh.devices else None
 
-    def run(self, call: Call, inputs: Mapping[str, Rows]) -> Result:
+    def run(self, call: EngineCall, inputs: Mapping[str, Rows]) -> Result:
         """See `ModelEngine.run`. Not collective."""
         if not self.weights.present:
             raise NodeError(call.node.name, "the weights it reads were released")
         return self._generate(call, inputs) if call.node.op == "generate" else self._score(call, inputs)
 
-    def _generate(self, call: Call, inputs: Mapping[str, Rows]) -> Result:
+    def _generate(self, call: EngineCall, inputs: Mapping[str, Rows]) -> Result:
         def sampler(prompts: Rows, ids: torch.Tensor, sampling: Sampling) -> Callable[[], Answers]:
             return lambda: generate(self.model, prompts, ids, sampling, call.plan.micro_batch, self.device)
 
         positions, tokenizer = self.setup.shape.max_positions, self.setup.tokenizer
         return Rollout(call, sampler, positions, tokenizer, self.dp, 0).begin(inputs)()
 
-    def _score(self, call: Call, inputs: Mapping[str, Rows]) -> Result:
+    def _score(self, call: EngineCall, inputs: Mapping[str, Rows]) -> Result:
         """Metrics: the mean score, value or entropy."""
         tokens, mask = inputs["tokens"], inputs["mask"]
         if self.setup.shape.head == "scalar":
@@ -81,7 +81,7 @@ def _load(setup: ModelSetup) -> PreTrainedModel:
     return made.to(setup.device).eval()
 
 
-def _check_finite(call: Call, outputs: Mapping[str, Rows]) -> None:
+def _check_finite(call: EngineCall, outputs: Mapping[str, Rows]) -> None:
     """Raises NodeError HF405, with the first number that is not finite."""
     for name, rows in outputs.items():
         bad = (~rows.values.isfinite()).nonzero().squeeze(1).tolist()

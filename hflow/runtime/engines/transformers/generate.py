@@ -13,7 +13,7 @@ from hflow.runtime.engines.sampler import Answers, NotFinite, Sampling
 from hflow.runtime.rows import Rows, from_lists
 from hflow.runtime.sampling import sample, uniform
 
-Response = tuple[list[int], list[float]]  # tokens and their log-probs
+SampledResponse = tuple[list[int], list[float]]  # tokens and their log-probs
 
 
 @torch.no_grad()
@@ -28,7 +28,7 @@ def generate(
     assert prompts.lengths is not None
     texts = prompts.values.to(device, torch.int64).split(prompts.lengths.tolist())
     n = len(ids) // len(texts) if texts else 1
-    found: list[Response] = []
+    found: list[SampledResponse] = []
     for text, rows in zip(texts, ids.to(device).split(n)):
         for part in rows.split(limit):
             found += _respond(model, text, part, sampling)
@@ -37,11 +37,13 @@ def generate(
     return Answers(tokens, Rows(log_probs, tokens.lengths))
 
 
-def _respond(model: PreTrainedModel, prompt: Tensor, ids: Tensor, sampling: Sampling) -> list[Response]:
+def _respond(
+    model: PreTrainedModel, prompt: Tensor, ids: Tensor, sampling: Sampling
+) -> list[SampledResponse]:
     """The samples of one prompt, int64 ``[length]``, with the global numbers `ids`, int64 ``[rows]``."""
     read, cache = prompt.expand(len(ids), -1), None
     going = torch.ones_like(ids, dtype=torch.bool)
-    responses: list[Response] = [([], []) for _ in ids]
+    responses: list[SampledResponse] = [([], []) for _ in ids]
     for step in range(sampling.max_new_tokens):
         found = model(input_ids=read, past_key_values=cache, use_cache=True)
         logits, cache = found.logits[:, -1], found.past_key_values
