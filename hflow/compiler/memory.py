@@ -3,7 +3,7 @@
 While a node runs, a device holds what stays of every model (frozen weights; a trained model's weights,
 gradients and optimizer; older weights that a reader keeps), and what the node itself needs: its working set,
 what it has onloaded, and its own copy of weights that are trained elsewhere, which comes before its first
-reader and is dropped after its last. A trainer that lends its weights' memory to such a copy has them only
+reader and is dropped after its last. A trainer that donates its weights' memory to such a copy has them only
 while they move: before the first reader's working set is there, and after the last one's is gone.
 """
 
@@ -34,13 +34,13 @@ def device_memory(
 
     Args:
         programs: of the step and the evaluation, in their final order. They tell which copies of weights
-            wait for another reader while a node runs, and which trainers lend their memory to them; without
+            wait for another reader while a node runs, and which trainers donate their memory to them; without
             them, none does.
     """
     plans = {n.node: n for n in nodes}
     users = _users(draft, plans)
     passing = [copy for number, p in enumerate(programs) for copy in _passing(number, p, plans)]
-    held = [_held(draft, i, own, [p for p in passing if i in (p.copy, p.lender)]) for i, own in users.items()]
+    held = [_held(draft, i, own, [p for p in passing if i in (p.copy, p.donor)]) for i, own in users.items()]
     meshes = list(dict.fromkeys(i.mesh.devices for i in users))
     found: list[DeviceMemory] = []
     for devices, member_of in device_classes(meshes).items():
@@ -57,33 +57,33 @@ def device_memory(
 @dataclass(frozen=True)
 class _Held:
     """What of an instance lies on its devices: `more` at some `moments`, `stays` at all others. The memory of
-    its weights, of so many bytes, is `lent` at some of these; at the first and the last of them, if that is
-    True, only as long as a node runs, not while the weights move."""
+    its weights, of so many bytes, is `donated` at some of these; at the first and the last of them, if that
+    is True, only as long as a node runs, not while the weights move."""
 
     instance: Instance
     stays: LabelledBytes
     more: LabelledBytes
     moments: frozenset[Moment]
     weights: int = 0
-    lent: Mapping[Moment, bool] = field(default_factory=dict[Moment, bool])
+    donated: Mapping[Moment, bool] = field(default_factory=dict[Moment, bool])
 
     def at(self, moment: Moment, working: int) -> LabelledBytes:
         """`working`: the bytes that the node itself needs then."""
         label, size = self.more if moment in self.moments else self.stays
-        if moment not in self.lent:
+        if moment not in self.donated:
             return label, size
-        gone = min(self.weights, working) if self.lent[moment] else self.weights
+        gone = min(self.weights, working) if self.donated[moment] else self.weights
         return label.removeprefix("weights, ") if gone == self.weights else label, size - gone
 
 
 @dataclass(frozen=True)
 class _Passing:
     """A copy of weights that is there while nodes run. `ends`: of these `moments`, the first and the last.
-    `lender`: the trainer's weights that give it their memory."""
+    `donor`: the trainer's weights that give it their memory."""
 
     copy: Instance
     moments: tuple[Moment, ...]
-    lender: Instance | None
+    donor: Instance | None
 
     @property
     def ends(self) -> tuple[Moment, Moment]:
@@ -103,7 +103,7 @@ def _users(draft: Draft, plans: Mapping[str, NodePlan]) -> dict[Instance, dict[M
 def _held(
     draft: Draft, instance: Instance, users: Mapping[Moment, NodePlan], passing: Sequence[_Passing]
 ) -> _Held:
-    """`passing`: where it is a copy, or lends its memory to one."""
+    """`passing`: where it is a copy, or donates its memory to one."""
     first = next(iter(users.values()))
     what = draft.shapes[instance.model], draft.graph.model(instance.model).dtype, instance.mesh
     trainings = {at: plan for at, plan in users.items() if plan.kind == "train"}
@@ -112,9 +112,9 @@ def _held(
     if trainings:
         state = "weights, gradients, Adam", weight_bytes(*what, True, strategy)
         offloaded = all(plan.offload for plan in trainings.values())
-        lent = {at: at in p.ends for p in passing for at in p.moments}
+        donated = {at: at in p.ends for p in passing for at in p.moments}
         always = weights if offloaded else state
-        return _Held(instance, always, state, frozenset(trainings), weights[1], lent)
+        return _Held(instance, always, state, frozenset(trainings), weights[1], donated)
     platform, trained = draft.cluster.device.platform, bool(draft.graph.trainers(instance.model))
     server = profile_of(first.engine).server
     own = draft.cluster.server_bytes if server else 0  # always there
@@ -162,9 +162,9 @@ def _passing(number: int, program: Program, plans: Mapping[str, NodePlan]) -> It
 
 
 def _lender(release: Release, program: Program, plans: Mapping[str, NodePlan]) -> Instance | None:
-    if not release.lends:
+    if not release.donates:
         return None
-    edge = program.lending_edge(release.node)
+    edge = program.donating_edge(release.node)
     trainer = plans[edge.source].model
     assert trainer
     return Instance(trainer, edge.source_sharding)

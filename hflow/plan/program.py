@@ -95,13 +95,13 @@ class SyncWeights(_TimedInstruction):
     Attributes:
         edge: the edge's number in the program.
         every: if not 0, only in steps that are multiples of it, and not in the first.
-        lends: the trainer's own weights, which are a part of what is read, give back their memory.
+        donates: the trainer's own weights, which are a part of what is read, give back their memory.
     """
 
     op: Literal["weights"] = field(default="weights", kw_only=True)
     edge: int
     every: int = 0
-    lends: bool = False
+    donates: bool = False
 
 
 @dataclass(frozen=True)
@@ -137,11 +137,12 @@ class Release(_Instruction):
     """Drop the weights that the node reads, of which it has a copy of its own.
 
     Attributes:
-        lends: the trainer's weights gave their memory to the copy, and get their values back from it before.
+        donates: the trainer's weights gave their memory to the copy, and get their values back from it
+        before.
     """
 
     op: Literal["release"] = field(default="release", kw_only=True)
-    lends: bool = False
+    donates: bool = False
 
 
 @dataclass(frozen=True)
@@ -247,11 +248,11 @@ class Program:
         assert isinstance(edge, WeightEdge), sync
         return edge
 
-    def lending_edge(self, reader: str) -> WeightEdge:
-        """The edge over which weights come to node `reader` from a trainer that lends their memory.
+    def donating_edge(self, reader: str) -> WeightEdge:
+        """The edge over which weights come to node `reader` from a trainer that donates their memory.
 
         Raises:
             StopIteration: none does.
         """
         moves = (i for i in self.instructions if isinstance(i, SyncWeights))
-        return next(self.weight_edge(i) for i in moves if i.node == reader and i.lends)
+        return next(self.weight_edge(i) for i in moves if i.node == reader and i.donates)

@@ -157,7 +157,7 @@ def test_an_optimizer_that_was_away_goes_on_as_before(
         assert moved == [first, 0, first, 0, *[state, 0, state, 0] * 2]
 
 
-def lent_on_rank(
+def donated_on_rank(
     rank: int,
     new_group: NewGroup,
     folder: str,
@@ -165,10 +165,10 @@ def lent_on_rank(
     data: dict[str, Rows],
     dtype: str,
     strategy: Strategy,
-    lends: bool,
+    donates: bool,
 ) -> Any:
-    """Weights after three executions; before each, their memory may have been lent to a copy that is larger,
-    and known only where it holds what is trained here."""
+    """Weights after three executions; before each, their memory may have been donated to a copy that is
+    larger, and known only where it holds what is trained here."""
     engine = make_engine(rank, new_group, folder, mesh, ADAM | PPO, dtype, strategy=strategy)
     replicas = Mesh.of(mesh.devices, dp=len(mesh.devices))
     copy = make_engine(rank, new_group, folder, replicas, dtype=dtype).weights
@@ -177,7 +177,7 @@ def lent_on_rank(
     problems: list[str] = []
     for step in range(3):
         call = make_call(engine, rank, node, ROWS, 4, step, strategy=strategy)
-        if lends:
+        if donates:
             for name in copy.names():
                 copy.view(name, copy.box(name)).fill_(torch.nan)
             for name in engine.weights.names():
@@ -202,8 +202,8 @@ def test_weights_that_lent_their_memory_train_as_before(
     """Not one bit differs from the training whose weights stay, also of the optimizer that refers to them."""
     folder, mesh = folders.of("qwen2", True), MESHES[layout]
     arguments = folder, mesh, rollout(folder), dtype, strategy
-    stayed = pool.run(len(mesh.devices), lent_on_rank, *arguments, False)
-    lent = pool.run(len(mesh.devices), lent_on_rank, *arguments, True)
-    for (mine, problems), (theirs, _) in zip(lent, stayed):
+    stayed = pool.run(len(mesh.devices), donated_on_rank, *arguments, False)
+    donated = pool.run(len(mesh.devices), donated_on_rank, *arguments, True)
+    for (mine, problems), (theirs, _) in zip(donated, stayed):
         assert problems == ["the weights it reads were released or offloaded"] * 3
         assert all((mine[name][1] == values).all() for name, (_, values) in theirs.items())

@@ -152,8 +152,8 @@ def _load(name: str, **params: object) -> Graph:
 
 def cases() -> list[Case]:
     """All pairs; and one of PPO whose rollout holds what the actor trains, which no pair asks for."""
-    lending = Case("ppo", "colocated", "tp2", "dp2", "dp2", "plain", "whole", 1)
-    return [*(Case(**values) for values in covering(FACTORS, allowed)), lending]
+    donating = Case("ppo", "colocated", "tp2", "dp2", "dp2", "plain", "whole", 1)
+    return [*(Case(**values) for values in covering(FACTORS, allowed)), donating]
 
 
 def allowed(values: Values) -> bool:

@@ -38,7 +38,7 @@ def _around_calls(
         node, is_call = i.node, isinstance(i, Call)
         if is_call and node in away:
             yield Onload(node, i.devices)
-        yield replace(i, after=(), lends=False) if isinstance(i, SyncWeights) else replace(i, after=())
+        yield replace(i, after=(), donates=False) if isinstance(i, SyncWeights) else replace(i, after=())
         if is_call and node in away:
             yield Offload(node, i.devices)
         if is_call and node in dropped:

@@ -153,7 +153,7 @@ def test_regions_are_the_same_under_every_plan(start: Start) -> None:
 def test_a_region_may_score_with_the_weights_that_are_trained(
     start: Start, workers: Pool, tiny_model: Path, tmp_path: Path
 ) -> None:
-    """They are not lent to the copy that the region samples with: in every round both are needed."""
+    """They are not donated to the copy that the region samples with: in every round both are needed."""
     pins = ("rollout=dp2@0-1", "old=tp2@0-1", "actor_train=tp2@0-1")
     plan = hflow.compile(load("region_scored", tiny_model), "clusters/local4.yaml", pins)
     run = execute(plan, tmp_path / "scored", pool=workers, export=False)

@@ -46,16 +46,16 @@ def test_same_trajectory(matrix: Matrix, case: Case) -> None:
     assert run.evaluations == pytest.approx(one.evaluations, rel=1e-5)
 
 
-def test_trainers_lend_their_memory_in_some_of_them(matrix: Matrix) -> None:
+def test_trainers_donate_their_memory_in_some_of_them(matrix: Matrix) -> None:
     """So that what is equal includes weights that were given up while a copy was there."""
     programs = [(case, p) for case in CASES for p in (matrix.plan(case).step, matrix.plan(case).evaluation)]
-    lending = [(case, p) for case, p in programs if p and _lends(p)]
-    assert {case.algorithm for case, _ in lending} == {*TRAINERS}
-    assert len({case.train for case, _ in lending}) > 2
+    donating = [(case, p) for case, p in programs if p and _donates(p)]
+    assert {case.algorithm for case, _ in donating} == {*TRAINERS}
+    assert len({case.train for case, _ in donating}) > 2
 
 
-def _lends(program: Program) -> bool:
-    return any(isinstance(i, SyncWeights) and i.lends for i in program.instructions)
+def _donates(program: Program) -> bool:
+    return any(isinstance(i, SyncWeights) and i.donates for i in program.instructions)
 
 
 @pytest.mark.matrix

@@ -50,7 +50,7 @@ def test_a_run_has_the_tokens_of_megatrons(
 def test_it_has_weights_of_its_own_on_the_trainers_devices(tiny_model: Path) -> None:
     plan = planned(tiny_model, ("actor_train=dp2@0-1", "rollout=dp2@0-1"), "transformers")
     assert [i.node for i in plan.step.instructions if isinstance(i, Release)] == ["rollout"]
-    assert not any(isinstance(i, SyncWeights) and i.lends for i in plan.step.instructions)
+    assert not any(isinstance(i, SyncWeights) and i.donates for i in plan.step.instructions)
 
 
 def test_a_model_is_not_split(tiny_model: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 from dataclasses import replace
 
-from hflow.compiler.lending import lends
+from hflow.compiler.donation import donates
 from hflow.compiler.lowering import weight_edge
 from hflow.compiler.order import node_order
 from hflow.compiler.script import Key
@@ -30,7 +30,7 @@ class _StepWriter:
     """Writes the program of one graph; only that of the training graph has a memory across steps.
 
     `copies`: the weights that readers have of their own for this step only, by the node that gets them first.
-    `lent`: of those to which the trainer's weights give their memory, these.
+    `donated`: of those to which the trainer's weights give their memory, these.
     """
 
     def __init__(self, draft: Draft, graph: Graph):
@@ -40,7 +40,7 @@ class _StepWriter:
         self.renewed: set[Instance] = set()
         self.trained: set[str] = set()
         self.copies: dict[Instance, str] = {}
-        self.lent: dict[Instance, Instance] = {}
+        self.donated: dict[Instance, Instance] = {}
         self.order = node_order(graph)
 
     def program(self) -> Program:
@@ -120,10 +120,10 @@ class _StepWriter:
             lowered = self.writer.edges[-1]
             devices = tuple(sorted({*source.mesh.devices, *reader.mesh.devices}))
             number, seconds = len(self.writer.edges) - 1, lowered.time_s / max(1, edge.every)
-            lent = reader in self.copies and lends(self.draft, self.graph, self.order, source, reader)
-            if lent:
-                self.lent[reader] = source
-            sync = SyncWeights(edge.reader, devices, number, edge.every, lent, time_s=seconds)
+            donated = reader in self.copies and donates(self.draft, self.graph, self.order, source, reader)
+            if donated:
+                self.donated[reader] = source
+            sync = SyncWeights(edge.reader, devices, number, edge.every, donated, time_s=seconds)
             self.writer.script.add(sync, {source, *needed}, {reader, *self._lender(reader)})
 
     def _lower(self, edge: WeightRead, trained: str, source: Instance, target: Instance) -> None:
@@ -137,12 +137,12 @@ class _StepWriter:
         for node in nodes:
             mine = instance_of(node, self.draft.node_plan(node.name).sharding) if node.model else None
             if mine in self.copies and node == self._last_reader(mine):
-                release = Release(self.copies[mine], mine.mesh.devices, lends=mine in self.lent)
+                release = Release(self.copies[mine], mine.mesh.devices, donates=mine in self.donated)
                 self.writer.script.add(release, writes={mine, *self._lender(mine)})
 
     def _lender(self, copy: Instance) -> set[Instance]:
         """The trainer's weights, where they give their memory to the copy."""
-        return {self.lent[copy]} if copy in self.lent else set()
+        return {self.donated[copy]} if copy in self.donated else set()
 
     def _last_reader(self, instance: Instance) -> Node:
         readers = (n for n in self.order if n.model and n.op != "train")

@@ -179,11 +179,11 @@ class Interpreter:
                 assert_never(instruction)
 
     def _release(self, instruction: Release, step: _StepRun) -> None:
-        """A trainer that has lent the copy its memory takes its weights back before."""
+        """A trainer that has donated the copy its memory takes its weights back before."""
         copy = self._model(instruction, step).weights
-        lender = self._source(step.program.lending_edge(instruction.node)) if instruction.lends else None
-        if lender:
-            lender.take_back(copy)
+        donor = self._source(step.program.donating_edge(instruction.node)) if instruction.donates else None
+        if donor:
+            donor.take_back(copy)
         copy.release()
 
     def _source(self, edge: WeightEdge) -> ModelWeights | None:
@@ -303,7 +303,7 @@ class Interpreter:
             received += move_weights(route, source, target, dtype, self.world, peers)
             if target:
                 target.hand_over()
-        if instruction.lends and source:
+        if instruction.donates and source:
             source.donate()
         return Received(received)
 

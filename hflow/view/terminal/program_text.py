@@ -91,7 +91,7 @@ class _Printer:
             case Onload() | Offload():
                 return f"{i.op} {i.node}{_time(i)}", ()
             case Release():
-                return f"release {i.node}{', memory back to the trainer' if i.lends else ''}", ()
+                return f"release {i.node}{', memory back to the trainer' if i.donates else ''}", ()
             case Carry():
                 return f"carry {i.node} {_handles(i.inputs.values(), ' ')} lag {i.lag}", ()
             case Recall():
@@ -132,8 +132,8 @@ class _Printer:
     def _sync(self, i: SyncWeights) -> str:
         edge = self.program.weight_edge(i)
         every = f", every {i.every} steps" if i.every else ""
-        lends = ", lends its memory" if i.lends else ""
-        return f"weights {edge.name} {self._ends(edge)}{every}{lends}{_time(i)}"
+        donates = ", donates its memory" if i.donates else ""
+        return f"weights {edge.name} {self._ends(edge)}{every}{donates}{_time(i)}"
 
     def _ends(self, edge: Edge) -> str:
         return f"@{self._mesh(edge.source_mesh)} -> @{self._mesh(edge.target_mesh)}  {edge.collective}"

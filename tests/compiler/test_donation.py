@@ -40,8 +40,8 @@ def test_a_trainer_lends_to_a_copy_that_holds_its_shards(ppo: Graph) -> None:
     draft, _ = planned(ppo, meshes={"actor_train": TENSOR})
     assert draft.step
     weights, release = moves(draft, "rollout")
-    assert weights.lends and release.lends
-    assert draft.step.lending_edge("rollout").source == "actor_train"
+    assert weights.donates and release.donates
+    assert draft.step.donating_edge("rollout").source == "actor_train"
     instructions = draft.step.instructions
     first, last = instructions.index(weights), instructions.index(release)
     assert not any(i.node == "actor_train" for i in instructions[first + 1 : last])
@@ -56,13 +56,13 @@ def test_a_trainer_lends_to_a_copy_that_holds_its_shards(ppo: Graph) -> None:
 )
 def test_it_does_not_where_the_copy_holds_less(ppo: Graph, train: Mesh, rollout: Mesh, devices: int) -> None:
     draft, _ = planned(ppo, meshes={"actor_train": train, "rollout": rollout}, devices=devices)
-    assert [i.lends for i in moves(draft, "rollout")] == [False, False]
+    assert [i.donates for i in moves(draft, "rollout")] == [False, False]
 
 
 def test_older_weights_are_lent_nothing(model: str) -> None:
     """They stay while the trainer trains."""
     draft, _ = planned(lagged(model), meshes={"actor_train": TENSOR})
-    assert [i.lends for i in moves(draft, "rollout")] == [False]
+    assert [i.donates for i in moves(draft, "rollout")] == [False]
 
 
 def test_nothing_is_held_twice_while_a_node_needs_as_much(ppo: Graph) -> None:
@@ -121,13 +121,13 @@ def test_a_part_is_included_where_each_parameters_box_is(
 def test_nothing_is_lent_to_a_region_that_needs_both(model: str) -> None:
     """All rounds run between the coming of the copy and its end, also a node that follows its reader."""
     pins = ["rollout=dp4@0-3", "actor_train=tp2,dp2@0-3"]
-    lent: list[list[bool]] = []
+    donated: list[list[bool]] = []
     for name in ("region", "region_scored"):
         graph = hflow.load(f"tests/runtime/graphs/{name}.yaml", [f"params.model={model}", "params.batch=8"])
         pinned = [*pins, "old=tp2,dp2@0-3"] if name == "region_scored" else pins
         step = hflow.compile(graph, "local4", pinned).step
-        lent.append([i.lends for i in all_moves(step)])
-    assert lent == [[True, True], [False, False]]
+        donated.append([i.donates for i in all_moves(step)])
+    assert donated == [[True, True], [False, False]]
 
 
 def test_the_plan_of_an_algorithm_says_so(model: str) -> None:
@@ -136,4 +136,4 @@ def test_the_plan_of_an_algorithm_says_so(model: str) -> None:
     plan = hflow.compile(graph, "local4", pins=["actor_train=tp2,dp2@0-3", "rollout=dp4@0-3"])
     for program in (plan.step, plan.evaluation):
         assert program
-        assert [i.op for i in all_moves(program) if i.lends] == ["weights", "release"]
+        assert [i.op for i in all_moves(program) if i.donates] == ["weights", "release"]

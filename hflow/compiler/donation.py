@@ -20,7 +20,7 @@ from hflow.plan.engine_registry import profile_of
 from hflow.plan.replicas import Instance, instance_of
 
 
-def lends(draft: Draft, graph: Graph, order: Sequence[Node], source: Instance, copy: Instance) -> bool:
+def donates(draft: Draft, graph: Graph, order: Sequence[Node], source: Instance, copy: Instance) -> bool:
     """Whether the weights of `source` are not needed as long as there is a `copy` of this step's.
 
     Args:
