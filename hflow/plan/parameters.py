@@ -142,12 +142,6 @@ def active_parameters(shape: ModelShape) -> int:
     return num_parameters(shape) - shape.num_layers * idle * 3 * shape.hidden * shape.moe.ffn
 
 
-def shard_elements(shape: ModelShape, sharding: Sharding) -> int:
-    """Elements that the fullest device holds."""
-    mesh = sharding.mesh
-    return stage_elements(shape, mesh.pp, mesh.tp, sharding.ep, mesh.dp if sharding.fully else 1)
-
-
 @lru_cache(maxsize=4096)
 def stage_elements(shape: ModelShape, pp: int, tp: int, ep: int = 1, fully_over: int = 1) -> int:
     """Elements that the fullest device of the fullest pipeline stage holds: the last rank of each axis, which

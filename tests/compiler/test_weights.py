@@ -11,7 +11,7 @@ from hflow.plan.cluster import Cluster, DeviceKind, Link
 from hflow.plan.layout import Mesh, volume
 from hflow.plan.model_shape import Experts, Family, ModelShape
 from hflow.plan.named_shapes import NAMED_SHAPES
-from hflow.plan.parameters import num_parameters, parameters, shard_elements, stage_elements, weight_boxes
+from hflow.plan.parameters import num_parameters, parameters, stage_elements, weight_boxes
 from hflow.plan.sharding import Sharding
 
 SHAPE = ModelShape("qwen2", 4, 64, 8, 4, 8, 96, 32, 128, 1e4, 1e-6, False, True)
@@ -91,7 +91,9 @@ def test_every_expert_lies_on_its_ranks(pp: int, dp: int, tp: int, ep: int, full
         assert replicas <= set(own) and (fully or replicas == set(own))
         alike = 1 if fully else len(own)
         assert (count == (tp if parameter.shard is None else 1) * alike).all(), parameter.name
-    assert max(held.values()) == shard_elements(MOE, sharding)
+    mesh = sharding.mesh
+    fully_over = mesh.dp if sharding.fully else 1
+    assert max(held.values()) == stage_elements(MOE, mesh.pp, mesh.tp, sharding.ep, fully_over)
 
 
 def test_elements_without_experts_of_others() -> None:
