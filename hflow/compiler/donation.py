@@ -1,8 +1,8 @@
 """When a trainer's own weights can give their memory back to a copy of them, so that nothing is held twice.
 
 HybridFlow's engine generates with weights of which the training shard is a part (arXiv:2409.19256, section
-5.3). Here the two are tensors of their own, since its optimizer keeps the one: once the copy is there,
-the trainer's memory is given back, and before the copy is dropped its values return from it. That needs no
+5.3). Here the two are separate tensors, since the optimizer keeps its own: once the copy is there, the
+trainer's memory is given back, and before the copy is dropped its values return from it. That needs no
 message where each device's part of the copy includes its part of what is trained, and where nothing else asks
 for the trainer's weights meanwhile.
 """
