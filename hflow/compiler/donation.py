@@ -1,10 +1,11 @@
-"""When a trainer's own weights can give their memory back to a copy of them, so that nothing is held twice.
+"""Whether a trainer may free its weights' memory while a reader's copy holds the same values.
 
 HybridFlow's engine generates with weights of which the training shard is a part (arXiv:2409.19256, section
 5.3). Here the two are separate tensors, since the optimizer keeps its own: once the copy is there, the
 trainer's memory is given back, and before the copy is dropped its values return from it. That needs no
 message where each device's part of the copy includes its part of what is trained, and where nothing else asks
-for the trainer's weights meanwhile.
+for the trainer's weights meanwhile. `lower_edges` asks this and `memory` counts it; the planner does not, so
+it may pass over a plan that fits only for this reason.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from hflow.plan.replicas import Instance, instance_of
 
 
 def donates(draft: Draft, graph: Graph, order: Sequence[Node], source: Instance, copy: Instance) -> bool:
-    """Whether the weights of `source` are not needed as long as there is a `copy` of this step's.
+    """Whether the trainer's weights (`source`) may be freed while this step's `copy` of them exists.
 
     Args:
         order: of the nodes of `graph` in its program.

@@ -156,12 +156,12 @@ def _passing(number: int, program: Program, plans: Mapping[str, NodePlan]) -> It
             begun[reader] = []
         elif isinstance(instruction, Release):
             copy = instance_of(program.graph.node(reader), plans[reader].sharding)
-            yield _Passing(copy, tuple(begun.pop(reader)), _lender(instruction, program, plans))
+            yield _Passing(copy, tuple(begun.pop(reader)), _donor(instruction, program, plans))
         for moments in begun.values():
             moments += [(number, name) for name in _called(instruction)]
 
 
-def _lender(release: Release, program: Program, plans: Mapping[str, NodePlan]) -> Instance | None:
+def _donor(release: Release, program: Program, plans: Mapping[str, NodePlan]) -> Instance | None:
     if not release.donates:
         return None
     edge = program.donating_edge(release.node)

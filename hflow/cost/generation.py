@@ -50,7 +50,8 @@ def generate_s(
 
 def wake_up_s(shape: ModelShape, dtype: str, mesh: Mesh, cache_bytes: int, cluster: Cluster) -> float:
     """Until an engine that slept in the host's memory can generate: its own copy of the weights and its KV
-    cache, of `cache_bytes`, come back, as in HybridFlow (arXiv:2409.19256). hflow's engine never sleeps."""
+    cache, of `cache_bytes`, come back, as in HybridFlow (arXiv:2409.19256). For benchmarks
+    only: `generate_s` does not price the waking of an SGLang server."""
     return host_transfer_s(weight_bytes(shape, dtype, mesh, False) + cache_bytes, cluster)
 
 

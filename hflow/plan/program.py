@@ -95,7 +95,8 @@ class SyncWeights(_TimedInstruction):
     Attributes:
         edge: the edge's number in the program.
         every: if not 0, only in steps that are multiples of it, and not in the first.
-        donates: the trainer's own weights, which are a part of what is read, give back their memory.
+        donates: after the transfer the trainer frees the memory of its own weights, whose values the reader's
+            copy also holds, until the `Release` that has `donates` too.
     """
 
     op: Literal["weights"] = field(default="weights", kw_only=True)
@@ -137,8 +138,8 @@ class Release(_Instruction):
     """Drop the weights that the node reads, of which it has a copy of its own.
 
     Attributes:
-        donates: the trainer's weights gave their memory to the copy, and get their values back from it
-        before.
+        donates: before the copy is dropped, the trainer allocates its weights again and copies their values
+            back from it.
     """
 
     op: Literal["release"] = field(default="release", kw_only=True)

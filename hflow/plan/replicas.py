@@ -17,7 +17,8 @@ from hflow.plan.sharding import Sharding
 
 @dataclass(frozen=True)
 class Instance:
-    """One copy of a model's weights, `lag` updates old, or at first, where they are renewed `in_flight`."""
+    """One copy of a model's weights. `lag`: how many training steps it is behind the trainer. `in_flight`: it
+    begins its node with the weights of the step before, and is renewed while the node generates."""
 
     model: str
     sharding: Sharding

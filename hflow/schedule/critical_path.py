@@ -14,20 +14,20 @@ def critical_path(program: Program) -> tuple[TimedSpan, ...]:
     """The chain of spans, each waiting for the one before, that takes as long as a step of a long run.
 
     The walk goes back from the last end of all. It ends where it meets an instruction again, in an earlier
-    step: from there on everything repeats, so the chain is a ring. It is given from what comes first in the
-    program, in seconds from the start of that.
+    step: from there on everything repeats, so the chain is a cycle. It is listed from the instruction that
+    comes first in the program, with times counted from its start.
     """
     every = sorted(spans(program, STEADY), key=lambda s: (s.end_s, s.step, s.path), reverse=True)
-    ring = _ring(program, every)
-    first = min(range(len(ring)), key=lambda n: ring[n].path, default=0)
+    cycle = _cycle(program, every)
+    first = min(range(len(cycle)), key=lambda n: cycle[n].path, default=0)
     chain: list[TimedSpan] = []
-    for span in (*ring[first:], *ring[:first]):
+    for span in (*cycle[first:], *cycle[:first]):
         start = chain[-1].end_s if chain else 0.0
         chain.append(TimedSpan(0, span.path, span.instruction, start, start + span.time_s))
     return tuple(chain)
 
 
-def _ring(program: Program, every: Sequence[TimedSpan]) -> list[TimedSpan]:
+def _cycle(program: Program, every: Sequence[TimedSpan]) -> list[TimedSpan]:
     """In the order of time. `every`: the last to end comes first."""
     walked = list(every[:1])
     seen = {span.path: 0 for span in walked}

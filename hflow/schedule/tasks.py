@@ -1,4 +1,4 @@
-"""A program's instructions as tasks of the timeline."""
+"""A program's instructions as tasks for `list_scheduling`."""
 
 from __future__ import annotations
 

@@ -43,7 +43,8 @@ def cluster(name: str, hosts: int = 1, memory_gb: float = 80.0, link: bool = Tru
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GRAPHS)
 def test_the_least_memory_is_that_of_some_plan_and_of_none_less(name: str) -> None:
-    """A plan fits if and only if the leanest does: all plans of problems in which memory is scarce."""
+    """A plan fits if and only if the one that needs the least memory does: tried on all plans of problems in
+    which memory is scarce."""
     for seed in range(12):
         space = space_of(case(name, seed, 1000))
         if space.pinned:
@@ -69,7 +70,7 @@ def test_ppo_of_70b_on_one_host_is_refused_with_the_smallest_cluster_that_works(
 def test_parts_add_up_to_what_is_needed() -> None:
     found = refusal(large("ppo", "llama-34b"), cluster("a100x8", link=False)).help
     needs, _, parts = found.partition(";")[0].partition(" runs:\n")
-    total = float(needs.removeprefix("the leanest one needs ").split()[0])
+    total = float(needs.removeprefix("the plan that needs the least memory takes ").split()[0])
     sizes = [float(part.split()[-2]) for part in parts.split("\n+ ")]
     assert len(sizes) == 5 and total == pytest.approx(sum(sizes), abs=0.05 * len(sizes))
 
@@ -132,7 +133,7 @@ def test_a_pinned_model_is_not_split_from_the_others() -> None:
 def test_lines_of_the_help_begin_below_each_other() -> None:
     found = refusal(large("ppo", "llama-70b"), cluster("a100x8"))
     lines = render(found).splitlines()
-    start = lines[2].index("the leanest")
+    start = lines[2].index("the plan that needs")
     assert all(line[:start].isspace() and len(line) < 110 for line in lines[3:])
     assert lines[-1][start:].startswith("the smallest cluster")
 

@@ -211,10 +211,10 @@ def _more(fronts: ParetoFront, size: int) -> ParetoFront:
     return ParetoFront(tuple(replace(w, need_bytes=w.need_bytes + size) for w in fronts.configs))
 
 
-def _frontier(fronts: Iterable[ExecConfig]) -> Iterator[ExecConfig]:
+def _frontier(configs: Iterable[ExecConfig]) -> Iterator[ExecConfig]:
     """By rising need, those that are faster than all that need less."""
     best = float("inf")
-    for config in sorted(fronts, key=lambda w: (w.need_bytes, w.time_s, -w.micro_batch)):
+    for config in sorted(configs, key=lambda c: (c.need_bytes, c.time_s, -c.micro_batch)):
         if config.time_s < best:
             best = config.time_s
             yield config

@@ -68,14 +68,14 @@ def explain(plan: Plan, pins: Iterable[str], options: PlannerOptions, node: str)
     and on others.
 
     Args:
-        pins, candidates: with which `plan` was made. Where the time is up, a step is `at most` so long.
+        pins, options: with which `plan` was made. Where the time is up, a step is `at most` so long.
     Raises:
         HflowError: HF302 when there is no such node, or it has no model.
     """
     question = _question(plan, pins, options, node)
     tried = _tried(question)
     budget_s = min(options.budget_s or BUDGET_S, BUDGET_S) / max(1, len(tried))
-    found = [_judged(question, configs, budget_s) for configs in tried]
+    found = [_judged(question, candidates, budget_s) for candidates in tried]
     fitting = sorted((a for a in found if a.step_time_s is not None), key=lambda a: a.step_time_s or 0.0)
     crowded = [a for a in found if a.step_time_s is None]
     return _chosen(question), *fitting[:SHOWN], *crowded[:TOO_LARGE], *_too_large(question)
@@ -109,15 +109,15 @@ def _tried(question: _Question) -> list[tuple[Candidate, ...]]:
     by_mesh: dict[Mesh, list[Candidate]] = {}
     for candidate in (c for each in question.draft.candidates[question.group.name].values() for c in each):
         by_mesh.setdefault(candidate.mesh(0), []).append(candidate)
-    fastest = sorted(by_mesh.values(), key=lambda options: min(c.least_s for c in options))
+    fastest = sorted(by_mesh.values(), key=lambda same_mesh: min(c.least_s for c in same_mesh))
     chosen, same, fewer = question.chosen, list[tuple[Candidate, ...]](), dict[int, tuple[Candidate, ...]]()
-    for options in map(tuple, fastest):
-        if _lies_on(options[0], chosen):
-            same[:0] = [(c,) for c in options if not _is_chosen(c, chosen)]
-        elif options[0].num_devices == len(chosen.mesh.devices):
-            same.append(options)
+    for same_mesh in map(tuple, fastest):
+        if _lies_on(same_mesh[0], chosen):
+            same[:0] = [(c,) for c in same_mesh if not _is_chosen(c, chosen)]
+        elif same_mesh[0].num_devices == len(chosen.mesh.devices):
+            same.append(same_mesh)
         else:
-            fewer.setdefault(options[0].num_devices, options)
+            fewer.setdefault(same_mesh[0].num_devices, same_mesh)
     others = list(fewer.values())[: TRIED // 3]
     return same[: TRIED - len(others)] + others
 
@@ -150,17 +150,19 @@ def _best(found: Search) -> str:
     return f"the best found, gap {found.gap:.1%}" if found.gap else "no other step is shorter"
 
 
-def _judged(question: _Question, options: tuple[Candidate, ...], budget_s: float) -> Alternative:
+def _judged(question: _Question, candidates: tuple[Candidate, ...], budget_s: float) -> Alternative:
     """The best plan in which the node group runs in one of `candidates`, all of one mesh."""
     draft, group = question.draft, question.group
-    only = {**draft.candidates, group.name: {options[0].num_devices: options}}
+    only = {**draft.candidates, group.name: {candidates[0].num_devices: candidates}}
     draft = replace(draft, candidates=only)
     space = SearchSpace(draft, StepModel(draft))
-    if reason := _misfit(space):
-        return Alternative(candidate_text(options[0]), options[0].mesh(0).devices, None, None, reason)
+    if reason := _why_nothing_fits(space):
+        return Alternative(candidate_text(candidates[0]), candidates[0].mesh(0).devices, None, None, reason)
     found = search(space, budget_s)
     if not found.choice:
-        return Alternative(candidate_text(options[0]), options[0].mesh(0).devices, None, None, "does not fit")
+        return Alternative(
+            candidate_text(candidates[0]), candidates[0].mesh(0).devices, None, None, "does not fit"
+        )
     assignment, config = found.choice.assignments[group.name], found.choice.configs[question.chosen.node]
     strategy = replace(assignment.candidate.strategy, recompute=config.recompute)
     text = layout_text(assignment.mesh, strategy, assignment.candidate.offload) or "dp1"
@@ -169,7 +171,7 @@ def _judged(question: _Question, options: tuple[Candidate, ...], budget_s: float
     return Alternative(text, assignment.mesh.devices, seconds, step_s, _why(question, step_s, found.gap))
 
 
-def _misfit(space: SearchSpace) -> str:
+def _why_nothing_fits(space: SearchSpace) -> str:
     """Why no plan of `space` fits, as far as that is known without a search."""
     if space.pinned:
         return ""

@@ -28,7 +28,7 @@ def infeasible(draft: Draft) -> Diagnostic:
     if undivided:
         return undivided
     free = replace(draft, pins=(), options=DEFAULTS)
-    lean = _leanest(free)
+    lean = _least_memory(free)
     usable = cluster.device.usable_bytes
     where = f"{cluster.num_devices} {cluster.device.name} with {bytes_text(usable)} each"
     message = f"no plan of `{graph.name}` fits into the memory of `{cluster.name}`: {where}"
@@ -40,7 +40,7 @@ def infeasible(draft: Draft) -> Diagnostic:
     return Diagnostic("HF305", message, _hungriest(full.neediest).span, helps)
 
 
-def _leanest(draft: Draft) -> MinMemoryPlan:
+def _least_memory(draft: Draft) -> MinMemoryPlan:
     wide = unlimited(draft)
     found = {
         group.name: candidates_of(wide, group)
@@ -55,7 +55,7 @@ def _leanest(draft: Draft) -> MinMemoryPlan:
 def _fits(draft: Draft) -> bool:
     """Whether some plan fits; most often one with all models on all devices, which is found faster."""
     colocated = replace(draft, options=PlannerOptions("colocate"))
-    peaks = (_leanest(each).fullest.peak_bytes for each in (colocated, draft))
+    peaks = (_least_memory(each).fullest.peak_bytes for each in (colocated, draft))
     return any(peak <= draft.cluster.device.usable_bytes for peak in peaks)
 
 
@@ -69,7 +69,7 @@ def _restrictions(draft: Draft) -> Iterator[str]:
 
 def _hungriest(held: GroupMemory) -> Node:
     """The node of a node group that needs most."""
-    needs = [configs.least_bytes for configs in held.candidate.fronts]
+    needs = [front.least_bytes for front in held.candidate.fronts]
     return held.group.nodes[needs.index(max(needs))]
 
 
@@ -77,7 +77,8 @@ def _needs(load: DeviceLoad) -> str:
     node = _hungriest(load.neediest)
     sizes = sorted(_parts(load), key=lambda part: -part[1])
     parts = "\n+ ".join(f"{label} {bytes_text(size)}" for label, size in sizes if size)
-    return f"the leanest one needs {bytes_text(load.peak_bytes)} while `{node.name}` runs:\n  {parts}"
+    peak = bytes_text(load.peak_bytes)
+    return f"the plan that needs the least memory takes {peak} while `{node.name}` runs:\n  {parts}"
 
 
 def _parts(load: DeviceLoad) -> Iterator[tuple[str, int]]:

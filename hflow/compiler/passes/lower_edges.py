@@ -30,7 +30,7 @@ class _StepWriter:
     """Writes the program of one graph; only that of the training graph has a memory across steps.
 
     `copies`: the weights that readers have of their own for this step only, by the node that gets them first.
-    `donated`: of those to which the trainer's weights give their memory, these.
+    `donated`: for each copy to which a trainer donates its memory, the trainer's instance.
     """
 
     def __init__(self, draft: Draft, graph: Graph):
@@ -124,7 +124,7 @@ class _StepWriter:
             if donated:
                 self.donated[reader] = source
             sync = SyncWeights(edge.reader, devices, number, edge.every, donated, time_s=seconds)
-            self.writer.script.add(sync, {source, *needed}, {reader, *self._lender(reader)})
+            self.writer.script.add(sync, {source, *needed}, {reader, *self._donor(reader)})
 
     def _lower(self, edge: WeightRead, trained: str, source: Instance, target: Instance) -> None:
         ends = (edge.trainer, source.sharding), (edge.reader, target.sharding)
@@ -138,9 +138,9 @@ class _StepWriter:
             mine = instance_of(node, self.draft.node_plan(node.name).sharding) if node.model else None
             if mine in self.copies and node == self._last_reader(mine):
                 release = Release(self.copies[mine], mine.mesh.devices, donates=mine in self.donated)
-                self.writer.script.add(release, writes={mine, *self._lender(mine)})
+                self.writer.script.add(release, writes={mine, *self._donor(mine)})
 
-    def _lender(self, copy: Instance) -> set[Instance]:
+    def _donor(self, copy: Instance) -> set[Instance]:
         """The trainer's weights, where they give their memory to the copy."""
         return {self.donated[copy]} if copy in self.donated else set()
 

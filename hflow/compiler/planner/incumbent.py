@@ -11,9 +11,10 @@ from hflow.compiler.planner.full_assignment import FullAssignment, fastest_confi
 from hflow.compiler.planner.search_space import SearchSpace
 
 RESOLUTION = 1e-3  # steps that differ by less count as equally long: predictions are not that good
-PRICE = 25  # pricing a choice takes about as long as so many bounds in a batch,
-BATCH = 50  # beginning a batch as so many more,
-ALONE = 4  # and the bound of one choice, in floats, as so many
+# Effort is counted in bounds of a batch. So many of them take as long as
+PRICE = 25  # to price a choice,
+BATCH = 50  # to begin a batch,
+ALONE = 4  # to bound one choice in floats.
 
 
 @dataclass

@@ -179,7 +179,8 @@ class Interpreter:
                 assert_never(instruction)
 
     def _release(self, instruction: Release, step: _StepRun) -> None:
-        """A trainer that has donated the copy its memory takes its weights back before."""
+        """Drop the reader's copy; if its trainer donated its memory, the trainer first copies its values
+        back."""
         copy = self._model(instruction, step).weights
         donor = self._source(step.program.donating_edge(instruction.node)) if instruction.donates else None
         if donor:

@@ -41,11 +41,15 @@ class MemoryInterval(NamedTuple):
 
 @dataclass(frozen=True)
 class AssignmentTable:
-    """`parts`: the choices. By part: `idle`, bytes that stay on each set of devices; `moves`: seconds of the
-    weights to each of `readers`, NaN where none move. `starts`, `seconds`: by step, part and node, from so
-    much free memory on it takes so long. `runs`, `joins`: what a node, and a move, does on each set of
-    devices, in runs of a step. `unbeaten`: the scarce sets for which no part beats another, if that is
-    known."""
+    """The choices (P) for the node groups of one model, as arrays over their nodes (N), readers (R), the sets
+    of devices (S) and the steps (K) of each node's time curve.
+
+    `parts`: the choices. `idle` [P, S]: bytes that stay. `starts`, `seconds` [K, P, N]: from `starts[k]`
+    bytes of free memory on, a run of the node takes `seconds[k]`; unused steps start at NEVER. `moves` [P,
+    R]: seconds of a weight transfer, NaN where none is needed. `runs` [N, S]: how often a node runs on a set
+    in a training step. `joins` [R, S]: 1 where a transfer occupies a set. `unbeaten`: for which sets memory
+    counted when dominated choices were last removed; None if they never were.
+    """
 
     parts: Sequence[PartialAssignment]
     nodes: tuple[str, ...]

@@ -22,8 +22,12 @@ FIRST: tuple[GroupRole, ...] = ("train", "generate", "score", "frozen")  # what 
 
 
 class BoundContext:
-    """`free`: bytes on each set of devices if every node group leaves as many as it can. `places`: of each
-    node group; `times`: the least of each node. `on`: the sets of devices of nodes. `order`: of choosing."""
+    """What holds for every choice of one allocation.
+
+    `free`: bytes left on each set of devices if every node group keeps as little as it can. `places`: the
+    possible assignments of each node group, with their nodes' least times. `times`: the least of each node.
+    `on`: the sets of devices of each node. `order`: in which node groups are assigned.
+    """
 
     def __init__(self, allocation: Allocation, best: Incumbent, bounds: Bounds):
         self.best, self.bounds, self.space = best, bounds, best.space

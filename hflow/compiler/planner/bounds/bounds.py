@@ -1,14 +1,15 @@
 """What no schedule can beat: lower bounds of a step's time, from the times of its nodes alone.
 
 1. A set of devices does everything that is put on it once per step.
-2. It does all of one step before the next (`timeline`), and a reader of a trained model waits for the
-   training of the step before. So nodes that share devices with a node, or train what it reads, end before
-   its next run: they *close* the recurrence cycle that begins with it. What lies between is done within a
+2. It does all of one step before the next (`schedule/list_scheduling.py`), and a reader of a trained model
+   waits for the training of the step before. So nodes that share devices with a node, or train what it reads,
+   end before its next run: they *close* the recurrence cycle that begins with it. What lies between is done
+   within a
    step: the longest path to a closing node; and for every set of devices its part of that work, between the
    earliest start of it and the least time from its end to a closing node (one-machine bound).
 3. With weights of `lag` steps more, a recurrence cycle takes so many steps more.
-4. Sets of devices that hand values on meet once per step, and do everything else of theirs in between
-   (`windows`).
+4. Sets of devices that hand values on take part in one transfer per step, and do everything else of theirs in
+   between (`windows`).
 """
 
 from __future__ import annotations
@@ -151,16 +152,16 @@ class Bounds:
         return best
 
     def _meet_late(self, placed: PlacedGraph, lasting: Floats, worked: Floats, enough_s: float) -> Bools:
-        """For which choices some sets of devices cannot meet twice within that time."""
+        """For which choices the time from a transfer to that of the next step is `enough_s` or more."""
         nothing = np.zeros(lasting.shape[1])
         ends = {BEGIN: nothing, END: nothing}
         times, work = ({**dict(zip(self.nodes, each)), **ends} for each in (lasting, worked))
         late = np.zeros(nothing.shape, dtype=np.bool_)
-        for configs in placed.windows:
+        for alternatives in placed.windows:
             some = np.flatnonzero(~late)
-            for config in configs:
-                taken, done = ({n: each[n][some] for n in config.done.nodes} for each in (times, work))
-                some = some[config.heads(ARRAYS, taken, done)[END] >= enough_s]
+            for window in alternatives:
+                taken, done = ({n: each[n][some] for n in window.done.nodes} for each in (times, work))
+                some = some[window.heads(ARRAYS, taken, done)[END] >= enough_s]
             late[some] = True
         return late
 

@@ -46,7 +46,7 @@ class CrossMeshTransfer:
     before: frozenset[str]
     devices: frozenset[int]
 
-    def says(self, other: CrossMeshTransfer) -> bool:
+    def covers(self, other: CrossMeshTransfer) -> bool:
         """Whether it waits for all that `other` does, and the same holds for what waits and for devices."""
         return self.after >= other.after and self.before >= other.before and self.devices >= other.devices
 
@@ -60,8 +60,8 @@ def cross_mesh_transfers(
         lies, read = (frozenset(places[name]) for name in each.ends)
         one = CrossMeshTransfer(each.after.intersection(among), each.before.intersection(among), lies | read)
         real = lies and read and lies.isdisjoint(read) and one.after and one.before
-        if real and not any(other.says(one) for other in kept):
-            kept = [other for other in kept if not one.says(other)] + [one]
+        if real and not any(other.covers(one) for other in kept):
+            kept = [other for other in kept if not one.covers(other)] + [one]
     return kept
 
 

@@ -91,7 +91,7 @@ def too_long(
     firsts, lasts = (np.array(each) for each in zip(*jobs.open))
     both = times[firsts] + times[lasts]
     long = np.zeros(some.shape, dtype=np.bool_)
-    _meet(jobs, heads, tails, work)
+    _add_transfers(jobs, heads, tails, work)
     _wait(jobs, heads, times, tails)
     known = -1
     for _ in range(PASSES):
@@ -107,7 +107,7 @@ def too_long(
             _precede(last, first, late_last[number], heads, times, tails)
             _precede(first, last, late_first[number], heads, times, tails)
         _wait(jobs, heads, times, tails)
-        _meet(jobs, heads, tails, work)
+        _add_transfers(jobs, heads, tails, work)
         for numbers in map(list, jobs.on):
             long |= one_machines_s(heads[numbers], work[numbers], tails[numbers]) >= limit_s
     return long
@@ -127,7 +127,7 @@ def _wait(jobs: Jobs, heads: Floats, times: Floats, tails: Floats) -> None:
         np.maximum(tails[a], tails[b] + times[b], out=tails[a])
 
 
-def _meet(jobs: Jobs, heads: Floats, tails: Floats, work: Floats) -> None:
+def _add_transfers(jobs: Jobs, heads: Floats, tails: Floats, work: Floats) -> None:
     """Let transfers wait until a set of devices has done all that is before them, and others for them."""
     for transfer, part in jobs.firsts:
         before = list(part)

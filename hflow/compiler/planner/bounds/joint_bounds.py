@@ -21,7 +21,9 @@ MOST = 8192  # choices that are bounded at a time
 
 
 class JointBounds:
-    """The choices that leave so much free memory."""
+    """Builds complete choices by adding one row of each table after the other, and keeps those that leave as
+    much memory as `interval` says and whose bound is below the limit. `left`: bounds the work of the tables
+    that are not used yet."""
 
     def __init__(
         self,

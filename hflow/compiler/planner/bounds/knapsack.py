@@ -41,7 +41,9 @@ class KnapsackBound:
 
 
 def knapsack_bound(tables: Sequence[AssignmentTable], most: Ints, limit_s: float) -> KnapsackBound:
-    """Amounts of work of `limit_s` or more count as equal."""
+    """For each set of devices, the least work of the tables still to choose from, by the bytes that stay.
+    What needs more than `most` bytes, or `limit_s` or longer, is left out; where nothing is left the bound is
+    infinite."""
     fronts: list[tuple[Front, ...]] = []
     each = [(table.idle, table.busy) for table in reversed(tables)]
     for number, size in enumerate(map(int, most)):

@@ -31,7 +31,8 @@ class TimedAssignment:
 
 @dataclass(frozen=True)
 class ModelPoint:
-    """`times`: of all nodes; `moves`: of the weights to each reader."""
+    """One Pareto point of a model: the `times` of all its nodes, in seconds, and those of the weight transfer
+    to each reader (`moves`)."""
 
     times: Mapping[str, float]
     moves: Mapping[str, float]
@@ -49,7 +50,7 @@ class ModelParetoFronts:
         """Those of all choices for the node groups of a model that no other choice beats in all respects.
 
         Args:
-            node groups: a trainer before those that read from it.
+            groups: of one model, the trainer's before those that read from it.
             places: of each node group, on the same devices. With more memory no time is longer and no place
             is lost, so that equal times are those of equal places.
             renew: how the weights of a node group in an assignment are renewed, if the node groups before it
@@ -57,7 +58,7 @@ class ModelParetoFronts:
         """
         key = tuple((group.name, _where(places[group.name])) for group in groups)
         if key not in self._known:
-            self._known[key] = [_pace(groups, needs) for needs in _unbeaten(groups, places, renew)]
+            self._known[key] = [_point(groups, needs) for needs in _unbeaten(groups, places, renew)]
         return self._known[key]
 
 
@@ -66,7 +67,7 @@ def _where(places: Sequence[TimedAssignment]) -> object:
     return devices[:1], len(devices), tuple(place.times for place in places)
 
 
-def _pace(groups: Sequence[NodeGroup], needs: Needs) -> ModelPoint:
+def _point(groups: Sequence[NodeGroup], needs: Needs) -> ModelPoint:
     names = [node.name for group in groups for node in group.nodes]
     moves = {name: seconds for name, seconds in zip(names, needs[1::2]) if seconds != UNMOVED}
     return ModelPoint(dict(zip(names, needs[::2])), moves)

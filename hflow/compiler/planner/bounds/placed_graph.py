@@ -18,8 +18,8 @@ class PlacedGraph:
     """Nodes on their `places`.
 
     Args:
-        reaches: of each node. lags: of the weights of readers, by reader and trainer. whole: nodes that run
-            once in a step.
+        all_descendants: of each node, what follows from it. lags: of the weights of readers, by reader and
+        trainer. whole: nodes that run once in a step.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class PlacedGraph:
             closing = tuple(n for n in lags if lags[n] == 0 or not wide.isdisjoint(self.own[n]))
             later = {name: lag for name, lag in lags.items() if lag}
             self._cycles[key] = RecurrenceCycle.of(
-                self._course(descendants), closing, later, self.places, self.whole
+                self._paths(descendants), closing, later, self.places, self.whole
             )
         return self._cycles[key]
 
@@ -77,11 +77,9 @@ class PlacedGraph:
         met = cross_mesh_transfers(self.cross_mesh_values, list(self.places), self.places)
         found = (windows(self.dag, each, self.places, renewed) for each in met)
         lie = {**self.places, BEGIN: (), END: ()}
-        return [
-            [PathBounds.of(config, lie, lie.keys()) for config in configs] for configs in found if configs
-        ]
+        return [[PathBounds.of(each, lie, lie.keys()) for each in possible] for possible in found if possible]
 
-    def _course(self, descendants: Descendants) -> PathBounds:
+    def _paths(self, descendants: Descendants) -> PathBounds:
         return PathBounds.of(descendants, self.places, self.whole)
 
     def _longer(self, descendants: Descendants, inner: str) -> bool:

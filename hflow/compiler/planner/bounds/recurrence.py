@@ -70,9 +70,12 @@ class PathBounds:
 
 @dataclass(frozen=True)
 class RecurrenceCycle:
-    """A course up to the nodes that close it: these end before the first node's next run. `lags`: of nodes
-    that end before one so many steps later. `left`: what comes after each node that is followed by a closing
-    one, or is one; `jobs`: these nodes, by set of devices."""
+    """What runs from the start of one node to the start of its next run.
+
+    `paths`: the node and all that follows it in the step. `closing`: the nodes that must end before its next
+    run. `lags`: trainers whose weights the node reads so many steps later. `left`: for each node that leads
+    to a closing node, or is one, what comes after it. `jobs`: these nodes, by set of devices.
+    """
 
     paths: PathBounds
     closing: Names

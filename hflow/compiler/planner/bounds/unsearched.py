@@ -1,12 +1,12 @@
-"""What the space leaves out: node groups on a part of the devices, wherever their models are.
+"""Bounds plans outside the search space: those in which some node group is on fewer devices than it tries.
 
-In the space (`space`) models share devices wholly or not at all, and a node group runs on all of its set's,
-or generates on all of the cluster. A pin can put it anywhere. Where every node group is on all devices the
-plan is in the space; so what is left out has some node group on fewer. Whether such a plan might be shorter
-than the best of the space is asked of a relaxation that no plan can beat: any candidates, on any devices;
-rows and weights move in no time; what others keep in memory is spread evenly. Its step lasts as long as all
-devices together need for the work, and as long as the recurrence cycles of nodes take (`bounds`) if every
-node group has devices of its own.
+In the search space (`search_space.py`) models share devices wholly or not at all, and a node group runs on
+all of its set's, or generates on all of the cluster. A pin can put it anywhere. Where every node group is on
+all devices the plan is in the space; so what is left out has some node group on fewer. Whether such a plan
+might be shorter than the best of the space is asked of a relaxation that no plan can beat: any candidates, on
+any devices; rows and weights move in no time; what others keep in memory is spread evenly. Its step lasts as
+long as all devices together need for the work, and as long as the recurrence cycles of nodes take
+(`bounds.py`) if every node group has devices of its own.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import networkx as nx
 from hflow.compiler.planner.bounds.cross_mesh import CrossMeshTransfer
 from hflow.compiler.planner.bounds.descendants import Before, Descendants
 
-BEGIN, END = "<meeting>", "<next meeting>"
+BEGIN, END = "<transfer>", "<next transfer>"
 FREE = 4  # nodes that may be on either side; with more, nothing is said
 
 

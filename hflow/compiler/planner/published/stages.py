@@ -18,8 +18,8 @@ StageTimes = tuple[float, ...]  # seconds of each stage
 def stage_times(
     group: NodeGroup, candidate: Candidate, free_bytes: int, rounds: Mapping[str, int]
 ) -> StageTimes | None:
-    """What a node group does in each stage, every node in the fastest way that needs at most `free_bytes`;
-    None where a node has none.
+    """What a node group does in each stage, every node in its fastest configuration that needs at most
+    `free_bytes`; None where a node has none.
 
     Args:
         rounds: how often each node runs in a step.
