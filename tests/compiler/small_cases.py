@@ -37,7 +37,7 @@ BEYOND_ANY = 10**15
 def case(name: str, seed: int, most: int) -> Draft:
     """A problem with graph `name` that has `most` plans at the most, after `candidates`.
 
-    Some problems have no plan that fits, but none has a unit which does not fit even alone.
+    Some problems have no plan that fits, but none has a node group which does not fit even alone.
     """
     random = Random(f"{name} {seed}")
     while True:
@@ -124,7 +124,7 @@ def _pins(graph: Graph, cluster: Cluster, random: Random) -> tuple[str, ...]:
 
 
 def _memory_bytes(draft: Draft, random: Random) -> int:
-    """Enough for each unit alone, and about what a device needs if all models share all devices."""
+    """Enough for each node group alone, and about what a device needs if all models share all devices."""
     options = [each[max(each)] for each in draft.candidates.values()]
     alone = max(min(o.idle_bytes + o.copy_bytes + o.least_bytes for o in own) for own in options)
     staying = sum(min(o.idle_bytes for o in own) for own in options)
@@ -133,7 +133,7 @@ def _memory_bytes(draft: Draft, random: Random) -> int:
 
 
 def _thinned(found: Mapping[str, Candidates], kept: int, random: Random) -> dict[str, Candidates]:
-    """At most `kept` options of each unit on each number of devices, in their order."""
+    """At most `kept` candidates of each node group on each number of devices, in their order."""
     return {
         group: {n: _some(own, kept, random) for n, own in options.items()} for group, options in found.items()
     }

@@ -82,8 +82,8 @@ def test_bounds_of_many_choices_are_those_of_each(name: str) -> None:
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_rings_that_are_left_out_say_nothing_more(name: str) -> None:
-    """Those within a longer one: of all rings, also with weights that come from elsewhere, none takes longer
-    than the longest of the others."""
+    """Those within a longer one: of all recurrence cycles, also with weights that come from elsewhere, none
+    takes longer than the longest of the others."""
     for seed in range(CASES):
         random = Random(seed)
         space = space_of(case(name, seed, 10_000))

@@ -1,4 +1,5 @@
-"""The options of units against brute force: which layouts divide, which ways to run are worth keeping."""
+"""The options of node groups against brute force: which layouts divide, which ways to run are worth
+keeping."""
 
 from __future__ import annotations
 

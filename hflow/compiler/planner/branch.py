@@ -170,7 +170,7 @@ class Branch:
         start = knapsack_bound(fewest_first, self.capacity - interval.low, self.best.limit_s)
         if start.least_s < self.best.limit_s:
             joint = JointBounds(fewest_first, start, interval, self.context.on, self.bounds)
-            self._skim(joint, *joint.partial)
+            self._skim(joint, *joint.start)
 
     def _skim(self, joint: JointBounds, rows: Ints, bounds_s: Floats) -> None:
         """Price all choices that begin with `rows`, the least bounds first."""

@@ -45,7 +45,7 @@ class JointBounds:
         self.most = [sum(most[level:], zero) for level in range(len(most) + 1)]
 
     @property
-    def partial(self) -> tuple[Ints, Floats]:
+    def start(self) -> tuple[Ints, Floats]:
         """The one beginning of all choices, and its bound."""
         return np.zeros((1, 0), dtype=np.int64), np.zeros(1)
 

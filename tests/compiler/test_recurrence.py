@@ -1,5 +1,5 @@
-"""What a ring leaves out (edges, sets of devices, whole rings) says nothing more: against all of it, term by
-term as the bounds are defined."""
+"""What a recurrence cycle leaves out (edges, sets of devices, whole recurrence cycles) says nothing more:
+against all of it, term by term as the bounds are defined."""
 
 from __future__ import annotations
 

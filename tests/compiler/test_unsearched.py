@@ -1,4 +1,4 @@
-"""No pinned plan is shorter than one that claims to be the best, wherever the pins put the units."""
+"""No pinned plan is shorter than one that claims to be the best, wherever the pins put the node groups."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _compared(name: str) -> Iterator[tuple[int, Search, float]]:
 
 
 def _pinned_step_s(draft: Draft, random: Random) -> float:
-    """Of the best plan with some units on any devices in a row, as many as they can run on."""
+    """Of the best plan with some node groups on any devices in a row, as many as they can run on."""
     given = {pin.node for pin in draft.pins}
     free = [u for u in space_of(draft).groups if not given & {n.name for n in u.nodes}]
     some = [u for u in free if random.random() < 0.7]

@@ -1,4 +1,4 @@
-"""What a bundle leaves out, some part that it keeps replaces in any room."""
+"""What a table leaves out, some part that it keeps replaces in any room."""
 
 from __future__ import annotations
 
