@@ -41,7 +41,7 @@ from resharding.usage import most_allocated, received
 from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.profiler import ProfilerActivity, profile
 
-from hflow.compiler.lowering import weight_edge
+from hflow.compiler.lowering import UnloweredWeightEdge
 from hflow.compiler.regroup import generation_mesh
 from hflow.plan.cluster import Cluster, DeviceKind, Link
 from hflow.plan.layout import Box, Mesh
@@ -186,8 +186,8 @@ def hflow_way(case: Case, readable: Set[tuple[int, int]]) -> tuple[Action, int, 
     """
     size = case.world.size
     cluster = Cluster("here", DeviceKind("cpu", "cpu", 1e11, 4 * 10**9, 1e10, 0.5, 1e-4), 1, size, LINK, LINK)
-    ends = ("train", Sharding(case.train)), ("generate", Sharding(case.generate))
-    edge = weight_edge("weights", "f32", SHAPE, *ends, cluster)
+    ends = Sharding(case.train), Sharding(case.generate)
+    edge = UnloweredWeightEdge("weights", "train", "generate", SHAPE, "f32", *ends).lowered(cluster)
     ranks = tuple(range(size))
     peers, began = Peers(ranks, case.world.group(ranks)), time.perf_counter()
     rank = case.world.rank

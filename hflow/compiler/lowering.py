@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -35,42 +35,57 @@ class Lowered:
     time_s: float
 
 
-def data_edge(
-    name: str,
-    ports: tuple[str, ...],
-    types: tuple[ValueType, ...],
-    source: tuple[str, Layout],
-    target: tuple[str, Layout],
-    cluster: Cluster,
-) -> DataEdge:
-    """Rows of several values of one producer, from its layout to that of a consumer."""
-    (source_node, source_layout), (target_node, target_layout) = source, target
-    lowered = lower_rows(types, source_layout, target_layout, cluster)
-    return DataEdge(
-        name=name, source=source_node, target=target_node, ports=ports, types=types,
-        source_layout=source_layout, target_layout=target_layout, **vars(lowered),
-    )  # fmt: skip
+@dataclass(frozen=True)
+class UnloweredDataEdge:
+    """Rows of several values of one producer, from its layout to that of a reader (`plan.edges.DataEdge`)."""
+
+    name: str
+    source: str
+    target: str
+    ports: tuple[str, ...]
+    types: tuple[ValueType, ...]
+    source_layout: Layout
+    target_layout: Layout
+
+    def time_s(self, ports: Collection[str], cluster: Cluster) -> float:
+        """Of moving the values of some of the `ports`."""
+        width = sum(row_bytes(type_) for port, type_ in zip(self.ports, self.types) if port in ports)
+        return rows_s(self.types[0].rows, width, self.source_layout, self.target_layout, cluster)
+
+    def lowered(self, cluster: Cluster) -> DataEdge:
+        lowered = lower_rows(self.types, self.source_layout, self.target_layout, cluster)
+        return DataEdge(**vars(self), **vars(lowered))
 
 
-def weight_edge(
-    name: str,
-    dtype: str,
-    shape: ModelShape,
-    source: tuple[str, Sharding],
-    target: tuple[str, Sharding],
-    cluster: Cluster,
-    shared: bool = False,
-) -> WeightEdge:
-    """All weights of a model, from the devices that train it to those that read it.
+@dataclass(frozen=True)
+class UnloweredWeightEdge:
+    """All weights of a model, from the devices that train it to those that read it (`plan.edges.WeightEdge`).
 
     `shared`: the reader uses the trainer's own weights.
     """
-    (trainer, held), (reader, needed) = source, target
-    lowered = lower_weights(shape, dtype, held, needed, cluster, shared)
-    return WeightEdge(
-        name=name, source=trainer, target=reader, source_sharding=held, target_sharding=needed,
-        **vars(lowered),
-    )  # fmt: skip
+
+    name: str
+    source: str
+    target: str
+    shape: ModelShape
+    dtype: str
+    source_sharding: Sharding
+    target_sharding: Sharding
+    shared: bool = False
+
+    def time_s(self, cluster: Cluster) -> float:
+        return weights_s(self.shape, self.dtype, self.source_sharding, self.target_sharding, cluster)
+
+    def lowered(self, cluster: Cluster) -> WeightEdge:
+        ends = self.source_sharding, self.target_sharding
+        lowered = lower_weights(self.shape, self.dtype, *ends, cluster, self.shared)
+        return WeightEdge(
+            name=self.name, source=self.source, target=self.target, source_sharding=self.source_sharding,
+            target_sharding=self.target_sharding, **vars(lowered),
+        )  # fmt: skip
+
+
+UnloweredEdge = UnloweredDataEdge | UnloweredWeightEdge
 
 
 def row_bytes(type_: ValueType) -> int:

@@ -8,6 +8,7 @@ on all devices of the node's mesh.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
 
 from hflow.graph.ir import Node
@@ -28,16 +29,22 @@ def is_replicated(node: Node) -> bool:
 
 def input_layout(node: Node, mesh: Mesh, type_: ValueType) -> Layout:
     """How `node`, running on `mesh`, reads a value of `type_`."""
-    return _layout(node, mesh, type_, Replicate())
+    return _layout(mesh, _split_unit(node, type_))
 
 
 def output_layout(node: Node, mesh: Mesh, type_: ValueType) -> Layout:
     """How a value of `type_` lies when `node` has made it on `mesh`."""
-    return _layout(node, mesh, type_, Only(mesh.pp - 1) if node.op == "score" else Replicate())
+    return _layout(mesh, _split_unit(node, type_), node.op == "score")
 
 
-def _layout(node: Node, mesh: Mesh, type_: ValueType, over_pp: Placement) -> Layout:
-    whole = type_.scalar or is_replicated(node)
-    over_dp: Placement = Replicate() if whole else Shard(0, row_unit(type_))
-    placements = {"pp": over_pp, "dp": over_dp}
+def _split_unit(node: Node, type_: ValueType) -> int:
+    """Rows that stay together when they are split over ``dp``; 0 where they are not."""
+    return 0 if type_.scalar or is_replicated(node) else row_unit(type_)
+
+
+@lru_cache(maxsize=65536)
+def _layout(mesh: Mesh, unit: int, last_stage: bool = False) -> Layout:
+    """Equal layouts are one object, so that they are quickly told to be equal."""
+    over_pp: Placement = Only(mesh.pp - 1) if last_stage else Replicate()
+    placements = {"pp": over_pp, "dp": Shard(0, unit) if unit else Replicate()}
     return Layout(mesh, tuple(placements.get(axis, Replicate()) for axis, _ in mesh.axes))

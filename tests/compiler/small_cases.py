@@ -16,7 +16,6 @@ from hflow.compiler.passes.candidates import candidates
 from hflow.compiler.passes.weight_edges import weight_edges
 from hflow.compiler.planner.placements import Allocation, allocations
 from hflow.compiler.planner.search_space import SearchSpace
-from hflow.compiler.planner.step import StepModel
 from hflow.compiler.state import Draft
 from hflow.diagnostics import HflowError
 from hflow.graph.ir import Graph
@@ -52,7 +51,7 @@ def case(name: str, seed: int, most: int) -> Draft:
 
 
 def space_of(draft: Draft) -> SearchSpace:
-    return SearchSpace(draft, StepModel(draft))
+    return SearchSpace(draft)
 
 
 def num_plans(draft: Draft, enough: int) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from random import Random
 
 import numpy as np
 import pytest
 
+from hflow.compiler.candidates.node_groups import ExecConfig
 from hflow.compiler.planner.assignments import Assignments, shardings
 from hflow.compiler.planner.bounds.bounds import Bounds
 from hflow.compiler.planner.bounds.descendants import Descendants
@@ -16,10 +18,11 @@ from hflow.compiler.planner.bounds.model_fronts import ModelParetoFronts
 from hflow.compiler.planner.bounds.numbers import FLOATS
 from hflow.compiler.planner.bounds.placed_graph import PlacedGraph
 from hflow.compiler.planner.branch import Branch
-from hflow.compiler.planner.full_assignment import fastest_configs, node_times
+from hflow.compiler.planner.full_assignment import fastest_configs
 from hflow.compiler.planner.incumbent import Incumbent
 from hflow.compiler.planner.placements import Allocation, Partition
 from hflow.compiler.planner.search_space import SearchSpace
+from hflow.compiler.planner.step import step_s
 from hflow.cost.redistribution import weights_s
 from tests.compiler.small_cases import GRAPHS, all_allocations, case, space_of
 
@@ -41,13 +44,14 @@ def test_no_schedule_beats_a_bound(name: str) -> None:
         for _ in range(DRAWS):
             assignments = _assignments(space, random.choice(choices), random)
             scale = 10 ** random.uniform(-3, 3)
-            times = {node: scale * _factor(random) for node in bounds.nodes}
+            configs = {node: ExecConfig(0, scale * _factor(random), 1) for node in bounds.nodes}
+            times = _node_times(space, assignments, configs)
             places = {n.name: assignments[u.name].resources for u in space.groups for n in u.nodes}
             taking = {node: np.array([seconds]) for node, seconds in times.items()}
             moves = {reader: np.array([seconds]) for reader, seconds in _moves(space, assignments).items()}
-            step_s = space.model.step_s(assignments, times)
-            shares.append(bounds.steps_s(taking, places, moves, float("inf"))[0] / step_s)
-            above_s = step_s * (1 + 1e-6)
+            took_s = step_s(space.builder, space.groups, assignments, configs)
+            shares.append(bounds.steps_s(taking, places, moves, float("inf"))[0] / took_s)
+            above_s = took_s * (1 + 1e-6)
             assert bounds.steps_s(taking, places, moves, above_s)[0] < above_s, (name, seed)
     assert max(shares) <= 1 + 1e-9
     assert sorted(shares)[len(shares) // 2] > 0.95
@@ -149,17 +153,17 @@ def test_bounds_of_allocations_that_begin_alike_hold_for_each_of_them(name: str)
         space = space_of(case(name, seed, 10_000))
         least = LeastTimes(space, Bounds(space.draft))
         for allocation in random.choices(list(all_allocations(space)), k=DRAWS):
-            step_s, sets = _step_s(space, allocation, random), allocation.partition
+            took_s, sets = _step_s(space, allocation, random), allocation.partition
             spread, bounds = allocation.spread, [least.step_s(allocation)]
             for known in reversed(range(len(sets))):
                 rest, counts = sets[known:], allocation.counts
-                assert least.shared_out_s(rest, spread, sum(counts[known:])) <= step_s * (1 + 1e-9), (
+                assert least.shared_out_s(rest, spread, sum(counts[known:])) <= took_s * (1 + 1e-9), (
                     name,
                     seed,
                 )
                 greater = (*counts[:known], *(random.randint(n, space.num_devices) for n in counts[known:]))
                 bounds.append(least.step_s(replace(allocation, counts=greater), known))
-            assert bounds[0] <= step_s * (1 + 1e-9), (name, seed)
+            assert bounds[0] <= took_s * (1 + 1e-9), (name, seed)
             assert max(bounds[1:], default=0.0) <= bounds[0] * (1 + 1e-9), (name, seed)
 
 
@@ -197,11 +201,15 @@ def _step_s(space: SearchSpace, allocation: Allocation, random: Random) -> float
     """Of a random choice; infinite where that does not fit."""
     assignments = _assignments(space, allocation, random)
     configs = fastest_configs(space.groups, assignments, space.draft.cluster.device.usable_bytes)
-    return (
-        space.model.step_s(assignments, node_times(space.groups, assignments, configs))
-        if configs
-        else float("inf")
-    )
+    return step_s(space.builder, space.groups, assignments, configs) if configs else float("inf")
+
+
+def _node_times(
+    space: SearchSpace, assignments: Assignments, configs: Mapping[str, ExecConfig]
+) -> dict[str, float]:
+    """Seconds of one run of each node, with what it loads and unloads."""
+    swaps = {name: assignments[group].candidate.swap_s for name, group in space.group_of.items()}
+    return {name: configs[name].time_s + swap_s for name, swap_s in swaps.items()}
 
 
 def _factor(random: Random) -> float:
@@ -214,7 +222,7 @@ def _assignments(space: SearchSpace, allocation: Allocation, random: Random) -> 
 
 def _moves(space: SearchSpace, assignments: Assignments) -> dict[str, float]:
     """Seconds that weights move to each reader; to one of those that share a copy."""
-    draft, group_of, lie = space.draft, space.model.group_of, shardings(space.groups, assignments)
+    draft, group_of, lie = space.draft, space.group_of, shardings(space.groups, assignments)
     found: dict[str, float] = {}
     seen: set[object] = set()
     for edge in (e for e in draft.weight_edges if not e.every):

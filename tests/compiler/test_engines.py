@@ -14,7 +14,6 @@ from hflow.compiler.options import DEFAULTS
 from hflow.compiler.passes.candidates import candidates
 from hflow.compiler.passes.weight_edges import weight_edges
 from hflow.compiler.planner.search_space import SearchSpace
-from hflow.compiler.planner.step import StepModel
 from hflow.cost.memory import kv_cache_bytes, weight_bytes
 from hflow.diagnostics import HflowError
 from hflow.graph.ir import Graph
@@ -203,4 +202,4 @@ def test_the_planner_and_the_passes_agree(algorithm: str, cluster: str, server_g
     if cluster == "local4":
         machines = replace(machines, device=replace(machines.device, memory_bytes=10**12))
     draft = candidates(weight_edges(new_draft(graph, machines, (), replace(DEFAULTS, budget_s=0.0))))
-    agrees(draft, SearchSpace(draft, StepModel(draft)), budget_s=0.0)
+    agrees(draft, SearchSpace(draft), budget_s=0.0)

@@ -13,7 +13,6 @@ from hflow.compiler.passes.candidates import candidates
 from hflow.compiler.passes.weight_edges import weight_edges
 from hflow.compiler.planner.search import search
 from hflow.compiler.planner.search_space import SearchSpace
-from hflow.compiler.planner.step import StepModel
 from hflow.compiler.state import Draft
 from hflow.diagnostics import HflowError
 from hflow.plan.cluster_file import load_cluster
@@ -71,4 +70,4 @@ def _without_offload(draft: Draft) -> Draft:
 def _fits(draft: Draft) -> bool:
     if not all(draft.candidates.values()):
         return False
-    return search(SearchSpace(draft, StepModel(draft)), budget_s=0.0).choice is not None
+    return search(SearchSpace(draft), budget_s=0.0).choice is not None

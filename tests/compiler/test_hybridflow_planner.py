@@ -19,7 +19,6 @@ from hflow.compiler.planner.published.mapper import Mapper
 from hflow.compiler.planner.published.placed_candidates import candidates_with
 from hflow.compiler.planner.published.stages import in_turn, stage_sum_s
 from hflow.compiler.planner.search_space import SearchSpace
-from hflow.compiler.planner.step import StepModel
 from hflow.compiler.state import Draft
 from hflow.diagnostics import HflowError
 from hflow.plan.cluster import Cluster
@@ -41,7 +40,7 @@ def drafted(algorithm: str, shape: str, cluster: Cluster, options: PlannerOption
 
 def space_of(algorithm: str, shape: str, cluster: Cluster) -> SearchSpace:
     draft = drafted(algorithm, shape, cluster)
-    return SearchSpace(draft, StepModel(draft))
+    return SearchSpace(draft)
 
 
 def mapper_of(space: SearchSpace) -> Mapper:

@@ -14,13 +14,12 @@ from hflow.compiler.memory import device_memory
 from hflow.compiler.options import PLACEMENTS, PlacementPolicy, PlannerOptions
 from hflow.compiler.passes.candidates import candidates
 from hflow.compiler.passes.lower_edges import lower_edges
-from hflow.compiler.passes.place import node_plans
 from hflow.compiler.passes.schedule import schedule
 from hflow.compiler.passes.weight_edges import weight_edges
 from hflow.compiler.planner.incumbent import RESOLUTION
 from hflow.compiler.planner.search import search
 from hflow.compiler.planner.search_space import SearchSpace
-from hflow.compiler.planner.step import StepModel
+from hflow.compiler.planner.step import node_plans
 from hflow.compiler.state import Draft
 from hflow.graph.ir import Graph
 from hflow.plan.cluster_file import load_cluster
@@ -45,14 +44,14 @@ def test_the_schedule_agrees_on_large_clusters(algorithm: str, cluster: str) -> 
     graph = large(algorithm, "llama-7b")
     for placement in PLACEMENTS:
         draft = _draft(graph, cluster, placement)
-        agrees(draft, SearchSpace(draft, StepModel(draft)), budget_s=0.0)
+        agrees(draft, SearchSpace(draft), budget_s=0.0)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_schedule_agrees_on_the_machine_at_hand(algorithm: str, model: str) -> None:
     overrides = [f"params.{name}={model}" for name in model_params(algorithm)]
     draft = _draft(hflow.load(Path(f"algorithms/{algorithm}.yaml"), overrides), "local4", "auto")
-    agrees(draft, SearchSpace(draft, StepModel(draft)), budget_s=1.0)
+    agrees(draft, SearchSpace(draft), budget_s=1.0)
 
 
 @pytest.mark.slow
@@ -70,7 +69,8 @@ def agrees(draft: Draft, space: SearchSpace, budget_s: float = float("inf")) -> 
     choice = search(space, budget_s).choice
     if choice is None:
         return
-    planned = schedule(lower_edges(replace(draft, nodes=node_plans(space, choice))))
+    nodes = node_plans(draft.graph, space.groups, choice.assignments, choice.configs)
+    planned = schedule(lower_edges(replace(draft, nodes=nodes)))
     assert planned.step_time_s == pytest.approx(choice.step_s, rel=1e-6)
     programs = [p for p in (planned.step, planned.evaluation) if p]
     for memory in device_memory(planned, planned.nodes, programs):

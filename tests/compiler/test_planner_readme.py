@@ -20,7 +20,6 @@ from hflow.compiler.planner.incumbent import Incumbent
 from hflow.compiler.planner.placements import Allocation, allocations
 from hflow.compiler.planner.search import search
 from hflow.compiler.planner.search_space import SearchSpace
-from hflow.compiler.planner.step import StepModel
 from hflow.plan.cluster_file import load_cluster
 from tests.compiler.workloads import ROOT, large
 
@@ -31,7 +30,7 @@ README = ROOT / "hflow/compiler/planner/README.md"
 def space() -> SearchSpace:
     graph = large("ppo", "llama-7b", "params.batch=256", "params.holdout=64")
     draft = candidates(weight_edges(new_draft(graph, load_cluster("a100x8"))))
-    return SearchSpace(draft, StepModel(draft))
+    return SearchSpace(draft)
 
 
 def test_the_worked_example(space: SearchSpace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from hflow.compiler.lowering import weight_edge
+from hflow.compiler.lowering import UnloweredWeightEdge
 from hflow.plan.cluster import Cluster, DeviceKind, Link
 from hflow.plan.edges import WeightEdge
 from hflow.plan.layout import Box, Mesh, volume
@@ -145,8 +145,8 @@ def planned_bytes(edge: WeightEdge, rank: int) -> int:
 @pytest.mark.parametrize("target", MESHES)
 @pytest.mark.parametrize("source", ["pp2 tp2", "dp2 tp2", "pp4", "tp2 @0-1"])
 def test_between_any_meshes(pool: Pool, source: str, target: str) -> None:
-    ends = ("a", Sharding(MESHES[source])), ("b", Sharding(MESHES[target]))
-    edge = weight_edge("w", "f32", SHAPE, *ends, CLUSTER)
+    ends = Sharding(MESHES[source]), Sharding(MESHES[target])
+    edge = UnloweredWeightEdge("w", "a", "b", SHAPE, "f32", *ends).lowered(CLUSTER)
     expected = [(planned_bytes(edge, rank), 0) for rank in range(4)]
     assert pool.run(4, on_rank, edge) == [[found] * (len(LIMITS) + 2) for found in expected]
     assert max(received for received, _ in expected) == edge.bytes_per_device
@@ -214,7 +214,8 @@ def test_peak_is_both_layouts_and_a_round(pool: Pool, source: Mesh, target: Mesh
     """Of Megatron's own weights: what is allocated besides the source is the target and, at most, a copy of
     every message of a round; between neighbours, nothing but who reads what."""
     one_host = Cluster("test", DEVICE, 1, 4, LINK, LINK)
-    edge = weight_edge("w", "f32", LLAMA, ("a", Sharding(source)), ("b", Sharding(target)), one_host)
+    ends = Sharding(source), Sharding(target)
+    edge = UnloweredWeightEdge("w", "a", "b", LLAMA, "f32", *ends).lowered(one_host)
     largest = 4 * max((volume(c.box) for s in edge.copies for c in s.copies), default=0)
     for near, more in (False, max(4 * ROUND, largest)), (True, TOLD_BYTES):
         for rank, (received, most, wrong) in enumerate(pool.run(4, peak_on_rank, edge, near)):
@@ -246,7 +247,7 @@ def from_megatron(rank: int, new_group: Any, edge: WeightEdge) -> list[int]:
 @pytest.mark.parametrize("source", ["dp4", "dp2 tp2", "pp2 tp2"])
 def test_into_another_engine(pool: Pool, source: str, target: str) -> None:
     """Megatron interleaves queries, keys and values; copies of a shape may be of other parameters too."""
-    ends = ("a", Sharding(MESHES[source])), ("b", Sharding(MESHES[target]))
+    ends = Sharding(MESHES[source]), Sharding(MESHES[target])
     one_host = Cluster("test", DEVICE, 1, 4, LINK, LINK)
-    edge = weight_edge("w", "f32", LLAMA, *ends, one_host)
+    edge = UnloweredWeightEdge("w", "a", "b", LLAMA, "f32", *ends).lowered(one_host)
     assert pool.run(4, from_megatron, edge) == [[0, 0]] * 4

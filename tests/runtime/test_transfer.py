@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from hflow.compiler.lowering import data_edge
+from hflow.compiler.lowering import UnloweredDataEdge
 from hflow.graph.types import Dim, Factor, ValueType
 from hflow.plan.cluster import Cluster, DeviceKind, Link
 from hflow.plan.edges import DataEdge
@@ -69,7 +69,8 @@ def _ranks(edge: DataEdge) -> tuple[int, ...]:
 @pytest.mark.parametrize("target", LAYOUTS)
 @pytest.mark.parametrize("source", ["dp4", "dp2 tp2", "last stage", "dp2 @1,2", "whole @3"])
 def test_rows_between_any_layouts(pool: Pool, source: str, target: str) -> None:
-    edge = data_edge("e", PORTS, TYPES, ("a", LAYOUTS[source]), ("b", LAYOUTS[target]), CLUSTER)
+    ends = LAYOUTS[source], LAYOUTS[target]
+    edge = UnloweredDataEdge("e", "a", "b", PORTS, TYPES, *ends).lowered(CLUSTER)
     whole = _whole()
     needed = LAYOUTS[target].boxes((NUM_ROWS,))
     results = pool.run(4, _move_if_member, edge)

@@ -23,7 +23,6 @@ from hflow.compiler.pins import placed_node
 from hflow.compiler.planner.incumbent import RESOLUTION
 from hflow.compiler.planner.search import search
 from hflow.compiler.planner.search_space import SearchSpace
-from hflow.compiler.planner.step import StepModel
 from hflow.compiler.state import Draft
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.graph.ir import Graph
@@ -155,7 +154,7 @@ def _judged(question: _Question, candidates: tuple[Candidate, ...], budget_s: fl
     draft, group = question.draft, question.group
     only = {**draft.candidates, group.name: {candidates[0].num_devices: candidates}}
     draft = replace(draft, candidates=only)
-    space = SearchSpace(draft, StepModel(draft))
+    space = SearchSpace(draft)
     if reason := _why_nothing_fits(space):
         return Alternative(candidate_text(candidates[0]), candidates[0].mesh(0).devices, None, None, reason)
     found = search(space, budget_s)

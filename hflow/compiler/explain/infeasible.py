@@ -11,7 +11,6 @@ from hflow.compiler.explain.min_memory import DeviceLoad, GroupMemory, MinMemory
 from hflow.compiler.options import DEFAULTS, PlannerOptions
 from hflow.compiler.planner.indivisible import indivisible
 from hflow.compiler.planner.search_space import SearchSpace
-from hflow.compiler.planner.step import StepModel
 from hflow.compiler.state import Draft
 from hflow.diagnostics import Diagnostic
 from hflow.graph.ir import Node
@@ -24,7 +23,7 @@ SLOW = Link(1.0, 0.0)  # to the host's memory: whether it helps at all
 def infeasible(draft: Draft) -> Diagnostic:
     """HF305: no plan of `draft` fits into the memory of its cluster; HF309: its placement admits none."""
     cluster, graph = draft.cluster, draft.graph
-    undivided = indivisible(SearchSpace(draft, StepModel(draft)))
+    undivided = indivisible(SearchSpace(draft))
     if undivided:
         return undivided
     free = replace(draft, pins=(), options=DEFAULTS)
@@ -47,7 +46,7 @@ def _least_memory(draft: Draft) -> MinMemoryPlan:
         for group in node_groups(wide.graph, wide.engines, wide.evaluation_graph)
     }
     wide = replace(wide, candidates=found)
-    lean = min_memory(SearchSpace(wide, StepModel(wide)))
+    lean = min_memory(SearchSpace(wide))
     assert lean, "all models on all devices are always a plan"
     return lean
 

@@ -20,17 +20,6 @@ class FullAssignment:
     step_s: float
 
 
-def node_times(
-    groups: tuple[NodeGroup, ...], assignments: Assignments, configs: Mapping[str, ExecConfig]
-) -> dict[str, float]:
-    """Seconds of one run of each node, with what it loads and unloads."""
-    return {
-        node.name: configs[node.name].time_s + assignments[group.name].candidate.swap_s
-        for group in groups
-        for node in group.nodes
-    }
-
-
 def fastest_configs(
     groups: tuple[NodeGroup, ...], assignments: Assignments, capacity: int
 ) -> dict[str, ExecConfig] | None:

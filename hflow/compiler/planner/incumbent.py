@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hflow.compiler.planner.assignments import Assignment
-from hflow.compiler.planner.full_assignment import FullAssignment, fastest_configs, node_times
+from hflow.compiler.planner.full_assignment import FullAssignment, fastest_configs
 from hflow.compiler.planner.search_space import SearchSpace
+from hflow.compiler.planner.step import step_s
 
 RESOLUTION = 1e-3  # steps that differ by less count as equally long: predictions are not that good
 # Effort is counted in bounds of a batch. So many of them take as long as
@@ -49,6 +50,6 @@ class Incumbent:
             return
         self.explored += 1
         self.effort += PRICE
-        step_s = self.space.model.step_s(assignments, node_times(groups, assignments, configs))
-        if self.choice is None or step_s < self.choice.step_s:
-            self.choice = FullAssignment(dict(assignments), configs, step_s)
+        seconds = step_s(self.space.builder, groups, assignments, configs)
+        if self.choice is None or seconds < self.choice.step_s:
+            self.choice = FullAssignment(dict(assignments), configs, seconds)

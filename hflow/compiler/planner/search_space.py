@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import combinations
 
-from hflow.compiler.candidates.node_groups import Candidate, NodeGroup
+from hflow.compiler.candidates.node_groups import Candidate, NodeGroup, node_groups
 from hflow.compiler.planner.assignments import Assignment
 from hflow.compiler.planner.memoize import memoize
 from hflow.compiler.planner.placements import Allocation, Partition, partitions
-from hflow.compiler.planner.step import StepModel
 from hflow.compiler.planner.weight_syncs import WeightSyncs
+from hflow.compiler.program_builder.builder import ProgramBuilder
 from hflow.compiler.state import Draft
+from hflow.plan.workload import rounds
 from hflow.schedule.tasks import device_classes
 
 Devices = tuple[int, ...]
@@ -27,11 +28,26 @@ class SearchSpace:
     there."""
 
     draft: Draft
-    model: StepModel
 
-    @property
+    @cached_property
     def groups(self) -> tuple[NodeGroup, ...]:
-        return self.model.groups
+        return node_groups(self.draft.graph, self.draft.engines, self.draft.evaluation_graph)
+
+    @cached_property
+    def group_of(self) -> dict[str, str]:
+        """The node group of every node with a model."""
+        return {node.name: group.name for group in self.groups for node in group.nodes}
+
+    @cached_property
+    def rounds(self) -> dict[str, int]:
+        """How often each node runs in a step, at most."""
+        graph = self.draft.graph
+        return {node.name: rounds(graph, node) for node in graph.nodes}
+
+    @cached_property
+    def builder(self) -> ProgramBuilder:
+        """Builds the program of a step, for its price."""
+        return ProgramBuilder(self.draft, self.draft.graph)
 
     @property
     def num_devices(self) -> int:
@@ -40,7 +56,7 @@ class SearchSpace:
     @cached_property
     def pinned(self) -> dict[str, tuple[int, ...]]:
         """The devices of node groups that are pinned to some."""
-        group_of = self.model.group_of
+        group_of = self.group_of
         return {group_of[p.node]: p.devices for p in self.draft.pins if p.devices and p.node in group_of}
 
     @cached_property

@@ -90,7 +90,7 @@ class BoundContext:
         """How the weights of a node group in `assignment` are renewed from its trainer, one of those with
         `assignments`; None where they lie there."""
         edge = self.readers[group.name]
-        trainer = assignments[self.space.model.group_of[edge.trainer]] if edge else None
+        trainer = assignments[self.space.group_of[edge.trainer]] if edge else None
         return (
             self.space.weight_syncs.of(group, assignment, trainer, edge.reader) if edge and trainer else None
         )

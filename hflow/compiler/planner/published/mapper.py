@@ -59,7 +59,7 @@ class Mapper:
     """
 
     def __init__(self, space: SearchSpace, generation: Mapping[str, Candidates], admits: Admits = nested):
-        self.space, self.admits, self.rounds = space, admits, space.model.rounds
+        self.space, self.admits, self.rounds = space, admits, space.rounds
         self.capacity = space.draft.cluster.device.usable_bytes
         others = [g for g in space.groups if g.role != "generate"]
         self.candidates = {**candidates_with(space.draft, others, zero=0, offload=False), **generation}
