@@ -23,6 +23,7 @@ from hflow.plan.cluster import Cluster
 from hflow.plan.digests import digests_of
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.plan import VERSION, Plan
+from hflow.plan.program import Program
 from hflow.plan.read_shape import read_shape
 from hflow.plan.vocabulary import foreign_tokens, tokens_beyond
 from hflow.plan.workload import rounds, token_makers, workload
@@ -53,7 +54,6 @@ def compile_graph(
             draft = step(draft)
             if after:
                 after(step.__name__, draft)
-    assert draft.step
     return Plan(
         VERSION, cluster, draft.shapes, draft.nodes, draft.step, draft.evaluation, draft.memory,
         draft.step_time_s, _tokens_per_step(graph), draft.search, digests_of(graph),
@@ -72,7 +72,8 @@ def new_draft(
     shapes = _shapes(graph)
     if unfit := (*tokens_beyond(graph, shapes), *too_few_positions(graph, shapes)):
         raise HflowError(unfit)
-    return Draft(graph, evaluation_graph(graph), cluster, shapes, found, options, engines)
+    step = Program(graph, (), ())
+    return Draft(graph, evaluation_graph(graph), cluster, shapes, step, found, options, engines)
 
 
 def _refuse_mixed(cluster: Cluster) -> None:

@@ -16,9 +16,8 @@ def node_order(graph: Graph) -> tuple[Node, ...]:
     """
     dag = graph.dag()
     for reader in (n for n in graph.nodes if n.model and n.op != "train"):
-        assert reader.model
         whole = [reader.name] if graph.region(reader.region).until is None else [reader.name, reader.region]
-        trainers = graph.trainers(reader.model.model)
+        trainers = graph.trainers(reader.model_use.model)
         dag.add_edges_from((first, trainer.name) for trainer in trainers for first in whole)
     position = {node.name: i for i, node in enumerate(graph.nodes)}
     try:
@@ -31,10 +30,10 @@ def node_order(graph: Graph) -> tuple[Node, ...]:
 def _read_after_training(graph: Graph, dag: nx.DiGraph[str]) -> Diagnostic:
     cycle = next(names for names in nx.strongly_connected_components(dag) if len(names) > 1)
     reader = next(n for n in graph.nodes if n.name in cycle and n.model and n.op != "train")
-    assert reader.model
-    trainer = graph.trainers(reader.model.model)[0].name
+    model = reader.model_use.model
+    trainer = graph.trainers(model)[0].name
     message = (
-        f"`{reader.name}` reads `{reader.model.model}` after `{trainer}` has trained it in the same step,"
+        f"`{reader.name}` reads `{model}` after `{trainer}` has trained it in the same step,"
         " which is not scheduled"
     )
     return Diagnostic("HF307", message, reader.span, "a step reads all models before it trains them")

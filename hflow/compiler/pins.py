@@ -66,6 +66,7 @@ def _parse(text: str, graph: Graph, cluster: Cluster) -> Pin:
     name, _, rest = text.partition("=")
     settings, _, devices_text = rest.partition("@")
     words = [word.strip() for word in settings.split(",") if word.strip()]
+    sizes = [match for word in words if (match := _SIZE.match(word))]
     if not words and "@" not in rest:
         raise ValueError("not of the form NODE=tp2,dp2@0-3", "sizes, devices, or both may be given")
     node = placed_node(name, graph)
@@ -74,7 +75,7 @@ def _parse(text: str, graph: Graph, cluster: Cluster) -> Pin:
     _check_strategy(strategy, node)
     if strategy.get("offload"):
         _check_offload(node, graph, cluster)
-    return Pin(name, _sizes(filter(_SIZE.match, words)), devices, text, **strategy)
+    return Pin(name, _sizes(sizes), devices, text, **strategy)
 
 
 def placed_node(name: str, graph: Graph) -> Node:
@@ -123,8 +124,7 @@ def _check_strategy(strategy: dict[str, Any], node: Node) -> None:
 
 def _check_offload(node: Node, graph: Graph, cluster: Cluster) -> None:
     """Refuses what cannot wait in the host's memory, or need not."""
-    assert node.model
-    model = graph.model(node.model.model)
+    model = graph.model_of(node)
     trainers = graph.trainers(model.name)
     if cluster.host_link is None:
         raise ValueError(f"`{cluster.name}` has no link to the host's memory", "its file lacks `links.host`")
@@ -138,14 +138,12 @@ def _check_offload(node: Node, graph: Graph, cluster: Cluster) -> None:
         raise ValueError(f"`{node.name}` reads weights that are trained", f"pin offload on {names}")
 
 
-def _sizes(words: Iterable[str]) -> tuple[tuple[str, int], ...]:
+def _sizes(matches: Iterable[re.Match[str]]) -> tuple[tuple[str, int], ...]:
     sizes: dict[str, int] = {}
-    for word in words:
-        match = _SIZE.match(word)
-        assert match
-        if match[1] in sizes:
-            raise ValueError(f"`{match[1]}` is given twice")
-        sizes[match[1]] = int(match[2])
+    for axis, size in (match.groups() for match in matches):
+        if axis in sizes:
+            raise ValueError(f"`{axis}` is given twice")
+        sizes[axis] = int(size)
     return tuple(sorted(sizes.items()))
 
 

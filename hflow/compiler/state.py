@@ -34,19 +34,20 @@ class WeightRead:
 
 @dataclass(frozen=True)
 class Draft:
-    """`engines`: of the generate nodes. `candidates`: the candidates of every node group, by its name."""
+    """`engines`: of the generate nodes. `candidates`: the candidates of every node group, by its name.
+    `step`: without instructions until they are written."""
 
     graph: Graph
     evaluation_graph: Graph | None
     cluster: Cluster
     shapes: Mapping[str, ModelShape]
+    step: Program
     pins: tuple[Pin, ...] = ()
     options: PlannerOptions = DEFAULTS
     engines: Mapping[str, GenerationEngine] = field(default_factory=dict[str, GenerationEngine])
     weight_edges: tuple[WeightRead, ...] = ()
     candidates: Mapping[str, Candidates] = field(default_factory=dict[str, Candidates])
     nodes: tuple[NodePlan, ...] = ()
-    step: Program | None = None
     evaluation: Program | None = None
     memory: tuple[DeviceMemory, ...] = ()
     step_time_s: float = 0.0

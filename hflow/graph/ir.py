@@ -144,6 +144,16 @@ class Node:
     def output(self, port: str) -> Output | None:
         return next((o for o in self.outputs if o.port == port), None)
 
+    def type_of(self, port: str) -> ValueType:
+        """Of the value that it makes at `port`, or else reads there. Raises StopIteration without one."""
+        return next(p.type for p in (*self.outputs, *self.inputs) if p.port == port)
+
+    @property
+    def model_use(self) -> ModelUse:
+        """`model`, of a node that has one: all that generate, score or train."""
+        assert self.model, f"`{self.name}` ({self.op}) has no model"
+        return self.model
+
     @property
     def rows(self) -> int:
         """Rows that the node works on: those of its first output, or of its first input."""
@@ -221,7 +231,7 @@ class Graph(Displayed):
             return str(metric)
         apart = self._samples(metric.node) - leading if metric else set[str]()
         read = {i.source for _, i in self.edges()}
-        judges = [n for n in self.nodes if n.op == "call" or (n.model and self.model(n.model.model).frozen)]
+        judges = [n for n in self.nodes if n.op == "call" or (n.model and self.model_of(n).frozen)]
         scores = [n.name for n in judges if Ref(n.name, "score") in read and n.op in ("call", "score")]
         scores = [n for n in scores if n in leading] or [n for n in scores if not apart & self._samples(n)]
         if len(scores) == 1 or "reward" in scores:
@@ -255,6 +265,10 @@ class Graph(Displayed):
 
     def model(self, name: str) -> Model:
         return self._models[name]
+
+    def model_of(self, node: Node) -> Model:
+        """The model that a node generates, scores or trains with."""
+        return self._models[node.model_use.model]
 
     def edges(self) -> Iterator[tuple[Node, Input]]:
         """Every data edge as (consumer, input), in node order."""

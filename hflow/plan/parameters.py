@@ -102,9 +102,8 @@ def stages_of(shape: ModelShape, pp: int, parameter: Parameter) -> tuple[int, ..
 
 def expert_part(shape: ModelShape, ep: int, parameter: Parameter) -> int:
     """Which of `ep` parts holds `parameter`; what belongs to no expert lies on all of them: 0."""
-    if parameter.expert is None:
+    if parameter.expert is None or shape.moe is None:
         return 0
-    assert shape.moe
     return parameter.expert * ep // shape.moe.num_experts
 
 

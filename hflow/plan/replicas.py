@@ -32,8 +32,8 @@ class Instance:
 
 def instance_of(node: Node, sharding: Sharding) -> Instance:
     """The weights that a node uses which splits them so."""
-    assert node.model
-    return Instance(node.model.model, sharding, node.model.lag, node.in_flight)
+    use = node.model_use
+    return Instance(use.model, sharding, use.lag, node.in_flight)
 
 
 def instances(graphs: Iterable[Graph], shardings: Mapping[str, Sharding]) -> dict[Instance, Node | None]:

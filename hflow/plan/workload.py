@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import ceil, prod
 
 from hflow.graph.infer.signature import parse_signature
-from hflow.graph.ir import Graph, Node
+from hflow.graph.ir import Function, Graph, Node
 from hflow.graph.types import ValueType
 
 
@@ -44,20 +44,18 @@ class Workload:
 
 def workload(node: Node) -> Workload:
     """The workload of one execution of a generate, score or train node."""
+    tokens = node.type_of("tokens")
+    longest = _ragged_size(tokens)
     if node.op == "generate":
-        rows, longest = _output(node, "tokens").rows, _ragged_size(_output(node, "tokens"))
         response = node.options["max_new_tokens"]
-        return Workload(rows, longest - response, response, node.options.get("n", 1))
-    tokens, mask = node.input("tokens"), node.input("mask")
-    assert tokens and mask
-    rows, response = tokens.type.rows, _ragged_size(mask.type)
-    prompt_length = _ragged_size(tokens.type) - response
-    if node.op != "train":
-        return Workload(rows, prompt_length, response)
-    assert node.repeat
+        return Workload(tokens.rows, longest - response, response, node.options.get("n", 1))
+    rows, response = tokens.rows, _ragged_size(node.type_of("mask"))
+    if node.repeat is None or node.function is None:  # a score node
+        return Workload(rows, longest - response, response)
     size = node.repeat.minibatch or rows
     updates = node.repeat.epochs * (rows // size)
-    return Workload(rows, prompt_length, response, 1, updates, size, _group(node, tokens.type))
+    group = _group(node.function, tokens)
+    return Workload(rows, longest - response, response, 1, updates, size, group)
 
 
 def rounds(graph: Graph, node: Node) -> int:
@@ -65,9 +63,8 @@ def rounds(graph: Graph, node: Node) -> int:
     region = graph.region(node.name if node.op == "repeat" else node.region)
     if region.until is None:
         return 1
-    keep = graph.node(region.until.node).output(region.until.port)
-    assert keep
-    return min(region.times, ceil(region.rows / keep.type.rows))
+    keep = graph.node(region.until.node).type_of(region.until.port)
+    return min(region.times, ceil(region.rows / keep.rows))
 
 
 def token_makers(graph: Graph) -> tuple[Node, ...]:
@@ -93,19 +90,12 @@ def _sampled_for(graph: Graph, node: Node) -> Iterator[str]:
             yield from _sampled_for(graph, source)
 
 
-def _group(node: Node, rows: ValueType) -> int:
+def _group(loss: Function, rows: ValueType) -> int:
     """Rows of one group where the loss is over groups (``pairs*k``), else 1."""
-    assert node.function
-    signature = parse_signature(node.function.signature)
+    signature = parse_signature(loss.signature)
     factors = max(len(p.type.dims[0].factors) for p in signature.inputs if p.type.dims)
     inner = rows.dims[0].factors[len(rows.dims[0].factors) - factors + 1 :]
     return prod(f.size or 1 for f in inner)
-
-
-def _output(node: Node, port: str) -> ValueType:
-    found = node.output(port)
-    assert found
-    return found.type
 
 
 def _ragged_size(type_: ValueType) -> int:

@@ -19,8 +19,7 @@ def check_positions(plan: Plan, data: Node, rows: Sequence[Example]) -> None:
     How long conversations of several turns become is known when they are made.
     """
     for node in (n for n in plan.graph.nodes if n.model and _reads(n, data)):
-        assert node.model
-        have = plan.shapes[node.model.model].max_positions
+        have = plan.shapes[node.model_use.model].max_positions
         new = node.options["max_new_tokens"] if node.op == "generate" else 0
         longest = max(rows, key=lambda row: _length(row, node.op), default=None)
         if longest is not None and _length(longest, node.op) + new > have:
@@ -39,10 +38,9 @@ def _length(row: Example, op: str) -> int:
 
 
 def _too_long(data: Node, node: Node, row: Example, new: int, have: int) -> HflowError:
-    assert node.model
     read = _length(row, node.op)
     needs = f"{read} tokens and up to {new} new ones" if new else f"{read} tokens"
     message = f"row {row.number} of `{data.options['dataset']}` needs {read + new} positions in `{node.name}`"
-    message += f" ({needs}); model `{node.model.model}` has {have}"
+    message += f" ({needs}); model `{node.model_use.model}` has {have}"
     lengths = "`max_new_tokens`" if new else "`max_response_tokens`"
     return refused(message, f"a smaller `max_prompt_tokens` leaves such rows out; or a smaller {lengths}")

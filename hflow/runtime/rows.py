@@ -54,19 +54,27 @@ class Rows:
         starts, lengths = self.lengths.cumsum(0) - self.lengths, self.lengths[rows]
         return Rows(self.values[_places(starts[rows], lengths)], lengths, versions)
 
+    @property
+    def row_lengths(self) -> Tensor:
+        """`lengths`, of ragged values."""
+        assert self.lengths is not None, "dense rows have no lengths"
+        return self.lengths
+
     def padded(self, fill: float = 0, width: int | None = None) -> Tensor:
         """``[rows, width or longest]``, right-padded. Only for ragged values."""
-        assert self.lengths is not None
-        longest = int(self.lengths.max()) if len(self.lengths) else 0
-        out = self.values.new_full((len(self.lengths), width or longest), fill)
-        out[length_mask(self.lengths, out.shape[1])] = self.values
+        longest = int(self.row_lengths.max()) if len(self) else 0
+        out = self.values.new_full((len(self), width or longest), fill)
+        out[length_mask(self.row_lengths, out.shape[1])] = self.values
         return out
 
+    def lists(self) -> list[list[int]]:
+        """The elements of every row. Only for ragged values."""
+        return [row.tolist() for row in self.values.split(self.row_lengths.tolist())]
+
     def strings(self) -> list[str]:
-        assert self.lengths is not None
         data = self.values.numpy().tobytes()
         out, at = [], 0
-        for length in self.lengths.tolist():
+        for length in self.row_lengths.tolist():
             out.append(data[at : at + length].decode())
             at += length
         return out

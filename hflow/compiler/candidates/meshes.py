@@ -12,7 +12,6 @@ from hflow.compiler.candidates.pricing import Pricing
 from hflow.compiler.pins import Pin
 from hflow.compiler.state import Draft
 from hflow.graph.ir import Node
-from hflow.graph.types import ValueType
 from hflow.plan.cluster import Cluster
 from hflow.plan.engine_profile import EngineProfile
 from hflow.plan.layout import Mesh
@@ -133,15 +132,8 @@ def _model_refusal(shape: ModelShape, mesh: Mesh, node: Node, engine: EngineProf
     return ""
 
 
-def _tokens(node: Node) -> ValueType:
-    """The type of the rows that a node with a model works on."""
-    port = node.output("tokens") if node.op == "generate" else node.input("tokens")
-    assert port
-    return port.type
-
-
 def _rows_refusal(draft: Draft, node: Node, work: Workload, mesh: Mesh) -> str:
-    together = row_unit(_tokens(node))
+    together = row_unit(node.type_of("tokens"))
     whole = work.rows // together
     if whole % mesh.dp:
         what = "rows" if together == 1 or node.op == "generate" else f"groups of {together} rows"

@@ -140,9 +140,8 @@ def node_groups(
     """
     members: dict[tuple[str, GroupRole, int, bool, GenerationEngine], list[Node]] = {}
     for node in (n for n in graph.nodes if n.model):
-        assert node.model
-        engine = engines.get(node.name, DEFAULT_ENGINE)
-        key = node.model.model, _role(graph, node), node.model.lag, node.in_flight, engine
+        engine, use = engines.get(node.name, DEFAULT_ENGINE), node.model_use
+        key = use.model, _role(graph, node), use.lag, node.in_flight, engine
         members.setdefault(key, []).append(node)
     again = {n.name for n in evaluation.nodes} if evaluation else set[str]()
     return tuple(
@@ -152,7 +151,6 @@ def node_groups(
 
 
 def _role(graph: Graph, node: Node) -> GroupRole:
-    assert node.model
-    if not graph.trainers(node.model.model):
+    if not graph.trainers(node.model_use.model):
         return "frozen"
     return "train" if node.op == "train" else "generate" if node.op == "generate" else "score"

@@ -13,7 +13,6 @@ from hflow.schedule.timed_span import steady_spans, step_time_s
 
 def schedule(draft: Draft) -> Draft:
     """Fill in when nodes start in a step of a long run, and what all their executions in it take."""
-    assert draft.step
     step = arranged(draft.step)
     starts: dict[str, float] = {}
     times: dict[str, float] = defaultdict(float)

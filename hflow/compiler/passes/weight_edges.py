@@ -22,12 +22,11 @@ def weight_edges(draft: Draft) -> Draft:
 
 def _edges(draft: Draft, reader: Node) -> Iterator[WeightRead]:
     """The edge from the last training of the model that `reader` uses, or that its model takes over."""
-    assert reader.model
-    model = draft.graph.model(reader.model.model)
+    model = draft.graph.model_of(reader)
     every = model.refresh.every if model.refresh else 0
     trainers = draft.graph.trainers(model.refresh.model if model.refresh else model.name)
     for trainer in trainers[-1:]:
-        yield WeightRead(model.name, trainer.name, reader.name, reader.model.lag, every)
+        yield WeightRead(model.name, trainer.name, reader.name, reader.model_use.lag, every)
 
 
 def _not_scheduled(draft: Draft) -> Iterator[Diagnostic]:

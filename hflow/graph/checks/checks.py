@@ -63,9 +63,8 @@ def check_in_flight(drafts: Mapping[str, NodeDraft], problems: Problems) -> None
 def check_optimizers(nodes: Mapping[str, Node], drafts: Mapping[str, NodeDraft], problems: Problems) -> None:
     """HF212 train nodes of one model, which share its optimizer, disagree on what it is."""
     first: dict[str, Node] = {}
-    for node in (n for n in nodes.values() if n.op == "train" and n.model):
-        assert node.model
-        other = first.setdefault(node.model.model, node)
+    for node in (n for n in nodes.values() if n.op == "train"):
+        other = first.setdefault(node.model_use.model, node)
         for option in SHARED:
             mine, theirs = node.options.get(option), other.options.get(option)
             if mine is None or theirs is None or mine == theirs:
@@ -79,14 +78,15 @@ def check_optimizers(nodes: Mapping[str, Node], drafts: Mapping[str, NodeDraft],
 
 def check_groups(nodes: Mapping[str, Node], drafts: Mapping[str, NodeDraft], problems: Problems) -> None:
     """HF219 a function that compares the samples of a prompt gets too few."""
-    for node in (n for n in nodes.values() if n.function and n.function.min_group > 1):
-        assert node.function
+    for node in nodes.values():
+        least = node.function.min_group if node.function else 1
+        if least == 1:
+            continue
         ports = {p.name: p for p in drafts[node.name].inputs or () if p.type.dims}
         grouped = [i for i in node.inputs if i.port in ports and len(ports[i.port].type.dims[0].factors) > 1]
         for value in grouped[:1]:
             size = group_size(value.type.dims[0], ports[value.port].type.dims[0])
-            if size < node.function.min_group:
-                least = node.function.min_group
+            if size < least:
                 message = f"`{node.name}` compares {least} samples of a prompt or more, and gets {size}"
                 help_ = "let the generate node draw more: `n`"
                 problems.add("HF219", message, drafts[node.name].input_path(value.port), help=help_)

@@ -57,11 +57,12 @@ def check_sampler(nodes: Mapping[str, Node], drafts: Mapping[str, NodeDraft], pr
     for node in (n for n in nodes.values() if n.op == "train"):
         draft, text_of = drafts[node.name], _sampler(node.input("tokens"), nodes)
         compares = draft.signature and any(p.tag in ("old", "behaviour") for p in draft.signature.inputs)
-        if not (compares and text_of and text_of.model and node.model):
+        if not (compares and text_of):
             continue
-        if text_of.model.model != node.model.model:
-            message = f"`{node.name}` learns from texts that `{text_of.model.model}` sampled"
-            help_ = f"this loss is for texts that `{node.model.model}` itself has sampled"
+        sampler, own = text_of.model_use.model, node.model_use.model
+        if sampler != own:
+            message = f"`{node.name}` learns from texts that `{sampler}` sampled"
+            help_ = f"this loss is for texts that `{own}` itself has sampled"
             problems.add("HF210", message, draft.input_path("tokens"), help=help_)
 
 
@@ -82,8 +83,8 @@ def check_staleness(nodes: Mapping[str, Node], drafts: Mapping[str, NodeDraft], 
                 continue
             reported.add(value.source.node)
             updates = "update" if age == 1 else "updates"
-            model = node.model.model if node.model else ""
-            message = f"`{value.source}` is of `{model}` {age} {updates} ago; `{node.name}` allows {allowed}"
+            message = f"`{value.source}` is of `{node.model_use.model}` {age} {updates} ago;"
+            message += f" `{node.name}` allows {allowed}"
             help_ = f"set `max_lag: {age}` in `{node.name}`, and let its loss correct for the age"
             problems.add("HF223", message, drafts[node.name].input_path(value.port), help=help_)
 
@@ -96,11 +97,10 @@ def _is_derived(value: Input) -> bool:
 
 def _age(node: Node, value: Input, nodes: Mapping[str, Node]) -> int:
     """How many updates old the weights are that made a value; 0 unless `node` trains the model."""
-    assert node.model
     text_of = _sampler(value, nodes) if value.port == "tokens" else None
     sampled = text_of.output("logprobs") if text_of else None
     made_by = sampled.type.provenance if sampled else value.type.provenance
-    if not made_by or made_by.model != node.model.model:
+    if not made_by or made_by.model != node.model_use.model:
         return 0
     region = nodes.get(text_of.region) if text_of else None
     waits = region and region.op == "repeat"  # another node may be called like the step loop

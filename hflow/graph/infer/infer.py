@@ -12,6 +12,7 @@ from dataclasses import replace
 from hflow.diagnostics import did_you_mean
 from hflow.graph.infer import kinds, regions
 from hflow.graph.infer.draft import CarriedInput, NodeDraft
+from hflow.graph.infer.signature import Port
 from hflow.graph.infer.unify import Argument, unify
 from hflow.graph.infer.wiring import DERIVED
 from hflow.graph.ir import Input, Node, Output, Ref, Repeat
@@ -48,7 +49,7 @@ class _Inference:
             return  # reported by `wiring`
         known = {port.name for port in draft.inputs}
         sources = {port: ref for port, ref in draft.sources.items() if port in known}
-        if mask := self._derived(draft, sources):
+        if mask := self._derived(draft, draft.inputs, sources):
             sources[DERIVED] = mask
         values = {p: Argument(self.types[r], str(r)) for p, r in sources.items() if self._has(draft, r)}
         values |= {p: Argument(_SCALAR, str(sources[p])) for p in draft.carried if p in sources}
@@ -109,7 +110,7 @@ class _Inference:
             region=draft.region,
             span=draft.span,
         )
-        return replace(node, repeat=self._repeat(draft, node)) if draft.repeat else node
+        return replace(node, repeat=self._repeat(draft, draft.repeat, node)) if draft.repeat else node
 
     def _input(self, draft: NodeDraft, port: str, source: Ref) -> Input:
         carry = draft.carried.get(port, CarriedInput(0))
@@ -123,10 +124,9 @@ class _Inference:
             span=draft.input_spans.get(port),
         )
 
-    def _repeat(self, draft: NodeDraft, node: Node) -> Repeat:
+    def _repeat(self, draft: NodeDraft, written: Repeat, node: Node) -> Repeat:
         """`repeat` with its minibatch filled in: all rows, unless the file says otherwise."""
-        assert draft.repeat
-        size, group = draft.repeat.minibatch or node.rows, self._loss_group(draft, node)
+        size, group = written.minibatch or node.rows, self._loss_group(draft, node)
         path = (*draft.path, "repeat", "minibatch")
         if node.rows % size:
             message = f"minibatch {size} does not divide the {node.rows} rows of `{draft.name}`"
@@ -136,7 +136,7 @@ class _Inference:
                 f"minibatch {size} splits the groups of {group} rows that the loss of `{draft.name}` compares"
             )
             self.problems.add("HF219", message, path)
-        return Repeat(draft.repeat.epochs, size)
+        return Repeat(written.epochs, size)
 
     def _loss_group(self, draft: NodeDraft, node: Node) -> int:
         """Rows that the loss takes together."""
@@ -144,16 +144,16 @@ class _Inference:
         rows, pattern = node.inputs[0].type.dims[0], draft.signature.inputs[0].type.dims[0]
         return group_size(rows, pattern)
 
-    def _derived(self, draft: NodeDraft, sources: Mapping[str, Ref]) -> Ref | None:
+    def _derived(self, draft: NodeDraft, inputs: Sequence[Port], sources: Mapping[str, Ref]) -> Ref | None:
         """Where the mask of a node comes from that does not name it: from the maker of its texts."""
-        assert draft.inputs is not None
-        port = next((p for p in draft.inputs if p.name == DERIVED), None)
+        port = next((p for p in inputs if p.name == DERIVED), None)
         if port is None or DERIVED in sources:
             return None
-        in_order = (sources[p.name] for p in draft.inputs if p.name in sources)
+        in_order = (sources[p.name] for p in inputs if p.name in sources)
         origin = next((o for ref in in_order if (o := self._text_origin(ref))), None)
         if origin is None:
-            self._check_mask_derivable(draft, sources, port.optional)
+            if not port.optional:
+                self._check_mask_derivable(draft, inputs, sources)
             return None
         if found := regions.text_source(origin, DERIVED, self.drafts):
             return found
@@ -163,12 +163,13 @@ class _Inference:
             self.problems.add("HF207", message, draft.path, key=True, help=help_)
         return None
 
-    def _check_mask_derivable(self, draft: NodeDraft, sources: Mapping[str, Ref], optional: bool) -> None:
+    def _check_mask_derivable(
+        self, draft: NodeDraft, inputs: Sequence[Port], sources: Mapping[str, Ref]
+    ) -> None:
         """Without any text among its inputs, a node must name its mask; silent after other errors."""
-        assert draft.inputs is not None
-        required = {p.name for p in draft.inputs if not p.optional} - {DERIVED}
+        required = {p.name for p in inputs if not p.optional} - {DERIVED}
         now = [ref for port, ref in sources.items() if port not in draft.carried]
-        if optional or required - sources.keys() or any(ref not in self.types for ref in now):
+        if required - sources.keys() or any(ref not in self.types for ref in now):
             return
         help_ = f"wire `{DERIVED}`: no other input says which texts it belongs to"
         message = f"`{draft.name}` lacks its input `{DERIVED}`"

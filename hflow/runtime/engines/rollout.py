@@ -46,9 +46,8 @@ class Rollout:
         return self._first(inputs["prompt"]) if "prompt" in inputs else self._further(inputs)
 
     def _first(self, prompts: Rows) -> Callable[[], Result]:
-        assert prompts.lengths is not None
         n = self.call.node.options["n"]
-        if len(prompts) and int(prompts.lengths.min()) == 0:
+        if len(prompts) and int(prompts.row_lengths.min()) == 0:
             raise self._refused("a prompt is empty")
         rows = torch.arange(len(prompts) * n)
         sampling = self._sample(prompts, rows + self.call.first_row * n)
@@ -116,8 +115,7 @@ class Rollout:
         return answers
 
     def _check_length(self, prompts: Rows, new: int) -> None:
-        assert prompts.lengths is not None
-        needed = int(prompts.lengths.max()) + new if len(prompts) else 0
+        needed = int(prompts.row_lengths.max()) + new if len(prompts) else 0
         if needed > self.max_positions:
             problem = f"prompt and response need {needed} positions, the model has {self.max_positions}"
             raise self._refused(problem)
@@ -133,13 +131,12 @@ class Rollout:
         return replace(result, outputs={**result.outputs, VERSIONS: answers.versions}, metrics=metrics)
 
     def _result(self, tokens: Rows, log_probs: Rows, mask: Rows, metrics: MetricSums, n: int) -> Result:
-        assert mask.lengths is not None
         outputs = {"tokens": tokens, "logprobs": log_probs, "mask": mask}
         if self.call.node.output("text"):
-            outputs["text"] = from_strings(self.tokenizer.decode(_tails(tokens, mask.lengths)))
+            outputs["text"] = from_strings(self.tokenizer.decode(_tails(tokens, mask.row_lengths)))
         if self.tp > 0:
             return Result(outputs)
-        length = {"response_length": (float(mask.lengths.sum()), float(len(mask)))}
+        length = {"response_length": (float(mask.row_lengths.sum()), float(len(mask)))}
         return Result(outputs, length | metrics, digest(tokens, self.call.first_row * n))
 
     def _refused(self, problem: str) -> NodeError:
@@ -153,15 +150,13 @@ def _filled(rows: Rows, value: bool | float) -> Rows:
 
 def _spread(rows: Rows, places: torch.Tensor, total: int) -> Rows:
     """`total` ragged rows: the given ones at ascending `places`, empty ones elsewhere."""
-    assert rows.lengths is not None
-    return Rows(rows.values, torch.zeros(total, dtype=torch.int64).index_copy_(0, places, rows.lengths))
+    lengths = torch.zeros(total, dtype=torch.int64).index_copy_(0, places, rows.row_lengths)
+    return Rows(rows.values, lengths)
 
 
 def _tails(tokens: Rows, lengths: torch.Tensor) -> list[list[int]]:
     """The last so many tokens of every row."""
-    assert tokens.lengths is not None
-    rows = [part.tolist() for part in tokens.values.split(tokens.lengths.tolist())]
-    return [row[len(row) - length :] for row, length in zip(rows, lengths.tolist())]
+    return [row[len(row) - length :] for row, length in zip(tokens.lists(), lengths.tolist())]
 
 
 def digest(tokens: Rows, first_row: int) -> int:
@@ -169,8 +164,7 @@ def digest(tokens: Rows, first_row: int) -> int:
 
     A sum, so that parts on different devices add up to the same number however the rows are split.
     """
-    assert tokens.lengths is not None
-    ends = np.concatenate([[0], tokens.lengths.cumsum(0).numpy()])
+    ends = np.concatenate([[0], tokens.row_lengths.cumsum(0).numpy()])
     data = tokens.values.numpy().astype("<i4").tobytes()
     total = 0
     for row, (start, end) in enumerate(zip(ends[:-1].tolist(), ends[1:].tolist())):

@@ -11,7 +11,6 @@ from torch import Tensor
 from hflow.plan.edges import CopySet
 from hflow.plan.layout import Box, Mesh
 from hflow.plan.model_shape import ModelShape
-from hflow.plan.node_plan import NodePlan
 from hflow.plan.parameters import Parameter, parameters, weight_boxes
 from hflow.plan.plan import Plan
 from hflow.plan.reshard import lower
@@ -41,16 +40,17 @@ class _Whole:
         return self.tensor[tuple(slice(*span) for span in box)]
 
 
-def export_model(plan: Plan, trainer: NodePlan, weights: Weights | None, folder: Path, world: World) -> None:
-    """Gather `trainer`'s model on the first device of its mesh, one parameter at a time, and write it there.
+def export_model(
+    plan: Plan, name: str, weights: Weights | None, mesh: Mesh, folder: Path, world: World
+) -> None:
+    """Gather model `name`, of which each device of `mesh` has its `weights`, on the first of them, one
+    parameter at a time, and write it there.
 
-    Collective over the mesh; other ranks return at once.
+    Collective over the mesh; other ranks, which have none, return at once.
     """
-    mesh = trainer.mesh
-    if world.rank not in mesh.devices:
+    if weights is None:
         return
-    assert trainer.model and weights
-    model, shape = plan.graph.model(trainer.model), plan.shapes[trainer.model]
+    model, shape = plan.graph.model(name), plan.shapes[name]
     peers = Peers(tuple(sorted(mesh.devices)), world.group(mesh.devices))
     tensors = _gathered(shape, mesh, weights, TORCH_DTYPES[model.dtype], world, peers)
     if world.rank == mesh.devices[0]:

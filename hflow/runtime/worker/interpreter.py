@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from hflow.graph.infer.kinds.generate import VERSIONS
 from hflow.graph.infer.regions import sample_age
-from hflow.graph.ir import Graph, Node
+from hflow.graph.ir import Graph, Model, Node
 from hflow.plan.edges import WeightEdge
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
@@ -189,9 +189,11 @@ class Interpreter:
 
     def _source(self, edge: WeightEdge) -> ModelWeights | None:
         """The trained weights that a weight edge begins with, where this device has some."""
-        trainer = self.plan.node(edge.source).model
-        assert trainer
-        return self.engines.weights(Instance(trainer, edge.source_sharding))
+        return self.engines.weights(Instance(self._trained(edge).name, edge.source_sharding))
+
+    def _trained(self, edge: WeightEdge) -> Model:
+        """The model with whose weights a weight edge begins."""
+        return self.plan.graph.model_of(self.plan.graph.node(edge.source))
 
     def _loop(self, loop: Loop, step: _StepRun) -> None:
         """Rounds until the region has its rows, with what earlier steps have left; then they are put into the
@@ -286,19 +288,18 @@ class Interpreter:
 
     def _weights(self, instruction: SyncWeights, step: _StepRun) -> Received:
         edge = step.program.weight_edge(instruction)
-        trainer = self.plan.node(edge.source).model
-        assert trainer
         reader = instance_of(step.program.graph.node(edge.target), edge.target_sharding)
         source = self._source(edge)
         target = self.engines.weights(reader)
-        dtype = TORCH_DTYPES[self.plan.graph.model(trainer).dtype]
+        trained = self._trained(edge)
+        dtype = TORCH_DTYPES[trained.dtype]
         peers = self._peers[_ranks(edge.source_mesh, edge.target_mesh)]
         tell_version(edge, source, target, self.world, peers)  # and so wait for the trainer
         if target:
             target.allocate()
         key = step.evaluation, instruction.edge
         if key not in self._routes:
-            self._routes[key] = self._make_routes(edge, self.plan.shapes[trainer], source, target)
+            self._routes[key] = self._make_routes(edge, self.plan.shapes[trained.name], source, target)
         received = 0
         for route in self._routes[key]:
             received += move_weights(route, source, target, dtype, self.world, peers)

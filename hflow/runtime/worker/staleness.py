@@ -44,9 +44,7 @@ def sampled(texts: Rows, version: int, before: Iterable[Rows], of_tokens: Rows |
 
 def _oldest(of_tokens: Rows, version: int) -> torch.Tensor:
     """int64 ``[rows]``; `version` for a row without tokens."""
-    assert of_tokens.lengths is not None
-    rows = of_tokens.values.split(of_tokens.lengths.tolist())
-    return torch.tensor([min(row.tolist(), default=version) for row in rows], dtype=torch.int64)
+    return torch.tensor([min(row, default=version) for row in of_tokens.lists()], dtype=torch.int64)
 
 
 def staleness(graph: Graph, node: Node, texts: Rows, version: int) -> torch.Tensor:

@@ -143,8 +143,7 @@ def _unpack(
 
 
 def _lengths(rows: Rows) -> Tensor:
-    assert rows.lengths is not None
-    return rows.lengths
+    return rows.row_lengths
 
 
 def _bytes(rows: Rows) -> Tensor:

@@ -130,7 +130,7 @@ class Worker:
         assert self.world and self.plan and self.interpreter
         trainer = self.plan.node(self.plan.graph.trainers(name)[0].name)
         weights = self.interpreter.engines.weights(Instance(name, trainer.sharding))
-        export_model(self.plan, trainer, weights, folder, self.world)
+        export_model(self.plan, name, weights, trainer.mesh, folder, self.world)
         return {}
 
     def _guarded(self, action: Callable[[], Report]) -> Report:

@@ -133,7 +133,7 @@ def bare(value: ValueType) -> str:
 def _marks(graph: Graph, node: Node) -> tuple[str, ...]:
     if node.function and node.function.whole_batch:
         return ("whole batch",)
-    scalar = node.model and graph.model(node.model.model).head == "scalar"
+    scalar = node.model and graph.model_of(node).head == "scalar"
     return ("scalar",) if scalar else ()
 
 

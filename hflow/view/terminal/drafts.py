@@ -79,7 +79,6 @@ def _place(draft: Draft, width: int) -> str:
 
 
 def _lower_edges(draft: Draft, width: int) -> str:
-    assert draft.step
     return table(EDGE_COLUMNS, edge_rows(draft.graph, draft.step.edges), width)
 
 

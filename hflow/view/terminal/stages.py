@@ -101,6 +101,5 @@ def _row(graph: Graph, edge: Edge) -> tuple[str, ...]:
 
 
 def _weights(reader: Node, graph: Graph) -> str:
-    assert reader.model
-    age = words.age(graph.model(reader.model.model), reader.model.lag)
+    age = words.age(graph.model_of(reader), reader.model_use.lag)
     return f"weights, {age}" if age else "weights"

@@ -63,12 +63,11 @@ class Exchange:
             unit: rows that stay together; unit u belongs to minibatch u modulo `minibatches`.
             device: of tensors that `group` exchanges.
         """
-        assert tokens.lengths is not None and mask.lengths is not None
         assert first_row % unit == len(tokens) % unit == 0, "a group is on several ranks"
         self._group, self._device, self._rank = group, device, group.rank()
         facts = torch.zeros(3, total, dtype=torch.int64)
         own = slice(first_row, first_row + len(tokens))
-        facts[0, own], facts[1, own], facts[2, own] = tokens.lengths, mask.lengths, self._rank
+        facts[0, own], facts[1, own], facts[2, own] = tokens.row_lengths, mask.row_lengths, self._rank
         facts = facts.to(device)
         all_reduce(facts, group=group)
         self._tokens, self._responses, self._before = facts.cpu()

@@ -60,9 +60,8 @@ def generate(
 
 def left_padded(prompts: Rows, device: torch.device) -> tuple[Tensor, Tensor]:
     """Prompts as int64 ``[prompts, longest]`` ending in the last column, and a bool mask of their tokens."""
-    assert prompts.lengths is not None
-    longest = int(prompts.lengths.max())
-    present = length_mask(prompts.lengths, longest).flip(1)
+    longest = int(prompts.row_lengths.max())
+    present = length_mask(prompts.row_lengths, longest).flip(1)
     tokens = torch.zeros(present.shape, dtype=torch.int64)
     tokens[present] = prompts.values.to(torch.int64)
     return tokens.to(device), present.to(device)

@@ -30,12 +30,11 @@ class Sequences:
         Raises:
             ValueError: a row has no prompt, so that nothing predicts its first response token.
         """
-        assert tokens.lengths is not None and mask.lengths is not None
-        prompts = tokens.lengths - mask.lengths
+        prompts = tokens.row_lengths - mask.row_lengths
         if len(prompts) and int(prompts.min()) < 1:
             raise ValueError("a row has no prompt before its response")
         padded = tokens.padded().to(device, torch.int64)
-        return Sequences(padded, prompts.to(device), mask.lengths.to(device))
+        return Sequences(padded, prompts.to(device), mask.row_lengths.to(device))
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -96,13 +96,12 @@ class Training:
                 fits in a micro-batch.
         """
         loss, mask, limit = Loss.of(call.node), inputs["mask"], call.plan.micro_batch
-        assert mask.lengths is not None
         if limit < loss.unit:
             problem = f"a micro-batch of {limit} rows is too small for a group of {loss.unit}"
             raise NodeError(call.node.name, problem)
         for name in filter(loss.reads, inputs):
             lengths = inputs[name].lengths
-            if lengths is not None and not torch.equal(lengths, mask.lengths):
+            if lengths is not None and not torch.equal(lengths, mask.row_lengths):
                 raise NodeError(call.node.name, f"`{name}` has not one value per response token")
         exchange = Exchange(
             inputs["tokens"], mask, call.first_row, call.node.rows, loss.unit, _minibatches(call.node),

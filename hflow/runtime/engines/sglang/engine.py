@@ -158,8 +158,7 @@ class SglangModel(ModelEngine):
             self.replica.close()
 
     def _sample(self, prompts: Rows, ids: torch.Tensor, sampling: Sampling) -> Callable[[], Answers]:
-        assert prompts.lengths is not None
-        texts = [part.tolist() for part in prompts.values.split(prompts.lengths.tolist())]
+        texts = prompts.lists()
         n = len(ids) // len(prompts) if len(prompts) else 1
         seeds = row_seeds(sampling.seed, sampling.step, ids, sampling.stream).tolist()
         rows = [RequestRow(texts[number // n], seed) for number, seed in enumerate(seeds)]

@@ -25,8 +25,7 @@ def generate(
     Raises:
         NotFinite: a logit of a row that has not ended is not.
     """
-    assert prompts.lengths is not None
-    texts = prompts.values.to(device, torch.int64).split(prompts.lengths.tolist())
+    texts = prompts.values.to(device, torch.int64).split(prompts.row_lengths.tolist())
     n = len(ids) // len(texts) if texts else 1
     found: list[SampledResponse] = []
     for text, rows in zip(texts, ids.to(device).split(n)):

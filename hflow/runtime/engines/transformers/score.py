@@ -48,8 +48,7 @@ def judge(model: Any, tokens: Rows, mask: Rows, device: torch.device) -> tuple[T
 
 def _rows(tokens: Rows, mask: Rows, device: torch.device) -> Iterator[tuple[Tensor, int]]:
     """Every text, int64 ``[length]``, and the length of its response."""
-    assert tokens.lengths is not None and mask.lengths is not None
-    if (mask.lengths >= tokens.lengths).any():
+    if (mask.row_lengths >= tokens.row_lengths).any():
         raise ValueError("a row has no prompt before its response")
-    texts = tokens.values.to(device, torch.int64).split(tokens.lengths.tolist())
-    yield from zip(texts, mask.lengths.tolist())
+    texts = tokens.values.to(device, torch.int64).split(tokens.row_lengths.tolist())
+    yield from zip(texts, mask.row_lengths.tolist())
