@@ -7,32 +7,35 @@ from dataclasses import replace
 from typing import Any
 
 from hflow.graph.checks.checks import ancestors
-from hflow.graph.infer import kinds
-from hflow.graph.infer.draft import CarriedInput, NodeDraft
-from hflow.graph.infer.infer import infer
-from hflow.graph.infer.kinds import generate
-from hflow.graph.infer.signature import parse_signature
 from hflow.graph.ir import Graph, ModelUse, Node
-from hflow.graph.source.problems import Problems
+from hflow.graph.types import Factor, ValueType
 
 
 def evaluation_graph(graph: Graph) -> Graph | None:
     """The ancestors of the metric with `rows` rows per data node and one greedy sample per prompt.
 
-    Types are inferred again, so sizes are those of evaluation. The newest weights are read, whatever
-    the `lag` of a node, and nodes of a region run once. None when the graph has no evaluation.
+    Types stay as they were inferred, but for the sizes of these factors and the ages of weights: the newest
+    are read, whatever the `lag` of a node. Nodes of a region run once. None when the graph has no evaluation.
     """
     if graph.evaluation is None:
         return None
-    by_name = {n.name: n for n in graph.nodes}
-    kept = ancestors(by_name, graph.evaluation.metric.node)
-    rows = graph.evaluation.rows
-    drafts = {n.name: _draft(graph, n, _options(n, rows)) for n in graph.nodes if n.name in kept}
-    problems = Problems()
-    nodes = infer(drafts, list(drafts), problems)
-    assert not problems.found and len(nodes) == len(drafts), problems.found
-    loop = graph.regions[:1]
-    return replace(graph, nodes=tuple(nodes.values()), regions=loop, evaluation=None, text="")
+    names = ancestors({n.name: n for n in graph.nodes}, graph.evaluation.metric.node)
+    kept = [n for n in graph.nodes if n.name in names]
+    rows, loop = graph.evaluation.rows, graph.regions[:1]
+    factors = dict(pair for node in kept for pair in _resized(node, rows))
+    nodes = tuple(_evaluated(node, factors, _options(node, rows), loop[0].name) for node in kept)
+    return replace(graph, nodes=nodes, regions=loop, evaluation=None, text="")
+
+
+def _resized(node: Node, rows: int) -> list[tuple[Factor, Factor]]:
+    """The factor that a node adds to dims, and what it is in evaluation."""
+    if node.op == "data":
+        factor = node.outputs[0].type.dims[0].factors[0]
+        return [(factor, replace(factor, size=rows))]
+    if node.op == "generate" and "n" in node.options:
+        factor = node.type_of("tokens").dims[0].factors[-1]
+        return [(factor, replace(factor, size=1))]
+    return []
 
 
 def _options(node: Node, rows: int) -> Mapping[str, Any]:
@@ -46,26 +49,19 @@ def _options(node: Node, rows: int) -> Mapping[str, Any]:
             return node.options
 
 
-def _draft(graph: Graph, node: Node, options: Mapping[str, Any]) -> NodeDraft:
-    """A typed node as the draft that it was inferred from, with other options."""
-    signature = parse_signature(node.function.signature) if node.function else None
-    declared = {o.port: o.type for o in node.outputs} if node.op == "data" else {}
-    written = {i.port for i in node.inputs if not i.derived}
-    inputs = generate.inputs(written) if node.op == "generate" else kinds.input_ports(node.op, signature)
-    return NodeDraft(
-        node.name,
-        node.op,
-        inputs,
-        tuple(o.port for o in node.outputs),
-        {i.port: i.source for i in node.inputs if not i.derived},
-        ModelUse(node.model.model) if node.model else None,
-        head=graph.model(node.model.model).head if node.model else None,
-        function=node.function,
-        signature=signature,
+def _evaluated(node: Node, factors: Mapping[Factor, Factor], options: Mapping[str, Any], region: str) -> Node:
+    return replace(
+        node,
+        model=ModelUse(node.model.model) if node.model else None,
+        inputs=tuple(replace(i, type=_type(i.type, factors)) for i in node.inputs),
+        outputs=tuple(replace(o, type=_type(o.type, factors)) for o in node.outputs),
         options=options,
-        declared=declared,
-        carried={i.port: CarriedInput(i.lag, i.init) for i in node.inputs if i.lag},
-        region=graph.regions[0].name,
-        span=node.span,
-        input_spans={i.port: i.span for i in node.inputs if i.span},
+        after=(),
+        region=region,
     )
+
+
+def _type(type_: ValueType, factors: Mapping[Factor, Factor]) -> ValueType:
+    dims = tuple(replace(d, factors=tuple(factors.get(f, f) for f in d.factors)) for d in type_.dims)
+    made_by = type_.provenance
+    return replace(type_, dims=dims, provenance=replace(made_by, lag=0) if made_by else None)
