@@ -83,7 +83,7 @@ class ParetoFront:
         return self.configs[-1].time_s
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # each is built once, and so is a key as the object that it is
 class Candidate:
     """A node group on `pp` x `dp` x `tp` devices.
 

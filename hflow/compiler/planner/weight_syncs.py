@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from hflow.compiler.candidates.node_groups import NodeGroup
+from hflow.compiler.candidates.node_groups import Candidate, NodeGroup
 from hflow.compiler.planner.assignments import Assignment, sharding_of
 from hflow.compiler.state import Draft
 from hflow.cost.redistribution import weights_s
 from hflow.plan.sharding import Sharding
 
-WeightCopy = tuple[
-    str, Sharding, int, int, bool
-]  # of a model: how and where it lies, its lag, whether in flight
+# Of a model: how and where it lies, its lag, whether in flight.
+WeightCopy = tuple[str, Sharding, int, int, bool]
 
 
 @dataclass(frozen=True)
@@ -42,17 +41,13 @@ class WeightSyncs:
         self.draft = draft
         self._known: dict[object, WeightSync | None] = {}
         self._of_first: dict[object, WeightSync | None] = {}
-        self._assignments: dict[tuple[int, int], Assignment] = {}
+        self._assignments: dict[tuple[Candidate, int], Assignment] = {}
 
     def of(
         self, group: NodeGroup, assignment: Assignment, trainer: Assignment, reader: str
     ) -> WeightSync | None:
         """None where the weights lie as the reader needs them."""
-        candidates = (
-            id(assignment.candidate),
-            id(trainer.candidate),
-        )  # of the draft, which lives as long as this
-        key = reader, *candidates, assignment.devices[0], trainer.devices[0]
+        key = reader, assignment.candidate, trainer.candidate, assignment.devices[0], trainer.devices[0]
         if key not in self._known:
             self._known[key] = self._weight_sync(group, assignment, trainer, reader)
         return self._known[key]
@@ -62,7 +57,7 @@ class WeightSyncs:
     ) -> WeightSync | None:
         per_host = self.draft.cluster.devices_per_host
         first = min(assignment.devices[0], trainer.devices[0]) // per_host * per_host
-        candidates = id(assignment.candidate), id(trainer.candidate)
+        candidates = assignment.candidate, trainer.candidate
         key = reader, *candidates, assignment.devices[0] - first, trainer.devices[0] - first
         if key not in self._of_first:
             moved = self._moved(assignment, first), self._moved(trainer, first)
@@ -79,15 +74,14 @@ class WeightSyncs:
         draft = self.draft
         model = draft.graph.model(group.model)
         seconds = weights_s(draft.shapes[group.model], model.dtype, held, lies, draft.cluster)
-        newest = (
-            assignment.candidate.idle_bytes if group.evaluated and lies != held else 0
-        )  # beside its older copy
+        # Beside its older copy.
+        newest = assignment.candidate.idle_bytes if group.evaluated and lies != held else 0
         copy_bytes = newest if group.lag else assignment.candidate.copy_bytes
         return WeightSync(reader, group, lies, 0, seconds, copy_bytes)
 
     def _moved(self, assignment: Assignment, first: int) -> Assignment:
         """As if device `first` were the first of all."""
-        key = id(assignment.candidate), assignment.devices[0] - first
+        key = assignment.candidate, assignment.devices[0] - first
         if key not in self._assignments:
             self._assignments[key] = replace(
                 assignment, devices=tuple(device - first for device in assignment.devices)
