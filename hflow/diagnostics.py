@@ -10,6 +10,7 @@ import difflib
 import linecache
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from hflow.bounded_read import UnreadableError, read_bytes
@@ -96,6 +97,12 @@ class Span:
     line: int
     column: int
     end_column: int
+
+
+def shown_path(file: str) -> str:
+    """A path under the working folder is shown relative to it."""
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hflow.diagnostics import Diagnostic, HflowError
+from hflow.diagnostics import Diagnostic, HflowError, shown_path
 
 
 @cache
@@ -48,13 +48,7 @@ def describe_failure(function: Callable[..., Any], error: Exception) -> str:
         return what
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == code.co_filename]
-    return f"{_shown(code.co_filename)}:{lines[-1]}: {what}" if lines else what
-
-
-def _shown(file: str) -> str:
-    """A path under the working folder is shown relative to it."""
-    path = Path(file)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
+    return f"{shown_path(code.co_filename)}:{lines[-1]}: {what}" if lines else what
 
 
 @cache

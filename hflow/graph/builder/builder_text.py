@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any, cast
 
 from hflow.bounded_read import is_broken_text
-from hflow.diagnostics import Diagnostic, HflowError, Span
+from hflow.diagnostics import Diagnostic, HflowError, Span, shown_path
 from hflow.graph.builder.builder_values import CarriedOutput, ModelHandle, NodeHandle, NodeOutput
 from hflow.graph.infer.functions import find_module
 from hflow.graph.source.document import Item
@@ -30,13 +30,7 @@ def caller() -> Span:
     assert frame
     line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).rstrip()
     column = len(line) - len(line.lstrip()) + 1
-    return Span(_shown(frame.f_code.co_filename), frame.f_lineno, column, max(len(line), column) + 1)
-
-
-def _shown(file: str) -> str:
-    """A path under the working folder is shown relative to it."""
-    path = Path(file)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
+    return Span(shown_path(frame.f_code.co_filename), frame.f_lineno, column, max(len(line), column) + 1)
 
 
 def item(value: Any, span: Span) -> tuple[Item, list[Diagnostic]]:

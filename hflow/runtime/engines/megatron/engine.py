@@ -12,6 +12,7 @@ from hflow.graph.ir import Model
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.strategy import PLAIN, Strategy
+from hflow.runtime.engines.finite import not_finite
 from hflow.runtime.engines.groups import NewGroup, make_groups
 from hflow.runtime.engines.megatron.build import build_model
 from hflow.runtime.engines.megatron.divergence import agreed, diverged
@@ -26,7 +27,7 @@ from hflow.runtime.engines.megatron.weights import MegatronWeights
 from hflow.runtime.engines.protocol import EngineCall, ModelEngine, ModelSetup, NodeError, Result
 from hflow.runtime.engines.rollout import Rollout
 from hflow.runtime.engines.sampler import Answers, NotFinite, Sampling
-from hflow.runtime.rows import Rows, from_padded, row_of
+from hflow.runtime.rows import Rows, from_padded
 from hflow.runtime.tokenizer import Tokenizer
 
 _LOG = logging.getLogger(__name__)
@@ -149,18 +150,9 @@ class MegatronModel(ModelEngine):
 
     def _check_finite(self, call: EngineCall, outputs: Mapping[str, Rows]) -> None:
         """Collective over the ranks that share these rows, of which the last stage's have `outputs`."""
-        bad = [(name, rows, ~rows.values.isfinite()) for name, rows in outputs.items()]
-        bad = [(name, rows, where) for name, rows, where in bad if where.any()]
-        fine = torch.tensor(not bad, device=self.device)
-        if agreed(fine, self.groups.replica):
-            return
-        problem = ""
-        if bad:
-            name, rows, where = bad[0]
-            at = int(where.nonzero()[0])
-            row = call.first_row + (at if rows.lengths is None else row_of(rows.lengths, at))
-            problem = f"`{name}` of row {row} is {float(rows.values[at])}"
-        raise diverged(call, self.weights, self.groups.replica, problem)
+        problem = not_finite(outputs, call.first_row)
+        if not agreed(torch.tensor(not problem, device=self.device), self.groups.replica):
+            raise diverged(call, self.weights, self.groups.replica, problem)
 
     def _train(self, call: EngineCall, inputs: Mapping[str, Rows]) -> Result:
         assert self.adam is not None, f"{call.node.name}: this model was built without an optimizer"

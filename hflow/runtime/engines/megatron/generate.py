@@ -8,8 +8,9 @@ import torch
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
+from hflow.runtime.engines.finite import check_logits
 from hflow.runtime.engines.megatron.decoder import Decoder
-from hflow.runtime.engines.sampler import NotFinite, Sampling
+from hflow.runtime.engines.sampler import Sampling
 from hflow.runtime.rows import Rows, length_mask
 from hflow.runtime.sampling import sample, uniform
 
@@ -89,7 +90,7 @@ def _generate_batch(
     seen = present[prompt_of] if padded else None
     active = torch.arange(len(prompt_of), device=prompts.device)
     for step in range(steps):
-        _check_finite(logits, ids[active], step)
+        check_logits(logits, ids[active], step)
         u = uniform(sampling.seed, sampling.step, ids[active], step, sampling.stream)
         tokens, log_probs = sample(logits, u, sampling.temperature)
         out.tokens[active, step] = tokens
@@ -104,15 +105,6 @@ def _generate_batch(
             seen = None if seen is None else seen[kept]
         logits = decoder(tokens[:, None], _decode_mask(seen, step + 1), cache)
     return out
-
-
-def _check_finite(logits: Tensor, ids: Tensor, step: int) -> None:
-    """Before sampling: of NaN any token may be drawn, or one that is outside the vocabulary."""
-    if logits.isfinite().all():
-        return
-    row, token = (~logits.isfinite()).nonzero()[0].tolist()
-    value = float(logits[row, token])
-    raise NotFinite(f"a logit before response token {step} of row {int(ids[row])} is {value}")
 
 
 def _prefill_mask(present: Tensor) -> Tensor:

@@ -45,8 +45,8 @@ class Loss:
         Raises:
             HflowError: HF205 when it cannot be imported.
         """
-        function, tokens = node.function, node.input("tokens")
-        assert function is not None and tokens is not None
+        function = node.function
+        assert function is not None
         signature = parse_signature(function.signature)
         options = {name: node.options.get(name, default) for name, default in function.options.items()}
         trained = (port for port in signature.inputs if port.tag == "trained")
@@ -58,7 +58,7 @@ class Loss:
             outputs=signature.outputs,
             computed=tuple(p.name for p in trained if not p.optional or options.get(f"{p.name}_coef")),
             options=options,
-            group=group_sizes(tokens.type, signature.inputs[0].type.dims[0]),
+            group=group_sizes(node.type_of("tokens"), signature.inputs[0].type.dims[0]),
             aggregate=node.options["aggregate"],
             temperature=node.options["temperature"],
         )

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from hflow.graph.infer.signature import parse_signature
-from hflow.graph.ir import Node, Output
+from hflow.graph.ir import Function, Node
 from hflow.graph.types import Dim, ValueType
 from hflow.runtime.engines.arguments import group_sizes
 from hflow.runtime.engines.protocol import EngineCall, NodeError, Result
@@ -55,7 +55,7 @@ def run_call(call: EngineCall, inputs: Mapping[str, Rows]) -> Result:
         for port in signature.inputs
         if port.name in inputs
     }
-    returned = _invoke(node, function.reference, arguments)
+    returned = _invoke(node, function, arguments)
     ports = [port.name for port in signature.outputs]
     values = (returned,) if len(ports) == 1 else returned
     if not isinstance(values, tuple) or len(values) != len(ports):
@@ -70,15 +70,14 @@ def run_call(call: EngineCall, inputs: Mapping[str, Rows]) -> Result:
     return Result(outputs, _means(node, outputs))
 
 
-def _invoke(node: Node, reference: str, arguments: Mapping[str, Any]) -> Any:
-    assert node.function is not None
-    options = {name: value for name, value in node.options.items() if name in node.function.options}
-    function = load_function(reference)
+def _invoke(node: Node, function: Function, arguments: Mapping[str, Any]) -> Any:
+    options = {name: value for name, value in node.options.items() if name in function.options}
+    loaded = load_function(function.reference)
     try:
         with torch.no_grad():
-            return function(**arguments, **options)
+            return loaded(**arguments, **options)
     except Exception as error:  # whatever a user's function raises is this node's failure
-        problem = f"`{reference}` failed: {describe_failure(function, error)}"
+        problem = f"`{function.reference}` failed: {describe_failure(loaded, error)}"
         raise NodeError(node.name, problem) from error
 
 
@@ -177,16 +176,15 @@ def _check_finite(call: EngineCall, port: str, rows: Rows) -> None:
         return
     place = bad[0].tolist()
     local = place[0] if rows.lengths is None else row_of(rows.lengths, place[0])
-    output, value = call.node.output(port), rows.values[tuple(place)].item()
-    assert output is not None
-    where = f"`{port}`" if output.type.scalar else f"`{port}` of row {_first_row(call, output) + local}"
+    type_, value = call.node.type_of(port), rows.values[tuple(place)].item()
+    where = f"`{port}`" if type_.scalar else f"`{port}` of row {_first_row(call, type_) + local}"
     raise NodeError(call.node.name, f"{call.when}: {where} is {value}", "HF405")
 
 
-def _first_row(call: EngineCall, output: Output) -> int:
-    """Global number of this device's first row of `output`; groups of rows are whole on a device."""
+def _first_row(call: EngineCall, output: ValueType) -> int:
+    """Global number of this device's first row of an output; groups of rows are whole on a device."""
     read = next((i.type.rows for i in call.node.inputs if not i.type.scalar), 1)
-    return call.first_row * output.type.rows // read
+    return call.first_row * output.rows // read
 
 
 def _means(node: Node, outputs: Mapping[str, Rows]) -> dict[str, tuple[float, float]]:

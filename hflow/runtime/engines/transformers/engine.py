@@ -9,13 +9,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
 from hflow.plan.parameters import SCALAR_HEAD
+from hflow.runtime.engines.finite import not_finite
 from hflow.runtime.engines.protocol import EngineCall, ModelEngine, ModelSetup, NodeError, Result
 from hflow.runtime.engines.rollout import Rollout
 from hflow.runtime.engines.sampler import Answers, Sampling
 from hflow.runtime.engines.transformers.generate import generate
 from hflow.runtime.engines.transformers.score import judge, score
 from hflow.runtime.engines.transformers.weights import TransformersWeights
-from hflow.runtime.rows import TORCH_DTYPES, Rows, row_of
+from hflow.runtime.rows import TORCH_DTYPES, Rows
 from hflow.runtime.weight_files import stored_tensors
 
 
@@ -67,7 +68,8 @@ class TransformersModel(ModelEngine):
         else:
             found = score(self.model, tokens, mask, call.node.options["temperature"], self.device)
             outputs = {name: Rows(x, mask.lengths) for name, x in zip(("logprobs", "entropy"), found)}
-        _check_finite(call, outputs)
+        if problem := not_finite(outputs, call.first_row):
+            raise NodeError(call.node.name, f"{call.when}: {problem}", "HF405")
         told = {name: rows.values for name, rows in outputs.items() if name != "logprobs"}
         return Result(outputs, {name: (float(x.sum()), float(len(x))) for name, x in told.items()})
 
@@ -79,14 +81,3 @@ def _load(setup: ModelSetup) -> PreTrainedModel:
         setup.model.path, dtype=TORCH_DTYPES[setup.model.dtype], local_files_only=True, **labels
     )
     return made.to(setup.device).eval()
-
-
-def _check_finite(call: EngineCall, outputs: Mapping[str, Rows]) -> None:
-    """Raises NodeError HF405, with the first number that is not finite."""
-    for name, rows in outputs.items():
-        bad = (~rows.values.isfinite()).nonzero().squeeze(1).tolist()
-        if not bad:
-            continue
-        row = call.first_row + (bad[0] if rows.lengths is None else row_of(rows.lengths, bad[0]))
-        problem = f"{call.when}: `{name}` of row {row} is {float(rows.values[bad[0]])}"
-        raise NodeError(call.node.name, problem, "HF405")

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hflow.runtime.engines.sampler import Answers, NotFinite, Sampling
+from hflow.runtime.engines.finite import check_logits
+from hflow.runtime.engines.sampler import Answers, Sampling
 from hflow.runtime.rows import Rows, from_lists
 from hflow.runtime.sampling import sample, uniform
 
@@ -46,7 +47,7 @@ def _respond(
     for step in range(sampling.max_new_tokens):
         found = model(input_ids=read, past_key_values=cache, use_cache=True)
         logits, cache = found.logits[:, -1], found.past_key_values
-        _check_finite(logits[going], ids[going], step)
+        check_logits(logits[going], ids[going], step)
         u = uniform(sampling.seed, sampling.step, ids, step, sampling.stream)
         tokens, log_probs = sample(logits.nan_to_num(), u, sampling.temperature)
         for row in going.nonzero().squeeze(1).tolist():
@@ -57,11 +58,3 @@ def _respond(
         if not going.any():
             break
     return responses
-
-
-def _check_finite(logits: Tensor, ids: Tensor, step: int) -> None:
-    bad = (~logits.isfinite()).nonzero()
-    if len(bad):
-        row, token = bad[0].tolist()
-        value = float(logits[row, token])
-        raise NotFinite(f"a logit before response token {step} of row {int(ids[row])} is {value}")
