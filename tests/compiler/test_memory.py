@@ -19,8 +19,8 @@ from hflow.plan.node_plan import NodePlan
 from hflow.plan.plan import DeviceMemory
 from hflow.plan.program import Program
 from hflow.plan.strategy import Strategy
-from tests.compiler.conftest import CONFIG
 from tests.compiler.programs import instant, node_plans, scheduled
+from tests.model_folder import CONFIG
 
 DATA, TENSOR = Mesh.of((0, 1), dp=2), Mesh.of((0, 1), tp=2)
 H, LAYERS, FFN, VOCAB = (

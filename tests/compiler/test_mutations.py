@@ -27,12 +27,12 @@ from hflow.report.trace import chrome_trace
 from hflow.view.pages.plan_page import plan_html
 from hflow.view.terminal.plan_json import plan_json
 from hflow.view.terminal.terminal import plan_text
-from tests.compiler.conftest import CONFIG
 from tests.compiler.test_compile import local
 from tests.compiler.test_language import load as load_graph
 from tests.damage import damaged, with_bad_bytes
 from tests.graph.mutants import mutated
 from tests.limits import memory_limited_to
+from tests.model_folder import CONFIG
 
 CLUSTERS = sorted(Path("clusters").glob("*.yaml"))
 CLUSTER_MUTANTS, PLAN_MUTANTS, CHUNKS = 400, 400, 4

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.compiler.conftest import CONFIG
+from tests.model_folder import CONFIG
 
 ALGORITHMS = sorted(Path("algorithms").glob("*.yaml"))
 HEAVY = (

@@ -24,7 +24,7 @@ from hflow.plan.digests import (
 )
 from hflow.plan.plan import Plan, to_json
 from hflow.plan.plan_file import load_plan
-from tests.compiler.conftest import CONFIG
+from tests.model_folder import CONFIG
 
 REWARD = """
 from hflow.ops.op import op

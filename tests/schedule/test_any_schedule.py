@@ -22,7 +22,7 @@ from hflow.plan.program import Program, Timed
 from hflow.plan.verify.consistency import inconsistencies
 from hflow.schedule.timed_span import spans, step_time_s
 from tests.compiler.programs import instant, node_plans, scheduled
-from tests.compiler.test_schedule import BOTH, MESH_A, MESH_B, PPO_S, step_of
+from tests.schedule.test_schedule import BOTH, MESH_A, MESH_B, PPO_S, step_of
 
 
 @settings(deadline=None, max_examples=40)
