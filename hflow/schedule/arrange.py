@@ -66,8 +66,8 @@ def _order(instructions: Sequence[Instruction], blocks: Sequence[Block]) -> list
         after = {number_of[before] for position in block for before in single[position].after} - {number}
         seconds = sum(single[position].time_s for position in block)
         first = instructions[block[0]]
-        leads = isinstance(first, SyncWeights) and first.node in released
-        together.append(Task(seconds, single[block[0]].resources, tuple(sorted(after)), leads))
+        sets_up_next = isinstance(first, SyncWeights) and first.node in released
+        together.append(Task(seconds, single[block[0]].resources, tuple(sorted(after)), sets_up_next))
     return [blocks[number] for number in arrange(together)]
 
 

@@ -17,26 +17,27 @@ WARM_UP, MEASURED = 2, 3  # steps: the first fill the pipeline, the others tell 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """`after`: tasks of the same step that must have ended; their numbers. `leads`: the next task of the list
-    comes directly after this one, which makes what only that one needs, unless it has to wait for others."""
+    """`after`: tasks of the same step that must have ended; their numbers. `sets_up_next`: it is the setup of
+    the next task of the list, which alone needs what it makes, and which comes directly after it, unless that
+    has to wait for others."""
 
     time_s: float
     resources: tuple[int, ...]
     after: tuple[int, ...] = ()
-    leads: bool = False
+    sets_up_next: bool = False
 
 
 def arrange(tasks: Sequence[Task]) -> tuple[int, ...]:
     """The order in which tasks are given to their devices, the fastest in a long run of: list scheduling on
     idle devices; from where that leaves them (some are done with a step before others); and patient, where a
-    device rather idles than does what less work waits for. Each also with tasks that lead among the short
-    ones, if there are such."""
+    device rather idles than does what less work waits for. Each also with setups among the short tasks, if
+    there are such."""
     later = _work_after(tasks)
     orders: dict[tuple[int, ...], None] = {}
-    for hasty in (False, True) if any(task.leads for task in tasks) else (False,):
-        first, ends = _list_schedule(tasks, later, {}, hasty)
-        again, _ = _list_schedule(tasks, later, ends, hasty)
-        patiently, _ = _list_schedule(tasks, later, {}, hasty, patient=True)
+    for short_setups in (False, True) if any(task.sets_up_next for task in tasks) else (False,):
+        first, ends = _list_schedule(tasks, later, {}, short_setups)
+        again, _ = _list_schedule(tasks, later, ends, short_setups)
+        patiently, _ = _list_schedule(tasks, later, {}, short_setups, patient=True)
         orders |= dict.fromkeys((first, again, patiently))
     return min(orders, key=lambda order: period_s(tasks, order)) if len(orders) > 1 else next(iter(orders))
 
@@ -45,24 +46,24 @@ def _list_schedule(
     tasks: Sequence[Task],
     later: Sequence[float],
     free: Mapping[int, float],
-    hasty: bool,
+    short_setups: bool,
     patient: bool = False,
 ) -> tuple[tuple[int, ...], dict[int, float]]:
     """List scheduling: among tasks whose predecessors are placed, always one that can start first. Starts
     that differ by less than a hundredth of the longest task count as equal. Then tasks shorter than that go
     first, so that a transfer does not wait for a long task which could start a moment before it; then those
-    that the most work waits for; then the first in the list. A task that leads is as long as what it leads.
+    that the most work waits for; then the first in the list. A setup counts as long, like what it sets up.
 
     Args:
         later: the least time of what follows from each task. free: from when on resources are free.
-        hasty: a task that leads is as short as it is by itself.
+        short_setups: a setup counts as long as it takes.
         patient: that much work waits for a task counts more than that it can start first.
 
     Returns:
         The order, and when each resource is free again.
     """
     close = max((t.time_s for t in tasks), default=0.0) / 100
-    long = [task.time_s > close or (task.leads and not hasty) for task in tasks]
+    long = [task.time_s > close or (task.sets_up_next and not short_setups) for task in tasks]
     rank = [-seconds if is_long else -FIRST for is_long, seconds in zip(long, later)]
     urgent = [round(r / close) if r > -FIRST else r for r in rank]
     waiting = [len(t.after) for t in tasks]
@@ -76,7 +77,7 @@ def _list_schedule(
     order: list[int] = []
     while ready:
         begin = {n: _start(tasks[n], known[n], free) for n in ready}
-        if order and tasks[order[-1]].leads and order[-1] + 1 in begin:
+        if order and tasks[order[-1]].sets_up_next and order[-1] + 1 in begin:
             number = order[-1] + 1
         elif len(ready) == 1:
             number = ready[0]

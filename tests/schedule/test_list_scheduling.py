@@ -50,9 +50,14 @@ def test_nothing_takes_no_time() -> None:
     assert period() == 0 and arrange(()) == ()
 
 
-def test_a_task_is_not_led_to_before_all_that_it_waits_for() -> None:
+def test_a_task_does_not_follow_its_setup_before_all_that_it_waits_for() -> None:
     """Two copies of weights that one loop reads, the later one of which can come first."""
-    tasks = (Task(1, B), Task(5, A, (0,), leads=True), Task(4, A, leads=True), Task(3, A, (1, 2)))
+    tasks = (
+        Task(1, B),
+        Task(5, A, (0,), sets_up_next=True),
+        Task(4, A, sets_up_next=True),
+        Task(3, A, (1, 2)),
+    )
     order = arrange(tasks)
     assert sorted(order) == [0, 1, 2, 3] and order[-1] == 3
     assert period_s(tasks, order) == 12
