@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TypeVar
 
 from hflow.compiler.candidates.node_groups import Candidate, NodeGroup
 from hflow.compiler.regroup import generation_mesh
 from hflow.graph.ir import Graph, Input, Node
+from hflow.plan.cached_hash import CachedHash
 from hflow.plan.layout import Mesh
 from hflow.plan.sharding import Sharding
 
@@ -18,13 +19,19 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Assignment:
+class Assignment(CachedHash):
     """A node group's candidate on devices of the cluster. `resources`: the sets of devices, numbered by the
     planner, that no other node can use meanwhile."""
 
     candidate: Candidate
     devices: tuple[int, ...]
     resources: tuple[int, ...]
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.candidate, self.devices[:1], self.resources))
+
+    __hash__ = CachedHash.__hash__  # a dataclass would make another
 
     @property
     def mesh(self) -> Mesh:

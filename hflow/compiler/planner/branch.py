@@ -10,6 +10,7 @@ from math import prod
 import numpy as np
 
 from hflow.compiler.candidates.node_groups import NodeGroup
+from hflow.compiler.planner.assignments import Assignment
 from hflow.compiler.planner.bounds.assignment_tables import AssignmentTable, MemoryInterval, undominated
 from hflow.compiler.planner.bounds.bound_context import BoundContext
 from hflow.compiler.planner.bounds.bounds import Bounds
@@ -41,7 +42,7 @@ class Branch:
         self.interval = MemoryInterval(np.zeros_like(self.capacity), self.capacity)
         self.priced: list[float] = []  # bounds of what was priced, and of all that it beats
         self._searched, self._limit_s = False, 0.0  # the limit that all `_choices` are below
-        self._offered: set[frozenset[int]] = set()
+        self._offered: set[frozenset[tuple[str, Assignment]]] = set()
 
     def bound_s(self, fronts: ModelParetoFronts) -> float:
         """No choice takes less: whatever the others do, the node groups of each model keep one of its
@@ -189,9 +190,7 @@ class Branch:
             first, together = first + together, min(MORE * together, MOST)
 
     def _price(self, chosen: PartialAssignment, bound_s: float) -> None:
-        assignments = frozenset(
-            map(id, chosen.assignments.values())
-        )  # parts may have been joined in another order
+        assignments = frozenset(chosen.assignments.items())  # parts may have been joined in another order
         if bound_s < self.best.limit_s and not self.best.late and assignments not in self._offered:
             self._offered.add(assignments)
             self.priced.append(bound_s)

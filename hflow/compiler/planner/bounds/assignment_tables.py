@@ -224,7 +224,7 @@ class GroupTable:
 
     def __init__(self, group: NodeGroup, sets: Sequence[int], steps: int):
         self.group, self.sets, self.steps = group, sets, steps
-        self._assignments: dict[tuple[int, int], tuple[int, Assignment]] = {}
+        self._rows: dict[tuple[Assignment, int], int] = {}  # of assignments and bytes of copies
         self._arrays: tuple[Ints, Floats, Ints] | None = None
 
     def rows(self, parts: Sequence[PartialAssignment]) -> tuple[Ints, Floats, Ints]:
@@ -237,17 +237,17 @@ class GroupTable:
         return starts[:, numbers], seconds[:, numbers], idle[numbers]
 
     def _number(self, assignment: Assignment, copy_bytes: int) -> int:
-        found = self._assignments.get((id(assignment), copy_bytes))
+        found = self._rows.get((assignment, copy_bytes))
         if found is None:
-            found = self._assignments[id(assignment), copy_bytes] = len(self._assignments), assignment
+            found = self._rows[assignment, copy_bytes] = len(self._rows)
             self._arrays = None
-        return found[0]
+        return found
 
     def _filled(self) -> tuple[Ints, Floats, Ints]:
-        starts = np.full((self.steps, len(self._assignments), len(self.group.nodes)), NEVER, dtype=np.int64)
+        starts = np.full((self.steps, len(self._rows), len(self.group.nodes)), NEVER, dtype=np.int64)
         seconds = np.zeros(starts.shape)
-        idle = np.zeros((len(self._assignments), len(self.sets)), dtype=np.int64)
-        for (_, copy_bytes), (row, assignment) in self._assignments.items():
+        idle = np.zeros((len(self._rows), len(self.sets)), dtype=np.int64)
+        for (assignment, copy_bytes), row in self._rows.items():
             idle[row] = [
                 assignment.candidate.idle_bytes if one in assignment.resources else 0 for one in self.sets
             ]

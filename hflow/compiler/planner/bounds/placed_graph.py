@@ -43,7 +43,7 @@ class PlacedGraph:
             r for r in all_descendants if not any(self._longer(one, r.first) for one in all_descendants)
         ]
         self._cycles: dict[tuple[str, frozenset[int]], RecurrenceCycle] = {}
-        self._jobs: dict[int, Jobs] = {}
+        self._jobs: dict[tuple[str, tuple[str, ...]], Jobs] = {}
 
     def cycle(self, descendants: Descendants, wide: frozenset[int]) -> RecurrenceCycle:
         """`wide`: the devices that the first node occupies."""
@@ -59,14 +59,15 @@ class PlacedGraph:
 
     def jobs(self, cycle: RecurrenceCycle) -> Jobs:
         """The nodes of a recurrence cycle, in any order that is possible."""
-        if id(cycle) not in self._jobs:
-            names, before = list(cycle.left.nodes), cycle.paths.descendants.before
+        descendants, names = cycle.paths.descendants, list(cycle.left.nodes)
+        key = descendants.first, cycle.closing
+        if key not in self._jobs:
             met, whole = (
                 cross_mesh_transfers(self.cross_mesh_values, names, self.places),
                 [n for n in names if n in self.whole],
             )
-            self._jobs[id(cycle)] = jobs_of(names, before, self.places, met, whole)
-        return self._jobs[id(cycle)]
+            self._jobs[key] = jobs_of(names, descendants.before, self.places, met, whole)
+        return self._jobs[key]
 
     @cached_property
     def windows(self) -> list[list[PathBounds]]:
