@@ -96,13 +96,13 @@ class _Walk:
         plan, script = self.program.plans[node.name], self.program.script
         reads, writes = self._touched(node)
         if plan.offload:
-            onload = Onload(node.name, plan.mesh.devices, time_s=self._onload_s(plan))
+            onload = Onload(node.name, plan.mesh.devices, time_s=self._onload_s(node))
             script.add(onload, reads | set(inputs.values()), writes | {("onload", node.name)})
         outputs = {} if awaited else self.rows.write(node)
         call = Call(node.name, plan.mesh.devices, inputs, outputs, time_s=plan.time_s)
         script.add(call, reads | {("onload", node.name)}, writes | {("call", node.name)})
         if plan.offload:
-            seconds = self._onload_s(plan) if node.op == "train" else 0.0  # the host still has frozen weights
+            seconds = self._onload_s(node) if node.op == "train" else 0.0  # the host still has frozen weights
             script.add(Offload(node.name, plan.mesh.devices, time_s=seconds), {("call", node.name)})
 
     def _await(self, node: Node) -> None:
@@ -121,11 +121,14 @@ class _Walk:
             return reads, {Instance(model, plan.sharding), ("model", model)}
         return reads | {self.program.instance(node), ("model", model)}, set()
 
-    def _onload_s(self, plan: NodePlan) -> float:
+    def _onload_s(self, node: Node) -> float:
         """Of the optimizer's state, or of frozen weights."""
-        draft = self.program.draft
-        assert plan.model
-        what = draft.shapes[plan.model], draft.graph.model(plan.model).dtype, plan.mesh
-        trains = plan.kind == "train"
+        draft, plan, model = (
+            self.program.draft,
+            self.program.plans[node.name],
+            self.program.graph.model_of(node),
+        )
+        what = draft.shapes[model.name], model.dtype, plan.mesh
+        trains = node.op == "train"
         size = optimizer_bytes(*what, plan.strategy) if trains else weight_bytes(*what, False, plan.strategy)
         return host_transfer_s(size, draft.cluster)

@@ -64,12 +64,11 @@ class WeightMoves:
         """
         program = self.program
         for edge in edges:
-            trainer, plan = program.plans[edge.trainer], program.plans[edge.reader]
+            source = program.instance(program.draft.graph.node(edge.trainer))
             reader = program.instance(program.graph.node(edge.reader))
             if reader in self.renewed:
                 continue
-            assert trainer.model and not (edge.every and plan.offload), edge
-            source = Instance(trainer.model, trainer.sharding)
+            assert not (edge.every and program.plans[edge.reader].offload), edge
             moved = self._edge(edge, source, reader)
             program.edges.append(moved)
             if reader == source:
