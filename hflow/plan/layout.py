@@ -133,11 +133,17 @@ Placement = Shard | Replicate | Only
 
 
 @dataclass(frozen=True)
-class Layout:
+class Layout(CachedHash):
     """One placement per mesh axis, in the mesh's axis order."""
 
     mesh: Mesh
     placements: tuple[Placement, ...]
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.mesh, self.placements))
+
+    __hash__ = CachedHash.__hash__  # a dataclass would make another
 
     def __post_init__(self) -> None:
         assert len(self.placements) == len(self.mesh.axes)

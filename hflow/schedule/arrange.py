@@ -7,7 +7,7 @@ only keeps or drops comes as soon as it can.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from hflow.graph.ir import Graph
@@ -24,7 +24,7 @@ from hflow.plan.program import (
     handles_read,
     handles_written,
 )
-from hflow.schedule.list_scheduling import Task, arrange
+from hflow.schedule.list_scheduling import Task, arrange, period_s
 from hflow.schedule.tasks import tasks
 from hflow.schedule.timed_span import loop_time_s
 
@@ -36,10 +36,23 @@ def arranged(program: Program) -> Program:
     return replace(program, instructions=_arranged(program.graph, program.instructions))
 
 
+def step_s(program: Program) -> float:
+    """Seconds per step of a long run of what `arranged` would return."""
+    instructions = _timed(program.graph, program.instructions)
+    found = _tasks(instructions, list(_lasting(instructions)))
+    return period_s(found, arrange(found))
+
+
 def _arranged(graph: Graph, instructions: Sequence[Instruction]) -> tuple[Instruction, ...]:
-    timed = [_with_rounds(graph, i) if isinstance(i, Loop) else i for i in instructions]
-    blocks = list(_blocks(timed))
-    return _with_frees(timed, _eager_first(timed, blocks, _order(timed, blocks)))
+    timed = _timed(graph, instructions)
+    lasting = list(_lasting(timed))
+    order = [lasting[number] for number in arrange(_tasks(timed, lasting))]
+    return _with_frees(timed, _eager_first(timed, order))
+
+
+def _timed(graph: Graph, instructions: Sequence[Instruction]) -> list[Instruction]:
+    """With the bodies of loops arranged, which tells how long their rounds take."""
+    return [_with_rounds(graph, i) if isinstance(i, Loop) else i for i in instructions]
 
 
 def _with_rounds(graph: Graph, loop: Loop) -> Loop:
@@ -47,56 +60,51 @@ def _with_rounds(graph: Graph, loop: Loop) -> Loop:
     return replace(loop, time_s=loop_time_s(graph, loop))
 
 
-def _blocks(instructions: Sequence[Instruction]) -> Iterator[Block]:
+def _lasting(instructions: Sequence[Instruction]) -> Iterator[Block]:
+    """What runs for some time: an onload, the call and the offload of a node in one block, all else alone."""
     start = 0
     for position, instruction in enumerate(instructions):
+        if isinstance(instruction, Timeless):
+            start = position + 1
+            continue
         following = instructions[position + 1 : position + 2]
         if not isinstance(instruction, Onload) and not any(isinstance(i, Offload) for i in following):
             yield tuple(range(start, position + 1))
             start = position + 1
 
 
-def _order(instructions: Sequence[Instruction], blocks: Sequence[Block]) -> list[Block]:
-    """The blocks as list scheduling orders them."""
-    number_of = {position: number for number, block in enumerate(blocks) for position in block}
-    single = tasks(instructions)
+def _tasks(instructions: Sequence[Instruction], lasting: Sequence[Block]) -> list[Task]:
+    """One for each block. What waits for an instruction that takes no time waits for what that one waits
+    for."""
+    number_of = {position: number for number, block in enumerate(lasting) for position in block}
+    waits: list[set[int]] = []  # of each instruction, for which blocks
+    for instruction in instructions:
+        before = ({number_of[p]} if p in number_of else waits[p] for p in instruction.after)
+        waits.append(set[int]().union(*before))
     released = {i.node for i in instructions if isinstance(i, Release)}
-    together: list[Task] = []
-    for number, block in enumerate(blocks):
-        after = {number_of[before] for position in block for before in single[position].after} - {number}
+    single, found = tasks(instructions), list[Task]()
+    for number, block in enumerate(lasting):
+        after = set[int]().union(*(waits[position] for position in block)) - {number}
         seconds = sum(single[position].time_s for position in block)
         first = instructions[block[0]]
         sets_up_next = isinstance(first, SyncWeights) and first.node in released
-        together.append(Task(seconds, single[block[0]].resources, tuple(sorted(after)), sets_up_next))
-    return [blocks[number] for number in arrange(together)]
+        found.append(Task(seconds, single[block[0]].resources, tuple(sorted(after)), sets_up_next))
+    return found
 
 
-def _eager_first(
-    instructions: Sequence[Instruction], blocks: Sequence[Block], order: Sequence[Block]
-) -> list[Block]:
-    """The blocks in `order`, but the eager ones as soon as all is done that they wait for."""
-    eager = _eager(instructions, blocks)
-    out = _ripe(eager, set())
-    done = {position for block in out for position in block}
-    for block in (b for b in order if b not in eager):
+def _eager_first(instructions: Sequence[Instruction], order: Sequence[Block]) -> list[Block]:
+    """The blocks in `order`, and each instruction that takes no time as soon as all is done that it waits
+    for."""
+    eager = {n: {*i.after} for n, i in enumerate(instructions) if isinstance(i, Timeless)}
+    done: set[int] = set()
+    out: list[Block] = []
+    for block in ((), *order):
         done.update(block)
-        out.append(block)
-        while ripe := [b for b in _ripe(eager, done) if b[0] not in done]:
-            done.update(position for b in ripe for position in b)
-            out += ripe
+        out += [block] if block else []
+        while ripe := [n for n, before in eager.items() if before <= done and n not in done]:
+            done.update(ripe)
+            out += [(n,) for n in ripe]
     return out
-
-
-def _ripe(eager: Mapping[Block, set[int]], done: set[int]) -> list[Block]:
-    return [block for block, before in eager.items() if before <= done]
-
-
-def _eager(instructions: Sequence[Instruction], blocks: Sequence[Block]) -> dict[Block, set[int]]:
-    """What only keeps or drops, with what each waits for."""
-    first = ((block, instructions[block[0]]) for block in blocks)
-    return {
-        block: set(instruction.after) for block, instruction in first if isinstance(instruction, Timeless)
-    }
 
 
 def _with_frees(instructions: Sequence[Instruction], blocks: Sequence[Block]) -> tuple[Instruction, ...]:

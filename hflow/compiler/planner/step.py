@@ -14,8 +14,7 @@ from hflow.plan.layout import Mesh
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.ports import is_replicated
 from hflow.plan.program import Program
-from hflow.schedule.arrange import arranged
-from hflow.schedule.timed_span import step_time_s
+from hflow.schedule import arrange
 
 PYTHON_CALL_S = 1e-3  # a data or call node; measured times replace it in the run's table
 Configs = Mapping[str, ExecConfig]  # of nodes with models
@@ -26,7 +25,7 @@ def step_s(
 ) -> float:
     """Seconds per step of a long run: those of the program that would be compiled."""
     instructions, _ = builder.build(node_plans(builder.graph, groups, assignments, configs))
-    return step_time_s(arranged(Program(builder.graph, (), tuple(instructions))))
+    return arrange.step_s(Program(builder.graph, (), tuple(instructions)))
 
 
 def node_plans(
