@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from hflow.cost.device import BYTES
 from hflow.cost.redistribution import rows_s, weights_s
@@ -47,14 +47,27 @@ class UnloweredDataEdge:
     source_layout: Layout
     target_layout: Layout
 
-    def time_s(self, ports: Collection[str], cluster: Cluster) -> float:
+    @cached_property
+    def devices(self) -> tuple[int, ...]:
+        """Of both ends."""
+        meshes = self.source_layout.mesh, self.target_layout.mesh
+        return tuple(sorted({device for mesh in meshes for device in mesh.devices}))
+
+    @cached_property
+    def _row_bytes(self) -> dict[str, int]:
+        return {port: row_bytes(type_) for port, type_ in zip(self.ports, self.types)}
+
+    def time_s(self, ports: Iterable[str], cluster: Cluster) -> float:
         """Of moving the values of some of the `ports`."""
-        width = sum(row_bytes(type_) for port, type_ in zip(self.ports, self.types) if port in ports)
+        width = sum(self._row_bytes[port] for port in ports)
         return rows_s(self.types[0].rows, width, self.source_layout, self.target_layout, cluster)
 
     def lowered(self, cluster: Cluster) -> DataEdge:
         lowered = lower_rows(self.types, self.source_layout, self.target_layout, cluster)
-        return DataEdge(**vars(self), **vars(lowered))
+        return DataEdge(
+            name=self.name, source=self.source, target=self.target, ports=self.ports, types=self.types,
+            source_layout=self.source_layout, target_layout=self.target_layout, **vars(lowered),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

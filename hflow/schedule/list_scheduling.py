@@ -71,30 +71,32 @@ def _list_schedule(
     for number, task in enumerate(tasks):
         for before in task.after:
             unlocks[before].append(number)
-    ready = [n for n, count in enumerate(waiting) if not count]
     known = [0.0] * len(tasks)  # the latest end of the predecessors
     free = dict(free)
     order: list[int] = []
-    while ready:
-        begin = {n: _start(tasks[n], known[n], free) for n in ready}
+    begin = {n: _start(tasks[n], 0.0, free) for n, count in enumerate(waiting) if not count}
+    while begin:
         if order and tasks[order[-1]].sets_up_next and order[-1] + 1 in begin:
             number = order[-1] + 1
-        elif len(ready) == 1:
-            number = ready[0]
+        elif len(begin) == 1:
+            number = next(iter(begin))
         elif patient:
-            number = min((urgent[n], begin[n], n) for n in ready)[2]
+            number = min((urgent[n], start, n) for n, start in begin.items())[2]
         else:
             soon = min(begin.values()) + close
-            number = min((rank[n], n) for n in ready if begin[n] <= soon)[1]
-        end = begin[number] + tasks[number].time_s
-        ready.remove(number)
+            number = min((rank[n], n) for n, start in begin.items() if start <= soon)[1]
+        end = begin.pop(number) + tasks[number].time_s
         order.append(number)
-        free.update(dict.fromkeys(tasks[number].resources, end))
+        occupied = dict.fromkeys(tasks[number].resources, end)
+        free.update(occupied)
+        for other, start in begin.items():
+            if start < end and any(resource in occupied for resource in tasks[other].resources):
+                begin[other] = end
         for next_ in unlocks[number]:
             known[next_] = max(known[next_], end)
             waiting[next_] -= 1
             if not waiting[next_]:
-                ready.append(next_)
+                begin[next_] = _start(tasks[next_], known[next_], free)
     assert len(order) == len(tasks), "tasks wait for each other"
     return tuple(order), free
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from hflow.compiler.lowering import UnloweredEdge
 from hflow.compiler.order import node_order
+from hflow.compiler.program_builder.input_moves import InputMoves
 from hflow.compiler.program_builder.row_moves import RowMoves
 from hflow.compiler.program_builder.script import Key
 from hflow.compiler.program_builder.unfinished import UnfinishedProgram
@@ -31,6 +32,7 @@ class ProgramBuilder:
 
     def __init__(self, draft: Draft, graph: Graph):
         self.draft, self.graph, self.order = draft, graph, node_order(graph)
+        self._inputs = InputMoves(graph)
 
     def build(self, plans: Iterable[NodePlan]) -> Built:
         """Instructions, in an order in which they could run one by one, and the edges that they name.
@@ -39,7 +41,9 @@ class ProgramBuilder:
             plans: of the graph's nodes, at least.
         """
         draft = replace(self.draft, nodes=tuple(plans))
-        program = UnfinishedProgram(draft, self.graph, self.order, {p.node: p for p in draft.nodes})
+        program = UnfinishedProgram(
+            draft, self.graph, self.order, self._inputs, {p.node: p for p in draft.nodes}
+        )
         _Walk(program).walk()
         return program.script.instructions, program.edges
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import lru_cache
 
-from hflow.compiler.lowering import UnloweredDataEdge
+from hflow.compiler.program_builder.input_moves import InputMove
 from hflow.compiler.program_builder.script import Key
 from hflow.compiler.program_builder.unfinished import UnfinishedProgram
-from hflow.graph.ir import Input, Node
+from hflow.graph.ir import Node
 from hflow.plan.layout import Layout
-from hflow.plan.ports import input_layout, output_layout
+from hflow.plan.ports import output_layout
 from hflow.plan.program import Carry, Recall, Transfer
-
-Ends = tuple[Layout, Layout]  # of an edge: where the values are made, and where they are read
 
 
 class RowMoves:
@@ -24,24 +21,20 @@ class RowMoves:
         self._at: dict[str, list[tuple[str, Layout]]] = {}
 
     def read(self, node: Node) -> dict[str, str]:
-        """Bring a node's inputs to where it reads them; their handles by port.
-
-        One edge per producer and layout; a transfer where the values do not lie so already.
-        """
+        """Bring a node's inputs to where it reads them, by transfers where they do not lie so already; their
+        handles by port."""
         handles: dict[str, str] = {}
-        for ends, values in self._together(node):
-            if values[0].lag:
-                self._recall(values, ends[0])
-            edge = _edge(node, values, ends)
-            self.program.edges.append(edge)
-            layout, rows = edge.target_layout, values[0].type.rows
-            names = dict.fromkeys(map(_name, values))
-            missing = {name: f"{name}@{node.name}" for name in names if not self._find(name, layout, rows)}
+        for move in self.program.inputs.of(node, self.program.plans):
+            self.program.edges.append(move.edge)
+            if move.lag:
+                self._recall(move)
+            layout = move.edge.target_layout
+            missing = {n: f"{n}@{node.name}" for n in move.names if not self._find(n, layout, move.rows)}
             if missing:
-                self._transfer(edge, {_name(v): v.source.port for v in values}, missing)
+                self._transfer(move, missing)
             for name, handle in missing.items():
                 self._put(name, layout, handle)
-            handles |= {v.port: self._find(_name(v), layout, rows) or "" for v in values}
+            handles |= {port: self._find(name, layout, move.rows) or "" for port, name in move.reads}
         return handles
 
     def write(self, node: Node) -> dict[str, str]:
@@ -74,57 +67,30 @@ class RowMoves:
     def _put(self, value: str, layout: Layout, handle: str) -> None:
         self._at.setdefault(value, []).append((handle, layout))
 
-    def _together(self, node: Node) -> Iterable[tuple[Ends, list[Input]]]:
-        """The node's inputs in groups that move as one: same producer and age, same layouts."""
-        groups: dict[tuple[object, ...], tuple[Ends, list[Input]]] = {}
-        for value in node.inputs:
-            ends = self._layouts(node, value)
-            key = (value.source.node, value.lag, value.init, value.type.rows, *ends)
-            groups.setdefault(key, (ends, []))[1].append(value)
-        return groups.values()
-
-    def _layouts(self, node: Node, value: Input) -> Ends:
-        producer = self.program.graph.node(value.source.node)
-        source, target = (self.program.plans[n.name].mesh for n in (producer, node))
-        return output_layout(producer, source, value.type), input_layout(node, target, value.type)
-
-    def _recall(self, values: list[Input], layout: Layout) -> None:
-        """Values of earlier steps enter the store once, in the `layout` in which their producer made them."""
-        producer, devices = values[0].source.node, layout.mesh.devices
-        new = [v for v in values if not self._find(_name(v), layout, 1)]
-        for value in new:
-            self._put(_name(value), layout, _name(value))
+    def _recall(self, move: InputMove) -> None:
+        """Values of earlier steps enter the store once, in the layout in which their producer made them."""
+        layout, producer = move.edge.source_layout, move.edge.source
+        new = [name for name in move.names if not self._find(name, layout, 1)]
+        for name in new:
+            self._put(name, layout, name)
         if new:
-            outputs = {v.source.port: _name(v) for v in new}
-            recall = Recall(producer, devices, outputs, values[0].lag, values[0].init)
+            outputs = {move.names[name]: name for name in new}
+            recall = Recall(producer, layout.mesh.devices, outputs, move.lag, move.init)
             self.program.script.add(recall, {_carried(producer, port) for port in outputs})
 
-    def _transfer(self, edge: UnloweredDataEdge, ports: dict[str, str], missing: dict[str, str]) -> None:
-        """`ports`: of each value. `missing`: of those that move, the handle at the target."""
-        inputs = {ports[name]: name for name in missing}
-        outputs = {ports[name]: handle for name, handle in missing.items()}
-        meshes = edge.source_layout.mesh, edge.target_layout.mesh
-        devices = tuple(sorted({device for mesh in meshes for device in mesh.devices}))
+    def _transfer(self, move: InputMove, missing: dict[str, str]) -> None:
+        """`missing`: of the values that move, the handle at the target."""
+        edge = move.edge
+        inputs = {move.names[name]: name for name in missing}
+        outputs = {move.names[name]: handle for name, handle in missing.items()}
         number, seconds = len(self.program.edges) - 1, edge.time_s(inputs, self.program.draft.cluster)
-        self.program.script.add(Transfer(edge.target, devices, number, inputs, outputs, time_s=seconds))
-
-
-def _edge(node: Node, values: list[Input], ends: Ends) -> UnloweredDataEdge:
-    producer = values[0].source.node
-    by_port = {v.source.port: v.type for v in values}
-    age = f"@-{values[0].lag}" if values[0].lag else ""
-    name = f"{producer}.{','.join(by_port)}{age} -> {node.name}"
-    return UnloweredDataEdge(name, producer, node.name, tuple(by_port), tuple(by_port.values()), *ends)
+        transfer = Transfer(edge.target, edge.devices, number, inputs, outputs, time_s=seconds)
+        self.program.script.add(transfer)
 
 
 def _carried(node: str, port: str) -> Key:
     """What is remembered of a value from one step to the next."""
     return "carried", f"{node}.{port}"
-
-
-def _name(value: Input) -> str:
-    """``node.port``, also the value's first handle; values of earlier steps have names of their own."""
-    return f"{value.source}@-{value.lag}:{value.init:g}" if value.lag else str(value.source)
 
 
 @lru_cache(maxsize=65536)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from hflow.compiler.lowering import UnloweredEdge
+from hflow.compiler.program_builder.input_moves import InputMoves
 from hflow.compiler.program_builder.script import Script
 from hflow.compiler.state import Draft
 from hflow.graph.ir import Graph, Node
@@ -20,6 +21,7 @@ class UnfinishedProgram:
 
     Attributes:
         order: of the graph's nodes in the program.
+        inputs: what comes to each node.
         plans: of its nodes.
         edges: those that instructions name by number.
         script: where instructions are added; inside a loop, its body.
@@ -28,6 +30,7 @@ class UnfinishedProgram:
     draft: Draft
     graph: Graph
     order: tuple[Node, ...]
+    inputs: InputMoves
     plans: Mapping[str, NodePlan]
     edges: list[UnloweredEdge] = field(default_factory=list[UnloweredEdge])
     script: Script = field(default_factory=Script)
