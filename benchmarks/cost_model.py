@@ -24,9 +24,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from benchmarks.paper import wake_up_s
 from hflow.cost.comm import all_gather_s, reached
 from hflow.cost.compute import node_time_s
-from hflow.cost.generation import wake_up_s
 from hflow.cost.memory import weight_bytes, working_bytes
 from hflow.graph.ir import OpKind
 from hflow.plan.cluster import Cluster
@@ -219,7 +219,7 @@ def _transition_s(shape: ModelShape, cluster: Cluster, train: Mesh, generate: Me
     gathered = train.pp * train.tp // generate.tp
     local = weight_bytes(shape, "bf16", generate, False)
     seconds = all_gather_s(local, gathered, reached(cluster, cluster.intra_host))
-    return seconds + wake_up_s(shape, "bf16", generate, free - local, cluster)
+    return seconds + wake_up_s(shape, generate, free - local, cluster)
 
 
 def _best_s(op: OpKind, shape: ModelShape, mesh: Mesh, cluster: Cluster, free: int) -> float:

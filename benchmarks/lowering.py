@@ -38,7 +38,7 @@ from hflow.graph.types import Dim, Factor, ValueType
 from hflow.plan.cluster import Cluster
 from hflow.plan.cluster_file import load_cluster
 from hflow.plan.edges import Copy, CopySet
-from hflow.plan.layout import Mesh, intersect, rows_layout, volume
+from hflow.plan.layout import Layout, Mesh, Replicate, Shard, intersect, volume
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.named_shapes import NAMED_SHAPES
 from hflow.plan.parameters import num_parameters, parameters, weight_boxes
@@ -193,9 +193,10 @@ def speeds() -> Iterator[tuple[str, float]]:
     yield "qwen3-235b-a22b ep8 on 128", weights_s(experts, *ends, testbed(128))
     rows = ValueType("i32", (Dim((Factor("batch", 4096, "prompts"),)),))
     wide, narrow = Mesh.of(tuple(range(1024)), dp=1024), Mesh.of(tuple(range(1024)), dp=512, tp=2)
+    source, target = (Layout(mesh, (Replicate(), Shard(0), Replicate())) for mesh in (wide, narrow))
     gc.collect()
     began = time.perf_counter()
-    lower_rows((rows,), rows_layout(wide), rows_layout(narrow), testbed(1024))
+    lower_rows((rows,), source, target, testbed(1024))
     yield "rows of dp1024 to dp512", round(time.perf_counter() - began, 4)
 
 

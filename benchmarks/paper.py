@@ -33,13 +33,15 @@ from typing import Any
 import hflow
 from hflow.compiler.compile import compile_graph
 from hflow.compiler.options import Planner, PlannerOptions
-from hflow.cost.generation import wake_up_s
-from hflow.cost.memory import kv_cache_bytes
+from hflow.cost.comm import host_transfer_s
+from hflow.cost.memory import kv_cache_bytes, weight_bytes
 from hflow.diagnostics import HflowError
 from hflow.graph.ir import Graph
 from hflow.plan.cluster import Cluster
 from hflow.plan.cluster_file import load_cluster
 from hflow.plan.flops import forward_flops
+from hflow.plan.layout import Mesh
+from hflow.plan.model_shape import ModelShape
 from hflow.plan.named_shapes import NAMED_SHAPES
 from hflow.plan.plan import Plan
 
@@ -150,7 +152,13 @@ def _wake_up_s(plan: Plan) -> float:
     """HybridFlow's engine brings its weights and the cache of a wave back from the host for each rollout."""
     rollout, shape = plan.node("rollout"), plan.shapes["actor"]
     cache = kv_cache_bytes(shape, "bf16", rollout.micro_batch * (PROMPT + RESPONSE), rollout.mesh)
-    return wake_up_s(shape, "bf16", rollout.mesh, cache, plan.cluster)
+    return wake_up_s(shape, rollout.mesh, cache, plan.cluster)
+
+
+def wake_up_s(shape: ModelShape, mesh: Mesh, cache_bytes: int, cluster: Cluster) -> float:
+    """Until an engine that slept in the host's memory can generate: its own copy of the weights, in bf16, and
+    its KV cache, of `cache_bytes`, come back. hflow prices no waking of an SGLang server."""
+    return host_transfer_s(weight_bytes(shape, "bf16", mesh, False) + cache_bytes, cluster)
 
 
 def published() -> Figures:

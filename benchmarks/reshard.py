@@ -162,7 +162,7 @@ def make_case(train: Mesh, generate: Mesh, rank: int, world: World) -> Case:
     models = make_model(train, rank, world), make_model(generate, rank, world)
     source, target = (MegatronWeights(m, SHAPE, mesh, rank) for m, mesh in zip(models, (train, generate)))
     for name in source.names():
-        source.write(name, source.box(name), expected(name, source.full_shape(name), source.box(name)))
+        source.write(name, source.box(name), expected(name, source.shapes[name], source.box(name)))
     return Case(SHAPE, train, generate, models, source, target, world)
 
 
@@ -230,7 +230,7 @@ def check(case: Case, way: str, brought: Any) -> None:
             half.copy_(tensor)
     for name in case.target.names():
         box = case.target.box(name)
-        if not torch.equal(case.target.read(name, box), expected(name, case.target.full_shape(name), box)):
+        if not torch.equal(case.target.read(name, box), expected(name, case.target.shapes[name], box)):
             raise SystemExit(f"{way}: {name} is wrong on rank {case.world.rank}")
 
 

@@ -8,7 +8,6 @@ S is small (Sanders et al., 2009; both are what NCCL chooses from).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from functools import lru_cache
 from math import ceil, log2
 
@@ -18,13 +17,6 @@ from hflow.plan.layout import Mesh
 # The share of a link's data-sheet bandwidth that collectives reach: nccl-tests report 235 of 300 GB/s on
 # eight A100s. Links of CPU clusters are measured, so nothing is taken off.
 REACHED = {"cuda": 0.8, "cpu": 1.0}
-
-
-def link_between(cluster: Cluster, devices: Iterable[int]) -> Link:
-    """The slowest link that `devices` have to use, as one of them gets it when all of its host send."""
-    if len({cluster.host(d) for d in devices}) <= 1:
-        return reached(cluster, cluster.intra_host)
-    return reached(cluster, cluster.inter_host, _device_share(cluster))
 
 
 @lru_cache(maxsize=65536)

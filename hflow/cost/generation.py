@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from hflow.cost.comm import all_reduce_s, axis_link, host_transfer_s, send_s
+from hflow.cost.comm import all_reduce_s, axis_link, send_s
 from hflow.cost.device import (
     BYTES,
     attention_work,
@@ -21,7 +21,6 @@ from hflow.cost.device import (
     stream_s,
 )
 from hflow.cost.experts import exchange_s
-from hflow.cost.memory import weight_bytes
 from hflow.plan.cluster import Cluster
 from hflow.plan.engine_registry import profile_of
 from hflow.plan.flops import head_parameters, matmul_parameters, read_parameters
@@ -46,13 +45,6 @@ def generate_s(
         return waves * reread_s(shape, dtype, work, mesh, wave, cluster, strategy)
     prefill = prefill_s(shape, dtype, wave / work.samples, work.prompt, mesh, cluster, strategy)
     return waves * (prefill + decode_s(shape, dtype, work, mesh, wave, cluster, strategy))
-
-
-def wake_up_s(shape: ModelShape, dtype: str, mesh: Mesh, cache_bytes: int, cluster: Cluster) -> float:
-    """Until an engine that slept in the host's memory can generate: its own copy of the weights and its KV
-    cache, of `cache_bytes`, come back, as in HybridFlow (arXiv:2409.19256). For benchmarks
-    only: `generate_s` does not price the waking of an SGLang server."""
-    return host_transfer_s(weight_bytes(shape, dtype, mesh, False) + cache_bytes, cluster)
 
 
 def reread_s(

@@ -8,7 +8,6 @@ at one index only (`Only`); a *box* is the half-open index range a device holds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -183,12 +182,6 @@ def split(span: Range, parts: int, index: int, unit: int = 1) -> Range:
     assert units * unit == stop - start, (span, unit)
     first, last = (i * units // parts for i in (index, index + 1))
     return start + first * unit, start + last * unit
-
-
-def rows_layout(mesh: Mesh, unit: int = 1) -> Layout:
-    """Rows split over ``dp``, present on every rank of a data-parallel replica."""
-    placements: Mapping[str, Placement] = {"dp": Shard(0, unit)}
-    return Layout(mesh, tuple(placements.get(axis, Replicate()) for axis, _ in mesh.axes))
 
 
 def volume(box: Box) -> int:

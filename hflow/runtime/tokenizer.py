@@ -40,11 +40,6 @@ class Tokenizer:
     eos_id: int
     pad_id: int
 
-    @property
-    def vocab_size(self) -> int:
-        """Number of tokens that the tokenizer knows; a model may have more rows than that."""
-        return len(self.fast)
-
     @cached_property
     def _silent(self) -> frozenset[int]:
         """Ids that carry no text: padding and the ends of a sequence."""

@@ -14,9 +14,13 @@ from benchmarks.paper import (
     published,
     report,
     uncached_share_of_peak,
+    wake_up_s,
 )
 from benchmarks.planners import Case, Planned
 from benchmarks.planners import report as compared
+from hflow.plan.cluster_file import load_cluster
+from hflow.plan.layout import Mesh
+from hflow.plan.named_shapes import NAMED_SHAPES
 from hflow.plan.workload import Workload, workload
 
 
@@ -83,6 +87,13 @@ def test_hybridflows_planner_predicts_what_hybridflow_measured() -> None:
     for model in ("7B", "13B"):
         (found,) = (p for p in predictions(model, 16, ["hybridflow"]))
         assert found.error is not None and abs(found.error) < 0.25
+
+
+def test_an_engine_wakes_up_as_fast_as_its_memory_comes_back() -> None:
+    """Two GPUs share 32 GB/s, of which 0.8 is reached; each has half of 6.7 billion weights of two bytes."""
+    shape, mesh = NAMED_SHAPES["llama-7b"], Mesh.of((0, 1), tp=2)
+    seconds = wake_up_s(shape, mesh, 20 * 10**9, load_cluster("a100x8"))
+    assert seconds == pytest.approx((6_738_415_616 + 20e9) / (16e9 * 0.8), rel=1e-3)
 
 
 def test_planners_are_compared_where_both_find_a_plan() -> None:

@@ -19,11 +19,12 @@ from hflow.compiler.regroup import generation_mesh
 from hflow.graph.types import Dim, Factor, ValueType
 from hflow.plan.cluster import Cluster, DeviceKind, Link
 from hflow.plan.edges import CopySet
-from hflow.plan.layout import Box, Mesh, intersect, rows_layout, volume
+from hflow.plan.layout import Box, Mesh, intersect, volume
 from hflow.plan.model_shape import Experts, ModelShape
 from hflow.plan.named_shapes import NAMED_SHAPES
 from hflow.plan.parameters import Parameter, parameters, weight_boxes
 from hflow.plan.sharding import Sharding
+from tests.layouts import rows_layout
 
 # 64 layers, heads, rows and columns of the matrices in layers: whatever divides 64 divides them evenly.
 EVEN = ModelShape("llama", 64, 64, 64, 64, 1, 64, 128, 64, 1e4, 1e-6, False, False)

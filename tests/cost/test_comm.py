@@ -14,7 +14,6 @@ from hflow.cost.comm import (
     all_to_all_s,
     axis_link,
     host_transfer_s,
-    link_between,
     send_s,
 )
 from hflow.plan.cluster import Cluster, Link
@@ -65,17 +64,9 @@ def test_a_lone_device_per_host_drives_one_nic_only() -> None:
     assert axis_link(h100, Mesh.of((0, 8), dp=2), "dp").bandwidth == pytest.approx(50 * GB * REACHED["cuda"])
 
 
-def test_a_devices_share_of_a_link_is_what_is_left_when_all_of_its_host_send() -> None:
-    a100, h100 = load_cluster("a100x16"), load_cluster("h100x16")
-    share = REACHED["cuda"]
-    assert link_between(a100, (0, 7)).bandwidth == pytest.approx(300 * GB * share)
-    assert link_between(a100, (0, 8)).bandwidth == pytest.approx(25 / 8 * GB * share)
-    assert link_between(h100, (0, 8)).bandwidth == pytest.approx(50 * GB * share)
-
-
 def test_measured_links_of_cpus_are_taken_as_they_are() -> None:
     local = load_cluster("local4")
-    assert link_between(local, (0, 3)) == local.intra_host
+    assert axis_link(local, Mesh.of((0, 1, 2, 3), dp=4), "dp") == local.intra_host
 
 
 def test_offload_takes_the_host_link_and_is_out_of_reach_without_one() -> None:

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.cost_model import report, shipped_clusters
 from hflow.cost.compute import node_time_s, train_passes_s, update_s
 from hflow.cost.device import device_of
-from hflow.cost.generation import decode_s, prefill_s, wake_up_s
+from hflow.cost.generation import decode_s, prefill_s
 from hflow.graph.ir import OpKind
 from hflow.plan.cluster import Calibration, Cluster, Link
 from hflow.plan.cluster_file import load_cluster
@@ -170,13 +170,6 @@ def test_without_a_cache_every_token_costs_a_pass_over_all_before(plain: Cluster
     attention, residual = 4 * 4096 * 1 * 32 / 0.5, 10 * 32 * 4096 * 2 / 2.039e12
     token = (2 * layers + attention) / 312e12 + residual
     assert seconds == pytest.approx(2 * 4096 * (2 * token + 2 * head / 312e12))
-
-
-def test_an_engine_wakes_up_as_fast_as_its_memory_comes_back(a100: Cluster) -> None:
-    """Two GPUs share 32 GB/s, of which 0.8 is reached."""
-    mesh = Mesh.of((0, 1), tp=2)
-    seconds = wake_up_s(LLAMA, "bf16", mesh, 20 * 10**9, a100)
-    assert seconds == pytest.approx((PARAMETERS + 20e9) / (16e9 * 0.8), rel=1e-3)
 
 
 def test_zero_3_gathers_weights_for_each_pass(plain: Cluster) -> None:

@@ -16,10 +16,11 @@ from hflow.cost.redistribution import redistribution_s, rows_s, weights_s
 from hflow.graph.types import Dim, Factor, ValueType
 from hflow.plan.cluster import Cluster, DeviceKind, Link
 from hflow.plan.edges import CopySet
-from hflow.plan.layout import Mesh, rows_layout, volume
+from hflow.plan.layout import Mesh, volume
 from hflow.plan.named_shapes import NAMED_SHAPES
 from hflow.plan.parameters import num_parameters
 from hflow.plan.sharding import Sharding
+from tests.layouts import rows_layout
 
 KIND = DeviceKind("A100", "cuda", 312e12, 80 * 10**9, 2e12, 0.5, 0.0)
 INTRA, INTER = Link(300e9, 1e-5), Link(25e9, 1e-5)

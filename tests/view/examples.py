@@ -21,7 +21,7 @@ from hflow.graph.types import Dim, DType, Factor, Provenance, ValueType
 from hflow.plan.cluster import Cluster, DeviceKind, Link
 from hflow.plan.digests import Digests
 from hflow.plan.edges import Copy, CopySet, DataEdge, WeightEdge
-from hflow.plan.layout import Mesh, rows_layout
+from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.plan import DeviceMemory, Plan, Search
@@ -29,6 +29,7 @@ from hflow.plan.program import Call, Instruction, Offload, Onload, Program, Sync
 from hflow.plan.sharding import Sharding
 from hflow.plan.strategy import Strategy
 from hflow.schedule.timed_span import step_time_s
+from tests.layouts import rows_layout
 
 BATCH = Factor("batch", 128, "prompts")
 GROUP = Factor("group", 8, "rollout")

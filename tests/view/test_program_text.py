@@ -4,9 +4,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from hflow.graph.types import parse_type
-from hflow.plan.layout import Mesh, Only, Replicate, rows_layout
+from hflow.plan.layout import Mesh, Only, Replicate
 from hflow.plan.program import Carry, Free, Recall, Release, SyncWeights, Transfer
 from hflow.view.terminal.program_text import placed, program_text
+from tests.layouts import rows_layout
 from tests.view.examples import LOGPROBS, OFFLOAD_PLAN, PLAN
 from tests.view.examples_in_time import NUM_ROUNDS, ROUNDS_PLAN
 

@@ -135,10 +135,6 @@ class MegatronWeights(ModelWeights):
         """The part of the parameter that this rank holds."""
         return self.places[name].box
 
-    def full_shape(self, name: str) -> tuple[int, ...]:
-        """The shape of the whole HF parameter."""
-        return self.shapes[name]
-
     def view(self, name: str, box: Box) -> Tensor:
         """The memory of `box` (global indices, inside this rank's part): its elements in order, in whatever
         shape. Several query groups are whole ones. Whoever writes there sets `changed`."""
