@@ -8,12 +8,11 @@ recomputation (Megatron-LM, arXiv:2104.04473). A pipeline of p stages and m micr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from math import ceil
 from typing import Literal
 
-from hflow.cost.comm import all_gather_s, all_reduce_s, axis_link, send_s
+from hflow.cost.comm import all_gather_s, all_reduce_s, axis_link
 from hflow.cost.device import (
     BYTES,
     attention_work,
@@ -23,16 +22,12 @@ from hflow.cost.device import (
     residual_s,
     stream_s,
 )
-from hflow.cost.experts import exchange_s, expert_replicas
+from hflow.cost.execution import Execution
+from hflow.cost.experts import expert_replicas
 from hflow.cost.generation import generate_s
 from hflow.graph.ir import OpKind
 from hflow.plan.cluster import Cluster
-from hflow.plan.flops import (
-    expert_parameters,
-    head_parameters,
-    matmul_parameters,
-    read_parameters,
-)
+from hflow.plan.flops import expert_parameters, head_parameters, matmul_parameters, read_parameters
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.parameters import num_parameters
@@ -53,35 +48,51 @@ def node_time_s(
     strategy: Strategy = PLAIN,
 ) -> float:
     """Seconds that one execution of the node takes on `mesh`, in passes of `micro_batch` rows per replica."""
+    run = Execution(shape, dtype, work, mesh, micro_batch, cluster, strategy)
     if op == "generate":
-        return generate_s(shape, dtype, work, mesh, micro_batch, cluster, strategy)
+        return generate_s(run)
     if op == "train":
-        passes = train_passes_s(shape, dtype, work, mesh, micro_batch, cluster, strategy)
-        return work.optimizer_steps * (passes + update_s(shape, dtype, mesh, cluster, strategy))
-    micro_batches = ceil(work.rows / mesh.dp / micro_batch)
-    stage = _Stage(shape, dtype, work, mesh, micro_batch, cluster, strategy)
-    slot = stage.layers_s("score") + stage.head_s("score") + stage.messages_s() + stage.hop_s()
+        return work.optimizer_steps * (train_passes_s(run) + update_s(shape, dtype, mesh, cluster, strategy))
+    slot = _layers_s(run, "score") + _head_s(run, "score") + _messages_s(run) + run.hop_s(_tokens(run))
     slot += gather_s(shape, dtype, mesh, cluster, strategy)
-    return (micro_batches + mesh.pp - 1) * slot
+    return (ceil(work.rows / mesh.dp / micro_batch) + mesh.pp - 1) * slot
 
 
-def train_passes_s(
-    shape: ModelShape,
-    dtype: str,
-    work: Workload,
-    mesh: Mesh,
-    micro_batch: int,
-    cluster: Cluster,
-    strategy: Strategy = PLAIN,
-) -> float:
+def train_passes_s(run: Execution) -> float:
     """Forward and backward passes over the rows of one update, without the update."""
-    micro_batches = ceil(work.rows_per_update / mesh.dp / micro_batch)
-    again = 1 if strategy.recompute == "full" else 0
-    stage = _Stage(shape, dtype, work, mesh, micro_batch, cluster, strategy)
-    slot = (3 + again) * stage.layers_s("train") + 3 * stage.head_s("train")
-    slot += (2 + again) * stage.messages_s() + 2 * stage.hop_s()
-    slot += 3 * gather_s(shape, dtype, mesh, cluster, strategy)  # the third scatters gradients
-    return (micro_batches + mesh.pp - 1) * slot
+    again = 1 if run.strategy.recompute == "full" else 0
+    slot = (3 + again) * _layers_s(run, "train") + 3 * _head_s(run, "train")
+    slot += (2 + again) * _messages_s(run) + 2 * run.hop_s(_tokens(run))
+    # The third gather scatters gradients.
+    slot += 3 * gather_s(run.shape, run.dtype, run.mesh, run.cluster, run.strategy)
+    return (ceil(run.work.rows_per_update / run.mesh.dp / run.micro_batch) + run.mesh.pp - 1) * slot
+
+
+def _tokens(run: Execution) -> float:
+    """Of a micro-batch."""
+    return run.micro_batch * run.work.mean_sequence
+
+
+def _layers_s(run: Execution, kind: Literal["train", "score"]) -> float:
+    """The forward pass of a micro-batch through the layers of a stage, without communication."""
+    shape, device, tokens = run.shape, run.device, _tokens(run)
+    parameters = read_parameters(shape, tokens, run.strategy.ep) - head_parameters(shape)
+    flops = 2 * (matmul_parameters(shape) - head_parameters(shape)) * tokens
+    flops += attention_work(shape, tokens, run.work.mean_sequence / 2)
+    seconds = products_s(flops, parameters, kind, run.dtype, device, run.mesh.tp)
+    seconds += residual_s(shape, tokens, run.dtype, device)
+    return (seconds + shape.num_layers * layer_latency_s(device)) / run.mesh.pp
+
+
+def _head_s(run: Execution, kind: Literal["train", "score"]) -> float:
+    """The forward pass of a micro-batch through the head, which the last stage has."""
+    parameters = head_parameters(run.shape)
+    return products_s(2 * parameters * _tokens(run), parameters, kind, run.dtype, run.device, run.mesh.tp)
+
+
+def _messages_s(run: Execution) -> float:
+    """Inside a stage."""
+    return run.messages_s(_tokens(run)) / run.mesh.pp
 
 
 @lru_cache(maxsize=4096)
@@ -128,51 +139,3 @@ def _reduce_s(parameters: float, dtype: str, mesh: Mesh, cluster: Cluster, strat
     if strategy.zero == 1:
         return all_gather_s((4 + BYTES[dtype]) * parameters, mesh.dp, link)
     return all_reduce_s(4 * parameters, mesh.dp, link)
-
-
-@dataclass(frozen=True)
-class _Stage:
-    """The last pipeline stage and one micro-batch that passes through it."""
-
-    shape: ModelShape
-    dtype: str
-    work: Workload
-    mesh: Mesh
-    micro_batch: int
-    cluster: Cluster
-    strategy: Strategy
-
-    @cached_property
-    def tokens(self) -> float:
-        return self.micro_batch * self.work.mean_sequence
-
-    @cached_property
-    def activation_bytes(self) -> float:
-        return self.tokens * self.shape.hidden * BYTES[self.dtype]
-
-    def layers_s(self, kind: Literal["train", "score"]) -> float:
-        """The layers' forward pass, without communication."""
-        shape, device = self.shape, device_of(self.cluster, self.mesh)
-        parameters = read_parameters(shape, self.tokens, self.strategy.ep) - head_parameters(shape)
-        flops = 2 * (matmul_parameters(shape) - head_parameters(shape)) * self.tokens
-        flops += attention_work(shape, self.tokens, self.work.mean_sequence / 2)
-        seconds = products_s(flops, parameters, kind, self.dtype, device, self.mesh.tp)
-        seconds += residual_s(shape, self.tokens, self.dtype, device)
-        return (seconds + shape.num_layers * layer_latency_s(device)) / self.mesh.pp
-
-    def head_s(self, kind: Literal["train", "score"]) -> float:
-        parameters, device = head_parameters(self.shape), device_of(self.cluster, self.mesh)
-        return products_s(2 * parameters * self.tokens, parameters, kind, self.dtype, device, self.mesh.tp)
-
-    def messages_s(self) -> float:
-        """Of each layer, in one direction: two all-reduces over tp, and the way to the experts and back."""
-        link = axis_link(self.cluster, self.mesh, "tp")
-        seconds = 2 * all_reduce_s(self.activation_bytes, self.mesh.tp, link)
-        seconds += exchange_s(self.shape, self.activation_bytes, self.mesh, self.cluster, self.strategy)
-        return seconds * self.shape.num_layers / self.mesh.pp
-
-    def hop_s(self) -> float:
-        """The activations on their way to the next stage."""
-        if self.mesh.pp == 1:
-            return 0.0
-        return send_s(self.activation_bytes, axis_link(self.cluster, self.mesh, "pp"))

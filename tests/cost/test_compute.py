@@ -10,6 +10,7 @@ import pytest
 from benchmarks.cost_model import report, shipped_clusters
 from hflow.cost.compute import node_time_s, train_passes_s, update_s
 from hflow.cost.device import device_of
+from hflow.cost.execution import Execution
 from hflow.cost.generation import decode_s, prefill_s
 from hflow.graph.ir import OpKind
 from hflow.plan.cluster import Calibration, Cluster, Link
@@ -42,27 +43,27 @@ def plain(a100: Cluster) -> Cluster:
 def test_training_takes_six_flop_per_parameter_and_token(plain: Cluster) -> None:
     products = 6 * MATRICES * 8 * 2048 / 312e12
     attention = 3 * 4 * 4096 * 1024 * 32 * 8 * 2048 / 312e12
-    passes = train_passes_s(LLAMA, "bf16", TRAIN, ONE, 1, plain)
+    passes = train_passes_s(Execution(LLAMA, "bf16", TRAIN, ONE, 1, plain))
     residual = 3 * 10 * 32 * 4096 * 2 * 8 * 2048 / 2.039e12
     assert passes == pytest.approx(products + 2 * attention + residual), "attention runs at half the rate"
 
 
 def test_recomputation_repeats_the_layers_forward_pass(plain: Cluster) -> None:
-    base = train_passes_s(LLAMA, "bf16", TRAIN, ONE, 1, plain)
-    full = train_passes_s(LLAMA, "bf16", TRAIN, ONE, 1, plain, Strategy("full"))
+    base = train_passes_s(Execution(LLAMA, "bf16", TRAIN, ONE, 1, plain))
+    full = train_passes_s(Execution(LLAMA, "bf16", TRAIN, ONE, 1, plain, Strategy("full")))
     head = 2 * 32_000 * 4096 * 8 * 2048 / 312e12
     assert full - base == pytest.approx((base - 3 * head) / 3)
 
 
 def test_scoring_is_a_third_of_training(plain: Cluster) -> None:
     score = node_time_s("score", LLAMA, "bf16", Workload(8, 1024, 1024), ONE, 1, plain)
-    assert 3 * score == pytest.approx(train_passes_s(LLAMA, "bf16", TRAIN, ONE, 1, plain))
+    assert 3 * score == pytest.approx(train_passes_s(Execution(LLAMA, "bf16", TRAIN, ONE, 1, plain)))
 
 
 def test_a_pipeline_of_p_stages_takes_m_plus_p_minus_one_slots(plain: Cluster) -> None:
     mesh = Mesh.of((0, 1, 2, 3), pp=4)
     one, eight = (
-        train_passes_s(LLAMA, "bf16", replace(TRAIN, rows=m, rows_per_update=m), mesh, 1, plain)
+        train_passes_s(Execution(LLAMA, "bf16", replace(TRAIN, rows=m, rows_per_update=m), mesh, 1, plain))
         for m in (1, 8)
     )
     assert eight / one == pytest.approx((8 + 3) / (1 + 3))
@@ -70,7 +71,7 @@ def test_a_pipeline_of_p_stages_takes_m_plus_p_minus_one_slots(plain: Cluster) -
 
 def test_tensor_parallelism_divides_products_and_adds_all_reduces(plain: Cluster) -> None:
     mesh = Mesh.of((0, 1, 2, 3), tp=4)
-    one, four = (train_passes_s(LLAMA, "bf16", TRAIN, m, 1, plain) for m in (ONE, mesh))
+    one, four = (train_passes_s(Execution(LLAMA, "bf16", TRAIN, m, 1, plain)) for m in (ONE, mesh))
     residual = 3 * 10 * 32 * 4096 * 2 * 8 * 2048 / 2.039e12  # on every rank
     ring = 2 * 3 / 4 * (8 * 2048 * 4096 * 2) / (300e9 * 0.8)
     assert four == pytest.approx((one - residual) / 4 + residual + 2 * 2 * 32 * ring)
@@ -89,7 +90,7 @@ def test_one_row_decodes_as_fast_as_the_weights_are_read(a100: Cluster) -> None:
     bandwidth = 2.039e12 * a100.device.calibration.decode_bandwidth_efficiency
     weights, cache = 2 * MATRICES / bandwidth, (100 + 5) * 512 * 2**10 / bandwidth
     kernels = 32 * 12 * a100.device.kernel_latency_s
-    tokens = decode_s(LLAMA, "bf16", Workload(1, 100, 10), ONE, 1, a100)
+    tokens = decode_s(Execution(LLAMA, "bf16", Workload(1, 100, 10), ONE, 1, a100))
     assert tokens == pytest.approx(10 * (weights + cache + kernels))
 
 
@@ -100,7 +101,7 @@ def test_few_tokens_score_as_fast_as_the_weights_are_read(plain: Cluster) -> Non
 
 def test_many_rows_decode_at_the_rate_of_products(plain: Cluster) -> None:
     rows = 1024  # far beyond 312e12 / 2.039e12 = 153 rows, where reading and products take as long
-    tokens = decode_s(LLAMA, "bf16", Workload(rows, 0, 2), ONE, rows, plain)
+    tokens = decode_s(Execution(LLAMA, "bf16", Workload(rows, 0, 2), ONE, rows, plain))
     cache = rows * 512 * 2**10 / 2.039e12
     assert tokens == pytest.approx(2 * (2 * MATRICES * rows / 312e12 + cache))
 
@@ -117,19 +118,24 @@ def test_samples_of_a_prompt_share_its_prefill(a100: Cluster) -> None:
     work = Workload(64, 512, 128)
     shared = node_time_s("generate", LLAMA, "bf16", replace(work, samples=8), ONE, 64, a100)
     apart = node_time_s("generate", LLAMA, "bf16", work, ONE, 64, a100)
-    saved = prefill_s(LLAMA, "bf16", 64, 512, ONE, a100) - prefill_s(LLAMA, "bf16", 8, 512, ONE, a100)
+    run = Execution(LLAMA, "bf16", work, ONE, 64, a100)
+    saved = prefill_s(run, 64, 512) - prefill_s(run, 8, 512)
     assert apart - shared == pytest.approx(saved)
 
 
 def test_short_responses_free_rows_but_not_steps(plain: Cluster) -> None:
     work = Workload(512, 0, 200)
-    longest, ragged = (decode_s(LLAMA, "bf16", w, ONE, 512, plain) for w in (work, replace(work, mean=100)))
+    longest, ragged = (
+        decode_s(Execution(LLAMA, "bf16", w, ONE, 512, plain)) for w in (work, replace(work, mean=100))
+    )
     products = 2 * MATRICES / 312e12 * 512 * 200
     assert longest == pytest.approx(products + 512 * 200 * 100 * 512 * 2**10 / 2.039e12)
     assert ragged == pytest.approx(products / 2 + 256 * 200 * 50 * 512 * 2**10 / 2.039e12)
     few = replace(work, rows=1, mean=100)
-    assert decode_s(LLAMA, "bf16", few, ONE, 1, plain) >= 200 * 2 * MATRICES / 2.039e12
-    trained = [train_passes_s(LLAMA, "bf16", replace(TRAIN, mean=m), ONE, 1, plain) for m in (None, 0.0)]
+    assert decode_s(Execution(LLAMA, "bf16", few, ONE, 1, plain)) >= 200 * 2 * MATRICES / 2.039e12
+    trained = [
+        train_passes_s(Execution(LLAMA, "bf16", replace(TRAIN, mean=m), ONE, 1, plain)) for m in (None, 0.0)
+    ]
     assert trained[1] < trained[0] / 2, "fewer tokens, and shorter contexts"
 
 
@@ -141,7 +147,9 @@ def test_tokens_travel_to_their_experts_and_back(plain: Cluster) -> None:
     """In each of 48 layers, 8 copies of a token of 2048 bf16 numbers; 3 of 4 go to another device. There and
     back, in the forward pass once and in the backward pass once."""
     mesh, work = Mesh.of((0, 1, 2, 3), dp=4), replace(TRAIN, rows=64, rows_per_update=64)
-    alone, shared = (train_passes_s(MOE, "bf16", work, mesh, 16, plain, Strategy(ep=ep)) for ep in (1, 4))
+    alone, shared = (
+        train_passes_s(Execution(MOE, "bf16", work, mesh, 16, plain, Strategy(ep=ep))) for ep in (1, 4)
+    )
     way = 16 * 2048 * 8 * 2048 * 2 * 3 / 4 / (300e9 * 0.8)
     assert shared - alone == pytest.approx(48 * 4 * way, rel=1e-6)
 
@@ -155,7 +163,7 @@ def test_gradients_of_experts_are_reduced_where_they_are_the_same(plain: Cluster
 
 def test_replicas_that_share_experts_read_fewer_weights(a100: Cluster) -> None:
     mesh, work = Mesh.of(tuple(range(8)), dp=8), Workload(512, 0, 64)
-    alone, shared = (decode_s(MOE, "bf16", work, mesh, 64, a100, Strategy(ep=ep)) for ep in (1, 8))
+    alone, shared = (decode_s(Execution(MOE, "bf16", work, mesh, 64, a100, Strategy(ep=ep))) for ep in (1, 8))
     bandwidth = 2.039e12 * a100.device.calibration.decode_bandwidth_efficiency
     saved = 64 * 2 * EXPERTS * ((1 - (15 / 16) ** 64) - (1 - (15 / 16) ** 512) / 8) / bandwidth
     way = 2 * 64 * 48 * (64 * 8 * 2048 * 2 * 7 / 8 / (300e9 * 0.8) + 7e-5)
