@@ -53,5 +53,10 @@ class Draft:
     step_time_s: float = 0.0
     search: Search = field(default_factory=lambda: Search(0, 0.0))
 
+    @property
+    def programs(self) -> tuple[Program, ...]:
+        """Of the step, and of the evaluation if there is one."""
+        return (self.step, self.evaluation) if self.evaluation else (self.step,)
+
     def node_plan(self, name: str) -> NodePlan:
         return next(n for n in self.nodes if n.node == name)

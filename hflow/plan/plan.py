@@ -75,6 +75,11 @@ class Plan(Displayed):
     def graph(self) -> Graph:
         return self.step.graph
 
+    @property
+    def programs(self) -> tuple[Program, ...]:
+        """Of the step, and of the evaluation if there is one."""
+        return (self.step, self.evaluation) if self.evaluation else (self.step,)
+
     @cached_property
     def _nodes(self) -> dict[str, NodePlan]:
         return {n.node: n for n in self.nodes}

@@ -46,8 +46,7 @@ def load_plan(path: Path) -> Plan:
         where = ".".join(map(str, first["loc"]))
         message = f"`{path}`: {where}: {first['msg']}"
         raise HflowError(Diagnostic("HF306", message, help="compile the graph again")) from None
-    programs = [program for program in (plan.step, plan.evaluation) if program]
-    graphs = (problem for program in programs for problem in broken_graph(program.graph))
+    graphs = (problem for program in plan.programs for problem in broken_graph(program.graph))
     problem = next(chain(bad_numbers(plan), graphs, misplaced(plan), inconsistencies(plan)), None)
     if problem:
         message = f"`{path}` contradicts itself: {problem}"

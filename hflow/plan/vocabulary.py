@@ -50,10 +50,11 @@ def foreign_tokens(graph: Graph) -> Iterator[Diagnostic]:
     """
     for node in graph.nodes:
         tokens = node.input("prompt") or node.input("tokens")
-        writer = _writer(graph, tokens.type.dims[-1].factors[0].origin) if tokens and node.model else None
-        if writer is None or node.model is None or tokens is None:
+        if not (tokens and node.model):
             continue
-        reader = node.model.model
+        writer, reader = _writer(graph, tokens.type.dims[-1].factors[0].origin), node.model.model
+        if writer is None:
+            continue
         paths = [graph.model(name).path for name in (writer, reader)]
         written, read = (token_ids(path) for path in paths) if paths[0] != paths[1] else (None, None)
         if written is not None and read is not None and written != read:

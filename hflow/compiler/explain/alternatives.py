@@ -122,9 +122,7 @@ def _tried(question: _Question) -> list[tuple[Candidate, ...]]:
 
 
 def _lies_on(candidate: Candidate, plan: NodePlan) -> bool:
-    return (candidate.pp, candidate.dp, candidate.tp) == tuple(
-        plan.mesh.size(axis) for axis in ("pp", "dp", "tp")
-    )
+    return candidate.mesh(0).axes == plan.mesh.axes
 
 
 def _is_chosen(candidate: Candidate, plan: NodePlan) -> bool:
@@ -155,13 +153,11 @@ def _judged(question: _Question, candidates: tuple[Candidate, ...], budget_s: fl
     only = {**draft.candidates, group.name: {candidates[0].num_devices: candidates}}
     draft = replace(draft, candidates=only)
     space = SearchSpace(draft)
-    if reason := _why_nothing_fits(space):
-        return Alternative(candidate_text(candidates[0]), candidates[0].mesh(0).devices, None, None, reason)
-    found = search(space, budget_s)
-    if not found.choice:
-        return Alternative(
-            candidate_text(candidates[0]), candidates[0].mesh(0).devices, None, None, "does not fit"
-        )
+    reason = _why_nothing_fits(space)
+    found = None if reason else search(space, budget_s)
+    if not (found and found.choice):
+        first, reason = candidates[0], reason or "does not fit"
+        return Alternative(candidate_text(first), first.mesh(0).devices, None, None, reason)
     assignment, config = found.choice.assignments[group.name], found.choice.configs[question.chosen.node]
     strategy = replace(assignment.candidate.strategy, recompute=config.recompute)
     text = layout_text(assignment.mesh, strategy, assignment.candidate.offload) or "dp1"

@@ -14,8 +14,7 @@ from hflow.units import device_text
 
 def check_memory(draft: Draft) -> Draft:
     """Raises HF305 for the devices that lack most of what the plan puts there, or the fullest host."""
-    programs = [p for p in (draft.step, draft.evaluation) if p]
-    memory = device_memory(draft, draft.nodes, programs)
+    memory = device_memory(draft, draft.nodes, draft.programs)
     worst = max(memory, key=lambda m: m.peak_bytes - m.capacity_bytes)
     if worst.peak_bytes > worst.capacity_bytes:
         raise HflowError(_too_full(worst))

@@ -14,12 +14,10 @@ from hflow.plan.sharding import Sharding
 
 def inconsistencies(plan: Plan) -> Iterator[str]:
     """Where the parts of a plan contradict each other, in words."""
-    planned = {n.node for n in plan.nodes}
     yield from (
         f"node `{n.node}` has a micro-batch of {n.micro_batch}" for n in plan.nodes if n.micro_batch < 1
     )
-    for program in (p for p in (plan.step, plan.evaluation) if p):
-        yield from (f"node `{n.name}` has no plan" for n in program.graph.nodes if n.name not in planned)
+    for program in plan.programs:
         yield from _bad_instructions(program, program.instructions, "instruction ")
         yield from _out_of_order(program.instructions, "instruction ")
         yield from _bad_awaits(program)

@@ -16,8 +16,7 @@ AXES = ["pp", "dp", "tp"]
 
 def misplaced(plan: Plan) -> Iterator[str]:
     """Where node plans, edges and instructions contradict the graph, the cluster or each other, in words."""
-    programs = [program for program in (plan.step, plan.evaluation) if program]
-    nodes = {node.name: node for program in reversed(programs) for node in program.graph.nodes}
+    nodes = {node.name: node for program in reversed(plan.programs) for node in program.graph.nodes}
     if [n.node for n in plan.nodes] != list(dict.fromkeys(n.node for n in plan.nodes)):
         yield "a node has two plans"
     lacking = nodes.keys() - {n.node for n in plan.nodes}
@@ -29,7 +28,7 @@ def misplaced(plan: Plan) -> Iterator[str]:
     yield from (f"device {device} is not in its cluster" for device in beyond)
     if not plan.memory:
         yield "it predicts the memory of no device"
-    for program in programs:
+    for program in plan.programs:
         models = [m.name for m in program.graph.models]
         yield from (f"model `{name}` has no shape" for name in models if name not in plan.shapes)
         if not lacking:

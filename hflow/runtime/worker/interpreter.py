@@ -343,7 +343,6 @@ def _ranks(*meshes: Mesh) -> tuple[int, ...]:
 
 def _peers(plan: Plan, group: Callable[[tuple[int, ...]], dist.ProcessGroup]) -> dict[tuple[int, ...], Peers]:
     """The process group of every mesh and of every edge of both programs, made in plan order."""
-    programs = [p for p in (plan.step, plan.evaluation) if p]
     keys = [_ranks(n.mesh) for n in plan.nodes]
-    keys += [_ranks(e.source_mesh, e.target_mesh) for p in programs for e in p.edges]
+    keys += [_ranks(e.source_mesh, e.target_mesh) for p in plan.programs for e in p.edges]
     return {key: Peers(key, group(key)) for key in dict.fromkeys(keys)}

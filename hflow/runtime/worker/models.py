@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hflow.graph.ir import Node
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.plan import Plan
-from hflow.plan.program import Offload, Program, Release, with_bodies
+from hflow.plan.program import Offload, Release, with_bodies
 from hflow.plan.replicas import Instance, instance_of, instances
 from hflow.runtime.engines.implementation import implementation
 from hflow.runtime.engines.protocol import ModelEngine, ModelSetup, ModelWeights, NodeEngine
@@ -70,7 +70,7 @@ def _build(
     told: Callable[[str], None],
 ) -> None:
     offloaded, released = _put_away(plan, Offload), _put_away(plan, Release)
-    graphs = [program.graph for program in _programs(plan)]
+    graphs = [program.graph for program in plan.programs]
     for instance in instances(graphs, {n.node: n.sharding for n in plan.nodes}):
         setup = _setup(plan, instance, instance in released, world, tokenizers[instance.model], told)
         model = implementation(instance.sharding.engine).build(setup)
@@ -91,7 +91,7 @@ def _setup(
     tokenizer: Tokenizer,
     told: Callable[[str], None],
 ) -> ModelSetup:
-    nodes = (n for program in _programs(plan) for n in program.graph.nodes if n.model)
+    nodes = (n for program in plan.programs for n in program.graph.nodes if n.model)
     planned = ((node, plan.node(node.name)) for node in nodes)  # one may read other weights in each program
     return ModelSetup(
         model=plan.graph.model(instance.model),
@@ -113,10 +113,6 @@ def _setup(
 
 def _put_away(plan: Plan, kind: type[Offload | Release]) -> set[Instance]:
     """The instances that some instruction of a kind puts away."""
-    found = ((p.graph, i) for p in _programs(plan) for i in with_bodies(p.instructions))
+    found = ((p.graph, i) for p in plan.programs for i in with_bodies(p.instructions))
     nodes = [graph.node(i.node) for graph, i in found if isinstance(i, kind)]
     return {instance_of(node, plan.node(node.name).sharding) for node in nodes}
-
-
-def _programs(plan: Plan) -> list[Program]:
-    return [p for p in (plan.step, plan.evaluation) if p]

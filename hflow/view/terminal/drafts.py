@@ -83,8 +83,7 @@ def _lower_edges(draft: Draft, width: int) -> str:
 
 
 def _schedule(draft: Draft, width: int) -> str:
-    programs = [p for p in (draft.step, draft.evaluation) if p]
-    texts = [program_text(p, draft.nodes) for p in programs]
+    texts = [program_text(p, draft.nodes) for p in draft.programs]
     return "\n".join([*texts, f"{seconds(draft.step_time_s)} per step"])
 
 
