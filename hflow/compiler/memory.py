@@ -10,12 +10,11 @@ while they move: before the first reader's working set is there, and after the l
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from hflow.compiler.state import Draft
-from hflow.cost.memory import awake_bytes, weight_bytes
-from hflow.plan.engine_registry import profile_of
+from hflow.cost.residency import LabelledBytes, Residency, Use, residency
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.plan import DeviceMemory
 from hflow.plan.program import Call, Instruction, Program, Release, SyncWeights, with_bodies
@@ -24,7 +23,6 @@ from hflow.plan.workload import workload
 from hflow.schedule.tasks import device_classes
 
 Moment = tuple[int, str]  # a node runs: of the step (0) or of the evaluation (1), its name
-LabelledBytes = tuple[str, int]  # a label, and bytes
 
 
 def device_memory(
@@ -38,9 +36,9 @@ def device_memory(
             them, none does.
     """
     plans = {n.node: n for n in nodes}
-    users = _users(draft, plans)
+    users = instance_users(draft, plans.values())
     passing = [copy for number, p in enumerate(programs) for copy in _passing(number, p, plans)]
-    held = [_held(draft, i, own, [p for p in passing if i in (p.copy, p.donor)]) for i, own in users.items()]
+    held = [_held(draft, instance, own, passing) for instance, own in users.items()]
     meshes = list(dict.fromkeys(i.mesh.devices for i in users))
     found: list[DeviceMemory] = []
     for devices, member_of in device_classes(meshes).items():
@@ -56,24 +54,24 @@ def device_memory(
 
 @dataclass(frozen=True)
 class _Held:
-    """What of an instance lies on its devices: `more` at some `moments`, `stays` at all others. The memory of
-    its weights, of so many bytes, is `donated` at some of these; at the first and the last of them, if that
-    is True, only as long as a node runs, not while the weights move."""
+    """What of an instance lies on its devices: `kept`, in use at some `moments`. The memory of its weights is
+    `donated` at some others; at the first and the last of these, if that is True, only as long as a node
+    runs, not while the weights move."""
 
     instance: Instance
-    stays: LabelledBytes
-    more: LabelledBytes
+    kept: Residency
     moments: frozenset[Moment]
-    weights: int = 0
-    donated: Mapping[Moment, bool] = field(default_factory=dict[Moment, bool])
+    donated: Mapping[Moment, bool]
 
     def at(self, moment: Moment, working: int) -> LabelledBytes:
         """`working`: the bytes that the node itself needs then."""
-        label, size = self.more if moment in self.moments else self.stays
+        label, size = self.kept.in_use if moment in self.moments else self.kept.always
         if moment not in self.donated:
-            return label, size
-        gone = min(self.weights, working) if self.donated[moment] else self.weights
-        return label.removeprefix("weights, ") if gone == self.weights else label, size - gone
+            return LabelledBytes(label, size)
+        weights = self.kept.weights
+        gone = min(weights, working) if self.donated[moment] else weights
+        left = label.removeprefix("weights, ") if gone == weights else label
+        return LabelledBytes(left, size - gone)
 
 
 @dataclass(frozen=True)
@@ -90,50 +88,39 @@ class _Passing:
         return self.moments[0], self.moments[-1]
 
 
-def _users(draft: Draft, plans: Mapping[str, NodePlan]) -> dict[Instance, dict[Moment, NodePlan]]:
+def instance_users(draft: Draft, plans: Iterable[NodePlan]) -> dict[Instance, dict[Moment, NodePlan]]:
     """The plans of the nodes that use each instance."""
+    plan_of = {plan.node: plan for plan in plans}
     users: dict[Instance, dict[Moment, NodePlan]] = {}
     for number, graph in enumerate(g for g in (draft.graph, draft.evaluation_graph) if g):
         for node in (n for n in graph.nodes if n.model):
-            plan = plans[node.name]
+            plan = plan_of[node.name]
             users.setdefault(instance_of(node, plan.sharding), {})[number, node.name] = plan
     return users
+
+
+def instance_residency(draft: Draft, instance: Instance, plans: Collection[NodePlan]) -> Residency:
+    """What it keeps, used as `plans` say."""
+    trainings = [plan for plan in plans if plan.kind == "train"]
+    use: Use = "train" if trainings else "read" if draft.graph.trainers(instance.model) else "frozen"
+    deciding = trainings or [*plans]
+    return residency(
+        draft.graph.model(instance.model), draft.shapes[instance.model], instance.mesh,
+        deciding[0].strategy, draft.cluster, use, instance.lag,
+        offload=all(plan.offload for plan in deciding),
+        tokens=max(p.micro_batch * workload(draft.graph.node(p.node)).sequence for p in plans),
+    )  # fmt: skip
 
 
 def _held(
     draft: Draft, instance: Instance, users: Mapping[Moment, NodePlan], passing: Sequence[_Passing]
 ) -> _Held:
     """`passing`: where it is a copy, or donates its memory to one."""
-    first = next(iter(users.values()))
-    what = draft.shapes[instance.model], draft.graph.model(instance.model).dtype, instance.mesh
-    trainings = {at: plan for at, plan in users.items() if plan.kind == "train"}
-    strategy = next(iter(trainings.values()), first).strategy
-    weights, nothing = ("weights", weight_bytes(*what, False, strategy)), ("weights", 0)
-    if trainings:
-        state = "weights, gradients, Adam", weight_bytes(*what, True, strategy)
-        offloaded = all(plan.offload for plan in trainings.values())
-        donated = {at: at in p.ends for p in passing for at in p.moments}
-        always = weights if offloaded else state
-        return _Held(instance, always, state, frozenset(trainings), weights[1], donated)
-    platform, trained = draft.cluster.device.platform, bool(draft.graph.trainers(instance.model))
-    server = profile_of(first.engine).server
-    own = draft.cluster.server_bytes if server else 0  # always there
-    if server and not server.sleeps(platform, trained and not instance.lag):
-        tokens = max(p.micro_batch * workload(draft.graph.node(p.node)).sequence for p in users.values())
-        changes = trained or draft.graph.model(instance.model).refresh is not None
-        served = "server", own + awake_bytes(*what, tokens, platform, changes, strategy)
-        return _Held(instance, served, served, frozenset())
-    if instance.lag:
-        older = "older weights", weights[1]
-        return _Held(instance, older, older, frozenset())
-    if trained:
-        waiting = (at for p in passing for at in p.moments)
-        asleep, awake = ("server", own), ("server, weights", own + weights[1])
-        return _Held(
-            instance, *((asleep, awake) if own else (nothing, weights)), frozenset({*users, *waiting})
-        )
-    offloaded = all(plan.offload for plan in users.values())
-    return _Held(instance, nothing if offloaded else weights, weights, frozenset(users))
+    donated = {at: at in p.ends for p in passing if p.donor == instance for at in p.moments}
+    waiting = (at for p in passing if p.copy == instance for at in p.moments)
+    trainings = frozenset(at for at, plan in users.items() if plan.kind == "train")
+    kept = instance_residency(draft, instance, users.values())
+    return _Held(instance, kept, trainings or frozenset({*users, *waiting}), donated)
 
 
 def _parts(here: Sequence[_Held], moment: Moment, plan: NodePlan) -> Counter[str]:

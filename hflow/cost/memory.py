@@ -8,6 +8,7 @@ a gated MLP, with fused attention (no matrix of scores) and without sequence par
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import ceil
 
 from hflow.cost.device import BYTES
@@ -108,6 +109,7 @@ def kv_cache_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mesh) -> in
     return ceil(tokens * shape.kv_bytes_per_token(BYTES[dtype]) / (mesh.tp * mesh.pp))
 
 
+@lru_cache(maxsize=4096)
 def pinned_bytes(shape: ModelShape, size_bytes: int, element_bytes: int, tp: int) -> int:
     """Of the host's memory, for `size_bytes` of a shard: torch rounds each block that it pins, one for each
     parameter, up to a power of two."""

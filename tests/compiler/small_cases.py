@@ -125,9 +125,9 @@ def _pins(graph: Graph, cluster: Cluster, random: Random) -> tuple[str, ...]:
 def _memory_bytes(draft: Draft, random: Random) -> int:
     """Enough for each node group alone, and about what a device needs if all models share all devices."""
     options = [each[max(each)] for each in draft.candidates.values()]
-    alone = max(min(o.idle_bytes + o.copy_bytes + o.least_bytes for o in own) for own in options)
+    alone = max(min(o.idle_bytes + o.kept.copy_bytes + o.least_bytes for o in own) for own in options)
     staying = sum(min(o.idle_bytes for o in own) for own in options)
-    together = staying + max(min(o.copy_bytes + o.least_bytes for o in own) for own in options)
+    together = staying + max(min(o.kept.copy_bytes + o.least_bytes for o in own) for own in options)
     return max(alone, int(together * random.uniform(0.7, 2.5)))
 
 

@@ -94,7 +94,12 @@ def test_what_stays_and_what_is_swapped(draft: Draft) -> None:
             expected = (weights, 0, state - weights, moved / link.bandwidth + 2 * link.latency_s)
         else:
             expected = (0, 0, weights, weights / link.bandwidth + link.latency_s)
-        found = (candidate.idle_bytes, candidate.copy_bytes, candidate.swapped_bytes, candidate.swap_s)
+        found = (
+            candidate.idle_bytes,
+            candidate.kept.copy_bytes,
+            candidate.kept.swapped_bytes,
+            candidate.swap_s,
+        )
         assert found == pytest.approx(expected), (group.name, candidate)
 
 
@@ -123,7 +128,7 @@ def _check_against_all(
 ) -> None:
     """No micro-batch of a power of two, with or without recomputation, is better than the ways kept."""
     shape, mesh, work = draft.shapes[group.model], candidate.mesh(0), workload(node)
-    extra = candidate.swapped_bytes
+    extra = candidate.kept.swapped_bytes
     for recompute in ("none", "full") if node.op == "train" else ("none",):
         strategy = replace(candidate.strategy, recompute=recompute)
         share = (work.rows_per_update or work.rows) // mesh.dp

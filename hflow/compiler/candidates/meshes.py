@@ -75,7 +75,7 @@ def needed_bytes(draft: Draft, group: NodeGroup, mesh: Mesh) -> int:
     """What the node group needs on a device of `mesh`, run with the least memory and nothing else beside
     it."""
     candidates = _pricing(unlimited(draft), group).candidates(mesh)
-    return min(c.idle_bytes + c.copy_bytes + c.least_bytes for c in candidates)
+    return min(c.idle_bytes + c.kept.copy_bytes + c.least_bytes for c in candidates)
 
 
 def candidate_text(candidate: Candidate) -> str:

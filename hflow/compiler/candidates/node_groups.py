@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from hflow.cost.residency import Residency, Use
 from hflow.graph.ir import Graph, Node
 from hflow.plan.engine_profile import EngineProfile
 from hflow.plan.engine_registry import DEFAULT_ENGINE, GenerationEngine, profile_of
@@ -42,6 +43,10 @@ class NodeGroup:
     @property
     def profile(self) -> EngineProfile:
         return profile_of(self.engine)
+
+    @property
+    def use(self) -> Use:
+        return "read" if self.role == "generate" or self.role == "score" else self.role
 
     @property
     def served(self) -> bool:
@@ -87,22 +92,26 @@ class ParetoFront:
 class Candidate:
     """A node group on `pp` x `dp` x `tp` devices.
 
-    `idle_bytes`: what stays on each device while other nodes run, beside a reader's own copy of weights that
-    are trained elsewhere, of `copy_bytes`. `swapped_bytes`: what is loaded while a node runs, a part of
-    what its `fronts` need; `swap_s`: onload before and offload after each run. `fronts`: of each of its
-    nodes.
+    `kept`: what of the model stays on each device. `swap_s`: onload before and offload after each run.
+    `fronts`: of each of its nodes; what is loaded while it runs is a part of what it needs.
     """
 
     pp: int
     dp: int
     tp: int
     strategy: Strategy
-    offload: bool
-    idle_bytes: int
-    copy_bytes: int
-    swapped_bytes: int
+    kept: Residency
     swap_s: float
     fronts: tuple[ParetoFront, ...]
+
+    @cached_property
+    def idle_bytes(self) -> int:
+        """What stays while other nodes run, beside a reader's own copy of weights."""
+        return self.kept.always.size
+
+    @property
+    def offload(self) -> bool:
+        return self.kept.loaded_bytes > 0
 
     @property
     def num_devices(self) -> int:
@@ -124,6 +133,14 @@ class Candidate:
 
     def sharding(self, mesh: Mesh) -> Sharding:
         return Sharding.of(mesh, self.strategy)
+
+    @cached_property
+    def _lies(self) -> Sharding:
+        return self.sharding(self.mesh(0))
+
+    def copy_beside(self, trainer: Candidate | None) -> int:
+        """Bytes of its own copy of weights, on the trainer's devices or (None) elsewhere."""
+        return 0 if trainer and trainer._lies == self._lies else self.kept.copy_bytes
 
 
 Candidates = Mapping[int, tuple[Candidate, ...]]  # by number of devices

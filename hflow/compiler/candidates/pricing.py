@@ -14,13 +14,8 @@ from hflow.compiler.candidates.node_groups import Candidate, ExecConfig, NodeGro
 from hflow.compiler.pins import Pin
 from hflow.cost.comm import host_transfer_s
 from hflow.cost.compute import node_time_s
-from hflow.cost.memory import (
-    awake_bytes,
-    kv_cache_bytes,
-    optimizer_bytes,
-    weight_bytes,
-    working_bytes,
-)
+from hflow.cost.memory import kv_cache_bytes, working_bytes
+from hflow.cost.residency import Residency, is_awake, residency
 from hflow.graph.ir import Model, Node, OpKind
 from hflow.plan.cluster import Cluster
 from hflow.plan.layout import Mesh
@@ -92,54 +87,43 @@ class Pricing:
     def _resident_or_not(
         self, mesh: Mesh, strategy: Strategy, fronts: tuple[ParetoFront, ...]
     ) -> Iterator[Candidate]:
-        sizes = mesh.pp, mesh.dp, mesh.tp
-        weights = weight_bytes(self.shape, self.model.dtype, mesh, False, strategy)
-        renewed = self.group.role == "generate" and not self.group.lag
-        if self.group.served and not self.group.profile.sleeps(self.cluster.device.platform, renewed):
+        if is_awake(strategy.engine, self.cluster, self.group.use, self.group.lag):
             yield from self._awake(mesh, strategy, fronts)
             return
-        if self.group.role in ("generate", "score"):
-            idle, copy = (weights, 0) if self.group.lag else (0, weights)
-            idle += self.cluster.server_bytes if self.group.served else 0
-            yield from self._fitting(Candidate(*sizes, strategy, False, idle, copy, 0, 0.0, fronts))
-            return
-        state, moved = weights, weights
-        if self.group.role == "train":
-            state = weight_bytes(self.shape, self.model.dtype, mesh, True, strategy)
-            moved = optimizer_bytes(self.shape, self.model.dtype, mesh, strategy)
-        for offload in self._offloads(mesh, moved):
-            if not offload:
-                yield from self._fitting(Candidate(*sizes, strategy, False, state, 0, 0, 0.0, fronts))
-                continue
-            trains = self.group.role == "train"
-            swap_s = host_transfer_s(moved, self.cluster) * (2 if trains else 1)
-            idle = weights if trains else 0
-            extra = tuple(_more(w, state - idle) for w in fronts)
-            yield from self._fitting(Candidate(*sizes, strategy, True, idle, 0, state - idle, swap_s, extra))
+        for offload in self._offloads(mesh, strategy):
+            kept = self._kept(mesh, strategy, offload)
+            ways = 2 if self.group.role == "train" else 1
+            swap_s = host_transfer_s(kept.loaded_bytes, self.cluster) * ways if offload else 0.0
+            more = tuple(_more(front, kept.swapped_bytes) for front in fronts)
+            yield from self._fitting(_candidate(mesh, strategy, kept, swap_s, more))
 
     def _awake(self, mesh: Mesh, strategy: Strategy, fronts: tuple[ParetoFront, ...]) -> Iterator[Candidate]:
         """Of a server that keeps its KV cache while other nodes run: a candidate for each size of the
         cache."""
-        shape, dtype, platform = self.shape, self.model.dtype, self.cluster.device.platform
-        changes = self.group.role != "frozen" or self.model.refresh is not None
         for chosen in product(*(each.configs for each in fronts)):
             tokens = [config.micro_batch * work.sequence for config, work in zip(chosen, self.group.works)]
-            idle = awake_bytes(shape, dtype, mesh, max(tokens), platform, changes, strategy)
-            idle += self.cluster.server_bytes
-            caches = (kv_cache_bytes(shape, dtype, count, mesh) for count in tokens)
+            caches = (kv_cache_bytes(self.shape, self.model.dtype, count, mesh) for count in tokens)
             rest = tuple(_more(ParetoFront((config,)), -cache) for config, cache in zip(chosen, caches))
-            sizes = mesh.pp, mesh.dp, mesh.tp
-            yield from self._fitting(Candidate(*sizes, strategy, False, idle, 0, 0, 0.0, rest))
+            kept = self._kept(mesh, strategy, tokens=max(tokens))
+            yield from self._fitting(_candidate(mesh, strategy, kept, 0.0, rest))
 
-    def _offloads(self, mesh: Mesh, moved: int) -> Sequence[bool]:
-        """`moved`: what one device would put into the memory of its host."""
+    def _kept(self, mesh: Mesh, strategy: Strategy, offload: bool = False, tokens: int = 0) -> Residency:
+        group = self.group
+        return residency(
+            self.model, self.shape, mesh, strategy, self.cluster, group.use, group.lag,
+            evaluated=group.evaluated, offload=offload, tokens=tokens,
+        )  # fmt: skip
+
+    def _offloads(self, mesh: Mesh, strategy: Strategy) -> Sequence[bool]:
+        """Whether anything may wait on the host, which has room for what its devices would put there."""
         pinned = {p.offload for p in self.pins if p.offload is not None}
-        if pinned:
+        if pinned and self.group.use != "read":
             return sorted(pinned)
         if not (self.cluster.host_link and self.group.profile.offloads) or self.model.refresh:
             return (False,)
+        moved = self._kept(mesh, strategy, offload=True).loaded_bytes
         room, devices = self.cluster.host_memory_bytes, min(len(mesh.devices), self.cluster.devices_per_host)
-        return (False, True) if room is None or moved * devices <= room else (False,)
+        return (False, True) if moved and (room is None or moved * devices <= room) else (False,)
 
     def _fitting(self, candidate: Candidate) -> Iterator[Candidate]:
         """The candidate without the configurations that cannot fit."""
@@ -207,6 +191,12 @@ def _micro_batches(work: Workload, mesh: Mesh) -> list[int]:
     return sorted({ceil(groups / count) * together for count in passes}, reverse=True)
 
 
+def _candidate(
+    mesh: Mesh, strategy: Strategy, kept: Residency, swap_s: float, fronts: tuple[ParetoFront, ...]
+) -> Candidate:
+    return Candidate(mesh.pp, mesh.dp, mesh.tp, strategy, kept, swap_s, fronts)
+
+
 def _more(fronts: ParetoFront, size: int) -> ParetoFront:
     return ParetoFront(tuple(replace(w, need_bytes=w.need_bytes + size) for w in fronts.configs))
 
@@ -230,7 +220,7 @@ def _undominated(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 def _beats(one: Candidate, other: Candidate) -> bool:
     """Whether `one` is no worse in every respect; both are on one mesh."""
-    if one.idle_bytes > other.idle_bytes or one.copy_bytes > other.copy_bytes:
+    if one.idle_bytes > other.idle_bytes or one.kept.copy_bytes > other.kept.copy_bytes:
         return False
     if one.strategy.ep != other.strategy.ep or (one.strategy.zero == 3) != (other.strategy.zero == 3):
         return False  # their weights lie elsewhere

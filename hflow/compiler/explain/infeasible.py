@@ -83,20 +83,18 @@ def _needs(load: DeviceLoad) -> str:
 def _parts(load: DeviceLoad) -> Iterator[tuple[str, int]]:
     """What lies on a device when it is fullest."""
     for held in load.held:
-        candidate, size, runs = held.candidate, held.idle_bytes, held is load.neediest
-        if runs:
-            working = candidate.least_bytes - candidate.swapped_bytes
+        candidate, size, kept = held.candidate, held.idle_bytes, held.candidate.kept.always
+        if held is load.neediest:
+            working, kept = candidate.least_bytes - candidate.kept.swapped_bytes, candidate.kept.in_use
             size += held.need_bytes - working
             yield f"{_hungriest(held).name} working set", working
-        whole = held.group.role == "train" and (runs or not candidate.offload)
-        what = "weights, gradients, Adam" if whole else "server" if held.group.served else "weights"
-        yield f"{held.group.model} {what} ({candidate_text(candidate)})", size
+        yield f"{held.group.model} {kept.label} ({candidate_text(candidate)})", size
 
 
 def _remedies(draft: Draft, load: DeviceLoad) -> Iterator[str]:
     """What would help beside more devices."""
     cluster, most = draft.cluster, load.neediest.candidate
-    if most.least_bytes - most.swapped_bytes > cluster.device.usable_bytes / 2:
+    if most.least_bytes - most.kept.swapped_bytes > cluster.device.usable_bytes / 2:
         yield "micro-batches are as small as can be, so that only shorter sequences need less"
     if cluster.host_link is None and _fits(replace(draft, cluster=replace(cluster, host_link=SLOW))):
         yield "it fits if models may wait in the host's memory, for which the cluster file lacks `links.host`"

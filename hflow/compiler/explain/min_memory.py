@@ -15,6 +15,7 @@ from functools import cache, reduce
 from hflow.compiler.candidates.node_groups import Candidate, NodeGroup
 from hflow.compiler.planner.placements import Partition
 from hflow.compiler.planner.search_space import SearchSpace
+from hflow.cost.residency import SHARED, OwnCopy
 
 
 @dataclass(frozen=True)
@@ -105,41 +106,26 @@ def _of_model(space: SearchSpace, model: str, count: int) -> list[DeviceLoad]:
     trainer = next((g for g in groups if g.role == "train"), None)
     if trainer is None:
         return reduce(_together, (_alone(g, space.candidates(g.name, count)) for g in groups))
-    readers = [g for g in groups if g is not trainer]
-    copies = [_alone(g, space.candidates(g.name, count)) for g in readers]
+    readers = [(g, space.candidates(g.name, count)) for g in groups if g is not trainer]
+    copies = [_alone(*each) for each in readers]
     found: list[DeviceLoad] = []
     for candidate in space.candidates(trainer.name, count):
         loads = [_load(trainer, candidate)]
-        for group, own in zip(readers, copies):
-            shared = (
-                c for c in space.candidates(group.name, count) if not group.lag and _alike(c, candidate)
-            )
-            loads = _together(loads, [*own, *(_load(group, c) for c in shared)])
+        for (group, candidates), own in zip(readers, copies):
+            shared = (_load(group, c) for c in candidates if not c.copy_beside(candidate))
+            loads = _together(loads, [*own, *shared])
         found += loads
     return _undominated(found)
 
 
 def _alone(group: NodeGroup, candidates: Iterable[Candidate]) -> list[DeviceLoad]:
-    """A copy of weights that are trained elsewhere stays where several nodes read it. Beside a server of
-    older weights there is another, which evaluates the newest."""
-    stays = len(group.nodes) > 1
-    twice = group.served and group.evaluated and group.lag > 0
-    return _undominated(
-        _load(group, c, c.copy_bytes * stays + c.idle_bytes * twice, c.copy_bytes * (not stays))
-        for c in candidates
-    )
+    """With its own copy of weights that are trained elsewhere."""
+    return _undominated(_load(group, c, c.kept.own_copy(len(group.nodes))) for c in candidates)
 
 
-def _load(group: NodeGroup, candidate: Candidate, staying: int = 0, passing: int = 0) -> DeviceLoad:
-    """`staying`, `passing`: bytes of its own copy of weights, there always or while a node runs."""
-    idle, need = candidate.idle_bytes + staying, candidate.least_bytes + passing
+def _load(group: NodeGroup, candidate: Candidate, copy: OwnCopy = SHARED) -> DeviceLoad:
+    idle, need = candidate.idle_bytes + copy.staying, candidate.least_bytes + copy.passing
     return DeviceLoad(idle, need, (GroupMemory(group, candidate, idle, need),))
-
-
-def _alike(reader: Candidate, trainer: Candidate) -> bool:
-    """Whether a reader uses the trainer's own weights."""
-    mine, theirs = ((c.pp, c.dp, c.tp, c.strategy.ep) for c in (reader, trainer))
-    return mine == theirs
 
 
 def _together(some: Iterable[DeviceLoad], others: Sequence[DeviceLoad]) -> list[DeviceLoad]:

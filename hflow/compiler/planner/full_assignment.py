@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from hflow.compiler.candidates.node_groups import ExecConfig, NodeGroup
 from hflow.compiler.planner.assignments import Assignments, shardings
+from hflow.cost.residency import SHARED, OwnCopy
 
 
 @dataclass(frozen=True)
@@ -23,11 +24,7 @@ class FullAssignment:
 def fastest_configs(
     groups: tuple[NodeGroup, ...], assignments: Assignments, capacity: int
 ) -> dict[str, ExecConfig] | None:
-    """The fastest configuration of each node in what memory the others leave it; None where one has none.
-
-    A reader's own copy of the weights is there only while it runs, if it is the only node that reads it; a
-    copy that several nodes read stays.
-    """
+    """The fastest configuration of each node in what memory the others leave it; None where one has none."""
     copies = own_copies(groups, assignments)
     free: dict[int, int] = {}
     for group in groups:
@@ -46,31 +43,13 @@ def fastest_configs(
     return configs
 
 
-@dataclass(frozen=True)
-class CopyBytes:
-    """A reader's own weights: `staying` all the time, or `passing`, while its node runs."""
-
-    staying: int = 0
-    passing: int = 0
-
-
-def own_copies(groups: tuple[NodeGroup, ...], assignments: Assignments) -> dict[str, CopyBytes]:
-    """By node group; a copy that two node groups share counts for the first. A reader of older weights has,
-    while it runs in the evaluation, a copy of the newest as well; a server of these is always there."""
+def own_copies(groups: tuple[NodeGroup, ...], assignments: Assignments) -> dict[str, OwnCopy]:
+    """By node group; a copy that several share counts for the first."""
     lie = shardings(groups, assignments)
-    trained = {(u.model, lie[u.name]) for u in groups if u.role == "train"}
-    readers = [u for u in groups if assignments[u.name].candidate.copy_bytes]
-    counts = Counter[object]()
-    for group in readers:
-        counts[group.model, lie[group.name]] += len(group.nodes)
-    found: dict[str, CopyBytes] = {u.name: CopyBytes() for u in groups}
-    seen: set[object] = set(trained)
-    for group in readers:
-        key, size = (group.model, lie[group.name]), assignments[group.name].candidate.copy_bytes
-        if key not in seen:
-            found[group.name] = CopyBytes(staying=size) if counts[key] > 1 else CopyBytes(passing=size)
-        seen.add(key)
-    for group in (u for u in groups if u.lag and u.evaluated and (u.model, lie[u.name]) not in trained):
-        size = assignments[group.name].candidate.idle_bytes
-        found[group.name] = CopyBytes(staying=size) if group.served else CopyBytes(passing=size)
-    return found
+    trained = {u.model: lie[u.name] for u in groups if u.role == "train"}
+    readers = [u for u in groups if u.use == "read" and lie[u.name] != trained[u.model]]
+    copy_of = {u.name: (u.model, u.lag, lie[u.name]) for u in readers}
+    nodes = Counter(copy_of[u.name] for u in readers for _ in u.nodes)
+    firsts = {copy_of[u.name]: u.name for u in reversed(readers)}
+    own = {name: assignments[name].candidate.kept.own_copy(nodes[copy]) for copy, name in firsts.items()}
+    return {u.name: own.get(u.name, SHARED) for u in groups}

@@ -50,7 +50,7 @@ def _with_model(
     strategy = replace(candidate.strategy, recompute=config.recompute)
     return NodePlan(
         node.name, node.op, group.model, strategy.engine, mesh, config.micro_batch,
-        0.0, config.time_s, config.need_bytes - candidate.swapped_bytes, strategy, candidate.offload,
+        0.0, config.time_s, config.need_bytes - candidate.kept.swapped_bytes, strategy, candidate.offload,
     )  # fmt: skip
 
 

@@ -74,9 +74,7 @@ class WeightSyncs:
         draft = self.draft
         model = draft.graph.model(group.model)
         seconds = weights_s(draft.shapes[group.model], model.dtype, held, lies, draft.cluster)
-        # Beside its older copy.
-        newest = assignment.candidate.idle_bytes if group.evaluated and lies != held else 0
-        copy_bytes = newest if group.lag else assignment.candidate.copy_bytes
+        copy_bytes = 0 if lies == held else assignment.candidate.kept.copy_bytes
         return WeightSync(reader, group, lies, 0, seconds, copy_bytes)
 
     def _moved(self, assignment: Assignment, first: int) -> Assignment:

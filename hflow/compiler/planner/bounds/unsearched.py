@@ -137,7 +137,7 @@ class _Elsewhere:
         kin = [u.name for u in self.space.groups if u.model == group.model and u is not group]
         lie = {u.name: (c.pp, c.dp, c.tp) for u, c in taken}
         mine = candidate.pp, candidate.dp, candidate.tp
-        return candidate.copy_bytes if all(lie.get(name, mine) != mine for name in kin) else 0
+        return candidate.kept.copy_bytes if all(lie.get(name, mine) != mine for name in kin) else 0
 
 
 def _alone(group: NodeGroup, candidate: Candidate) -> dict[str, float]:

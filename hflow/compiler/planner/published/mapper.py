@@ -149,4 +149,4 @@ def _more(candidate: Candidate, main: Candidate) -> int:
     """What a node group keeps beside its model's state: older weights, or a copy in a layout of its own."""
     if candidate is main:
         return 0
-    return candidate.idle_bytes + (0 if _alike(candidate, main) else candidate.copy_bytes)
+    return candidate.idle_bytes + candidate.copy_beside(main)

@@ -67,7 +67,8 @@ def _fastest(space: SearchSpace, name: str, candidates: Candidates) -> BySize:
 
 def _standalone(space: SearchSpace, members: Sequence[tuple[NodeGroup, Candidate]]) -> Standalone | None:
     """None where the memory does not suffice."""
-    kept = sum(c.idle_bytes + (c.copy_bytes if u.role == "generate" else 0) for u, c in members)
+    trainer = next((c for u, c in members if u.role == "train"), None)
+    kept = sum(c.idle_bytes + c.copy_beside(trainer) for _, c in members)
     free_memory = space.draft.cluster.device.usable_bytes - kept
     times = [t for u, c in members if (t := stage_times(u, c, free_memory, space.rounds))]
     return Standalone({u.name: c for u, c in members}, in_turn(times)) if len(times) == len(members) else None

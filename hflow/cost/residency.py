@@ -1,0 +1,128 @@
+"""What a model keeps in memory: one account for the planner, for what it says when nothing fits, for the
+check of a plan, and for hosts.
+
+An *instance* is one copy of a model's weights on a mesh. Of each device it keeps something `always` and maybe
+more `in_use`: a trained model its gradients and optimizer, if they wait on the host meanwhile; a frozen
+model its weights, if they do; a reader of a trained model its own copy of the weights, unless they lie as
+the trainer's do, which it then uses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from hflow.cost.device import BYTES
+from hflow.cost.memory import awake_bytes, optimizer_bytes, pinned_bytes, weight_bytes
+from hflow.graph.ir import Model
+from hflow.plan.cluster import Cluster
+from hflow.plan.engine_registry import GenerationEngine, profile_of
+from hflow.plan.layout import Mesh
+from hflow.plan.model_shape import ModelShape
+from hflow.plan.strategy import Strategy
+
+MOMENT_BYTES = 4  # of an element of the optimizer's state
+Use = Literal["train", "read", "frozen"]  # trains a model, reads one that is trained, all else
+
+
+class LabelledBytes(NamedTuple):
+    label: str
+    size: int
+
+
+NOTHING = LabelledBytes("weights", 0)
+
+
+@dataclass(frozen=True)
+class OwnCopy:
+    """Bytes of a reader's own copy of weights: `staying` all the time, or `passing`, while its node runs."""
+
+    staying: int = 0
+    passing: int = 0
+
+
+SHARED = OwnCopy()  # the trainer's weights
+
+
+@dataclass(frozen=True)
+class Residency:
+    """Of one instance on each of its devices: what it keeps `always`, and `in_use` in all; `on_host` what
+    waits in the host's memory, from where `loaded_bytes` come before a use. `weights`: bytes of these alone.
+
+    `copy_bytes`: of a reader's own copy of the newest weights, where it has one; of a server that is `awake`
+    while other nodes run, all that it keeps.
+    """
+
+    always: LabelledBytes
+    in_use: LabelledBytes
+    weights: int
+    on_host: LabelledBytes = NOTHING
+    loaded_bytes: int = 0
+    copy_bytes: int = 0
+    awake: bool = False
+
+    @property
+    def swapped_bytes(self) -> int:
+        """What comes before a use, from the host or made anew, and goes after it."""
+        return self.in_use.size - self.always.size if self.loaded_bytes else 0
+
+    def own_copy(self, readers: int = 1) -> OwnCopy:
+        """Of a reader whose weights lie otherwise than its trainer's; `readers` nodes use the copy. One that
+        several use stays, so that it is there for the last of them."""
+        stays = readers > 1 or self.awake
+        return OwnCopy(staying=self.copy_bytes) if stays else OwnCopy(passing=self.copy_bytes)
+
+
+def is_awake(engine: GenerationEngine, cluster: Cluster, use: Use, lag: int) -> bool:
+    """Whether a server keeps weights and KV cache while other nodes run."""
+    server = profile_of(engine).server
+    return bool(server) and not server.sleeps(cluster.device.platform, use == "read" and not lag)
+
+
+def residency(
+    model: Model,
+    shape: ModelShape,
+    mesh: Mesh,
+    strategy: Strategy,
+    cluster: Cluster,
+    use: Use,
+    lag: int = 0,
+    *,
+    evaluated: bool = False,
+    offload: bool = False,
+    tokens: int = 0,
+) -> Residency:
+    """Of an instance with weights `lag` updates old, `tokens` positions in the KV cache of its server.
+
+    Args:
+        evaluated: the evaluation reads the newest weights as well.
+        offload: what trains the model, or the weights of a frozen one, waits on the host.
+    """
+    what = shape, model.dtype, mesh
+    weights = weight_bytes(*what, False, strategy)
+    whole = LabelledBytes("weights", weights)
+    if use == "train":
+        state = LabelledBytes("weights, gradients, Adam", weight_bytes(*what, True, strategy))
+        moved = optimizer_bytes(*what, strategy)
+        adam = LabelledBytes("Adam", pinned_bytes(shape, moved, MOMENT_BYTES, mesh.tp))
+        return Residency(whole, state, weights, adam, moved) if offload else Residency(state, state, weights)
+    own = cluster.server_bytes if profile_of(strategy.engine).server else 0  # always there
+    if is_awake(strategy.engine, cluster, use, lag):
+        changes = use == "read" or model.refresh is not None
+        size = own + awake_bytes(*what, tokens, cluster.device.platform, changes, strategy)
+        server = LabelledBytes("server", size)
+        return Residency(server, server, weights, copy_bytes=size if lag and evaluated else 0, awake=True)
+    if lag:
+        older = LabelledBytes("older weights", weights)
+        return Residency(older, older, weights, copy_bytes=weights if evaluated else 0)
+    if use == "read" and profile_of(strategy.engine).server:
+        asleep, serving = LabelledBytes("server", own), LabelledBytes("server, weights", own + weights)
+        return Residency(
+            asleep, serving, weights, LabelledBytes("weights for its server", weights), copy_bytes=weights
+        )
+    if use == "read":
+        return Residency(NOTHING, whole, weights, copy_bytes=weights)
+    pinned = LabelledBytes("weights", pinned_bytes(shape, weights, BYTES[model.dtype], mesh.tp))
+    return (
+        Residency(NOTHING, whole, weights, pinned, weights) if offload else Residency(whole, whole, weights)
+    )
