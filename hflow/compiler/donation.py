@@ -3,14 +3,14 @@
 HybridFlow's engine generates with weights of which the training shard is a part (arXiv:2409.19256, section
 5.3). Here the two are separate tensors, since the optimizer keeps its own: once the copy is there, the
 trainer's memory is given back, and before the copy is dropped its values return from it. That needs no
-message where each device's part of the copy includes its part of what is trained, and where nothing else asks
-for the trainer's weights meanwhile. `lower_edges` asks this and `memory` counts it; the planner does not, so
-it may pass over a plan that fits only for this reason.
+message where each device's part of the copy includes its part of what is trained (`lies_in`), and where
+nothing else asks for the trainer's weights meanwhile (`may_lend`). The planner asks both before it chooses,
+`lower_edges` of what was chosen; `memory` counts it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence, Set
 
 import networkx as nx
 
@@ -19,6 +19,7 @@ from hflow.cost.redistribution import includes
 from hflow.graph.ir import Graph, Node
 from hflow.plan.engine_registry import profile_of
 from hflow.plan.replicas import Instance, instance_of
+from hflow.plan.sharding import Sharding
 
 
 def donates(draft: Draft, graph: Graph, order: Sequence[Node], source: Instance, copy: Instance) -> bool:
@@ -27,35 +28,39 @@ def donates(draft: Draft, graph: Graph, order: Sequence[Node], source: Instance,
     Args:
         order: of the nodes of `graph` in its program.
     """
-    if copy.lag or copy.in_flight or not _lies_in(source, copy):
+    if copy.lag or not lies_in(source.sharding, copy.sharding):
         return False
-    others = (e.trainer for e in draft.weight_edges if e.every or e.lag)
-    if copy.model in {model.model for name in others if (model := draft.graph.node(name).model)}:
+    uses = {n.name: instance_of(n, draft.node_plan(n.name).sharding) for n in order if n.model}
+    of_model = {name: own for name, own in uses.items() if own.model == source.model}
+    if any(own not in (source, copy) for own in of_model.values()):
         return False
-    shared = {source, copy}
-    uses = [(n, instance_of(n, draft.node_plan(n.name).sharding)) for n in order if n.model]
-    of_model = [(node, own) for node, own in uses if own.model == source.model]
-    if any(own not in shared for _, own in of_model):
-        return False
-    readers = [node for node, own in of_model if own == copy]
-    trainer = [node for node, own in of_model if own == source]
-    return all(_apart(graph, node, readers) for node in trainer)
+    readers = {name for name, own in of_model.items() if own == copy}
+    return may_lend(draft, graph, source.model, readers, of_model.keys() - readers)
 
 
-def _lies_in(source: Instance, copy: Instance) -> bool:
+def lies_in(source: Sharding, copy: Sharding) -> bool:
     """Whether on each device of the trainer the copy includes what is trained there."""
-    engine = source.sharding.engine
-    if copy.sharding.engine != engine or not profile_of(engine).donates:
+    if copy.engine != source.engine or not profile_of(source.engine).donates:
         return False
-    return includes(copy.sharding, source.sharding)
+    return includes(copy, source)
 
 
-def _apart(graph: Graph, node: Node, readers: Sequence[Node]) -> bool:
+def may_lend(draft: Draft, graph: Graph, model: str, readers: Set[str], others: Collection[str]) -> bool:
+    """Whether nothing asks for the weights of `model` that the nodes `others` share with its trainer while
+    there is the copy for the nodes `readers`. More of either never make it true."""
+    trainers = {e.trainer for e in draft.weight_edges if e.every or e.lag}
+    if trainers & {node.name for node in draft.graph.trainers(model)}:
+        return False
+    return all(_apart(graph, graph.node(name), readers) for name in others)
+
+
+def _apart(graph: Graph, node: Node, readers: Set[str]) -> bool:
     """Whether a node is before all readers, or after all of them, in any order of the nodes. In one region it
     is neither: all its nodes run in every round, and the copy is there for all rounds."""
-    if node.region != graph.regions[0].name and any(node.region == reader.region for reader in readers):
+    regions = {graph.node(reader).region for reader in readers}
+    if node.region != graph.regions[0].name and node.region in regions:
         return False
-    dag, names = graph.dag(), {reader.name for reader in readers}
+    dag = graph.dag()
     before: set[str] = nx.ancestors(dag, node.name)  # pyright: ignore[reportUnknownMemberType]
     after: set[str] = nx.descendants(dag, node.name)  # pyright: ignore[reportUnknownMemberType]
-    return before >= names or after >= names
+    return before >= readers or after >= readers

@@ -38,7 +38,7 @@ def device_memory(
     plans = {n.node: n for n in nodes}
     users = instance_users(draft, plans.values())
     passing = [copy for number, p in enumerate(programs) for copy in _passing(number, p, plans)]
-    held = [_held(draft, instance, own, passing) for instance, own in users.items()]
+    held = [_held(draft, instance, users, passing) for instance in users]
     meshes = list(dict.fromkeys(i.mesh.devices for i in users))
     found: list[DeviceMemory] = []
     for devices, member_of in device_classes(meshes).items():
@@ -55,8 +55,7 @@ def device_memory(
 @dataclass(frozen=True)
 class _Held:
     """What of an instance lies on its devices: `kept`, in use at some `moments`. The memory of its weights is
-    `donated` at some others; at the first and the last of these, if that is True, only as long as a node
-    runs, not while the weights move."""
+    `donated` at some others; where that is True, only as long as a node runs, not while the weights move."""
 
     instance: Instance
     kept: Residency
@@ -65,27 +64,20 @@ class _Held:
 
     def at(self, moment: Moment, working: int) -> LabelledBytes:
         """`working`: the bytes that the node itself needs then."""
-        label, size = self.kept.in_use if moment in self.moments else self.kept.always
+        there, weights = self.kept.in_use if moment in self.moments else self.kept.always, self.kept.weights
         if moment not in self.donated:
-            return LabelledBytes(label, size)
-        weights = self.kept.weights
-        gone = min(weights, working) if self.donated[moment] else weights
-        left = label.removeprefix("weights, ") if gone == weights else label
-        return LabelledBytes(left, size - gone)
+            return there
+        return self.kept.donated(there, min(weights, working) if self.donated[moment] else weights)
 
 
 @dataclass(frozen=True)
 class _Passing:
-    """A copy of weights that is there while nodes run. `ends`: of these `moments`, the first and the last.
-    `donor`: the trainer's weights that give it their memory."""
+    """A copy of weights that is there while nodes run. `donor`: the trainer's weights that give it their
+    memory."""
 
     copy: Instance
     moments: tuple[Moment, ...]
     donor: Instance | None
-
-    @property
-    def ends(self) -> tuple[Moment, Moment]:
-        return self.moments[0], self.moments[-1]
 
 
 def instance_users(draft: Draft, plans: Iterable[NodePlan]) -> dict[Instance, dict[Moment, NodePlan]]:
@@ -113,14 +105,19 @@ def instance_residency(draft: Draft, instance: Instance, plans: Collection[NodeP
 
 
 def _held(
-    draft: Draft, instance: Instance, users: Mapping[Moment, NodePlan], passing: Sequence[_Passing]
+    draft: Draft,
+    instance: Instance,
+    users: Mapping[Instance, Mapping[Moment, NodePlan]],
+    passing: Sequence[_Passing],
 ) -> _Held:
-    """`passing`: where it is a copy, or donates its memory to one."""
-    donated = {at: at in p.ends for p in passing if p.donor == instance for at in p.moments}
+    """Weights move before the first reader of a copy and after its last one, on whose devices other nodes
+    may not run."""
+    donated = {at: at in users[p.copy] for p in passing if p.donor == instance for at in p.moments}
     waiting = (at for p in passing if p.copy == instance for at in p.moments)
-    trainings = frozenset(at for at, plan in users.items() if plan.kind == "train")
-    kept = instance_residency(draft, instance, users.values())
-    return _Held(instance, kept, trainings or frozenset({*users, *waiting}), donated)
+    own = users[instance]
+    trainings = frozenset(at for at, plan in own.items() if plan.kind == "train")
+    kept = instance_residency(draft, instance, own.values())
+    return _Held(instance, kept, trainings or frozenset({*own, *waiting}), donated)
 
 
 def _parts(here: Sequence[_Held], moment: Moment, plan: NodePlan) -> Counter[str]:

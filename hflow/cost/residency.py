@@ -35,10 +35,25 @@ NOTHING = LabelledBytes("weights", 0)
 
 @dataclass(frozen=True)
 class OwnCopy:
-    """Bytes of a reader's own copy of weights: `staying` all the time, or `passing`, while its node runs."""
+    """Bytes of a reader's own copy of weights: `staying` all the time, or `passing`, while its node runs. The
+    trainer's weights, of `lent` bytes, are gone while that node works; while weights move both are there."""
 
     staying: int = 0
     passing: int = 0
+    lent: int = 0
+
+    def with_node(self, need: int) -> int:
+        """The most that is there for a node that needs so many bytes, less what stays of its model."""
+        return self.staying + self.passing + max(need - self.lent, 0)
+
+    def limit(self, free: int, lends: bool) -> int:
+        """What a node may need at most where `free` bytes are left by all that stays; negative if the copy
+        does not fit.
+
+        Args:
+            lends: whether the trainer's weights are among what stays there.
+        """
+        return free - self.passing + self.lent * lends if free >= self.passing else -1
 
 
 SHARED = OwnCopy()  # the trainer's weights
@@ -61,16 +76,22 @@ class Residency:
     copy_bytes: int = 0
     awake: bool = False
 
+    def donated(self, kept: LabelledBytes, size: int) -> LabelledBytes:
+        """What is left of `kept` without so many bytes of the weights."""
+        label = kept.label.removeprefix("weights, ") if size == self.weights else kept.label
+        return LabelledBytes(label, kept.size - size)
+
     @property
     def swapped_bytes(self) -> int:
         """What comes before a use, from the host or made anew, and goes after it."""
         return self.in_use.size - self.always.size if self.loaded_bytes else 0
 
-    def own_copy(self, readers: int = 1) -> OwnCopy:
+    def own_copy(self, readers: int = 1, lent: int = 0) -> OwnCopy:
         """Of a reader whose weights lie otherwise than its trainer's; `readers` nodes use the copy. One that
         several use stays, so that it is there for the last of them."""
-        stays = readers > 1 or self.awake
-        return OwnCopy(staying=self.copy_bytes) if stays else OwnCopy(passing=self.copy_bytes)
+        if readers > 1 or self.awake:
+            return OwnCopy(staying=self.copy_bytes)
+        return OwnCopy(passing=self.copy_bytes, lent=lent)
 
 
 def is_awake(engine: GenerationEngine, cluster: Cluster, use: Use, lag: int) -> bool:

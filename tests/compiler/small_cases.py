@@ -11,6 +11,7 @@ from random import Random
 import hflow
 from hflow.compiler.candidates.node_groups import Candidate, Candidates
 from hflow.compiler.compile import new_draft
+from hflow.compiler.explain.min_memory import min_memory
 from hflow.compiler.options import PlannerOptions
 from hflow.compiler.passes.candidates import candidates
 from hflow.compiler.passes.weight_edges import weight_edges
@@ -48,6 +49,22 @@ def case(name: str, seed: int, most: int) -> Draft:
             few = replace(draft, candidates=_thinned(draft.candidates, kept, random))
             if 1 <= num_plans(few, most) <= most:
                 return few
+
+
+def scarce_case(name: str, seed: int, most: int) -> Draft:
+    """The same with no more memory than the least plan needs, or hardly more; as it is where nodes are pinned
+    to devices."""
+    draft, random = case(name, seed, most), Random(f"scarce {name} {seed}")
+    lean = None if draft.pins else min_memory(space_of(draft))
+    return (
+        with_memory(draft, int(lean.fullest.peak_bytes * random.choice((1.0, 1.02, 1.1)))) if lean else draft
+    )
+
+
+def with_memory(draft: Draft, size: int) -> Draft:
+    """On devices of which plans may fill so many bytes."""
+    device = replace(draft.cluster.device, memory_bytes=size, reserve_bytes=0, overhead_bytes=0)
+    return replace(draft, cluster=replace(draft.cluster, name=str(size), device=device))
 
 
 def space_of(draft: Draft) -> SearchSpace:
@@ -90,7 +107,7 @@ def _drawn(name: str, random: Random) -> Draft:
 def _graph(name: str, response: int) -> Graph:
     paths = ("model", *PATHS.get(name, ()))
     overrides = [f"params.{path}={STAND_IN}" for path in paths]
-    if name not in ("dpo", "lagged", "region", "trained_twice"):
+    if name not in ("dpo", "lagged", "region", "region_scored", "trained_twice"):
         overrides.append(f"params.max_new_tokens={response}")
     return hflow.load(ROOT / GRAPHS[name], overrides)
 

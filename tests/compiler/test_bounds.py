@@ -200,7 +200,7 @@ def test_a_closer_look_finds_no_more_than_choices_take(name: str) -> None:
 def _step_s(space: SearchSpace, allocation: Allocation, random: Random) -> float:
     """Of a random choice; infinite where that does not fit."""
     assignments = _assignments(space, allocation, random)
-    configs = fastest_configs(space.groups, assignments, space.draft.cluster.device.usable_bytes)
+    configs = fastest_configs(space, assignments)
     return step_s(space.builder, space.groups, assignments, configs) if configs else float("inf")
 
 

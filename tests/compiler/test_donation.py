@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import replace
+from random import Random
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import hflow
+from hflow.compiler.candidates.node_groups import ExecConfig
+from hflow.compiler.compile import compile_graph
 from hflow.compiler.memory import device_memory
+from hflow.compiler.passes.lower_edges import lower_edges
+from hflow.compiler.passes.place import node_plans
+from hflow.compiler.passes.schedule import schedule
+from hflow.compiler.planner.assignments import Assignments
+from hflow.compiler.planner.full_assignment import FullAssignment, fastest_configs
 from hflow.compiler.regroup import generation_mesh
 from hflow.compiler.state import Draft
+from hflow.cost.memory import weight_bytes
 from hflow.cost.redistribution import includes
 from hflow.graph.ir import Graph
+from hflow.plan.cluster import Cluster
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.parameters import parameters, weight_boxes
 from hflow.plan.program import Call, Program, Release, SyncWeights
 from hflow.plan.sharding import Sharding
+from hflow.plan.strategy import Strategy
+from tests.compiler.small_cases import GRAPHS, all_allocations, case, space_of, with_memory
+from tests.compiler.test_infeasible import cluster, refusal
 from tests.compiler.test_memory import DATA, HALF, MB, TENSOR, lagged, planned
+from tests.compiler.workloads import large
 
 SHAPE = ModelShape("llama", 8, 64, 8, 8, 8, 128, 64, 64, 1e4, 1e-6, False, False)
 
@@ -78,6 +93,16 @@ def test_both_are_there_while_weights_move(ppo: Graph) -> None:
     assert memory["actor weights, gradients, Adam (tp2 @0-1)"] + working == 16 * HALF
 
 
+def test_both_are_there_before_a_region_begins(model: str) -> None:
+    """Whatever in the region runs before the reader and after it."""
+    graph = hflow.load("tests/runtime/graphs/region.yaml", [f"params.model={model}"])
+    draft, nodes = planned(graph, meshes={"actor_train": TENSOR})
+    assert draft.step and all(i.donates for i in all_moves(draft.step))
+    sized = [replace(n, memory_bytes=1000 if n.node == "rollout" else 0) for n in nodes]
+    (memory,) = device_memory(draft, sized, [draft.step])
+    assert memory.parts["actor weights, gradients, Adam (tp2 @0-1)"] + 1000 == 16 * HALF
+
+
 def _peak(draft: Draft, nodes: tuple[NodePlan, ...], working: int) -> dict[str, int]:
     """While the rollout runs, the other nodes need nothing."""
     sized = [replace(n, memory_bytes=working if n.node == "rollout" else 0) for n in nodes]
@@ -116,6 +141,82 @@ def test_a_part_is_included_where_each_parameters_box_is(
         for device, box in narrow.items()
     )
     assert includes(whole, part) == inside
+
+
+@given(*[SIZES] * 6)
+def test_a_copy_is_no_smaller_than_what_it_is_lent(
+    pp: int, dp: int, tp: int, pp_g: int, tp_g: int, split: int
+) -> None:
+    """So what a node may need with its copy never exceeds what it may need without."""
+    count = pp * dp * tp
+    assume(count % (pp_g * tp_g) == 0 and count <= 64)
+    devices = tuple(range(count))
+    train, copy = Mesh.of(devices, pp, dp, tp), Mesh.of(devices, pp_g, count // (pp_g * tp_g), tp_g)
+    zero = Strategy(zero=3 if split > 2 else 0)
+    assume(includes(Sharding.of(copy), Sharding.of(train, zero)))
+    lent, own = weight_bytes(SHAPE, "bf16", train, False, zero), weight_bytes(SHAPE, "bf16", copy, False)
+    assert lent <= own
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GRAPHS)
+def test_the_planner_counts_what_the_check_of_memory_counts(name: str) -> None:
+    """Random plans in the least memory that the planner gives them: no more on any device, and donation to
+    the same copies."""
+    for seed in range(6):
+        draft, random = case(name, seed, 10_000), Random(seed)
+        for allocation in random.choices(list(all_allocations(space_of(draft))), k=4):
+            found = {g: random.choice(own) for g, own in space_of(draft).assignments(allocation).items()}
+            least = bisect_left(range(10**9), 1, key=lambda size: bool(_configs(draft, found, size)))
+            _agrees(with_memory(draft, least), found)
+
+
+def _configs(draft: Draft, assignments: Assignments, size: int) -> dict[str, ExecConfig] | None:
+    return fastest_configs(space_of(with_memory(draft, size)), assignments)
+
+
+def _agrees(draft: Draft, assignments: Assignments) -> None:
+    space = space_of(draft)
+    configs = fastest_configs(space, assignments)
+    assert configs
+    nodes = node_plans(space, FullAssignment(assignments, configs, 0.0))
+    planned = schedule(lower_edges(replace(draft, nodes=nodes)))
+    programs = [p for p in (planned.step, planned.evaluation) if p]
+    peak = max(m.peak_bytes for m in device_memory(planned, nodes, programs))
+    assert peak <= draft.cluster.device.usable_bytes, draft.graph.name
+    copies = space.weight_syncs.own_copies(space.groups, assignments)
+    for group in (g for g in space.groups if copies[g.name].passing):
+        donated = [i.donates for p in programs for i in all_moves(p) if i.node == group.name]
+        assert all(donated) == bool(copies[group.name].lent), (draft.graph.name, group.name)
+
+
+@pytest.fixture
+def tight() -> Cluster:
+    """GRPO of 7B has room only where the rollout's weights take that of the actor's."""
+    return cluster("a100x16", hosts=2, memory_gb=11 / 0.9, link=False)
+
+
+def test_a_plan_that_fits_by_donation_alone_is_found(tight: Cluster) -> None:
+    plan = compile_graph(large("grpo", "llama-7b"), tight)
+    fullest = max(plan.memory, key=lambda memory: memory.peak_bytes)
+    actor = plan.shapes["actor"]
+    weights = weight_bytes(actor, "bf16", plan.node("actor_train").mesh, False)
+    assert fullest.node == "rollout" and any("actor gradients, Adam" in part for part in fullest.parts)
+    assert fullest.peak_bytes <= fullest.capacity_bytes < fullest.peak_bytes + weights
+
+
+def test_without_donation_it_is_refused(tight: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hflow.compiler.planner.weight_syncs.may_lend", lambda *_: False)
+    told = refusal(large("grpo", "llama-7b"), tight).help
+    assert told.startswith("the plan that needs the least memory takes 11.2 GB while `rollout` runs")
+    assert "actor weights, gradients, Adam (pp2 tp8) 7.6 GB" in told
+
+
+def test_what_is_refused_is_told_with_donation() -> None:
+    told = refusal(
+        large("grpo", "llama-7b"), cluster("a100x16", hosts=2, memory_gb=10 / 0.9, link=False)
+    ).help
+    assert "takes 10.4 GB" in told and "actor gradients, Adam (pp2 tp8) 6.7 GB" in told
 
 
 def test_nothing_is_lent_to_a_region_that_needs_both(model: str) -> None:

@@ -18,7 +18,7 @@ from hflow.plan.cluster_file import load_cluster
 from hflow.plan.named_shapes import NAMED_SHAPES
 from hflow.plan.parameters import num_parameters
 from hflow.plan.program import Onload
-from tests.compiler.small_cases import case, space_of
+from tests.compiler.small_cases import case, scarce_case, space_of, with_memory
 from tests.compiler.workloads import large
 
 GRAPHS = ("ppo", "remax", "async_grpo", "trained_twice", "iterative_grpo")
@@ -52,6 +52,19 @@ def test_the_least_memory_is_that_of_some_plan_and_of_none_less(name: str) -> No
         lean = min_memory(space)
         fits = lean is not None and lean.fullest.peak_bytes <= space.draft.cluster.device.usable_bytes
         assert fits == (exhaustive(space).choice is not None), seed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ppo", "grpo", "safe_rlhf", "dapo", "remax"])
+def test_the_least_memory_is_no_byte_too_much_or_too_little(name: str) -> None:
+    for seed in range(6):
+        draft = scarce_case(name, seed, 1000)
+        lean = None if draft.pins else min_memory(space_of(draft))
+        if lean is None:
+            continue
+        enough = lean.fullest.peak_bytes
+        found = [exhaustive(space_of(with_memory(draft, size))).choice for size in (enough, enough - 1)]
+        assert found[0] and not found[1], seed
 
 
 def test_ppo_of_70b_on_one_host_is_refused_with_the_smallest_cluster_that_works() -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from hflow.compiler.planner.incumbent import RESOLUTION
 from hflow.compiler.planner.search import SearchResult, exhaustive, search
-from tests.compiler.small_cases import GRAPHS, case, num_plans, space_of
+from hflow.compiler.state import Draft
+from tests.compiler.small_cases import GRAPHS, case, num_plans, scarce_case, space_of
 
 PER_GRAPH = 20  # x 12 graphs = 240 cases
 FOREVER = float("inf")
@@ -19,7 +20,7 @@ FOREVER = float("inf")
 def test_search_finds_the_best_of_all_plans(name: str) -> None:
     """About one case in five fits nowhere: then both say so."""
     for seed in range(PER_GRAPH):
-        _compare(name, seed, most=1500)
+        _compare(case(name, seed, most=1500), seed)
 
 
 @pytest.mark.slow
@@ -41,7 +42,27 @@ def test_a_search_cut_short_proves_no_more_than_is_true(name: str, monkeypatch: 
 @pytest.mark.parametrize("name", ["ppo", "remax", "async_grpo", "dapo"])
 def test_search_finds_the_best_of_many_plans(name: str) -> None:
     for seed in range(100, 103):
-        _compare(name, seed, most=20_000)
+        _compare(case(name, seed, most=20_000), seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GRAPHS)
+def test_search_finds_what_just_fits(name: str) -> None:
+    """Where hardly more than the least memory is there, donation often decides what fits."""
+    for seed in range(PER_GRAPH // 2):
+        _compare(scarce_case(name, seed, most=1500), seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ppo", "grpo", "safe_rlhf", "dapo"])
+def test_donation_decides_in_some_of_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    drafts = [scarce_case(name, seed, most=1500) for seed in range(PER_GRAPH // 2)]
+    with_it = [exhaustive(space_of(draft)) for draft in drafts]
+    monkeypatch.setattr("hflow.compiler.planner.weight_syncs.may_lend", lambda *_: False)
+    without = [exhaustive(space_of(draft)) for draft in drafts]
+    assert any(not _same(*each, 1e-9) for each in zip(with_it, without))
+    pairs = [(a.choice, b.choice) for a, b in zip(with_it, without)]
+    assert all(b is None or (a and a.step_s <= b.step_s) for a, b in pairs)
 
 
 @pytest.mark.slow
@@ -54,12 +75,11 @@ def test_the_cases_are_worth_comparing() -> None:
     assert any(found.choice and found.explored < total / 2 for total, found in counted)
 
 
-def _compare(name: str, seed: int, most: int) -> None:
-    draft = case(name, seed, most)
+def _compare(draft: Draft, seed: int) -> None:
     expected, proven = exhaustive(space_of(draft)), search(space_of(draft), FOREVER, resolution=0.0)
-    assert _same(expected, proven, 1e-9), (name, seed)
+    assert _same(expected, proven, 1e-9), (draft.graph.name, seed)
     close = search(space_of(draft), FOREVER)
-    assert _same(expected, close, RESOLUTION), (name, seed)
+    assert _same(expected, close, RESOLUTION), (draft.graph.name, seed)
 
 
 def _same(expected: SearchResult, found: SearchResult, tolerance: float) -> bool:

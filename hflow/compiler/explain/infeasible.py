@@ -12,6 +12,7 @@ from hflow.compiler.options import DEFAULTS, PlannerOptions
 from hflow.compiler.planner.indivisible import indivisible
 from hflow.compiler.planner.search_space import SearchSpace
 from hflow.compiler.state import Draft
+from hflow.cost.residency import LabelledBytes
 from hflow.diagnostics import Diagnostic
 from hflow.graph.ir import Node
 from hflow.plan.cluster import Cluster, Link
@@ -82,13 +83,16 @@ def _needs(load: DeviceLoad) -> str:
 
 def _parts(load: DeviceLoad) -> Iterator[tuple[str, int]]:
     """What lies on a device when it is fullest."""
+    needy = load.neediest
+    working = needy.candidate.least_bytes - needy.candidate.kept.swapped_bytes
+    yield f"{_hungriest(needy).name} working set", working
     for held in load.held:
-        candidate, size, kept = held.candidate, held.idle_bytes, held.candidate.kept.always
-        if held is load.neediest:
-            working, kept = candidate.least_bytes - candidate.kept.swapped_bytes, candidate.kept.in_use
-            size += held.need_bytes - working
-            yield f"{_hungriest(held).name} working set", working
-        yield f"{held.group.model} {kept.label} ({candidate_text(candidate)})", size
+        kept, runs = held.candidate.kept, held is needy
+        size = held.idle_bytes + (kept.swapped_bytes + held.copy.passing if runs else 0)
+        there = LabelledBytes((kept.in_use if runs else kept.always).label, size)
+        if held.group.role == "train" and held.group.model == needy.group.model:
+            there = kept.donated(there, min(needy.copy.lent, working))
+        yield f"{held.group.model} {there.label} ({candidate_text(held.candidate)})", there.size
 
 
 def _remedies(draft: Draft, load: DeviceLoad) -> Iterator[str]:

@@ -11,8 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, reduce
+from math import inf
 
 from hflow.compiler.candidates.node_groups import Candidate, NodeGroup
+from hflow.compiler.donation import lies_in
+from hflow.compiler.planner.assignments import Assignment, sharding_of
 from hflow.compiler.planner.placements import Partition
 from hflow.compiler.planner.search_space import SearchSpace
 from hflow.cost.residency import SHARED, OwnCopy
@@ -21,12 +24,19 @@ from hflow.cost.residency import SHARED, OwnCopy
 @dataclass(frozen=True)
 class GroupMemory:
     """What a node group in one of its candidates holds on a device: `idle_bytes` always, and `need_bytes`
-    beside that while its neediest node runs; both with its own copy of weights, if it has one."""
+    beside that while its neediest node runs; both with its own `copy` of weights."""
 
     group: NodeGroup
     candidate: Candidate
-    idle_bytes: int
-    need_bytes: int
+    copy: OwnCopy
+
+    @property
+    def idle_bytes(self) -> int:
+        return self.candidate.idle_bytes + self.copy.staying
+
+    @property
+    def need_bytes(self) -> int:
+        return self.copy.with_node(self.candidate.least_bytes) - self.copy.staying
 
 
 @dataclass(frozen=True)
@@ -110,11 +120,15 @@ def _of_model(space: SearchSpace, model: str, count: int) -> list[DeviceLoad]:
     copies = [_alone(*each) for each in readers]
     found: list[DeviceLoad] = []
     for candidate in space.candidates(trainer.name, count):
-        loads = [_load(trainer, candidate)]
-        for (group, candidates), own in zip(readers, copies):
-            shared = (_load(group, c) for c in candidates if not c.copy_beside(candidate))
-            loads = _together(loads, [*own, *shared])
-        found += loads
+        trained = [_load(trainer, candidate)]
+        shared = [[_load(g, c) for c in each if not c.copy_beside(candidate)] for g, each in readers]
+        without = [[*own, *same] for own, same in zip(copies, shared)]
+        found += reduce(_together, without, trained)
+        for number, (group, each) in enumerate(readers):
+            if len(group.nodes) == 1 and space.weight_syncs.may_lend(group, groups):
+                whole = (load.need_bytes for load in without[number] if not load.idle_bytes)
+                lent = _lent(group, each, candidate, min(whole, default=inf))
+                found += reduce(_together, shared[:number] + shared[number + 1 :], _together(trained, lent))
     return _undominated(found)
 
 
@@ -123,9 +137,27 @@ def _alone(group: NodeGroup, candidates: Iterable[Candidate]) -> list[DeviceLoad
     return _undominated(_load(group, c, c.kept.own_copy(len(group.nodes))) for c in candidates)
 
 
+def _lent(
+    group: NodeGroup, candidates: Iterable[Candidate], trainer: Candidate, enough: float
+) -> list[DeviceLoad]:
+    """The least with its own copy of weights to which `trainer` donates its memory, if that is less than
+    `enough`."""
+    apart = [c for c in candidates if c.copy_beside(trainer)]
+    copies = [c.kept.own_copy(lent=trainer.kept.weights) for c in apart]
+    needs = [copy.with_node(c.least_bytes) for copy, c in zip(copies, apart)]
+    donor = Assignment(trainer, trainer.mesh(0).devices, ())
+    for need, number in sorted((need, number) for number, need in enumerate(needs)):
+        if need >= enough:
+            break
+        reader = Assignment(apart[number], apart[number].mesh(0).devices, ())
+        if lies_in(trainer.sharding(donor.mesh), sharding_of(group, reader, donor)):
+            return [_load(group, apart[number], copies[number])]
+    return []
+
+
 def _load(group: NodeGroup, candidate: Candidate, copy: OwnCopy = SHARED) -> DeviceLoad:
-    idle, need = candidate.idle_bytes + copy.staying, candidate.least_bytes + copy.passing
-    return DeviceLoad(idle, need, (GroupMemory(group, candidate, idle, need),))
+    held = GroupMemory(group, candidate, copy)
+    return DeviceLoad(held.idle_bytes, held.need_bytes, (held,))
 
 
 def _together(some: Iterable[DeviceLoad], others: Sequence[DeviceLoad]) -> list[DeviceLoad]:

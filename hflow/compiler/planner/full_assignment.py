@@ -3,13 +3,12 @@ of its nodes."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hflow.compiler.candidates.node_groups import ExecConfig, NodeGroup
-from hflow.compiler.planner.assignments import Assignments, shardings
-from hflow.cost.residency import SHARED, OwnCopy
+from hflow.compiler.planner.assignments import Assignments
+from hflow.compiler.planner.search_space import SearchSpace
 
 
 @dataclass(frozen=True)
@@ -21,35 +20,22 @@ class FullAssignment:
     step_s: float
 
 
-def fastest_configs(
-    groups: tuple[NodeGroup, ...], assignments: Assignments, capacity: int
-) -> dict[str, ExecConfig] | None:
+def fastest_configs(space: SearchSpace, assignments: Assignments) -> dict[str, ExecConfig] | None:
     """The fastest configuration of each node in what memory the others leave it; None where one has none."""
-    copies = own_copies(groups, assignments)
+    copies = space.weight_syncs.own_copies(space.groups, assignments)
+    trained = {u.model: assignments[u.name].resources for u in space.groups if u.role == "train"}
     free: dict[int, int] = {}
-    for group in groups:
+    for group in space.groups:
         staying = assignments[group.name].candidate.idle_bytes + copies[group.name].staying
         for resource in assignments[group.name].resources:
-            free[resource] = free.get(resource, capacity) - staying
+            free[resource] = free.get(resource, space.capacity) - staying
     configs: dict[str, ExecConfig] = {}
-    for group in groups:
-        assignment = assignments[group.name]
-        limit = min(free[r] for r in assignment.resources) - copies[group.name].passing
+    for group in space.groups:
+        assignment, copy, lenders = assignments[group.name], copies[group.name], trained.get(group.model, ())
+        limit = min(copy.limit(free[r], r in lenders) for r in assignment.resources)
         for node, choices in zip(group.nodes, assignment.candidate.fronts):
             config = choices.fastest(limit)
             if config is None:
                 return None
             configs[node.name] = config
     return configs
-
-
-def own_copies(groups: tuple[NodeGroup, ...], assignments: Assignments) -> dict[str, OwnCopy]:
-    """By node group; a copy that several share counts for the first."""
-    lie = shardings(groups, assignments)
-    trained = {u.model: lie[u.name] for u in groups if u.role == "train"}
-    readers = [u for u in groups if u.use == "read" and lie[u.name] != trained[u.model]]
-    copy_of = {u.name: (u.model, u.lag, lie[u.name]) for u in readers}
-    nodes = Counter(copy_of[u.name] for u in readers for _ in u.nodes)
-    firsts = {copy_of[u.name]: u.name for u in reversed(readers)}
-    own = {name: assignments[name].candidate.kept.own_copy(nodes[copy]) for copy, name in firsts.items()}
-    return {u.name: own.get(u.name, SHARED) for u in groups}

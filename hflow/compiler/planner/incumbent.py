@@ -45,7 +45,7 @@ class Incumbent:
     def offer(self, assignments: Mapping[str, Assignment]) -> None:
         """Price a complete choice, and keep it if it fits and is the best."""
         groups = self.space.groups
-        configs = fastest_configs(groups, assignments, self.space.draft.cluster.device.usable_bytes)
+        configs = fastest_configs(self.space, assignments)
         if configs is None:
             return
         self.explored += 1

@@ -7,15 +7,16 @@ from dataclasses import dataclass, field
 
 from hflow.compiler.planner.assignments import Assignment
 from hflow.compiler.planner.weight_syncs import WeightCopy
+from hflow.cost.residency import OwnCopy
 
 
 @dataclass(frozen=True)
 class PartialAssignment:
-    """The assignments chosen so far. `copies`: bytes of a reader's own copy; `moves`: seconds that weights
-    need to reach a reader, by node."""
+    """The assignments chosen so far. `copies`: a reader's own copy, by node group; `moves`: seconds that
+    weights need to reach a reader, by node."""
 
     assignments: Mapping[str, Assignment] = field(default_factory=dict[str, Assignment])
-    copies: Mapping[str, int] = field(default_factory=dict[str, int])
+    copies: Mapping[str, OwnCopy] = field(default_factory=dict[str, OwnCopy])
     moves: Mapping[str, float] = field(default_factory=dict[str, float])
     renewed: frozenset[WeightCopy] = frozenset()
 

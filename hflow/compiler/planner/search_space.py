@@ -53,6 +53,11 @@ class SearchSpace:
     def num_devices(self) -> int:
         return self.draft.cluster.num_devices
 
+    @property
+    def capacity(self) -> int:
+        """Bytes of one device that plans may fill."""
+        return self.draft.cluster.device.usable_bytes
+
     @cached_property
     def pinned(self) -> dict[str, tuple[int, ...]]:
         """The devices of node groups that are pinned to some."""
@@ -76,7 +81,7 @@ class SearchSpace:
 
     @cached_property
     def weight_syncs(self) -> WeightSyncs:
-        return WeightSyncs(self.draft)
+        return WeightSyncs(self.draft, self.groups)
 
     def free_groups(self, members: Sequence[str]) -> list[NodeGroup]:
         """The node groups of the models of a set that are not pinned."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from hflow.compiler.candidates.node_groups import Candidate, NodeGroup
-from hflow.compiler.planner.assignments import Assignment, sharding_of
+from hflow.compiler.donation import lies_in, may_lend
+from hflow.compiler.planner.assignments import Assignment, Assignments, sharding_of
 from hflow.compiler.state import Draft
 from hflow.cost.redistribution import weights_s
+from hflow.cost.residency import SHARED, OwnCopy
+from hflow.graph.ir import Graph
 from hflow.plan.sharding import Sharding
 
 # Of a model: how and where it lies, its lag, whether in flight.
@@ -18,14 +22,16 @@ WeightCopy = tuple[str, Sharding, int, int, bool]
 @dataclass(frozen=True)
 class WeightSync:
     """`reader`: the first node of the node group that reads. `lies`: how, as if `first` were the first of
-    all. `seconds`: of the transfer."""
+    all. `seconds`: of the transfer. `own`: whether its copy of the newest weights is its own; their trainer's
+    memory, of `lent_bytes`, may be given to it."""
 
     reader: str
     group: NodeGroup
     lies: Sharding
     first: int
     seconds: float
-    copy_bytes: int
+    own: bool
+    lent_bytes: int
 
     @cached_property
     def copy(self) -> WeightCopy:
@@ -37,20 +43,66 @@ class WeightSyncs:
     """Those of one draft, each found out once, as if the first host of both were the first of all: hosts are
     alike."""
 
-    def __init__(self, draft: Draft):
-        self.draft = draft
+    def __init__(self, draft: Draft, groups: Sequence[NodeGroup]):
+        self.draft, self.group_of = draft, {node.name: g.name for g in groups for node in g.nodes}
+        edges = [e for e in self.draft.weight_edges if not e.every]
+        self._edges = {
+            g.name: next((e for e in edges if self.group_of[e.reader] == g.name), None) for g in groups
+        }
         self._known: dict[object, WeightSync | None] = {}
         self._of_first: dict[object, WeightSync | None] = {}
         self._assignments: dict[tuple[Candidate, int], Assignment] = {}
+        self._graphs = [graph for graph in (self.draft.graph, self.draft.evaluation_graph) if graph]
+        self._lending: dict[tuple[str, ...], bool] = {}
 
-    def of(
-        self, group: NodeGroup, assignment: Assignment, trainer: Assignment, reader: str
-    ) -> WeightSync | None:
-        """None where the weights lie as the reader needs them."""
-        key = reader, assignment.candidate, trainer.candidate, assignment.devices[0], trainer.devices[0]
+    def of(self, group: NodeGroup, assignment: Assignment, assignments: Assignments) -> WeightSync | None:
+        """How the weights of a node group in `assignment` are renewed from its trainer, one of those with
+        `assignments`; None where they lie there."""
+        edge = self._edges[group.name]
+        if edge is None:
+            return None
+        trainer = assignments[self.group_of[edge.trainer]]
+        candidates = assignment.candidate, trainer.candidate
+        key = edge.reader, *candidates, assignment.devices[0], trainer.devices[0]
         if key not in self._known:
-            self._known[key] = self._weight_sync(group, assignment, trainer, reader)
+            self._known[key] = self._weight_sync(group, assignment, trainer, edge.reader)
         return self._known[key]
+
+    def own_copies(self, groups: Sequence[NodeGroup], assignments: Assignments) -> dict[str, OwnCopy]:
+        """By name of `groups`, those of some models that have assignments. A copy that several share counts
+        for the first. With more node groups of the same models none takes less."""
+        found = dict.fromkeys((group.name for group in groups), SHARED)
+        for model in dict.fromkeys(group.model for group in groups if group.use == "read"):
+            found |= self._of_model([group for group in groups if group.model == model], assignments)
+        return found
+
+    def _of_model(self, groups: Sequence[NodeGroup], assignments: Assignments) -> dict[str, OwnCopy]:
+        readers: dict[WeightCopy, list[tuple[NodeGroup, WeightSync]]] = {}
+        for group in groups:
+            sync = self.of(group, assignments[group.name], assignments)
+            if sync and sync.own:
+                readers.setdefault(sync.copy, []).append((group, sync))
+        found: dict[str, OwnCopy] = {}
+        for same in readers.values():
+            (first, sync), nodes = same[0], sum(len(group.nodes) for group, _ in same)
+            lends = len(readers) == 1 and nodes == 1 and sync.lent_bytes and self.may_lend(first, groups)
+            kept = assignments[first.name].candidate.kept
+            found[first.name] = kept.own_copy(nodes, sync.lent_bytes if lends else 0)
+        return found
+
+    def may_lend(self, reader: NodeGroup, groups: Sequence[NodeGroup]) -> bool:
+        """Whether a copy that `reader` alone of some node groups has may be given its trainer's memory, as
+        far as the graphs of step and evaluation say."""
+        names = reader.name, *(group.name for group in groups)
+        if names not in self._lending:
+            self._lending[names] = all(self._may_lend(graph, reader, groups) for graph in self._graphs)
+        return self._lending[names]
+
+    def _may_lend(self, graph: Graph, reader: NodeGroup, groups: Sequence[NodeGroup]) -> bool:
+        there = {node.name for node in graph.nodes}
+        nodes = {node.name for group in groups for node in group.nodes} & there
+        readers = {node.name for node in reader.nodes} & there
+        return may_lend(self.draft, graph, reader.model, readers, nodes - readers)
 
     def _weight_sync(
         self, group: NodeGroup, assignment: Assignment, trainer: Assignment, reader: str
@@ -74,8 +126,9 @@ class WeightSyncs:
         draft = self.draft
         model = draft.graph.model(group.model)
         seconds = weights_s(draft.shapes[group.model], model.dtype, held, lies, draft.cluster)
-        copy_bytes = 0 if lies == held else assignment.candidate.kept.copy_bytes
-        return WeightSync(reader, group, lies, 0, seconds, copy_bytes)
+        own = lies != held and assignment.candidate.kept.copy_bytes > 0
+        lent_bytes = trainer.candidate.kept.weights if own and not group.lag and lies_in(held, lies) else 0
+        return WeightSync(reader, group, lies, 0, seconds, own, lent_bytes)
 
     def _moved(self, assignment: Assignment, first: int) -> Assignment:
         """As if device `first` were the first of all."""

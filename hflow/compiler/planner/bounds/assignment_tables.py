@@ -20,6 +20,7 @@ from hflow.compiler.planner.bounds.bounds import Bounds
 from hflow.compiler.planner.bounds.numbers import Bools, Floats, Ints, known
 from hflow.compiler.planner.bounds.recurrence import Places
 from hflow.compiler.planner.partial_assignment import PartialAssignment
+from hflow.cost.residency import SHARED, OwnCopy
 
 NEVER = np.iinfo(np.int64).max
 BLOCK = 256  # choices that are compared with each other at a time
@@ -224,22 +225,22 @@ class GroupTable:
 
     def __init__(self, group: NodeGroup, sets: Sequence[int], steps: int):
         self.group, self.sets, self.steps = group, sets, steps
-        self._rows: dict[tuple[Assignment, int], int] = {}  # of assignments and bytes of copies
+        self._rows: dict[tuple[Assignment, OwnCopy], int] = {}  # of assignments and copies
         self._arrays: tuple[Ints, Floats, Ints] | None = None
 
     def rows(self, parts: Sequence[PartialAssignment]) -> tuple[Ints, Floats, Ints]:
         """Starts and seconds, by step, part and node; and by part, the bytes that stay."""
         name = self.group.name
-        numbers = [self._number(part.assignments[name], part.copies.get(name, 0)) for part in parts]
+        numbers = [self._number(part.assignments[name], part.copies.get(name, SHARED)) for part in parts]
         if self._arrays is None:
             self._arrays = self._filled()
         starts, seconds, idle = self._arrays
         return starts[:, numbers], seconds[:, numbers], idle[numbers]
 
-    def _number(self, assignment: Assignment, copy_bytes: int) -> int:
-        found = self._rows.get((assignment, copy_bytes))
+    def _number(self, assignment: Assignment, copy: OwnCopy) -> int:
+        found = self._rows.get((assignment, copy))
         if found is None:
-            found = self._rows[assignment, copy_bytes] = len(self._rows)
+            found = self._rows[assignment, copy] = len(self._rows)
             self._arrays = None
         return found
 
@@ -247,12 +248,14 @@ class GroupTable:
         starts = np.full((self.steps, len(self._rows), len(self.group.nodes)), NEVER, dtype=np.int64)
         seconds = np.zeros(starts.shape)
         idle = np.zeros((len(self._rows), len(self.sets)), dtype=np.int64)
-        for (assignment, copy_bytes), row in self._rows.items():
+        for (assignment, copy), row in self._rows.items():
             idle[row] = [
                 assignment.candidate.idle_bytes if one in assignment.resources else 0 for one in self.sets
             ]
             for column, each in enumerate(assignment.candidate.fronts):
-                starts[: len(each.configs), row, column] = [w.need_bytes + copy_bytes for w in each.configs]
+                starts[: len(each.configs), row, column] = [
+                    copy.with_node(w.need_bytes) for w in each.configs
+                ]
                 seconds[: len(each.configs), row, column] = [
                     w.time_s + assignment.candidate.swap_s for w in each.configs
                 ]

@@ -16,7 +16,6 @@ from hflow.compiler.planner.bounds.numbers import Floats, Ints
 from hflow.compiler.planner.incumbent import BATCH, Incumbent
 from hflow.compiler.planner.partial_assignment import PartialAssignment
 from hflow.compiler.planner.placements import Allocation
-from hflow.compiler.planner.weight_syncs import WeightSync
 
 FIRST: tuple[GroupRole, ...] = ("train", "generate", "score", "frozen")  # what decides most is chosen first
 
@@ -31,7 +30,7 @@ class BoundContext:
 
     def __init__(self, allocation: Allocation, best: Incumbent, bounds: Bounds):
         self.best, self.bounds, self.space = best, bounds, best.space
-        self.capacity = self.space.draft.cluster.device.usable_bytes
+        self.capacity, self.weight_sync = self.space.capacity, self.space.weight_syncs.of
         assignments = self.space.assignments(allocation)
         self.resources = {name: each[0].resources if each else () for name, each in assignments.items()}
         self.idle = {
@@ -45,10 +44,6 @@ class BoundContext:
         self.idles = {n: self._on_sets(size, self.resources[n]) for n, size in self.idle.items()}
         self.places = {name: self._places(name, each) for name, each in assignments.items()}
         self.order = sorted(self.space.groups, key=self._rank)
-        edges = [e for e in self.space.draft.weight_edges if not e.every]
-        self.readers = {
-            group.name: next((e for e in edges if e.reader in _names(group)), None) for group in self.order
-        }
         self.on = {n.name: self.resources[g.name] for g in self.order for n in g.nodes}
         steps = max(
             (len(w.configs) for each in assignments.values() for s in each for w in s.candidate.fronts),
@@ -76,24 +71,13 @@ class BoundContext:
         """`assignment` taken too. A reader whose weights lie elsewhere than the trainer's gets its own
         copy."""
         assignments = {**chosen.assignments, group.name: assignment}
+        kin = [g for g in self.order if g.model == group.model and g.name in assignments]
+        copies = {**chosen.copies, **self.space.weight_syncs.own_copies(kin, assignments)}
         new = self.weight_sync(group, assignment, chosen.assignments)
         if new is None or new.copy in chosen.renewed:
-            return PartialAssignment(assignments, chosen.copies, chosen.moves, chosen.renewed)
-        copies = {**chosen.copies, group.name: new.copy_bytes}
-        return PartialAssignment(
-            assignments, copies, {**chosen.moves, new.reader: new.seconds}, chosen.renewed | {new.copy}
-        )
-
-    def weight_sync(
-        self, group: NodeGroup, assignment: Assignment, assignments: Mapping[str, Assignment]
-    ) -> WeightSync | None:
-        """How the weights of a node group in `assignment` are renewed from its trainer, one of those with
-        `assignments`; None where they lie there."""
-        edge = self.readers[group.name]
-        trainer = assignments[self.space.group_of[edge.trainer]] if edge else None
-        return (
-            self.space.weight_syncs.of(group, assignment, trainer, edge.reader) if edge and trainer else None
-        )
+            return PartialAssignment(assignments, copies, chosen.moves, chosen.renewed)
+        moves = {**chosen.moves, new.reader: new.seconds}
+        return PartialAssignment(assignments, copies, moves, chosen.renewed | {new.copy})
 
     def bounds_s(self, choices: Sequence[PartialAssignment], enough_s: float | None = None) -> Floats:
         """Of each, with the fastest assignments for all other node groups; infinite where the memory does not
@@ -143,7 +127,3 @@ class BoundContext:
                     )
                 )
         return sorted(found, key=lambda place: sum(place.times))
-
-
-def _names(group: NodeGroup) -> set[str]:
-    return {node.name for node in group.nodes}

@@ -133,11 +133,15 @@ class _Elsewhere:
         return times if len(times) == len(group.nodes) else None
 
     def _copy_bytes(self, group: NodeGroup, candidate: Candidate, taken: Taken) -> int:
-        """A reader's own copy of the weights, where no other node group of its model can have the same."""
-        kin = [u.name for u in self.space.groups if u.model == group.model and u is not group]
-        lie = {u.name: (c.pp, c.dp, c.tp) for u, c in taken}
-        mine = candidate.pp, candidate.dp, candidate.tp
-        return candidate.kept.copy_bytes if all(lie.get(name, mine) != mine for name in kin) else 0
+        """A reader's own copy of the weights, where no other node group of its model can have the same, less
+        the trainer's weights that may lend it their memory."""
+        kin = [u for u in self.space.groups if u.model == group.model and u is not group]
+        known = [(u, c) for u, c in taken if u in kin]
+        if len(known) < len(kin):
+            return 0
+        lends = self.space.weight_syncs.may_lend(group, (group, *kin))
+        lent = sum(c.kept.weights for u, c in known if u.role == "train" and lends)
+        return max(0, min((candidate.copy_beside(c) for _, c in known), default=0) - lent)
 
 
 def _alone(group: NodeGroup, candidate: Candidate) -> dict[str, float]:
