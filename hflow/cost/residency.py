@@ -86,10 +86,10 @@ class Residency:
         """What comes before a use, from the host or made anew, and goes after it."""
         return self.in_use.size - self.always.size if self.loaded_bytes else 0
 
-    def own_copy(self, readers: int = 1, lent: int = 0) -> OwnCopy:
-        """Of a reader whose weights lie otherwise than its trainer's; `readers` nodes use the copy. One that
-        several use stays, so that it is there for the last of them."""
-        if readers > 1 or self.awake:
+    def own_copy(self, nodes: int = 1, lent: int = 0) -> OwnCopy:
+        """Of a reader whose weights lie otherwise than its trainer's; so many nodes run from its first use to
+        its last. With several it stays, since what else comes in between is not known."""
+        if nodes > 1 or self.awake:
             return OwnCopy(staying=self.copy_bytes)
         return OwnCopy(passing=self.copy_bytes, lent=lent)
 

@@ -28,7 +28,10 @@ STAND_IN = "shape:llama-7b"  # a path that reads no file; the shapes are replace
 GRAPHS = {
     **{name: f"algorithms/{name}.yaml" for name in ("ppo", "grpo", "remax", "safe_rlhf", "dpo", "dapo")},
     **{name: f"algorithms/{name}.yaml" for name in ("async_grpo", "iterative_grpo", "tool_grpo")},
-    **{name: f"tests/runtime/graphs/{name}.yaml" for name in ("lagged", "region", "trained_twice")},
+    **{
+        name: f"tests/runtime/graphs/{name}.yaml"
+        for name in ("lagged", "region", "region_scored", "trained_twice")
+    },
 }
 PATHS = {"ppo": ("reward_model",), "safe_rlhf": ("reward_model", "cost_model")}
 BEYOND_ANY = 10**15

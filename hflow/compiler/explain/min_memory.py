@@ -115,9 +115,10 @@ def _of_model(space: SearchSpace, model: str, count: int) -> list[DeviceLoad]:
     groups = space.free_groups((model,))
     trainer = next((g for g in groups if g.role == "train"), None)
     if trainer is None:
-        return reduce(_together, (_alone(g, space.candidates(g.name, count)) for g in groups))
+        return reduce(_together, (_alone(g, space.candidates(g.name, count), 1) for g in groups))
     readers = [(g, space.candidates(g.name, count)) for g in groups if g is not trainer]
-    copies = [_alone(*each) for each in readers]
+    nodes = {group.name: space.weight_syncs.num_meanwhile(group) for group, _ in readers}
+    copies = [_alone(group, each, nodes[group.name]) for group, each in readers]
     found: list[DeviceLoad] = []
     for candidate in space.candidates(trainer.name, count):
         trained = [_load(trainer, candidate)]
@@ -125,16 +126,16 @@ def _of_model(space: SearchSpace, model: str, count: int) -> list[DeviceLoad]:
         without = [[*own, *same] for own, same in zip(copies, shared)]
         found += reduce(_together, without, trained)
         for number, (group, each) in enumerate(readers):
-            if len(group.nodes) == 1 and space.weight_syncs.may_lend(group, groups):
+            if nodes[group.name] == 1 and space.weight_syncs.may_lend(group, groups):
                 whole = (load.need_bytes for load in without[number] if not load.idle_bytes)
                 lent = _lent(group, each, candidate, min(whole, default=inf))
                 found += reduce(_together, shared[:number] + shared[number + 1 :], _together(trained, lent))
     return _undominated(found)
 
 
-def _alone(group: NodeGroup, candidates: Iterable[Candidate]) -> list[DeviceLoad]:
-    """With its own copy of weights that are trained elsewhere."""
-    return _undominated(_load(group, c, c.kept.own_copy(len(group.nodes))) for c in candidates)
+def _alone(group: NodeGroup, candidates: Iterable[Candidate], nodes: int) -> list[DeviceLoad]:
+    """With its own copy of weights that are trained elsewhere, while which so many nodes run."""
+    return _undominated(_load(group, c, c.kept.own_copy(nodes)) for c in candidates)
 
 
 def _lent(

@@ -54,6 +54,7 @@ class WeightSyncs:
         self._assignments: dict[tuple[Candidate, int], Assignment] = {}
         self._graphs = [graph for graph in (self.draft.graph, self.draft.evaluation_graph) if graph]
         self._lending: dict[tuple[str, ...], bool] = {}
+        self._meanwhile = {group.name: _meanwhile(self.draft.graph, group) for group in model.groups}
 
     def of(self, group: NodeGroup, assignment: Assignment, assignments: Assignments) -> WeightSync | None:
         """How the weights of a node group in `assignment` are renewed from its trainer, one of those with
@@ -84,11 +85,16 @@ class WeightSyncs:
                 readers.setdefault(sync.copy, []).append((group, sync))
         found: dict[str, OwnCopy] = {}
         for same in readers.values():
-            (first, sync), nodes = same[0], sum(len(group.nodes) for group, _ in same)
+            (first, sync), nodes = same[0], self.num_meanwhile(*(group for group, _ in same))
             lends = len(readers) == 1 and nodes == 1 and sync.lent_bytes and self.may_lend(first, groups)
             kept = assignments[first.name].candidate.kept
             found[first.name] = kept.own_copy(nodes, sync.lent_bytes if lends else 0)
         return found
+
+    def num_meanwhile(self, *readers: NodeGroup) -> int:
+        """How many nodes with models run while there is a copy of weights for some node groups: their own,
+        and whatever runs in the rounds of the same region."""
+        return len(frozenset[str]().union(*(self._meanwhile[group.name] for group in readers)))
 
     def may_lend(self, reader: NodeGroup, groups: Sequence[NodeGroup]) -> bool:
         """Whether a copy that `reader` alone of some node groups has may be given its trainer's memory, as
@@ -138,3 +144,9 @@ class WeightSyncs:
                 assignment, devices=tuple(device - first for device in assignment.devices)
             )
         return self._assignments[key]
+
+
+def _meanwhile(graph: Graph, group: NodeGroup) -> frozenset[str]:
+    regions = {node.region for node in group.nodes} - {graph.regions[0].name}
+    beside = {node.name for node in graph.nodes if node.model and node.region in regions}
+    return frozenset(beside | {node.name for node in group.nodes})
