@@ -4,15 +4,13 @@ HybridFlow's engine generates with weights of which the training shard is a part
 5.3). Here the two are separate tensors, since the optimizer keeps its own: once the copy is there, the
 trainer's memory is given back, and before the copy is dropped its values return from it. That needs no
 message where each device's part of the copy includes its part of what is trained (`lies_in`), and where
-nothing else asks for the trainer's weights meanwhile (`may_lend`). The planner asks both before it chooses,
+nothing else asks for the trainer's weights meanwhile (`may_donate`). The planner asks both before it chooses,
 `lower_edges` of what was chosen; `memory` counts it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence, Set
-
-import networkx as nx
 
 from hflow.compiler.state import Draft
 from hflow.cost.redistribution import includes
@@ -35,7 +33,7 @@ def donates(draft: Draft, graph: Graph, order: Sequence[Node], source: Instance,
     if any(own not in (source, copy) for own in of_model.values()):
         return False
     readers = {name for name, own in of_model.items() if own == copy}
-    return may_lend(draft, graph, source.model, readers, of_model.keys() - readers)
+    return may_donate(draft, graph, source.model, readers, of_model.keys() - readers)
 
 
 def lies_in(source: Sharding, copy: Sharding) -> bool:
@@ -45,7 +43,7 @@ def lies_in(source: Sharding, copy: Sharding) -> bool:
     return includes(copy, source)
 
 
-def may_lend(draft: Draft, graph: Graph, model: str, readers: Set[str], others: Collection[str]) -> bool:
+def may_donate(draft: Draft, graph: Graph, model: str, readers: Set[str], others: Collection[str]) -> bool:
     """Whether nothing asks for the weights of `model` that the nodes `others` share with its trainer while
     there is the copy for the nodes `readers`. More of either never make it true."""
     trainers = {e.trainer for e in draft.weight_edges if e.every or e.lag}
@@ -60,7 +58,5 @@ def _apart(graph: Graph, node: Node, readers: Set[str]) -> bool:
     regions = {graph.node(reader).region for reader in readers}
     if node.region != graph.regions[0].name and node.region in regions:
         return False
-    dag = graph.dag()
-    before: set[str] = nx.ancestors(dag, node.name)  # pyright: ignore[reportUnknownMemberType]
-    after: set[str] = nx.descendants(dag, node.name)  # pyright: ignore[reportUnknownMemberType]
-    return before >= readers or after >= readers
+    before = graph.ancestors
+    return before[node.name] >= readers or all(node.name in before[reader] for reader in readers)

@@ -67,7 +67,7 @@ class _Held:
         there, weights = self.kept.in_use if moment in self.moments else self.kept.always, self.kept.weights
         if moment not in self.donated:
             return there
-        return self.kept.donated(there, min(weights, working) if self.donated[moment] else weights)
+        return self.kept.without(there, min(weights, working) if self.donated[moment] else weights)
 
 
 @dataclass(frozen=True)

@@ -35,25 +35,28 @@ NOTHING = LabelledBytes("weights", 0)
 
 @dataclass(frozen=True)
 class OwnCopy:
-    """Bytes of a reader's own copy of weights: `staying` all the time, or `passing`, while its node runs. The
-    trainer's weights, of `lent` bytes, are gone while that node works; while weights move both are there."""
+    """Bytes of a reader's own copy of weights: `staying` all the time, or `passing`, while its node runs.
+
+    `donated`: bytes of the trainer's weights that are gone while that node works; while weights move, they
+    are there too.
+    """
 
     staying: int = 0
     passing: int = 0
-    lent: int = 0
+    donated: int = 0
 
     def with_node(self, need: int) -> int:
         """The most that is there for a node that needs so many bytes, less what stays of its model."""
-        return self.staying + self.passing + max(need - self.lent, 0)
+        return self.staying + self.passing + max(need - self.donated, 0)
 
-    def limit(self, free: int, lends: bool) -> int:
+    def limit(self, free: int, donates: bool) -> int:
         """What a node may need at most where `free` bytes are left by all that stays; negative if the copy
         does not fit.
 
         Args:
-            lends: whether the trainer's weights are among what stays there.
+            donates: whether the trainer's weights are among what stays there.
         """
-        return free - self.passing + self.lent * lends if free >= self.passing else -1
+        return free - self.passing + self.donated * donates if free >= self.passing else -1
 
 
 SHARED = OwnCopy()  # the trainer's weights
@@ -76,7 +79,7 @@ class Residency:
     copy_bytes: int = 0
     awake: bool = False
 
-    def donated(self, kept: LabelledBytes, size: int) -> LabelledBytes:
+    def without(self, kept: LabelledBytes, size: int) -> LabelledBytes:
         """What is left of `kept` without so many bytes of the weights."""
         label = kept.label.removeprefix("weights, ") if size == self.weights else kept.label
         return LabelledBytes(label, kept.size - size)
@@ -86,12 +89,12 @@ class Residency:
         """What comes before a use, from the host or made anew, and goes after it."""
         return self.in_use.size - self.always.size if self.loaded_bytes else 0
 
-    def own_copy(self, nodes: int = 1, lent: int = 0) -> OwnCopy:
+    def own_copy(self, nodes: int = 1, donated: int = 0) -> OwnCopy:
         """Of a reader whose weights lie otherwise than its trainer's; so many nodes run from its first use to
         its last. With several it stays, since what else comes in between is not known."""
         if nodes > 1 or self.awake:
             return OwnCopy(staying=self.copy_bytes)
-        return OwnCopy(passing=self.copy_bytes, lent=lent)
+        return OwnCopy(passing=self.copy_bytes, donated=donated)
 
 
 def is_awake(engine: GenerationEngine, cluster: Cluster, use: Use, lag: int) -> bool:

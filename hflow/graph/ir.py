@@ -245,11 +245,15 @@ class Graph(Displayed):
 
     def _behind(self, name: str) -> set[str]:
         """A node and all that it depends on within a step."""
-        dag, found, left = self.dag(), {name}, [name]
-        while left:
-            new = set(dag.predecessors(left.pop())) - found
-            found |= new
-            left += new
+        return {name, *self.ancestors[name]}
+
+    @cached_property
+    def ancestors(self) -> Mapping[str, frozenset[str]]:
+        """Of every node those that come before it in a step, in whatever order they run."""
+        dag, found = self.dag(), dict[str, frozenset[str]]()
+        for name in nx.topological_sort(dag):
+            direct = frozenset(dag.predecessors(name))
+            found[name] = direct.union(*(found[before] for before in direct))
         return found
 
     @cached_property

@@ -18,7 +18,7 @@ from hflow.compiler.passes.lower_edges import lower_edges
 from hflow.compiler.passes.place import node_plans
 from hflow.compiler.passes.schedule import schedule
 from hflow.compiler.planner.assignments import Assignments
-from hflow.compiler.planner.full_assignment import FullAssignment, fastest_configs
+from hflow.compiler.planner.full_assignment import fastest_configs
 from hflow.compiler.regroup import generation_mesh
 from hflow.compiler.state import Draft
 from hflow.cost.memory import weight_bytes
@@ -154,8 +154,8 @@ def test_a_copy_is_no_smaller_than_what_it_is_lent(
     train, copy = Mesh.of(devices, pp, dp, tp), Mesh.of(devices, pp_g, count // (pp_g * tp_g), tp_g)
     zero = Strategy(zero=3 if split > 2 else 0)
     assume(includes(Sharding.of(copy), Sharding.of(train, zero)))
-    lent, own = weight_bytes(SHAPE, "bf16", train, False, zero), weight_bytes(SHAPE, "bf16", copy, False)
-    assert lent <= own
+    donated, own = weight_bytes(SHAPE, "bf16", train, False, zero), weight_bytes(SHAPE, "bf16", copy, False)
+    assert donated <= own
 
 
 @pytest.mark.slow
@@ -179,7 +179,7 @@ def _agrees(draft: Draft, assignments: Assignments) -> None:
     space = space_of(draft)
     configs = fastest_configs(space, assignments)
     assert configs
-    nodes = node_plans(space, FullAssignment(assignments, configs, 0.0))
+    nodes = node_plans(draft.graph, space.groups, assignments, configs)
     planned = schedule(lower_edges(replace(draft, nodes=nodes)))
     programs = [p for p in (planned.step, planned.evaluation) if p]
     peak = max(m.peak_bytes for m in device_memory(planned, nodes, programs))
@@ -187,7 +187,7 @@ def _agrees(draft: Draft, assignments: Assignments) -> None:
     copies = space.weight_syncs.own_copies(space.groups, assignments)
     for group in (g for g in space.groups if copies[g.name].passing):
         donated = [i.donates for p in programs for i in all_moves(p) if i.node == group.name]
-        assert all(donated) == bool(copies[group.name].lent), (draft.graph.name, group.name)
+        assert all(donated) == bool(copies[group.name].donated), (draft.graph.name, group.name)
 
 
 @pytest.fixture
@@ -206,7 +206,7 @@ def test_a_plan_that_fits_by_donation_alone_is_found(tight: Cluster) -> None:
 
 
 def test_without_donation_it_is_refused(tight: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hflow.compiler.planner.weight_syncs.may_lend", lambda *_: False)
+    monkeypatch.setattr("hflow.compiler.planner.weight_syncs.may_donate", lambda *_: False)
     told = refusal(large("grpo", "llama-7b"), tight).help
     assert told.startswith("the plan that needs the least memory takes 11.2 GB while `rollout` runs")
     assert "actor weights, gradients, Adam (pp2 tp8) 7.6 GB" in told

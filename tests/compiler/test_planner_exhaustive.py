@@ -58,7 +58,7 @@ def test_search_finds_what_just_fits(name: str) -> None:
 def test_donation_decides_in_some_of_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     drafts = [scarce_case(name, seed, most=1500) for seed in range(PER_GRAPH // 2)]
     with_it = [exhaustive(space_of(draft)) for draft in drafts]
-    monkeypatch.setattr("hflow.compiler.planner.weight_syncs.may_lend", lambda *_: False)
+    monkeypatch.setattr("hflow.compiler.planner.weight_syncs.may_donate", lambda *_: False)
     without = [exhaustive(space_of(draft)) for draft in drafts]
     assert any(not _same(*each, 1e-9) for each in zip(with_it, without))
     pairs = [(a.choice, b.choice) for a, b in zip(with_it, without)]

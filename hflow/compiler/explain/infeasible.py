@@ -91,7 +91,7 @@ def _parts(load: DeviceLoad) -> Iterator[tuple[str, int]]:
         size = held.idle_bytes + (kept.swapped_bytes + held.copy.passing if runs else 0)
         there = LabelledBytes((kept.in_use if runs else kept.always).label, size)
         if held.group.role == "train" and held.group.model == needy.group.model:
-            there = kept.donated(there, min(needy.copy.lent, working))
+            there = kept.without(there, min(needy.copy.donated, working))
         yield f"{held.group.model} {there.label} ({candidate_text(held.candidate)})", there.size
 
 

@@ -126,10 +126,10 @@ def _of_model(space: SearchSpace, model: str, count: int) -> list[DeviceLoad]:
         without = [[*own, *same] for own, same in zip(copies, shared)]
         found += reduce(_together, without, trained)
         for number, (group, each) in enumerate(readers):
-            if nodes[group.name] == 1 and space.weight_syncs.may_lend(group, groups):
+            if nodes[group.name] == 1 and space.weight_syncs.may_donate(group, groups):
                 whole = (load.need_bytes for load in without[number] if not load.idle_bytes)
-                lent = _lent(group, each, candidate, min(whole, default=inf))
-                found += reduce(_together, shared[:number] + shared[number + 1 :], _together(trained, lent))
+                loads = _donating_loads(group, each, candidate, min(whole, default=inf))
+                found += reduce(_together, shared[:number] + shared[number + 1 :], _together(trained, loads))
     return _undominated(found)
 
 
@@ -138,13 +138,13 @@ def _alone(group: NodeGroup, candidates: Iterable[Candidate], nodes: int) -> lis
     return _undominated(_load(group, c, c.kept.own_copy(nodes)) for c in candidates)
 
 
-def _lent(
+def _donating_loads(
     group: NodeGroup, candidates: Iterable[Candidate], trainer: Candidate, enough: float
 ) -> list[DeviceLoad]:
     """The least with its own copy of weights to which `trainer` donates its memory, if that is less than
     `enough`."""
     apart = [c for c in candidates if c.copy_beside(trainer)]
-    copies = [c.kept.own_copy(lent=trainer.kept.weights) for c in apart]
+    copies = [c.kept.own_copy(donated=trainer.kept.weights) for c in apart]
     needs = [copy.with_node(c.least_bytes) for copy, c in zip(copies, apart)]
     donor = Assignment(trainer, trainer.mesh(0).devices, ())
     for need, number in sorted((need, number) for number, need in enumerate(needs)):

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hflow.compiler.candidates.node_groups import ExecConfig, NodeGroup
+from hflow.compiler.candidates.node_groups import ExecConfig
 from hflow.compiler.planner.assignments import Assignments
 from hflow.compiler.planner.search_space import SearchSpace
 
@@ -31,8 +31,8 @@ def fastest_configs(space: SearchSpace, assignments: Assignments) -> dict[str, E
             free[resource] = free.get(resource, space.capacity) - staying
     configs: dict[str, ExecConfig] = {}
     for group in space.groups:
-        assignment, copy, lenders = assignments[group.name], copies[group.name], trained.get(group.model, ())
-        limit = min(copy.limit(free[r], r in lenders) for r in assignment.resources)
+        assignment, copy, donors = assignments[group.name], copies[group.name], trained.get(group.model, ())
+        limit = min(copy.limit(free[r], r in donors) for r in assignment.resources)
         for node, choices in zip(group.nodes, assignment.candidate.fronts):
             config = choices.fastest(limit)
             if config is None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from hflow.compiler.candidates.node_groups import Candidate, NodeGroup
-from hflow.compiler.donation import lies_in, may_lend
+from hflow.compiler.donation import lies_in, may_donate
 from hflow.compiler.planner.assignments import Assignment, Assignments, sharding_of
 from hflow.compiler.state import Draft
 from hflow.cost.redistribution import weights_s
@@ -23,7 +23,7 @@ WeightCopy = tuple[str, Sharding, int, int, bool]
 class WeightSync:
     """`reader`: the first node of the node group that reads. `lies`: how, as if `first` were the first of
     all. `seconds`: of the transfer. `own`: whether its copy of the newest weights is its own; their trainer's
-    memory, of `lent_bytes`, may be given to it."""
+    memory, of `donated_bytes`, may be donated to it."""
 
     reader: str
     group: NodeGroup
@@ -31,7 +31,7 @@ class WeightSync:
     first: int
     seconds: float
     own: bool
-    lent_bytes: int
+    donated_bytes: int
 
     @cached_property
     def copy(self) -> WeightCopy:
@@ -53,8 +53,8 @@ class WeightSyncs:
         self._of_first: dict[object, WeightSync | None] = {}
         self._assignments: dict[tuple[Candidate, int], Assignment] = {}
         self._graphs = [graph for graph in (self.draft.graph, self.draft.evaluation_graph) if graph]
-        self._lending: dict[tuple[str, ...], bool] = {}
-        self._meanwhile = {group.name: _meanwhile(self.draft.graph, group) for group in model.groups}
+        self._donating: dict[tuple[str, ...], bool] = {}
+        self._meanwhile = {group.name: _meanwhile(self.draft.graph, group) for group in groups}
 
     def of(self, group: NodeGroup, assignment: Assignment, assignments: Assignments) -> WeightSync | None:
         """How the weights of a node group in `assignment` are renewed from its trainer, one of those with
@@ -86,9 +86,11 @@ class WeightSyncs:
         found: dict[str, OwnCopy] = {}
         for same in readers.values():
             (first, sync), nodes = same[0], self.num_meanwhile(*(group for group, _ in same))
-            lends = len(readers) == 1 and nodes == 1 and sync.lent_bytes and self.may_lend(first, groups)
+            donates = (
+                len(readers) == 1 and nodes == 1 and sync.donated_bytes and self.may_donate(first, groups)
+            )
             kept = assignments[first.name].candidate.kept
-            found[first.name] = kept.own_copy(nodes, sync.lent_bytes if lends else 0)
+            found[first.name] = kept.own_copy(nodes, sync.donated_bytes if donates else 0)
         return found
 
     def num_meanwhile(self, *readers: NodeGroup) -> int:
@@ -96,19 +98,19 @@ class WeightSyncs:
         and whatever runs in the rounds of the same region."""
         return len(frozenset[str]().union(*(self._meanwhile[group.name] for group in readers)))
 
-    def may_lend(self, reader: NodeGroup, groups: Sequence[NodeGroup]) -> bool:
-        """Whether a copy that `reader` alone of some node groups has may be given its trainer's memory, as
+    def may_donate(self, reader: NodeGroup, groups: Sequence[NodeGroup]) -> bool:
+        """Whether a copy that `reader` alone of some node groups has may be donated its trainer's memory, as
         far as the graphs of step and evaluation say."""
         names = reader.name, *(group.name for group in groups)
-        if names not in self._lending:
-            self._lending[names] = all(self._may_lend(graph, reader, groups) for graph in self._graphs)
-        return self._lending[names]
+        if names not in self._donating:
+            self._donating[names] = all(self._may_donate(graph, reader, groups) for graph in self._graphs)
+        return self._donating[names]
 
-    def _may_lend(self, graph: Graph, reader: NodeGroup, groups: Sequence[NodeGroup]) -> bool:
+    def _may_donate(self, graph: Graph, reader: NodeGroup, groups: Sequence[NodeGroup]) -> bool:
         there = {node.name for node in graph.nodes}
         nodes = {node.name for group in groups for node in group.nodes} & there
         readers = {node.name for node in reader.nodes} & there
-        return may_lend(self.draft, graph, reader.model, readers, nodes - readers)
+        return may_donate(self.draft, graph, reader.model, readers, nodes - readers)
 
     def _weight_sync(
         self, group: NodeGroup, assignment: Assignment, trainer: Assignment, reader: str
@@ -133,8 +135,8 @@ class WeightSyncs:
         model = draft.graph.model(group.model)
         seconds = weights_s(draft.shapes[group.model], model.dtype, held, lies, draft.cluster)
         own = lies != held and assignment.candidate.kept.copy_bytes > 0
-        lent_bytes = trainer.candidate.kept.weights if own and not group.lag and lies_in(held, lies) else 0
-        return WeightSync(reader, group, lies, 0, seconds, own, lent_bytes)
+        donated_bytes = trainer.candidate.kept.weights if own and not group.lag and lies_in(held, lies) else 0
+        return WeightSync(reader, group, lies, 0, seconds, own, donated_bytes)
 
     def _moved(self, assignment: Assignment, first: int) -> Assignment:
         """As if device `first` were the first of all."""

@@ -134,14 +134,14 @@ class _Elsewhere:
 
     def _copy_bytes(self, group: NodeGroup, candidate: Candidate, taken: Taken) -> int:
         """A reader's own copy of the weights, where no other node group of its model can have the same, less
-        the trainer's weights that may lend it their memory."""
+        the trainer's weights that may donate their memory to it."""
         kin = [u for u in self.space.groups if u.model == group.model and u is not group]
         known = [(u, c) for u, c in taken if u in kin]
         if len(known) < len(kin):
             return 0
-        lends = self.space.weight_syncs.may_lend(group, (group, *kin))
-        lent = sum(c.kept.weights for u, c in known if u.role == "train" and lends)
-        return max(0, min((candidate.copy_beside(c) for _, c in known), default=0) - lent)
+        donates = self.space.weight_syncs.may_donate(group, (group, *kin))
+        donated = sum(c.kept.weights for u, c in known if u.role == "train" and donates)
+        return max(0, min((candidate.copy_beside(c) for _, c in known), default=0) - donated)
 
 
 def _alone(group: NodeGroup, candidate: Candidate) -> dict[str, float]:
