@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property, reduce
+from functools import cached_property
 from itertools import accumulate, chain
 from math import prod
 
@@ -29,7 +29,6 @@ LOOK = 100  # bounds that a first look costs
 INTERVAL = 100  # bounds that one interval costs
 FEWEST, MOST = 8, 1024  # beginnings of choices that are made longer at a time: each time more of them,
 MORE = 4  # by this factor
-TRIES = 6  # choices of one model that are priced at a time, to begin with something good
 
 
 class Branch:
@@ -82,53 +81,19 @@ class Branch:
         return 0.0 if self.best.late else min(left, default=float("inf"))
 
     @memoize
-    def dive(self) -> PartialAssignment | None:
+    def dive(self) -> None:
         """What always taking the assignment with the least bound leads to, priced: something good to begin
-        with. None where that cannot be better than the best."""
+        with. Nothing where that cannot be better than the best."""
         if not all(self.context.places.values()):
-            return None
+            return
         chosen = PartialAssignment()
         for group in self.context.order:
             longer = self.context.longer(chosen, group)
             bounds_s = self.context.bounds_s(longer)
             chosen = longer[int(np.argmin(bounds_s))]
             if bounds_s.min() >= self.best.limit_s:
-                return None
+                return
         self.best.offer(chosen.assignments)
-        return chosen
-
-    def descend(self) -> None:
-        """From there, change one model's choice after the other while a step becomes shorter: then more can
-        be cut."""
-        taken = self.dive()
-        if taken is None or not all(self._choices):
-            return
-        parts = [
-            next((c for c in b if c.assignments.items() <= taken.assignments.items()), b[0])
-            for b in self._choices
-        ]
-        before = float("inf")
-        while self.best.limit_s < before and not self.best.late:
-            before = self.best.limit_s
-            for number, table in enumerate(self._choices):
-                others = reduce(
-                    PartialAssignment.joined, (*parts[:number], *parts[number + 1 :]), PartialAssignment()
-                )
-                parts[number] = self._best_with(others, table) or parts[number]
-
-    def _best_with(
-        self, others: PartialAssignment, table: Sequence[PartialAssignment]
-    ) -> PartialAssignment | None:
-        """Which of the choices with the least bounds gives a step shorter than any before."""
-        bounds_s = self.context.bounds_s([others.joined(part) for part in table])
-        found = None
-        for number in map(int, np.argsort(bounds_s, kind="stable")[:TRIES]):
-            before = self.best.limit_s
-            if bounds_s[number] < before:
-                self.best.offer(others.joined(table[number]).assignments)
-            if self.best.limit_s < before:
-                found = table[number]
-        return found
 
     @cached_property
     def _choices(self) -> list[list[PartialAssignment]]:

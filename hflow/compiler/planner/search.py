@@ -21,7 +21,7 @@ from hflow.compiler.planner.placements import Allocation, Partition, allocations
 from hflow.compiler.planner.search_space import SearchSpace
 
 EFFORT = 500_000  # bounds, of about 0.03 ms each
-DIVES, DESCENTS = 10, 2  # allocations into which it looks before it tries all choices of one
+DIVES = 10  # allocations into which it looks before it tries all choices of one
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,6 @@ def _proven_s(frontier: Frontier) -> float:
     first = [taken for _ in range(DIVES) if (taken := frontier.take())]
     for _, branch in first:  # what they lead to lets more of each be cut
         branch.dive()
-    for _, branch in first[:DESCENTS]:
-        if not best.late:
-            branch.descend()
     for partial, branch in chain(first, iter(frontier.take, None)):
         if partial.bound_s < best.limit_s:
             frontier.put(partial, branch.raised_s())
