@@ -8,7 +8,7 @@ on some before the last one has ended on others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 FIRST = float("inf")
@@ -28,39 +28,28 @@ class Task:
 
 
 def arrange(tasks: Sequence[Task]) -> tuple[int, ...]:
-    """The order in which tasks are given to their devices, the fastest in a long run of: list scheduling on
-    idle devices; from where that leaves them (some are done with a step before others); and patient, where a
-    device rather idles than does what less work waits for. Each also with setups among the short tasks, if
-    there are such."""
+    """The order in which tasks are given to their devices, the fastest in a long run of: list scheduling; and
+    patient, where a device rather idles than does what less work waits for. Each also with setups among the
+    short tasks, if there are such."""
     later = _work_after(tasks)
     orders: dict[tuple[int, ...], None] = {}
     for short_setups in (False, True) if any(task.sets_up_next for task in tasks) else (False,):
-        first, ends = _list_schedule(tasks, later, {}, short_setups)
-        again, _ = _list_schedule(tasks, later, ends, short_setups)
-        patiently, _ = _list_schedule(tasks, later, {}, short_setups, patient=True)
-        orders |= dict.fromkeys((first, again, patiently))
+        orders |= {_list_schedule(tasks, later, short_setups, patient): None for patient in (False, True)}
     return min(orders, key=lambda order: period_s(tasks, order)) if len(orders) > 1 else next(iter(orders))
 
 
 def _list_schedule(
-    tasks: Sequence[Task],
-    later: Sequence[float],
-    free: Mapping[int, float],
-    short_setups: bool,
-    patient: bool = False,
-) -> tuple[tuple[int, ...], dict[int, float]]:
+    tasks: Sequence[Task], later: Sequence[float], short_setups: bool, patient: bool
+) -> tuple[int, ...]:
     """List scheduling: among tasks whose predecessors are placed, always one that can start first. Starts
     that differ by less than a hundredth of the longest task count as equal. Then tasks shorter than that go
     first, so that a transfer does not wait for a long task which could start a moment before it; then those
     that the most work waits for; then the first in the list. A setup counts as long, like what it sets up.
 
     Args:
-        later: the least time of what follows from each task. free: from when on resources are free.
+        later: the least time of what follows from each task.
         short_setups: a setup counts as long as it takes.
         patient: that much work waits for a task counts more than that it can start first.
-
-    Returns:
-        The order, and when each resource is free again.
     """
     close = max((t.time_s for t in tasks), default=0.0) / 100
     long = [task.time_s > close or (task.sets_up_next and not short_setups) for task in tasks]
@@ -72,9 +61,9 @@ def _list_schedule(
         for before in task.after:
             unlocks[before].append(number)
     known = [0.0] * len(tasks)  # the latest end of the predecessors
-    free = dict(free)
+    free: dict[int, float] = {}
     order: list[int] = []
-    begin = {n: _start(tasks[n], 0.0, free) for n, count in enumerate(waiting) if not count}
+    begin = {n: 0.0 for n, count in enumerate(waiting) if not count}
     while begin:
         if order and tasks[order[-1]].sets_up_next and order[-1] + 1 in begin:
             number = order[-1] + 1
@@ -98,7 +87,7 @@ def _list_schedule(
             if not waiting[next_]:
                 begin[next_] = _start(tasks[next_], known[next_], free)
     assert len(order) == len(tasks), "tasks wait for each other"
-    return tuple(order), free
+    return tuple(order)
 
 
 def _work_after(tasks: Sequence[Task]) -> list[float]:
