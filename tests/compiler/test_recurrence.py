@@ -1,4 +1,4 @@
-"""What a recurrence cycle leaves out (edges, sets of devices, whole recurrence cycles) says nothing more:
+"""What a recurrence cycle leaves out (sets of devices, whole recurrence cycles) says nothing more:
 against all of it, term by term as the bounds are defined."""
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Case:
 
     @property
     def cycle(self) -> RecurrenceCycle:
-        paths = PathBounds.of(Descendants.of(FIRST, self.nodes), self.places, self.whole)
+        paths = PathBounds.of(Descendants(FIRST, tuple(self.nodes)), self.places, self.whole)
         return RecurrenceCycle.of(paths, self.closing, {}, self.places, self.whole)
 
 

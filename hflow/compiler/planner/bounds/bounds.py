@@ -48,9 +48,7 @@ class Bounds:
         self.dag = dag = _of_models(graph.dag(), self.nodes)
         self.cross_mesh_values = cross_mesh_values(graph, self.nodes)
         self._placed: dict[object, PlacedGraph] = {}
-        self.all_descendants = tuple(
-            Descendants.of(n, _in_order(dag, {n, *_after(dag, n)})) for n in self.nodes
-        )
+        self.all_descendants = tuple(Descendants(n, _in_order(dag, {n, *_after(dag, n)})) for n in self.nodes)
 
     def step_s(self, times: Mapping[str, float], places: Places) -> float:
         """The best of the bounds, if no weights move.

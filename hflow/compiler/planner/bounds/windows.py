@@ -80,4 +80,4 @@ def _window(
             known.add(name)
     ends = [n for n, _ in nodes[1:] if n in here or n not in late]
     nodes.append((END, (*((n, 0.0) for n in ends), (BEGIN, 0.0))))
-    return Descendants.of(BEGIN, nodes)
+    return Descendants(BEGIN, tuple(nodes))
