@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from hflow.compiler.planner.bounds.descendants import Before, Descendants
 from hflow.compiler.planner.bounds.numbers import ARRAYS, FLOATS
-from hflow.compiler.planner.bounds.recurrence import PathBounds, RecurrenceCycle
+from hflow.compiler.planner.bounds.recurrence import RecurrenceCycle
+from hflow.compiler.planner.bounds.windows import Window
 
 FIRST = "n0"
 
@@ -38,9 +39,12 @@ class Case:
         return [(n, tuple((a, gap) for (a, b), gap in self.edges.items() if b == n)) for n in self.names]
 
     @property
+    def descendants(self) -> Descendants:
+        return Descendants(FIRST, tuple(self.nodes))
+
+    @property
     def cycle(self) -> RecurrenceCycle:
-        paths = PathBounds.of(Descendants(FIRST, tuple(self.nodes)), self.places, self.whole)
-        return RecurrenceCycle.of(paths, self.closing, {}, self.places, self.whole)
+        return RecurrenceCycle.of(self.descendants, self.closing, {}, self.places)
 
 
 @st.composite
@@ -79,19 +83,30 @@ def test_a_ring_on_one_set_of_devices_takes_no_more_than_the_set(case: Case) -> 
     assert cycle.least_s(FLOATS, case.times, work) <= busy_s + sum(case.edges.values()) + 1e-9
 
 
+@given(cases())
+@settings(max_examples=200, deadline=None)
+def test_a_window_waits_for_what_each_set_of_devices_does(case: Case) -> None:
+    """All that comes before a node on any one of them, not only what paths tell."""
+    window = Window.of(case.descendants, case.places)
+    heads = window.heads({n: np.array([seconds, 2 * seconds]) for n, seconds in case.times.items()})
+    expected, before = {FIRST: 0.0}, _before(case)
+    for name in case.names[1:]:
+        ends = [expected[a] + case.times[a] + gap for (a, b), gap in case.edges.items() if b == name]
+        expected[name] = max(ends + _parts_s(before[name], case, expected))
+    assert {name: float(seconds[0]) for name, seconds in heads.items()} == pytest.approx(expected)
+
+
 def _least_s(case: Case) -> float:
     """By the definitions: all predecessors, and on each set of devices all nodes around."""
     times, work, before = case.times, case.work, _before(case)
     heads = {FIRST: 0.0}
     for name in case.names[1:]:
-        paths = [heads[a] + times[a] + gap for (a, b), gap in case.edges.items() if b == name]
-        heads[name] = max(paths + _parts_s(before[name], case, heads))
+        heads[name] = max(heads[a] + times[a] + gap for (a, b), gap in case.edges.items() if b == name)
     inside = [n for n in case.names if any(n == c or n in before[c] for c in case.closing)]
     tails = dict.fromkeys(case.closing, 0.0)
     for name in reversed(inside):
         paths = [tails[b] + times[b] + gap for (a, b), gap in case.edges.items() if a == name and b in inside]
-        after = [n for n in inside if name in before[n]]
-        tails[name] = max([tails.get(name, 0.0), *paths, *_parts_s(after, case, tails)])
+        tails[name] = max([tails.get(name, 0.0), *paths])
     ends = [heads[n] + times[n] for n in case.closing]
     if len(case.closing) < 2:
         return max(ends)
@@ -107,7 +122,7 @@ def _least_s(case: Case) -> float:
 def _parts_s(names: list[str], case: Case, known: dict[str, float]) -> list[float]:
     """When each set of devices can be done with its part of `names`."""
     parts = [[n for n in names if one in case.places[n]] for one in range(3)]
-    return [min(known[n] for n in part) + sum(case.work[n] for n in part) for part in parts if part]
+    return [min(known[n] for n in part) + sum(case.times[n] for n in part) for part in parts if part]
 
 
 def _before(case: Case) -> dict[str, list[str]]:

@@ -105,7 +105,7 @@ class Bounds:
                 best[some] = np.maximum(best[some], found)
         left = np.flatnonzero(best < enough_s)
         if depth > 1 and left.size and enough_s < np.inf:
-            best[left[self._meet_late(placed, lasting[:, left], worked[:, left], enough_s)]] = enough_s
+            best[left[self._meet_late(placed, lasting[:, left], enough_s)]] = enough_s
         return best
 
     def _on(self, places: Places) -> PlacedGraph:
@@ -135,13 +135,13 @@ class Bounds:
                 look at the orders of nodes too.
         """
         times, work = dict(zip(self.nodes, lasting)), dict(zip(self.nodes, worked))
-        heads = cycle.paths.heads(ARRAYS, times, work)
+        heads = cycle.heads(ARRAYS, times)
         best = cycle.ends_s(ARRAYS, heads, times)
         left = np.flatnonzero(best < enough_s)
         if len(cycle.closing) < 2 or not left.size:
             return best
-        heads, times, work = ({n: each[n][left] for n in cycle.left.nodes} for each in (heads, times, work))
-        tails = cycle.tails(ARRAYS, times, work)
+        heads, times, work = ({n: each[n][left] for n in cycle.nodes} for each in (heads, times, work))
+        tails = cycle.tails(ARRAYS, times)
         best[left] = np.maximum(best[left], cycle.busiest_s(ARRAYS, heads, work, tails))
         close = np.flatnonzero((best[left] < enough_s) & (best[left] >= CLOSE * enough_s))
         if orders and close.size and enough_s < np.inf:
@@ -149,17 +149,16 @@ class Bounds:
             best[left[close[long]]] = enough_s
         return best
 
-    def _meet_late(self, placed: PlacedGraph, lasting: Floats, worked: Floats, enough_s: float) -> Bools:
+    def _meet_late(self, placed: PlacedGraph, lasting: Floats, enough_s: float) -> Bools:
         """For which choices the time from a transfer to that of the next step is `enough_s` or more."""
         nothing = np.zeros(lasting.shape[1])
-        ends = {BEGIN: nothing, END: nothing}
-        times, work = ({**dict(zip(self.nodes, each)), **ends} for each in (lasting, worked))
+        times = {**dict(zip(self.nodes, lasting)), BEGIN: nothing, END: nothing}
         late = np.zeros(nothing.shape, dtype=np.bool_)
         for alternatives in placed.windows:
             some = np.flatnonzero(~late)
             for window in alternatives:
-                taken, done = ({n: each[n][some] for n in window.done.nodes} for each in (times, work))
-                some = some[window.heads(ARRAYS, taken, done)[END] >= enough_s]
+                taken = {n: times[n][some] for n in window.done}
+                some = some[window.heads(taken)[END] >= enough_s]
             late[some] = True
         return late
 

@@ -24,13 +24,12 @@ def known(each: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class Numbers(Generic[N]):
-    """`zero`: like a given number; `most`, `least`: of some numbers; `sums`: of those in each row of a matrix
-    of ones and zeros; `machines_s`: of the busiest of some machines, see `one_machine_s`."""
+    """`zero`: like a given number; `most`, `least`: of some numbers; `machines_s`: of the busiest of some
+    machines, see `one_machine_s`."""
 
     zero: Callable[[N], N]
     most: Callable[[Iterable[N]], N]
     least: Callable[[Iterable[N]], N]
-    sums: Callable[[Floats, Sequence[N]], Sequence[N]]
     machines_s: Callable[[Sequence[Sequence[Job[N]]]], N]
 
 
@@ -83,15 +82,7 @@ def _least(arrays: Iterable[Floats]) -> Floats:
     return reduce(_minimum, arrays)
 
 
-def _sums_of_floats(member: Floats, numbers: Sequence[float]) -> list[float]:
-    return (member @ np.array(numbers)).tolist()
-
-
-def _sums(member: Floats, numbers: Sequence[Floats]) -> list[Floats]:
-    return list(member @ np.array(numbers))
-
-
 _maximum: Any = np.maximum
 _minimum: Any = np.minimum
-FLOATS = Numbers[float](lambda _: 0.0, max, min, _sums_of_floats, _busiest_of_floats)
-ARRAYS = Numbers[Floats](_zeros, _most, _least, _sums, _busiest)
+FLOATS = Numbers[float](lambda _: 0.0, max, min, _busiest_of_floats)
+ARRAYS = Numbers[Floats](_zeros, _most, _least, _busiest)

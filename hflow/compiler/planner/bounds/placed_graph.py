@@ -10,8 +10,8 @@ import networkx as nx
 from hflow.compiler.planner.bounds.cross_mesh import CrossMeshValue, cross_mesh_transfers
 from hflow.compiler.planner.bounds.descendants import Descendants
 from hflow.compiler.planner.bounds.disjunctive import Jobs, jobs_of
-from hflow.compiler.planner.bounds.recurrence import PathBounds, Places, RecurrenceCycle
-from hflow.compiler.planner.bounds.windows import BEGIN, END, windows
+from hflow.compiler.planner.bounds.recurrence import Places, RecurrenceCycle
+from hflow.compiler.planner.bounds.windows import BEGIN, END, Window, windows
 
 
 class PlacedGraph:
@@ -52,25 +52,22 @@ class PlacedGraph:
             lags = {name: self.lags.get((descendants.first, name)) for name in descendants.before}
             closing = tuple(n for n in lags if lags[n] == 0 or not wide.isdisjoint(self.own[n]))
             later = {name: lag for name, lag in lags.items() if lag}
-            self._cycles[key] = RecurrenceCycle.of(
-                self._paths(descendants), closing, later, self.places, self.whole
-            )
+            self._cycles[key] = RecurrenceCycle.of(descendants, closing, later, self.places)
         return self._cycles[key]
 
     def jobs(self, cycle: RecurrenceCycle) -> Jobs:
         """The nodes of a recurrence cycle, in any order that is possible."""
-        descendants, names = cycle.paths.descendants, list(cycle.left.nodes)
-        key = descendants.first, cycle.closing
+        names, key = list(cycle.nodes), (cycle.descendants.first, cycle.closing)
         if key not in self._jobs:
             met, whole = (
                 cross_mesh_transfers(self.cross_mesh_values, names, self.places),
                 [n for n in names if n in self.whole],
             )
-            self._jobs[key] = jobs_of(names, descendants.before, self.places, met, whole)
+            self._jobs[key] = jobs_of(names, cycle.descendants.before, self.places, met, whole)
         return self._jobs[key]
 
     @cached_property
-    def windows(self) -> list[list[PathBounds]]:
+    def windows(self) -> list[list[Window]]:
         """Of each transfer the windows that are possible."""
         if any(name not in self.whole for name in self.places):
             return []
@@ -78,10 +75,7 @@ class PlacedGraph:
         met = cross_mesh_transfers(self.cross_mesh_values, list(self.places), self.places)
         found = (windows(self.dag, each, self.places, renewed) for each in met)
         lie = {**self.places, BEGIN: (), END: ()}
-        return [[PathBounds.of(each, lie, lie.keys()) for each in possible] for possible in found if possible]
-
-    def _paths(self, descendants: Descendants) -> PathBounds:
-        return PathBounds.of(descendants, self.places, self.whole)
+        return [[Window.of(each, lie) for each in possible] for possible in found if possible]
 
     def _longer(self, descendants: Descendants, inner: str) -> bool:
         """Whether the recurrence cycle that `inner` begins is within that of `descendants`, wherever weights

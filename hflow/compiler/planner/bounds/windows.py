@@ -8,15 +8,60 @@ and each choice makes a window of its own. The least that the shortest of them t
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import combinations
 
 import networkx as nx
+import numpy as np
 
 from hflow.compiler.planner.bounds.cross_mesh import CrossMeshTransfer
 from hflow.compiler.planner.bounds.descendants import Before, Descendants
+from hflow.compiler.planner.bounds.numbers import ARRAYS, Floats
+from hflow.compiler.planner.bounds.recurrence import Names, Places, parts_of
 
 BEGIN, END = "<transfer>", "<next transfer>"
 FREE = 4  # nodes that may be on either side; with more, nothing is said
+
+
+@dataclass(frozen=True)
+class Window:
+    """Nodes that run once each between two transfers. `done`: what comes before each node on one set of
+    devices, where paths alone do not tell when that is done: the first of it, and all."""
+
+    descendants: Descendants
+    done: Mapping[str, tuple[tuple[Names, Names], ...]]
+
+    @staticmethod
+    def of(descendants: Descendants, places: Places) -> Window:
+        before = descendants.before
+        done = {
+            name: tuple((_first(p, before), p) for p in parts_of(others, places) if not _in_turn(p, before))
+            for name, others in before.items()
+        }
+        return Window(descendants, done)
+
+    def heads(self, times: Mapping[str, Floats]) -> dict[str, Floats]:
+        """The earliest start of each node: after the longest path to it, and after what has to be done before
+        it on any one set of devices."""
+        heads = {self.descendants.first: np.zeros_like(times[self.descendants.first])}
+        for name, before in self.descendants.nodes[1:]:
+            paths = (heads[b] + times[b] + gap for b, gap in before)
+            done = (
+                ARRAYS.least([heads[n] for n in first]) + np.array([times[n] for n in part]).sum(axis=0)
+                for first, part in self.done[name]
+            )
+            heads[name] = ARRAYS.most((*paths, *done))
+        return heads
+
+
+def _first(part: Names, before: Mapping[str, Names]) -> Names:
+    """Those with no other of the part before them; others start later."""
+    return tuple(name for name in part if set(part).isdisjoint(before[name]))
+
+
+def _in_turn(part: Names, before: Mapping[str, Names]) -> bool:
+    """Whether of each two the one waits for the other: then a path leads through all of them."""
+    return all(one in before[other] or other in before[one] for one, other in combinations(part, 2))
 
 
 def windows(
