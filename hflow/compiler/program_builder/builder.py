@@ -18,7 +18,7 @@ from hflow.compiler.program_builder.unfinished import UnfinishedProgram
 from hflow.compiler.program_builder.weight_moves import WeightMoves
 from hflow.compiler.state import Draft
 from hflow.cost.comm import host_transfer_s
-from hflow.cost.memory import optimizer_bytes, weight_bytes
+from hflow.cost.residency import residency
 from hflow.graph.ir import Graph, Node
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.program import Await, Call, Instruction, Loop, Offload, Onload
@@ -127,12 +127,8 @@ class _Walk:
 
     def _onload_s(self, node: Node) -> float:
         """Of the optimizer's state, or of frozen weights."""
-        draft, plan, model = (
-            self.program.draft,
-            self.program.plans[node.name],
-            self.program.graph.model_of(node),
-        )
-        what = draft.shapes[model.name], model.dtype, plan.mesh
-        trains = node.op == "train"
-        size = optimizer_bytes(*what, plan.strategy) if trains else weight_bytes(*what, False, plan.strategy)
-        return host_transfer_s(size, draft.cluster)
+        draft, plan = self.program.draft, self.program.plans[node.name]
+        model = draft.graph.model_of(node)
+        use = "train" if node.op == "train" else "frozen"
+        what = model, draft.shapes[model.name], plan.mesh, plan.strategy, draft.cluster
+        return host_transfer_s(residency(*what, use, offload=True).loaded_bytes, draft.cluster)
