@@ -53,16 +53,18 @@ def node_time_s(
         return generate_s(run)
     if op == "train":
         return work.optimizer_steps * (train_passes_s(run) + update_s(shape, dtype, mesh, cluster, strategy))
-    slot = _layers_s(run, "score") + _head_s(run, "score") + _messages_s(run) + run.hop_s(_tokens(run))
+    tokens = _tokens(run)
+    slot = _layers_s(run, tokens, "score") + _head_s(run, tokens, "score")
+    slot += run.messages_s(tokens) / mesh.pp + run.hop_s(tokens)
     slot += gather_s(shape, dtype, mesh, cluster, strategy)
     return (ceil(work.rows / mesh.dp / micro_batch) + mesh.pp - 1) * slot
 
 
 def train_passes_s(run: Execution) -> float:
     """Forward and backward passes over the rows of one update, without the update."""
-    again = 1 if run.strategy.recompute == "full" else 0
-    slot = (3 + again) * _layers_s(run, "train") + 3 * _head_s(run, "train")
-    slot += (2 + again) * _messages_s(run) + 2 * run.hop_s(_tokens(run))
+    again, tokens = 1 if run.strategy.recompute == "full" else 0, _tokens(run)
+    slot = (3 + again) * _layers_s(run, tokens, "train") + 3 * _head_s(run, tokens, "train")
+    slot += (2 + again) * (run.messages_s(tokens) / run.mesh.pp) + 2 * run.hop_s(tokens)
     # The third gather scatters gradients.
     slot += 3 * gather_s(run.shape, run.dtype, run.mesh, run.cluster, run.strategy)
     return (ceil(run.work.rows_per_update / run.mesh.dp / run.micro_batch) + run.mesh.pp - 1) * slot
@@ -73,9 +75,9 @@ def _tokens(run: Execution) -> float:
     return run.micro_batch * run.work.mean_sequence
 
 
-def _layers_s(run: Execution, kind: Literal["train", "score"]) -> float:
+def _layers_s(run: Execution, tokens: float, kind: Literal["train", "score"]) -> float:
     """The forward pass of a micro-batch through the layers of a stage, without communication."""
-    shape, device, tokens = run.shape, run.device, _tokens(run)
+    shape, device = run.shape, run.device
     parameters = read_parameters(shape, tokens, run.strategy.ep) - head_parameters(shape)
     flops = 2 * (matmul_parameters(shape) - head_parameters(shape)) * tokens
     flops += attention_work(shape, tokens, run.work.mean_sequence / 2)
@@ -84,15 +86,10 @@ def _layers_s(run: Execution, kind: Literal["train", "score"]) -> float:
     return (seconds + shape.num_layers * layer_latency_s(device)) / run.mesh.pp
 
 
-def _head_s(run: Execution, kind: Literal["train", "score"]) -> float:
+def _head_s(run: Execution, tokens: float, kind: Literal["train", "score"]) -> float:
     """The forward pass of a micro-batch through the head, which the last stage has."""
     parameters = head_parameters(run.shape)
-    return products_s(2 * parameters * _tokens(run), parameters, kind, run.dtype, run.device, run.mesh.tp)
-
-
-def _messages_s(run: Execution) -> float:
-    """Inside a stage."""
-    return run.messages_s(_tokens(run)) / run.mesh.pp
+    return products_s(2 * parameters * tokens, parameters, kind, run.dtype, run.device, run.mesh.tp)
 
 
 @lru_cache(maxsize=4096)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 from hflow.cost.comm import all_reduce_s, axis_link, send_s
 from hflow.cost.device import BYTES, device_of
@@ -27,7 +26,7 @@ class Execution:
     cluster: Cluster
     strategy: Strategy = PLAIN
 
-    @cached_property
+    @property
     def device(self) -> DeviceKind:
         return device_of(self.cluster, self.mesh)
 

@@ -109,12 +109,18 @@ def kv_cache_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mesh) -> in
     return ceil(tokens * shape.kv_bytes_per_token(BYTES[dtype]) / (mesh.tp * mesh.pp))
 
 
-@lru_cache(maxsize=4096)
 def pinned_bytes(shape: ModelShape, size_bytes: int, element_bytes: int, tp: int) -> int:
     """Of the host's memory, for `size_bytes` of a shard: torch rounds each block that it pins, one for each
     parameter, up to a power of two."""
+    whole, rounded = _blocks_bytes(shape, element_bytes, tp)
+    return ceil(size_bytes * rounded / whole)
+
+
+@lru_cache(maxsize=4096)
+def _blocks_bytes(shape: ModelShape, element_bytes: int, tp: int) -> tuple[int, int]:
+    """Of a rank's part of all parameters, and of the blocks in which they are pinned."""
     shares = [element_bytes * ceil(p.size / (1 if p.shard is None else tp)) for p in parameters(shape)]
-    return ceil(size_bytes * sum(1 << (share - 1).bit_length() for share in shares) / sum(shares))
+    return sum(shares), sum(1 << (share - 1).bit_length() for share in shares)
 
 
 def awake_bytes(
