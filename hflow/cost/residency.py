@@ -49,14 +49,10 @@ class OwnCopy:
         """The most that is there for a node that needs so many bytes, less what stays of its model."""
         return self.staying + self.passing + max(need - self.donated, 0)
 
-    def limit(self, free: int, donates: bool) -> int:
+    def limit(self, free: int) -> int:
         """What a node may need at most where `free` bytes are left by all that stays; negative if the copy
-        does not fit.
-
-        Args:
-            donates: whether the trainer's weights are among what stays there.
-        """
-        return free - self.passing + self.donated * donates if free >= self.passing else -1
+        does not fit."""
+        return free - self.passing + self.donated if free >= self.passing else -1
 
 
 SHARED = OwnCopy()  # the trainer's weights

@@ -161,8 +161,8 @@ def test_a_copy_is_no_smaller_than_what_it_is_lent(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GRAPHS)
 def test_the_planner_counts_what_the_check_of_memory_counts(name: str) -> None:
-    """Random plans in the least memory that the planner gives them: no more on any device, and donation to
-    the same copies."""
+    """Random plans in the least memory that the planner gives them: no more on any device, and donation
+    wherever it counts on that."""
     for seed in range(6):
         draft, random = case(name, seed, 10_000), Random(seed)
         for allocation in random.choices(list(all_allocations(space_of(draft))), k=4):
@@ -187,7 +187,7 @@ def _agrees(draft: Draft, assignments: Assignments) -> None:
     copies = space.weight_syncs.own_copies(space.groups, assignments)
     for group in (g for g in space.groups if copies[g.name].passing):
         donated = [i.donates for p in programs for i in all_moves(p) if i.node == group.name]
-        assert all(donated) == bool(copies[group.name].donated), (draft.graph.name, group.name)
+        assert all(donated) or not copies[group.name].donated, (draft.graph.name, group.name)
 
 
 @pytest.fixture

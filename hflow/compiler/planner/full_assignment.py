@@ -23,7 +23,6 @@ class FullAssignment:
 def fastest_configs(space: SearchSpace, assignments: Assignments) -> dict[str, ExecConfig] | None:
     """The fastest configuration of each node in what memory the others leave it; None where one has none."""
     copies = space.weight_syncs.own_copies(space.groups, assignments)
-    trained = {u.model: assignments[u.name].resources for u in space.groups if u.role == "train"}
     free: dict[int, int] = {}
     for group in space.groups:
         staying = assignments[group.name].candidate.idle_bytes + copies[group.name].staying
@@ -31,8 +30,8 @@ def fastest_configs(space: SearchSpace, assignments: Assignments) -> dict[str, E
             free[resource] = free.get(resource, space.capacity) - staying
     configs: dict[str, ExecConfig] = {}
     for group in space.groups:
-        assignment, copy, donors = assignments[group.name], copies[group.name], trained.get(group.model, ())
-        limit = min(copy.limit(free[r], r in donors) for r in assignment.resources)
+        assignment = assignments[group.name]
+        limit = copies[group.name].limit(min(free[r] for r in assignment.resources))
         for node, choices in zip(group.nodes, assignment.candidate.fronts):
             config = choices.fastest(limit)
             if config is None:

@@ -22,8 +22,8 @@ WeightCopy = tuple[str, Sharding, int, int, bool]
 @dataclass(frozen=True)
 class WeightSync:
     """`reader`: the first node of the node group that reads. `lies`: how, as if `first` were the first of
-    all. `seconds`: of the transfer. `own`: whether its copy of the newest weights is its own; their trainer's
-    memory, of `donated_bytes`, may be donated to it."""
+    all. `seconds`: of the transfer. `own`: whether its copy of the newest weights is its own; on the same
+    devices their trainer's memory, of `donated_bytes`, may be donated to it."""
 
     reader: str
     group: NodeGroup
@@ -135,7 +135,8 @@ class WeightSyncs:
         model = draft.graph.model(group.model)
         seconds = weights_s(draft.shapes[group.model], model.dtype, held, lies, draft.cluster)
         own = lies != held and assignment.candidate.kept.copy_bytes > 0
-        donated_bytes = trainer.candidate.kept.weights if own and not group.lag and lies_in(held, lies) else 0
+        alike = {*lies.mesh.devices} == {*held.mesh.devices} and lies_in(held, lies)
+        donated_bytes = trainer.candidate.kept.weights if own and not group.lag and alike else 0
         return WeightSync(reader, group, lies, 0, seconds, own, donated_bytes)
 
     def _moved(self, assignment: Assignment, first: int) -> Assignment:
