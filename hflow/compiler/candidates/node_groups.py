@@ -113,7 +113,7 @@ class Candidate:
     def offload(self) -> bool:
         return self.kept.loaded_bytes > 0
 
-    @property
+    @cached_property
     def num_devices(self) -> int:
         return self.pp * self.dp * self.tp
 

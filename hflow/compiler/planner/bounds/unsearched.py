@@ -11,6 +11,7 @@ long as all devices together need for the work, and as long as the recurrence cy
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -59,6 +60,7 @@ class _Elsewhere:
         self.total, self.usable = space.num_devices, space.draft.cluster.device.usable_bytes
         self.bounds = Bounds(space.draft)
         self.candidates = {group.name: all_candidates(space, group) for group in space.groups}
+        self.num_groups = Counter(group.model for group in space.groups)
         self.places = {node.name: (i,) for i, group in enumerate(space.groups) for node in group.nodes}
         alone = {u.name: [_alone(u, c) for c in self.candidates[u.name]] for u in space.groups}
         self.least_s = {
@@ -135,11 +137,10 @@ class _Elsewhere:
     def _copy_bytes(self, group: NodeGroup, candidate: Candidate, taken: Taken) -> int:
         """A reader's own copy of the weights, where no other node group of its model can have the same, less
         the trainer's weights that may donate their memory to it."""
-        kin = [u for u in self.space.groups if u.model == group.model and u is not group]
-        known = [(u, c) for u, c in taken if u in kin]
-        if len(known) < len(kin):
+        known = [(u, c) for u, c in taken if u.model == group.model and u is not group]
+        if not candidate.kept.copy_bytes or len(known) < self.num_groups[group.model] - 1:
             return 0
-        donates = self.space.weight_syncs.may_donate(group, (group, *kin))
+        donates = self.space.weight_syncs.may_donate(group, (group, *(u for u, _ in known)))
         donated = sum(c.kept.weights for u, c in known if u.role == "train" and donates)
         return max(0, min((candidate.copy_beside(c) for _, c in known), default=0) - donated)
 
