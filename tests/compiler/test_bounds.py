@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -145,17 +146,25 @@ def test_bounds_of_allocations_hold_for_each_choice(name: str) -> None:
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_bounds_of_allocations_that_begin_alike_hold_for_each_of_them(name: str) -> None:
-    """Of the first sets the devices are known, and of the others that they are so many together."""
+    """Of the first sets the devices are known, and of the others that they are so many together, or that each
+    has no more than so many. Fewer known: the bound is no greater."""
     for seed in range(CASES):
         random = Random(seed)
         space = space_of(case(name, seed, 10_000))
         least = LeastTimes(space, Bounds(space.draft))
         for allocation in random.choices(list(all_allocations(space)), k=DRAWS):
             took_s, sets = _step_s(space, allocation, random), allocation.partition
-            for known in range(len(sets)):
-                left = sum(allocation.counts[known:])
-                shared_out_s = least.shared_out_s(sets[known:], allocation.spread, left)
-                assert shared_out_s <= took_s * (1 + 1e-9), (name, seed)
+            spread, bounds = allocation.spread, [least.step_s(allocation)]
+            for known in reversed(range(len(sets))):
+                rest, counts = sets[known:], allocation.counts
+                assert least.shared_out_s(rest, spread, sum(counts[known:])) <= took_s * (1 + 1e-9), (
+                    name,
+                    seed,
+                )
+                greater = (*counts[:known], *(random.randint(n, space.num_devices) for n in counts[known:]))
+                bounds.append(least.step_s(replace(allocation, counts=greater), known))
+            assert bounds[0] <= took_s * (1 + 1e-9), (name, seed)
+            assert max(bounds[1:], default=0.0) <= bounds[0] * (1 + 1e-9), (name, seed)
 
 
 @pytest.mark.parametrize("name", GRAPHS)

@@ -1,8 +1,8 @@
 """Allocations by rising bounds, made only as far as the search gets (best first).
 
 An allocation is begun with a partition of the models and the node groups that run on all devices; then one
-set after the other gets its number of devices. What begins alike is bounded together, by what its sets do; a
-whole one is looked at closer, which raises its bound, before it is taken.
+set after the other gets its number of devices. What begins alike is bounded together; a whole one is looked
+at closer, which raises its bound, before it is taken.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from hflow.compiler.planner.placements import Allocation, Partition
 
 class PartialAllocation(NamedTuple):
     """Allocations of partition `number` whose first sets have `counts`; of a whole one that was looked at,
-    its `branch`. `closely`: whether a whole one was bounded by more than what each set does. Equal bounds: in
-    the order of numbers and counts."""
+    its `branch`. `closely`: whether they were bounded by more than what each set does. Equal bounds: in the
+    order of numbers and counts."""
 
     bound_s: float
     number: int
@@ -56,13 +56,12 @@ class Frontier:
             if partial.branch:
                 return partial, partial.branch
             partition, spread = self._kinds[partial.number]
-            allocation = Allocation(partition, partial.counts, spread)
-            if len(partial.counts) < len(partition):
-                self._extend(partial, partition)
-            elif partial.closely:
-                self._look(partial, allocation)
+            if not partial.closely:
+                self.put(partial._replace(closely=True), self._step_s(partial.number, partial.counts))
+            elif len(partial.counts) == len(partition):
+                self._look(partial, Allocation(partition, partial.counts, spread))
             else:
-                self.put(partial._replace(closely=True), self._step_s(allocation))
+                self._extend(partial, partition)
         return None
 
     def put(self, partial: PartialAllocation, bound_s: float) -> None:
@@ -82,9 +81,10 @@ class Frontier:
     def _extend(self, partial: PartialAllocation, partition: Partition) -> None:
         for count in self.space.sizes(partition[len(partial.counts)]):
             counts = (*partial.counts, count)
-            if sum(counts) <= self.space.num_devices:
-                longer = PartialAllocation(partial.bound_s, partial.number, counts)
-                self.put(longer, self._busiest_s(partial.number, counts))
+            self.put(
+                PartialAllocation(partial.bound_s, partial.number, counts),
+                self._busiest_s(partial.number, counts),
+            )
 
     def _busiest_s(self, number: int, counts: tuple[int, ...]) -> float:
         """What the busiest set does at least."""
@@ -96,7 +96,14 @@ class Frontier:
         rest, left = partition[len(counts) :], self.space.num_devices - sum(counts)
         return max(busy_s, self.least.shared_out_s(rest, spread, left))
 
-    def _step_s(self, allocation: Allocation) -> float:
-        """What a step takes at least."""
+    def _step_s(self, number: int, counts: tuple[int, ...]) -> float:
+        """What a step takes at least, if the sets without a number have as many devices as they may have
+        beside the others."""
+        (partition, spread), fixed = self._kinds[number], len(counts)
+        fewest = [self.least.fewest(m, spread, self.best.limit_s) for m in partition[fixed:]]
+        spare = self.space.num_devices - sum(counts) - sum(fewest)
+        if spare < 0:
+            return NEVER
         self.best.effort += ALONE
-        return self.least.step_s(allocation)
+        most = Allocation(partition, (*counts, *(spare + few for few in fewest)), spread)
+        return self.least.step_s(most, fixed)

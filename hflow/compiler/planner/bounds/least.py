@@ -20,21 +20,23 @@ class LeastTimes:
     def __init__(self, space: SearchSpace, bounds: Bounds):
         self.space, self.bounds = space, bounds
 
-    def step_s(self, allocation: Allocation) -> float:
-        """No plan with this allocation takes less."""
-        space = self.space
+    def step_s(self, allocation: Allocation, fixed: int | None = None) -> float:
+        """No plan with this allocation takes less; with `fixed`, none whose first sets, so many, have these
+        counts and whose others have as many devices or fewer."""
+        space, sets = self.space, range(len(allocation.partition))
         number_of = {model: n for n, members in enumerate(allocation.partition) for model in members}
+        known = set(sets[:fixed])
         times: dict[str, float] = {}
         places: dict[str, tuple[int, ...]] = {}
         for group in space.groups:
             if group.name in space.pinned:
                 on, found = (), self._times(group.name, len(space.pinned[group.name]))
             elif group.name in allocation.spread:
-                on = tuple(range(len(allocation.partition)))
-                found = self._times(group.name, space.num_devices)
+                on, found = tuple(sets), self._times(group.name, space.num_devices)
             else:
                 number = number_of[group.model]
-                on, found = (number,), self._times(group.name, allocation.counts[number])
+                least = self._times if number in known else self._times_until
+                on, found = (number,), least(group.name, allocation.counts[number])
             times |= found
             places |= dict.fromkeys((n.name for n in group.nodes), on)
         return self.bounds.step_s(times, places)
@@ -107,3 +109,11 @@ class LeastTimes:
             node.name: min((c.fronts[i].least_s + c.swap_s for c in candidates), default=NEVER)
             for i, node in enumerate(group.nodes)
         }
+
+    @memoize
+    def _times_until(self, name: str, count: int) -> dict[str, float]:
+        """The same on `count` devices or fewer."""
+        counts = [n for n in self.space.draft.candidates[name] if n <= count]
+        found = [self._times(name, n) for n in counts]
+        group = next(g for g in self.space.groups if g.name == name)
+        return {n.name: min((times[n.name] for times in found), default=NEVER) for n in group.nodes}
