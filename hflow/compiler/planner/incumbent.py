@@ -13,7 +13,7 @@ from hflow.compiler.planner.step import step_s
 
 RESOLUTION = 1e-3  # steps that differ by less count as equally long: predictions are not that good
 # Effort is counted in bounds of a batch. So many of them take as long as
-PRICE = 25  # to price a choice,
+PRICE = 100  # to price a choice,
 BATCH = 50  # to begin a batch,
 ALONE = 4  # to bound one choice in floats.
 
