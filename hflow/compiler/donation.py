@@ -10,26 +10,27 @@ nothing else asks for the trainer's weights meanwhile (`may_donate`). The planne
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Collection, Iterable, Set
 
 from hflow.compiler.state import Draft
 from hflow.cost.redistribution import includes
 from hflow.graph.ir import Graph, Node
 from hflow.plan.engine_registry import profile_of
-from hflow.plan.replicas import Instance, instance_of
+from hflow.plan.replicas import Instance
 from hflow.plan.sharding import Sharding
 
 
-def donates(draft: Draft, graph: Graph, order: Sequence[Node], source: Instance, copy: Instance) -> bool:
+def donates(
+    draft: Draft, graph: Graph, users: Iterable[tuple[Node, Instance]], source: Instance, copy: Instance
+) -> bool:
     """Whether the trainer's weights (`source`) may be freed while this step's `copy` of them exists.
 
     Args:
-        order: of the nodes of `graph` in its program.
+        users: the nodes of `graph` with models, and the weights that each uses.
     """
     if copy.lag or not lies_in(source.sharding, copy.sharding):
         return False
-    uses = {n.name: instance_of(n, draft.node_plan(n.name).sharding) for n in order if n.model}
-    of_model = {name: own for name, own in uses.items() if own.model == source.model}
+    of_model = {node.name: own for node, own in users if own.model == source.model}
     if any(own not in (source, copy) for own in of_model.values()):
         return False
     readers = {name for name, own in of_model.items() if own == copy}

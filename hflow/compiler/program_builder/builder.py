@@ -40,10 +40,8 @@ class ProgramBuilder:
         Args:
             plans: of the graph's nodes, at least.
         """
-        draft = replace(self.draft, nodes=tuple(plans))
-        program = UnfinishedProgram(
-            draft, self.graph, self.order, self._inputs, {p.node: p for p in draft.nodes}
-        )
+        by_node = {plan.node: plan for plan in plans}
+        program = UnfinishedProgram(self.draft, self.graph, self.order, self._inputs, by_node)
         _Walk(program).walk()
         return program.script.instructions, program.edges
 

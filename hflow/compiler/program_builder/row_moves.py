@@ -29,12 +29,13 @@ class RowMoves:
             if move.lag:
                 self._recall(move)
             layout = move.edge.target_layout
-            missing = {n: f"{n}@{node.name}" for n in move.names if not self._find(n, layout, move.rows)}
+            found = {name: self._find(name, layout, move.rows) for name in move.names}
+            missing = {name: f"{name}@{node.name}" for name, handle in found.items() if handle is None}
             if missing:
                 self._transfer(move, missing)
             for name, handle in missing.items():
                 self._put(name, layout, handle)
-            handles |= {port: self._find(name, layout, move.rows) or "" for port, name in move.reads}
+            handles |= {port: found[name] or missing[name] for port, name in move.reads}
         return handles
 
     def write(self, node: Node) -> dict[str, str]:

@@ -95,7 +95,7 @@ class WeightMoves:
 
     def _donates(self, source: Instance, copy: Instance) -> bool:
         program = self.program
-        return donates(program.draft, program.graph, program.order, source, copy)
+        return donates(program.draft, program.graph, program.users(), source, copy)
 
     def _donor(self, copy: Instance) -> set[Instance]:
         """The trainer's weights, where they give their memory to the copy."""
