@@ -27,7 +27,7 @@ from typing import Any
 from benchmarks.paper import wake_up_s
 from hflow.cost.comm import all_gather_s, reached
 from hflow.cost.compute import node_time_s
-from hflow.cost.memory import weight_bytes, working_bytes
+from hflow.cost.memory import resident_bytes, working_bytes
 from hflow.graph.ir import OpKind
 from hflow.plan.cluster import Cluster
 from hflow.plan.cluster_file import load_cluster
@@ -125,7 +125,7 @@ def training(row: Row, clusters: Clusters) -> float:
     cluster, gpus, length = clusters[row["gpu"]], int(row["gpus"]), int(row["seq_len"])
     mesh, shape = Mesh.of(tuple(range(gpus)), dp=gpus), mpt(row["model_params_b"])
     strategy = Strategy("full" if row["activation_ckpt"] == "yes" else "none", zero=3)
-    free = cluster.device.usable_bytes - weight_bytes(shape, "f32", mesh, True, strategy)
+    free = cluster.device.usable_bytes - resident_bytes(shape, "f32", mesh, True, strategy)
 
     def work(micro_batch: int) -> Workload:
         batch = 8 * gpus * micro_batch  # the update is a small part of so large a batch
@@ -195,7 +195,7 @@ def ppo_tokens_per_s(shape: ModelShape, train: Mesh, generate: Mesh, cluster: Cl
 def _free(shape: ModelShape, train: Mesh, cluster: Cluster) -> int:
     """What the state of two trained and two frozen models leaves of a device."""
     models = (shape, shape.with_head("scalar"))
-    held = (weight_bytes(s, "bf16", train, trains, ZERO) for s in models for trains in (True, False))
+    held = (resident_bytes(s, "bf16", train, trains, ZERO) for s in models for trains in (True, False))
     return cluster.device.usable_bytes - sum(held)
 
 
@@ -209,7 +209,7 @@ def layouts(model: str, cluster: Cluster) -> tuple[Mesh, Mesh]:
 
 def _wave(shape: ModelShape, generate: Mesh, free: int) -> int:
     """The most rows whose cache fits beside the generation weights."""
-    left = free - weight_bytes(shape, "bf16", generate, False)
+    left = free - resident_bytes(shape, "bf16", generate, False)
     return max(b for b in _micro_batches(generate) if _needs("generate", shape, generate, b, ZERO) <= left)
 
 
@@ -217,7 +217,7 @@ def _transition_s(shape: ModelShape, cluster: Cluster, train: Mesh, generate: Me
     """The trained weights are gathered inside hosts, into an engine that wakes up; its cache has what is left
     of the memory."""
     gathered = train.pp * train.tp // generate.tp
-    local = weight_bytes(shape, "bf16", generate, False)
+    local = resident_bytes(shape, "bf16", generate, False)
     seconds = all_gather_s(local, gathered, reached(cluster, cluster.intra_host))
     return seconds + wake_up_s(shape, generate, free - local, cluster)
 

@@ -34,7 +34,7 @@ import hflow
 from hflow.compiler.compile import compile_graph
 from hflow.compiler.options import Planner, PlannerOptions
 from hflow.cost.comm import host_transfer_s
-from hflow.cost.memory import kv_cache_bytes, weight_bytes
+from hflow.cost.memory import kv_cache_bytes, resident_bytes
 from hflow.diagnostics import HflowError
 from hflow.graph.ir import Graph
 from hflow.plan.cluster import Cluster
@@ -158,7 +158,7 @@ def _wake_up_s(plan: Plan) -> float:
 def wake_up_s(shape: ModelShape, mesh: Mesh, cache_bytes: int, cluster: Cluster) -> float:
     """Until an engine that slept in the host's memory can generate: its own copy of the weights, in bf16, and
     its KV cache, of `cache_bytes`, come back. hflow prices no waking of an SGLang server."""
-    return host_transfer_s(weight_bytes(shape, "bf16", mesh, False) + cache_bytes, cluster)
+    return host_transfer_s(resident_bytes(shape, "bf16", mesh, False) + cache_bytes, cluster)
 
 
 def published() -> Figures:

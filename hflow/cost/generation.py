@@ -55,7 +55,7 @@ def decode_s(run: Execution) -> float:
     products = products_s(flops, weights, "prefill", run.dtype, device, run.mesh.tp)
     cache = stream_s(rows * context * shape.kv_bytes_per_token(BYTES[run.dtype]) / run.mesh.tp, device)
     part = products + cache + shape.num_layers * layer_latency_s(device) + _messages_s(run, rows)
-    return work.response * (part + profile_of(run.strategy.engine).step_s(device.platform))
+    return work.response * (part + profile_of(run.strategy.engine).token_step_s(device.platform))
 
 
 def _messages_s(run: Execution, tokens: float) -> float:

@@ -27,7 +27,9 @@ OPTIMIZER_BYTES = {"f32": 8, "bf16": 12}  # two moments, and the master copy of 
 LOGITS_CHUNK_BYTES = 64 * 2**20  # float32 copies of logits are made in parts of this size
 
 
-def weight_bytes(shape: ModelShape, dtype: str, mesh: Mesh, trains: bool, strategy: Strategy = PLAIN) -> int:
+def resident_bytes(
+    shape: ModelShape, dtype: str, mesh: Mesh, trains: bool, strategy: Strategy = PLAIN
+) -> int:
     """Weights of a model's shard, with gradients and optimizer state if it is trained there."""
     elements = _elements(shape, mesh, strategy)
     if not trains:
@@ -76,8 +78,8 @@ def _training_bytes(
     micro_batch: int,
     strategy: Strategy,
 ) -> int:
-    """The fuller of the first stage, with a micro-batch per stage in flight (1F1B), and the last one, with
-    logits and their gradient."""
+    """Working set only: weights, gradients and optimizer are in `resident_bytes`. The fuller of the first
+    stage, with a micro-batch per stage in flight (1F1B), and the last one, with logits and their gradient."""
     tokens, layers = micro_batch * work.sequence, shape.num_layers // mesh.pp
     layer = layer_activation_bytes(shape, dtype, tokens, mesh)
     kept, live = layers * layer, 0
@@ -128,7 +130,7 @@ def awake_bytes(
 ) -> int:
     """What a server that does not sleep always keeps: weights and a KV cache of `tokens` positions; on a CPU,
     where they share the memory, also its processes and, if its weights ever change, the worker's copy."""
-    weights, server = weight_bytes(shape, dtype, mesh, False, strategy), profile_of(strategy.engine).server
+    weights, server = resident_bytes(shape, dtype, mesh, False, strategy), profile_of(strategy.engine).server
     assert server, f"{strategy.engine} has no server"
     on_host = server.process_bytes + weights * changes if platform == "cpu" else 0
     return weights + kv_cache_bytes(shape, dtype, tokens, mesh) + on_host

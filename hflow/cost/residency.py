@@ -2,9 +2,9 @@
 check of a plan, and for hosts.
 
 An *instance* is one copy of a model's weights on a mesh. Of each device it keeps something `always` and maybe
-more `in_use`: a trained model its gradients and optimizer, if they wait on the host meanwhile; a frozen
-model its weights, if they do; a reader of a trained model its own copy of the weights, unless they lie as
-the trainer's do, which it then uses.
+more `in_use`: a trained model its gradients and optimizer, if it is offloaded (gradients are dropped, Adam's
+state waits on the host); a frozen model its weights, if they wait there; a reader of a trained model its own
+copy of the weights, unless they lie as the trainer's do, which it then uses.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from hflow.cost.device import BYTES
-from hflow.cost.memory import awake_bytes, optimizer_bytes, pinned_bytes, weight_bytes
+from hflow.cost.memory import awake_bytes, optimizer_bytes, pinned_bytes, resident_bytes
 from hflow.graph.ir import Model
 from hflow.plan.cluster import Cluster
 from hflow.plan.engine_registry import GenerationEngine, profile_of
@@ -21,7 +21,7 @@ from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.strategy import Strategy
 
-MOMENT_BYTES = 4  # of an element of the optimizer's state
+OPTIMIZER_ELEMENT_BYTES = 4  # of the optimizer's state
 Use = Literal["train", "read", "frozen"]  # trains a model, reads one that is trained, all else
 
 
@@ -64,7 +64,8 @@ class Residency:
     waits in the host's memory, from where `loaded_bytes` come before a use. `weights`: bytes of these alone.
 
     `copy_bytes`: of a reader's own copy of the newest weights, where it has one; of a server that is `awake`
-    while other nodes run, all that it keeps.
+    while other nodes run, all that it keeps. All sizes are bytes per device. With offload `on_host` is
+    rounded up as pinned blocks are; `loaded_bytes` is not.
     """
 
     always: LabelledBytes
@@ -119,12 +120,12 @@ def residency(
         offload: what trains the model, or the weights of a frozen one, waits on the host.
     """
     what = shape, model.dtype, mesh
-    weights = weight_bytes(*what, False, strategy)
+    weights = resident_bytes(*what, False, strategy)
     whole = LabelledBytes("weights", weights)
     if use == "train":
-        state = LabelledBytes("weights, gradients, Adam", weight_bytes(*what, True, strategy))
+        state = LabelledBytes("weights, gradients, Adam", resident_bytes(*what, True, strategy))
         moved = optimizer_bytes(*what, strategy)
-        adam = LabelledBytes("Adam", pinned_bytes(shape, moved, MOMENT_BYTES, mesh.tp))
+        adam = LabelledBytes("Adam", pinned_bytes(shape, moved, OPTIMIZER_ELEMENT_BYTES, mesh.tp))
         return Residency(whole, state, weights, adam, moved) if offload else Residency(state, state, weights)
     own = cluster.server_bytes if profile_of(strategy.engine).server else 0  # always there
     if is_awake(strategy.engine, cluster, use, lag):

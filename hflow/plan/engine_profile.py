@@ -24,7 +24,7 @@ class ServerProfile:
     """Of an engine that has processes of its own serve a model, with a copy of the weights that nobody else
     can use. One is made for each data-parallel replica; its ranks are on one host.
 
-    `step_s`: seconds that a step, in which every row gets a token, takes beside its kernels, by platform.
+    `token_step_s`: seconds that a token for every row takes beside its kernels, by platform.
     `process_bytes`: of the host's memory, what the server's processes take of each device's share.
     `chunk_tokens`: the most tokens of prompts that it reads at once. `sleeps_on`: the platforms on which it
     can give its device memory back while it does not generate.
@@ -32,7 +32,7 @@ class ServerProfile:
 
     process_bytes: int
     chunk_tokens: int
-    step_s: Mapping[Platform, float] = field(default_factory=dict[Platform, float])
+    token_step_s: Mapping[Platform, float] = field(default_factory=dict[Platform, float])
     sleeps_on: tuple[Platform, ...] = ()
 
     def sleeps(self, platform: str, renewed: bool) -> bool:
@@ -71,9 +71,9 @@ class EngineProfile:
     offloads: bool = False
     server: ServerProfile | None = None
 
-    def step_s(self, platform: Platform) -> float:
-        """Seconds that a step of generation takes beside its kernels."""
-        return self.server.step_s.get(platform, 0.0) if self.server else 0.0
+    def token_step_s(self, platform: Platform) -> float:
+        """Seconds that a token for every row takes beside its kernels."""
+        return self.server.token_step_s.get(platform, 0.0) if self.server else 0.0
 
     def sleeps(self, platform: str, renewed: bool) -> bool:
         """Whether a server is only there while it generates; see `ServerProfile.sleeps`."""

@@ -19,7 +19,7 @@ from hflow.compiler.planner.search import search
 from hflow.compiler.state import Draft
 from hflow.cost.comm import reached
 from hflow.cost.compute import node_time_s
-from hflow.cost.memory import optimizer_bytes, weight_bytes, working_bytes
+from hflow.cost.memory import optimizer_bytes, resident_bytes, working_bytes
 from hflow.diagnostics import HflowError
 from hflow.graph.ir import Node
 from hflow.plan.cluster_file import load_cluster
@@ -84,7 +84,7 @@ def test_what_stays_and_what_is_swapped(draft: Draft) -> None:
     link = reached(draft.cluster, draft.cluster.host_link)
     for group, candidate in options(draft):
         what = draft.shapes[group.model], "bf16", candidate.mesh(0)
-        weights, state = (weight_bytes(*what, trained, candidate.strategy) for trained in (False, True))
+        weights, state = (resident_bytes(*what, trained, candidate.strategy) for trained in (False, True))
         if group.role in ("generate", "score"):
             expected = (0, weights, 0, 0.0)
         elif not candidate.offload:

@@ -21,7 +21,7 @@ from hflow.compiler.planner.assignments import Assignments
 from hflow.compiler.planner.full_assignment import fastest_configs
 from hflow.compiler.regroup import generation_mesh
 from hflow.compiler.state import Draft
-from hflow.cost.memory import weight_bytes
+from hflow.cost.memory import resident_bytes
 from hflow.cost.redistribution import includes
 from hflow.graph.ir import Graph
 from hflow.plan.cluster import Cluster
@@ -154,7 +154,10 @@ def test_a_copy_is_no_smaller_than_what_it_is_lent(
     train, copy = Mesh.of(devices, pp, dp, tp), Mesh.of(devices, pp_g, count // (pp_g * tp_g), tp_g)
     zero = Strategy(zero=3 if split > 2 else 0)
     assume(includes(Sharding.of(copy), Sharding.of(train, zero)))
-    donated, own = weight_bytes(SHAPE, "bf16", train, False, zero), weight_bytes(SHAPE, "bf16", copy, False)
+    donated, own = (
+        resident_bytes(SHAPE, "bf16", train, False, zero),
+        resident_bytes(SHAPE, "bf16", copy, False),
+    )
     assert donated <= own
 
 
@@ -200,7 +203,7 @@ def test_a_plan_that_fits_by_donation_alone_is_found(tight: Cluster) -> None:
     plan = compile_graph(large("grpo", "llama-7b"), tight)
     fullest = max(plan.memory, key=lambda memory: memory.peak_bytes)
     actor = plan.shapes["actor"]
-    weights = weight_bytes(actor, "bf16", plan.node("actor_train").mesh, False)
+    weights = resident_bytes(actor, "bf16", plan.node("actor_train").mesh, False)
     assert fullest.node == "rollout" and any("actor gradients, Adam" in part for part in fullest.parts)
     assert fullest.peak_bytes <= fullest.capacity_bytes < fullest.peak_bytes + weights
 

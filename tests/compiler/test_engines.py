@@ -14,7 +14,7 @@ from hflow.compiler.options import DEFAULTS
 from hflow.compiler.passes.candidates import candidates
 from hflow.compiler.passes.weight_edges import weight_edges
 from hflow.compiler.planner.search_space import SearchSpace
-from hflow.cost.memory import kv_cache_bytes, weight_bytes
+from hflow.cost.memory import kv_cache_bytes, resident_bytes
 from hflow.diagnostics import HflowError
 from hflow.graph.ir import Graph
 from hflow.plan.cluster import Cluster
@@ -116,7 +116,7 @@ def test_on_cpus_a_server_stays_awake(model: str) -> None:
     (size,) = (size for part, size in memory.parts.items() if "server" in part)
     tokens = node.micro_batch * workload(graph.node("rollout")).sequence
     cache = kv_cache_bytes(shape, "f32", tokens, node.mesh)
-    weights = weight_bytes(shape, "f32", node.mesh, False)
+    weights = resident_bytes(shape, "f32", node.mesh, False)
     assert size == weights + cache + SERVER_PROFILE.process_bytes + weights  # the worker's copy
 
 

@@ -9,7 +9,7 @@ from hflow.cost.memory import (
     kv_cache_bytes,
     layer_activation_bytes,
     optimizer_bytes,
-    weight_bytes,
+    resident_bytes,
     working_bytes,
 )
 from hflow.plan.cluster_file import load_cluster
@@ -42,13 +42,13 @@ def test_kv_cache_of_a_token(model: str, kib: int) -> None:
 
 
 def test_training_state_of_7b() -> None:
-    assert weight_bytes(LLAMA_7B, "bf16", ONE, False) == 2 * PARAMETERS_7B
-    assert weight_bytes(LLAMA_7B, "bf16", ONE, True) == 18 * PARAMETERS_7B
-    assert weight_bytes(LLAMA_7B, "f32", ONE, True) == 16 * PARAMETERS_7B
+    assert resident_bytes(LLAMA_7B, "bf16", ONE, False) == 2 * PARAMETERS_7B
+    assert resident_bytes(LLAMA_7B, "bf16", ONE, True) == 18 * PARAMETERS_7B
+    assert resident_bytes(LLAMA_7B, "f32", ONE, True) == 16 * PARAMETERS_7B
     eight = Mesh.of(tuple(range(8)), dp=8)
-    assert weight_bytes(LLAMA_7B, "bf16", eight, True) == 18 * PARAMETERS_7B
-    assert weight_bytes(LLAMA_7B, "bf16", eight, True, Strategy(zero=1)) == (6 + 12 / 8) * PARAMETERS_7B
-    assert weight_bytes(LLAMA_7B, "bf16", eight, True, Strategy(zero=3)) == 18 / 8 * PARAMETERS_7B
+    assert resident_bytes(LLAMA_7B, "bf16", eight, True) == 18 * PARAMETERS_7B
+    assert resident_bytes(LLAMA_7B, "bf16", eight, True, Strategy(zero=1)) == (6 + 12 / 8) * PARAMETERS_7B
+    assert resident_bytes(LLAMA_7B, "bf16", eight, True, Strategy(zero=3)) == 18 / 8 * PARAMETERS_7B
     assert optimizer_bytes(LLAMA_7B, "bf16", eight) == 12 * PARAMETERS_7B
 
 
@@ -59,7 +59,7 @@ def test_training_state_of_7b() -> None:
 def test_the_papers_smallest_clusters(model: str, ppo: int, remax: int) -> None:
     """HybridFlow's figures 9 and 10 begin where the models' state takes at most 80% of the A100s' 80 GB
     (PPO trains two models and reads two, ReMax trains one and reads two), on 8 GPUs times a power of two."""
-    trained, read = (weight_bytes(NAMED_SHAPES[model], "bf16", ONE, trains) for trains in (True, False))
+    trained, read = (resident_bytes(NAMED_SHAPES[model], "bf16", ONE, trains) for trains in (True, False))
     assert _smallest(2 * trained + 2 * read) == ppo
     assert _smallest(trained + 2 * read) == remax
 
@@ -70,7 +70,7 @@ def test_the_papers_smallest_clusters(model: str, ppo: int, remax: int) -> None:
 )
 def test_on_half_of_these_the_state_alone_exceeds_the_memory(model: str, trained: int, gpus: int) -> None:
     """PPO (two trained models) and ReMax (one); both read two more."""
-    train, read = (weight_bytes(NAMED_SHAPES[model], "bf16", ONE, trains) for trains in (True, False))
+    train, read = (resident_bytes(NAMED_SHAPES[model], "bf16", ONE, trains) for trains in (True, False))
     usable = load_cluster("a100x8").device.usable_bytes
     assert trained * train + 2 * read > gpus * usable
     assert trained * train + 2 * read < 2 * gpus * usable
@@ -81,12 +81,12 @@ def test_what_ppo_of_13b_leaves_of_8_gpus() -> None:
     engine of the paper holds a second copy, over 4 GPUs (figure 14), and hardly a row beside it."""
     eight = Mesh.of(tuple(range(8)), tp=8)
     shape = NAMED_SHAPES["llama-13b"]
-    state = sum(2 * weight_bytes(shape, "bf16", eight, trains) for trains in (True, False))
+    state = sum(2 * resident_bytes(shape, "bf16", eight, trains) for trains in (True, False))
     free = load_cluster("a100x8").device.usable_bytes - state
     assert 5e9 < free < 8e9
     four = Mesh.of(tuple(range(4)), tp=4)
     row = kv_cache_bytes(shape, "bf16", 2048, four)
-    assert (free - weight_bytes(shape, "bf16", four, False)) // row <= 1
+    assert (free - resident_bytes(shape, "bf16", four, False)) // row <= 1
 
 
 def _smallest(state_bytes: int) -> int:
@@ -163,13 +163,13 @@ def test_experts_are_split_over_ranks_that_share_them() -> None:
     assert expert_parameters(MOE) == EXPERTS
     for ep in (1, 2, 8):
         held = COMMON + EXPERTS // ep
-        assert weight_bytes(MOE, "bf16", eight, False, Strategy(ep=ep)) == 2 * held
-        assert weight_bytes(MOE, "bf16", eight, True, Strategy(ep=ep)) == 18 * held
-        split = weight_bytes(MOE, "bf16", eight, True, Strategy(ep=ep, zero=1))
+        assert resident_bytes(MOE, "bf16", eight, False, Strategy(ep=ep)) == 2 * held
+        assert resident_bytes(MOE, "bf16", eight, True, Strategy(ep=ep)) == 18 * held
+        split = resident_bytes(MOE, "bf16", eight, True, Strategy(ep=ep, zero=1))
         assert split == pytest.approx(6 * held + 12 * (COMMON + EXPERTS) / 8, rel=1e-9)
-        fully = weight_bytes(MOE, "bf16", eight, True, Strategy(ep=ep, zero=3))
+        fully = resident_bytes(MOE, "bf16", eight, True, Strategy(ep=ep, zero=3))
         assert fully == pytest.approx(18 * (COMMON + EXPERTS) / 8, rel=1e-6)
-    over_tp = weight_bytes(MOE, "bf16", Mesh.of(tuple(range(8)), dp=4, tp=2), False, Strategy(ep=4))
+    over_tp = resident_bytes(MOE, "bf16", Mesh.of(tuple(range(8)), dp=4, tp=2), False, Strategy(ep=4))
     assert over_tp == pytest.approx(2 * (COMMON / 2 + EXPERTS / 8), rel=1e-2), "norms and routers are whole"
 
 

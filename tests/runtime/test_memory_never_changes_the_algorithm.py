@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import hflow
-from hflow.cost.memory import optimizer_bytes, weight_bytes
+from hflow.cost.memory import optimizer_bytes, resident_bytes
 from hflow.plan.layout import Mesh
 from hflow.plan.plan import Plan
 from hflow.plan.program import Onload
@@ -105,7 +105,7 @@ def test_as_many_bytes_move_as_the_planner_counts(
         assert all(state <= max(sizes) <= state + 8 * 128 for sizes in steps[skipped:])
     (ref,) = (n.mesh for n in compiled(tiny_model, PLANS[name][0]).nodes if n.node == "ref_logprobs")
     onloads = moved["onload", "onload ref_logprobs"]
-    weights = weight_bytes(shape, "f32", ref, False)
+    weights = resident_bytes(shape, "f32", ref, False)
     assert {size for sizes in onloads.values() for size in sizes} == {weights}
     assert not any(sum(sizes) for sizes in moved["offload", "offload ref_logprobs"].values())
 

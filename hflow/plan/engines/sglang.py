@@ -7,7 +7,7 @@ from hflow.plan.engine_profile import EngineProfile, ServerProfile
 SERVER_PROFILE = ServerProfile(
     process_bytes=1_000_000_000,  # measured on a CPU
     chunk_tokens=4096,  # its unit in deterministic inference
-    step_s={"cpu": 0.02},  # benchmarks/rollout.py
+    token_step_s={"cpu": 0.02},  # benchmarks/rollout.py
     sleeps_on=("cuda",),
 )
 PROFILE = EngineProfile(

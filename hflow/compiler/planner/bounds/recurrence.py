@@ -15,18 +15,19 @@ Names = tuple[str, ...]
 
 @dataclass(frozen=True)
 class RecurrenceCycle:
-    """What runs from the start of one node to the start of its next run.
+    """The work between the start of a node and the start of its next run, which waits for the `closing`
+    nodes.
 
-    `descendants`: the node and all that follows it in the step. `closing`: the nodes that must end before its
-    next run. `lags`: trainers whose weights the node reads so many steps later. `nodes`: those that lead to a
-    closing node, or are one. `jobs`: these nodes, by set of devices.
+    `descendants`: the node and all that follows it in the step. `lags`: trainers whose weights the node reads
+    so many steps later. `nodes`: those that lead to a closing node, or are one. `parts`: these nodes, by set
+    of devices.
     """
 
     descendants: Descendants
     closing: Names
     lags: Mapping[str, int]
     nodes: Names
-    jobs: tuple[Names, ...]
+    parts: tuple[Names, ...]
 
     @staticmethod
     def of(
@@ -40,7 +41,7 @@ class RecurrenceCycle:
     def alone(self) -> bool:
         """Whether one set of devices does all of it: that takes no less than what the set does in a step, but
         for calls in between."""
-        return not self.lags and any(len(part) == len(self.nodes) for part in self.jobs)
+        return not self.lags and any(len(part) == len(self.nodes) for part in self.parts)
 
     def least_s(self, numbers: Numbers[N], times: Mapping[str, N], work: Mapping[str, N]) -> N:
         """What it takes at least, whatever the order of the nodes.
@@ -72,7 +73,7 @@ class RecurrenceCycle:
         self, numbers: Numbers[N], heads: Mapping[str, N], work: Mapping[str, N], tails: Mapping[str, N]
     ) -> N:
         """What any one set of devices needs, between the earliest starts of its nodes and what follows."""
-        return numbers.machines_s([[(heads[n], work[n], tails[n]) for n in part] for part in self.jobs])
+        return numbers.machines_s([[(heads[n], work[n], tails[n]) for n in part] for part in self.parts])
 
     def tails(self, numbers: Numbers[N], times: Mapping[str, N]) -> dict[str, N]:
         """The least time from the end of each node to that of the last closing one after it; for recurrence
