@@ -4,8 +4,13 @@ HybridFlow's engine generates with weights of which the training shard is a part
 5.3). Here the two are separate tensors, since the optimizer keeps its own: once the copy is there, the
 trainer's memory is given back, and before the copy is dropped its values return from it. That needs no
 message where each device's part of the copy includes its part of what is trained (`lies_in`), and where
-nothing else asks for the trainer's weights meanwhile (`may_donate`). The planner asks both before it chooses,
-`lower_edges` of what was chosen; `memory` counts it.
+nothing else asks for the trainer's weights meanwhile (`may_donate`).
+
+The program builder decides (`donates`), for every price and for the plan. The planner counts it earlier
+(`WeightSyncs.own_copies`), `compiler/memory.py` in the plan. The search counts it only where one node reads
+the copy, on exactly the trainer's devices. With several readers, what else runs between the first and the
+last of them is known only from the finished order. Of a copy on more devices, only the trainer's get memory
+back; but the search has one figure for all devices of a node, and with that its bounds would cut little.
 """
 
 from __future__ import annotations
@@ -38,7 +43,8 @@ def donates(
 
 
 def lies_in(source: Sharding, copy: Sharding) -> bool:
-    """Whether on each device of the trainer the copy includes what is trained there."""
+    """Whether both are on one engine that donates, and on each device of the trainer the copy includes what
+    is trained there."""
     if copy.engine != source.engine or not profile_of(source.engine).donates:
         return False
     return includes(copy, source)

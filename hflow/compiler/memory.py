@@ -54,8 +54,9 @@ def device_memory(
 
 @dataclass(frozen=True)
 class _Held:
-    """What of an instance lies on its devices: `kept`, in use at some `moments`. The memory of its weights is
-    `donated` at some others; where that is True, only as long as a node runs, not while the weights move."""
+    """What of an instance lies on its devices: `kept`, in use at some `moments`. `donated`: the moments at
+    which the weights' memory is given away; True where a reader of the copy runs. There weights also move,
+    so at most the reader's working set is saved."""
 
     instance: Instance
     kept: Residency

@@ -11,6 +11,7 @@ from hflow.graph.types import ValueType
 from hflow.plan.layout import Box, Layout, Mesh
 from hflow.plan.sharding import Sharding
 
+# What copies amount to, for display; workers execute the copies.
 Collective = Literal["alias", "all_gather", "broadcast", "scatter", "gather", "all_to_all", "p2p"]
 
 

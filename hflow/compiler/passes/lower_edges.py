@@ -11,7 +11,13 @@ from hflow.plan.program import Program
 
 
 def lower_edges(draft: Draft) -> Draft:
-    """Raises HF307 when a model would have to be read after it has been trained in the same step."""
+    """The program builder makes the whole program of the chosen plan, not its edges alone, as it did for the
+    plan's price: instructions, what they wait for, and which trainer donates its weights' memory. What is
+    added to that are the copies of each edge.
+
+    Raises:
+        HflowError: HF307 when a model would have to be read after it has been trained in the same step.
+    """
     evaluation = draft.evaluation_graph
     return replace(
         draft,

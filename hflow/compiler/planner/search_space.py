@@ -40,7 +40,7 @@ class SearchSpace:
 
     @cached_property
     def rounds(self) -> dict[str, int]:
-        """How often each node runs in a step, at most."""
+        """How often each node runs in a step, at least."""
         graph = self.draft.graph
         return {node.name: rounds(graph, node) for node in graph.nodes}
 

@@ -46,7 +46,7 @@ class PlacedGraph:
         self._jobs: dict[tuple[str, tuple[str, ...]], Jobs] = {}
 
     def cycle(self, descendants: Descendants, wide: frozenset[int]) -> RecurrenceCycle:
-        """`wide`: the devices that the first node occupies."""
+        """`wide`: the sets of devices of the first node, and of its trainer where weights move to it."""
         key = descendants.first, wide
         if key not in self._cycles:
             lags = {name: self.lags.get((descendants.first, name)) for name in descendants.before}
