@@ -88,7 +88,7 @@ def test_nothing_is_started_without_need() -> None:
     assert code == 0 and report["machine"]["versions"]["torch"] == torch.__version__
     states = {trial["engine"]: trial["state"] for trial in report["trials"]}
     assert states.pop("sglang") == ("not tried" if find_spec("sglang") else "not installed")
-    assert states == {"python": "not tried", "megatron": "not tried"}
+    assert states == {"python": "not tried", "megatron": "not tried", "transformers": "not tried"}
 
 
 @pytest.mark.slow
@@ -96,7 +96,8 @@ def test_every_installed_engine_works() -> None:
     code, report = doctor()
     assert code == 0 and report["is_well"], report["trials"]
     tried = {trial["engine"]: trial["seconds"] for trial in report["trials"] if trial["state"] == "works"}
-    assert tried.keys() == {"python", "megatron"} | ({"sglang"} if find_spec("sglang") else set())
+    served = {"sglang"} if find_spec("sglang") else set()
+    assert tried.keys() == {"python", "megatron", "transformers"} | served
     assert all(seconds > 0.1 for seconds in tried.values())
 
 
@@ -107,7 +108,8 @@ def test_engines_that_cannot_be_imported_are_told(tmp_path: Path) -> None:
         (tmp_path / package / "__init__.py").write_text(f"raise ImportError('{package} is broken')\n")
     code, report = doctor(PYTHONPATH=str(tmp_path))
     trials = {trial["engine"]: trial for trial in report["trials"]}
-    assert code == 1 and not report["is_well"] and trials["python"]["state"] == "works"
+    assert code == 1 and not report["is_well"]
+    assert trials["python"]["state"] == trials["transformers"]["state"] == "works"
     for package in ("megatron", "sglang"):
         assert trials[package]["state"] == "fails"
         assert f"ImportError: {package} is broken" in trials[package]["message"].splitlines()[0]

@@ -13,11 +13,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+from hflow.plan.engine_registry import ENGINES, MODELLESS_ENGINE
 from hflow.runtime.engines.sglang.options import ServerOptions
 from hflow.runtime.engines.sglang.server import Server, ServerError
 from hflow.runtime.tools.new_model import new_model
 
-NAMES = ("python", "megatron", "sglang")
+NAMES = (MODELLESS_ENGINE, *ENGINES)
 PROBE_S = 300.0
 MAX_POSITIONS = 64
 TOKENS = 8

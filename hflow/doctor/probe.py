@@ -1,6 +1,7 @@
 """Has one engine do its work in this process: ``python -m hflow.doctor.probe megatron MODEL``.
 
-`python` draws rows and calls a reward; `megatron` samples from the model and trains it for one step.
+`python` draws rows and calls a reward; `megatron` samples from the model and trains it for one step;
+`transformers`, like any engine that does not train, only samples.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 import hflow
 from hflow.plan.cluster import Cluster
 from hflow.plan.cluster_file import load_cluster
+from hflow.plan.engine_registry import ENGINES, MODELLESS_ENGINE
 from hflow.plan.plan import Plan
 from hflow.runtime.engines.protocol import EngineCall
 from hflow.runtime.engines.python.engine import PythonEngine
@@ -24,6 +26,7 @@ from hflow.runtime.tokenizer import load_tokenizer
 from hflow.shipped import find
 
 GRAPH = Path(__file__).with_name("probe.yaml")
+TRAINS = GRAPH.with_name("probe_train.yaml")
 ROWS = ({"question": "1+2", "answer": "3"}, {"question": "3+4", "answer": "7"})
 
 
@@ -31,12 +34,16 @@ def main(engine: str, model: str) -> None:
     with tempfile.TemporaryDirectory(prefix="hflow-probe-") as folder:
         rows = Path(folder) / "rows.jsonl"
         rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-        graph = hflow.load(GRAPH, (f"params.model={model}", f"params.rows={rows}"))
-        plan = hflow.compile(graph, this_cluster())
-        if engine == "megatron":
+        trains = engine in {name for name, known in ENGINES.items() if "train" in known.profile.ops}
+        graph = hflow.load(TRAINS if trains else GRAPH, (f"params.model={model}", f"params.rows={rows}"))
+        engines = () if engine == MODELLESS_ENGINE else (f"rollout={engine}",)
+        plan = hflow.compile(graph, this_cluster(), engines=engines)
+        if engine == MODELLESS_ENGINE:
+            reward(plan, model)
+        elif trains:
             train(plan, Path(folder) / "run")
         else:
-            reward(plan, model)
+            generate(plan, Path(folder) / "run")
 
 
 def this_cluster() -> Cluster:
@@ -51,6 +58,14 @@ def train(plan: Plan, folder: Path) -> None:
     run = hflow.execute(plan, run_dir=folder, workers="inline", export=False)
     if not run.metrics[-1]["actor_train.grad_norm"] > 0:
         raise RuntimeError("a training step has no gradient")
+
+
+def generate(plan: Plan, folder: Path) -> None:
+    run = hflow.execute(plan, run_dir=folder, workers="inline", export=False)
+    length = run.metrics[-1]["rollout.response_length"]
+    longest = plan.graph.node("rollout").options["max_new_tokens"]
+    if not 0 < length <= longest:
+        raise RuntimeError(f"responses of at most {longest} tokens have {length}")
 
 
 def reward(plan: Plan, model: str) -> None:

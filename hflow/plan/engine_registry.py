@@ -1,7 +1,8 @@
 """The engines: of each its name, its profile, and where its implementation is.
 
 A new engine is a folder in ``hflow/runtime/engines``, a profile in ``hflow/plan/engines``, and here a name
-and a line.
+and a line; CONTRIBUTING.md ("Where to add what") tells the rest. Only generate nodes can choose an engine:
+nodes that train or score always run on `DEFAULT_ENGINE`.
 """
 
 from __future__ import annotations
