@@ -81,6 +81,7 @@ CODES: dict[str, str] = {
     "HF408": "a repeat region found too few rows",
     "HF409": "texts are older than a train node allows",
     "HF410": "a server does not serve the weights that it should",
+    "HF411": "the graph differs from that of the checkpoint",
 }
 
 
