@@ -49,7 +49,7 @@ demo: setup ## train a tiny model to add: supervised, then GRPO (three minutes o
 	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/demo.sh
 
 # What needs no engine and no processes.
-FAST := $(addprefix tests/,graph plan schedule cost compiler ops view test_walls.py)
+FAST := $(addprefix tests/,graph plan schedule cost compiler ops view report test_walls.py)
 BESIDE := -n auto --dist loadfile --no-loadscope-reorder
 # Tests that share one Ray use all cores by themselves; the others run side by side.
 SHARED := -m one_ray tests/runtime
