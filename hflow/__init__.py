@@ -8,6 +8,7 @@ run = hflow.execute(plan)
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,20 +19,26 @@ from hflow.display import Bundle, show_with
 if TYPE_CHECKING:
     from hflow.graph.builder.builder import GraphBuilder
     from hflow.graph.ir import Graph
+    from hflow.graph.run_config import CheckpointPolicy, RunConfig
     from hflow.plan.cluster import Cluster
     from hflow.plan.plan import Plan
     from hflow.runtime.execute import Run
 
 __version__ = "0.1.0"
-__all__ = ["GraphBuilder", "HflowError", "compile", "execute", "load"]
+__all__ = [
+    "CheckpointPolicy", "GraphBuilder", "HflowError", "RunConfig", "compile", "execute", "load", "run_config",
+]  # fmt: skip
+_LATER = {  # imported when they are asked for
+    "CheckpointPolicy": "hflow.graph.run_config",
+    "GraphBuilder": "hflow.graph.builder.builder",
+    "RunConfig": "hflow.graph.run_config",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name != "GraphBuilder":
+    if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from hflow.graph.builder.builder import GraphBuilder
-
-    return GraphBuilder
+    return getattr(import_module(_LATER[name]), name)
 
 
 def load(path: str | Path, overrides: Iterable[str] = (), files: Iterable[str | Path] = ()) -> Graph:
@@ -44,6 +51,15 @@ def load(path: str | Path, overrides: Iterable[str] = (), files: Iterable[str | 
     from hflow.graph.load import load as load_graph
 
     return load_graph(Path(path), _several(overrides), _several(files))
+
+
+def run_config(
+    path: str | Path, overrides: Iterable[str] = (), files: Iterable[str | Path] = ()
+) -> RunConfig:
+    """How runs of the graph in a YAML file are kept, for `execute`: its section `run`. As `load`."""
+    from hflow.graph.load import run_config as load_run_config
+
+    return load_run_config(Path(path), _several(overrides), _several(files))
 
 
 def compile(graph: Graph, cluster: Cluster | str | Path, pins: Iterable[str] = (), **options: Any) -> Plan:
@@ -71,7 +87,7 @@ def compile(graph: Graph, cluster: Cluster | str | Path, pins: Iterable[str] = (
 
 
 def execute(plan: Plan, **options: Any) -> Run:
-    """Run a plan to its end; options as in `hflow.runtime.execute.execute`.
+    """Run a plan to its end; options as in `hflow.runtime.execute.execute`, such as `config`, a `RunConfig`.
 
     Raises:
         HflowError: as there, and HF404 where this process may map too little memory to load torch.

@@ -17,6 +17,8 @@ from hflow.cli.app import app
 from hflow.cli.plan_commands import AfterPass
 from hflow.compiler.compile import PASSES
 from hflow.graph.load import load
+from hflow.graph.run_config import CheckpointPolicy, RunConfig
+from hflow.graph.run_file import read_run_config
 from hflow.plan.plan import VERSION
 from hflow.plan.plan_file import load_plan
 
@@ -315,14 +317,53 @@ def test_a_plan_takes_no_other_choices(model: str, tmp_path: Path) -> None:
     assert (
         hflow("compile", "algorithms/sft.yaml", "--set", f"params.model={model}", "-o", plan).returncode == 0
     )
+    over = tmp_path / "over.yaml"
+    over.write_text("run: {restarts: 1}\nparams: {steps: 1}\n")
     for option in (
         ("--cluster", "local4"),
         ("--pin", "actor_train=tp2"),
         ("--set", "params.steps=1"),
-        ("-f", "x"),
+        ("--set", "run.checkpoint=10", "--set", "params.steps=1"),
+        ("-f", str(over)),
     ):
         done = hflow("exec", plan, *option)
         assert done.returncode == 1 and "error[HF306]" in done.stderr
+        assert "-f and --set change the section `run` alone" in done.stderr
+    done = hflow("exec", plan, "-f", str(tmp_path / "nothing.yaml"))
+    assert done.returncode == 1 and "error[HF001]" in done.stderr
+
+
+def test_how_a_plan_is_kept_is_checked(model: str, plan: Path, tmp_path: Path) -> None:
+    over = tmp_path / "over.yaml"
+    over.write_text("run:\n  checkpoint: {every: 10, best: loss.actor}\n")
+    run = ("--run-dir", str(tmp_path / "run"), "--workers", "inline")
+    done = hflow("exec", str(plan), "-f", str(over), *run)
+    assert done.returncode == 1 and f"{over}:2:34" in done.stderr
+    assert "error[HF228]: no train node is called `actor`" in done.stderr
+    assert "did you mean `loss.actor_train`?" in done.stderr
+    done = hflow("exec", str(plan), "--set", "run.checkpoint.evry=3", *run)
+    assert done.returncode == 1 and "did you mean `every`?" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_run_folder_tells_how_the_run_is_kept(model: str, tmp_path: Path, saved: bool) -> None:
+    graph, run = tmp_path / "kept.yaml", tmp_path / "run"
+    graph.write_text(Path("tests/runtime/grpo_small.yaml").read_text() + "\nrun: {restarts: 2}\n")
+    shutil.copy("tests/runtime/rewards.py", tmp_path)
+    options = ["--cluster", "local1", "--set", f"params.model={model}", "--set", "params.steps=1"]
+    source = [str(graph), *options]
+    if saved:
+        plan = str(tmp_path / "plan.json")
+        assert hflow("compile", *source, "-o", plan).returncode == 0
+        source = [plan, "--set", "run.restarts=2"]
+    kept = ["--set", "run.checkpoint={every: 1, best: reward_mean}", "--set", "run.grace=5"]
+    done = hflow("exec", *source, *kept, "--run-dir", str(run), "--workers", "inline")
+    assert done.returncode == 0, done.stderr
+    policy = CheckpointPolicy(1, best="reward_mean")
+    assert read_run_config(run / "run.yaml") == RunConfig(policy, restarts=2, grace_s=5)
+    assert "run:" not in (run / "graph.yaml").read_text()
 
 
 def test_a_plan_is_no_graph(model: str, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted(page for folder in (".", "algorithms", "docs") for page in (ROOT / folder).glob("*.md"))
 GRAPH_FILES = (ROOT / "docs/graph-files.md").read_text()
 NODES = (ROOT / "docs/nodes.md").read_text()
+RUNNING = (ROOT / "docs/running.md").read_text()
 REGIONS = (ROOT / "docs/regions-and-time.md").read_text()
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -141,6 +142,8 @@ def test_option_tables_are_the_options(heading: str, options: tuple[Option, ...]
         (NODES, "## `repeat`", ("nodes", "sampling"), "repeat"),
         (NODES, "## Keys of until", ("nodes", "sampling", "until"), "repeat"),
         (GRAPH_FILES, "## Evaluation", ("eval",), None),
+        (RUNNING, "### Keys of run", ("run",), None),
+        (RUNNING, "### Keys of checkpoint", ("run", "checkpoint"), None),
         (REGIONS, "## Refresh", ("models", "ref", "refresh"), None),
     ],
 )

@@ -48,12 +48,20 @@ def load_graph(
     path: Path, files: Sequence[Path] | None = None, overrides: Sequence[str] | None = None
 ) -> Any:
     """The graph; warnings are printed. Raises HflowError with all that is wrong."""
-    from hflow.graph.load import check as check_file
+    return load_run(path, files, overrides)[0]
+
+
+def load_run(
+    path: Path, files: Sequence[Path] | None = None, overrides: Sequence[str] | None = None
+) -> tuple[Any, Any]:
+    """The graph, and how a run of it is kept (`hflow.graph.run_config.RunConfig`). Otherwise as
+    `load_graph`."""
+    from hflow.graph.load import checked, read_graph
 
     refuse_plan(path)
-    graph, warnings = check_file(path, tuple(overrides or ()), tuple(files or ()))
-    print_diagnostics(warnings)
-    return graph
+    found = checked(read_graph(path), tuple(overrides or ()), tuple(files or ()))
+    print_diagnostics(found.warnings)
+    return found.graph, found.config
 
 
 def refuse_plan(path: Path) -> None:

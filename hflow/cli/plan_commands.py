@@ -21,6 +21,8 @@ from hflow.cli.arguments import (
     Overrides,
     Pins,
     load_graph,
+    load_run,
+    print_diagnostics,
     width,
     write_text,
 )
@@ -144,13 +146,17 @@ def exec_command(
     ] = None,
     workers: Annotated[Workers, typer.Option(help="inline: one worker in this process.")] = Workers.ray,
 ) -> None:
-    """Run a graph (or a plan) to its end, and leave a run folder with metrics, report and trained models."""
+    """Run a graph (or a plan) to its end, and leave a run folder with metrics, report and trained models.
+
+    How the run is kept is said in the section `run` of the graph, or by --set run.checkpoint.every=10.
+    """
     require_address_space(*(RUN_INLINE if workers is Workers.inline else RUN_ON_RAY))
     if graph.suffix == ".json":
-        plan = _only_plan(graph, cluster, pin, engine, file, set_)
+        plan, config = _only_plan(graph, (cluster, pin, engine), file or (), set_ or ())
     else:
         options = PlannerOptions(engines=tuple(engine or ()))
-        plan = _plan(load_graph(graph, file, set_), _cluster(cluster), pin, options)
+        loaded, config = load_run(graph, file, set_)
+        plan = _plan(loaded, _cluster(cluster), pin, options)
     from hflow.runtime.gpus import hide_gpus
 
     if plan.cluster.device.platform == "cpu":
@@ -158,7 +164,9 @@ def exec_command(
     from hflow.report.run_views import RUN_VIEWS
     from hflow.runtime.execute import execute  # torch, too
 
-    run = execute(plan, run_dir=run_dir, address=address, workers=workers.value, views=RUN_VIEWS)
+    run = execute(
+        plan, run_dir=run_dir, address=address, workers=workers.value, views=RUN_VIEWS, config=config
+    )
     print(f"run folder  {run.folder}")
 
 
@@ -191,11 +199,24 @@ def _read(path: Path) -> Any:
     return load_plan(path)
 
 
-def _only_plan(path: Path, *given: str | Sequence[Any] | None) -> Any:
-    if any(given):
+def _only_plan(
+    path: Path, given: Sequence[Any], files: Sequence[Path], overrides: Sequence[str]
+) -> tuple[Any, Any]:
+    """The plan in a file, and how a run of it is kept: a plan does not say that."""
+    from hflow.graph.run_config import DEFAULT_RUN
+    from hflow.graph.run_file import only_of_run, overridden
+
+    if any(given) or not only_of_run(overrides, files):
         message = "--cluster, --pin, --engine, -f and --set are for graphs; a plan is executed as it is"
-        raise HflowError(Diagnostic("HF306", message, help="compile the graph with them"))
-    return _read(path)
+        help_ = (
+            "compile the graph with them; with a plan, -f and --set change the section `run` alone:"
+            " `--set run.checkpoint.every=10`"
+        )
+        raise HflowError(Diagnostic("HF306", message, help=help_))
+    plan = _read(path)
+    config, warnings = overridden(DEFAULT_RUN, plan.graph, overrides, files)
+    print_diagnostics(warnings)
+    return plan, config
 
 
 def _former(output: Path | None, graph: str) -> Any:

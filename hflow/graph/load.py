@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hflow.bounded_read import UnreadableError, read_text
@@ -19,19 +19,31 @@ from hflow.graph.checks.checks import (
     check_unused,
 )
 from hflow.graph.checks.log_probs import check_sampler, check_staleness, check_temperatures
+from hflow.graph.checks.run import check_reward, check_run, drafted_metric_names
 from hflow.graph.infer.drafting import draft_nodes, node_names
 from hflow.graph.infer.infer import infer
 from hflow.graph.infer.regions import check_ages, check_borders
 from hflow.graph.infer.wiring import check_wiring, order
 from hflow.graph.ir import Evaluation, Graph, Model, Ref, Refresh, Region
+from hflow.graph.run_config import RunConfig
 from hflow.graph.source import overrides as overriding
 from hflow.graph.source.document import MAX_BYTES, Document, dump, parse, read
 from hflow.graph.source.expressions import names_read, substitute
 from hflow.graph.source.extends import inherit, lineage, overlay
 from hflow.graph.source.problems import Problems
+from hflow.graph.source.run_section import config_of, is_of_run, is_only_run, without_run
 from hflow.graph.source.schema import GraphSpec, RepeatNodeSpec
 from hflow.graph.source.validate import validate
 from hflow.shipped import find_graph
+
+
+@dataclass(frozen=True)
+class Checked:
+    """All that a right graph file says: the graph, how its runs are kept, and the warnings."""
+
+    graph: Graph
+    config: RunConfig
+    warnings: tuple[Diagnostic, ...]
 
 
 def load(path: Path | str, overrides: Sequence[str] = (), files: Sequence[Path | str] = ()) -> Graph:
@@ -54,6 +66,13 @@ def check(
 ) -> tuple[Graph, tuple[Diagnostic, ...]]:
     """The graph in a file, and its warnings. Raises as `load`."""
     return check_document(read_graph(path), overrides, files)
+
+
+def run_config(
+    path: Path | str, overrides: Sequence[str] = (), files: Sequence[Path | str] = ()
+) -> RunConfig:
+    """How runs of the graph in a file are kept. Raises as `load`."""
+    return checked(read_graph(path), overrides, files).config
 
 
 def read_graph(path: Path | str) -> Document:
@@ -99,17 +118,28 @@ def assembled(
     evaluated. Every value keeps the place that it came from.
 
     Raises:
-        HflowError: HF107 for parents and `files`, HF105 for `overrides`.
+        HflowError: HF107 for parents and `files`, HF105 for `overrides`; HF001..HF005 for files that cannot
+            be read.
     """
-    return overriding.override(overlay(inherit(document), files), overrides)
+    return overriding.override(overlay(inherit(document), _partials(files)), overrides)
+
+
+def _partials(files: Sequence[Path | str]) -> list[Document]:
+    return [read(file) for file in files]
 
 
 def check_document(
     document: Document, overrides: Sequence[str] = (), files: Sequence[Path | str] = ()
 ) -> tuple[Graph, tuple[Diagnostic, ...]]:
     """The graph that a document describes, and its warnings. Raises as `load`."""
-    written = inherit(document)
-    over = overlay(written, files)
+    found = checked(document, overrides, files)
+    return found.graph, found.warnings
+
+
+def checked(document: Document, overrides: Sequence[str] = (), files: Sequence[Path | str] = ()) -> Checked:
+    """What a document says, with partial graph files and overrides over it. Raises as `load`."""
+    written, partials = inherit(document), _partials(files)
+    over = overlay(written, partials)
     merged = overriding.override(over, overrides)
     evaluated, in_expressions, failed = substitute(merged, names_read(written) | names_read(over))
     spec, in_shape = validate(evaluated, failed)
@@ -118,17 +148,18 @@ def check_document(
     graph = _graph(spec, evaluated, problems) if spec else None
     if any(p.severity == "error" for p in problems.found):
         raise HflowError(ordered(p for p in problems.found if p.severity == "error"))
-    assert graph
-    origins = _origins(document, overrides, files)
-    text = dump(merged, origins) if origins else document.text
-    return replace(graph, text=text), ordered(problems.found)
+    assert graph and spec
+    origins = _origins(document, overrides, partials)
+    text = dump(without_run(merged), origins) if origins else without_run(document).text
+    return Checked(replace(graph, text=text), config_of(spec.run), ordered(problems.found))
 
 
-def _origins(document: Document, overrides: Sequence[str], files: Sequence[Path | str]) -> str:
-    """A remark on what was merged into the document; empty when nothing was."""
+def _origins(document: Document, overrides: Sequence[str], partials: Sequence[Document]) -> str:
+    """A remark on what was merged into the graph of the document; empty when nothing was."""
     parent = document.get(("extends",))
     over = [f"over {parent.value}"] if parent else []
-    given = [*(f"-f {file}" for file in files), *overrides]
+    files = [f"-f {partial.file}" for partial in partials if not is_only_run(partial)]
+    given = [*files, *(o for o in overrides if not is_of_run(o))]
     return ", ".join([*over, *([f"with {', '.join(given)}"] if given else [])])
 
 
@@ -151,6 +182,8 @@ def _graph(spec: GraphSpec, document: Document, problems: Problems) -> Graph | N
     check_groups(nodes, drafts, problems)
     if spec.eval:
         check_evaluation(spec.eval, drafts, nodes, declared, problems)
+    if spec.run:
+        check_run(spec.run, drafted_metric_names(drafts, declared), problems)
     if any(p.severity == "error" for p in problems.found):
         return None
     assert nodes.keys() == drafts.keys(), "a node without a type has an error"
@@ -165,6 +198,8 @@ def _graph(spec: GraphSpec, document: Document, problems: Problems) -> Graph | N
         spec.seed,
     )
     check_unused(graph, drafts, problems)
+    if spec.run:
+        check_reward(spec.run, graph, problems)
     return graph
 
 

@@ -20,6 +20,8 @@ from hflow import units
 from hflow.diagnostics import Diagnostic, HflowError, Terminated, render, source_of
 from hflow.display import Displayed
 from hflow.ending_signals import EndingSignals
+from hflow.graph.run_config import DEFAULT_RUN, RunConfig
+from hflow.graph.run_file import check_run_config
 from hflow.plan.digests import changed_functions, check_models
 from hflow.plan.plan import Plan
 from hflow.plan.verify.runnable import check_runnable
@@ -54,6 +56,7 @@ def execute(
     export: bool = True,
     console: Console | None = None,
     views: RunViews = NO_VIEWS,
+    config: RunConfig = DEFAULT_RUN,
 ) -> Run:
     """Run `plan` to its end.
 
@@ -64,17 +67,21 @@ def execute(
         pool: workers to use and leave alive, instead of starting some.
         export: write each trained model to ``export/<model>`` at the end.
         views: what is drawn of the run for people; `hflow.execute` hands in its report and its trace.
+        config: how the run is kept, as the section `run` of a graph file says it; it is written to
+            ``run.yaml``.
 
     Raises:
         HflowError: when the run cannot start or fails; the run folder then says ``failed``. A plan that only
-            compiles, or whose models have changed since, is refused before there is one (HF406).
+            compiles, or whose models have changed since, is refused before there is one (HF406); so is a
+            `config` that the graph cannot have (HF1xx, HF228).
         KeyboardInterrupt, Terminated: after workers have been ended and the folder completed.
     """
     check_runnable(plan)
     check_models(plan.graph, plan.digests)
+    check_run_config(config, plan.graph)
     console = console or RunConsole(stderr=True)
     with EndingSignals() as signals:
-        folder = RunFolder(run_dir, plan)
+        folder = RunFolder(run_dir, plan, config)
         signals.notice = f"ending the workers and completing {folder.path} …"
         run, started = Run(folder.path, metrics=folder.metrics), time.time()
         error = None

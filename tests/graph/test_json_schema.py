@@ -50,6 +50,7 @@ name: x
 params: {steps: 3}
 models: {actor: {path: p}}
 loop: {name: step, times: "${ steps }"}
+run: {checkpoint: {every: "${ steps }", seconds: 1.5, best: loss.x}, export: best, grace: 5}
 nodes:
   prompts: {op: data, with: {dataset: d, batch: 1, prompt: p}, out: {tokens: "i32[batch, prompt~]"}}
   rollout: {op: generate, model: {use: actor, lag: 1}, in: {prompt: prompts.tokens}, with: {n: 3}}
@@ -61,6 +62,7 @@ name: x
 params: {steps: null, lr: 1e-4}
 models: {ref: null, actor: {frozen: null}}
 eval: null
+run: {checkpoint: 10, export: null}
 nodes:
   rollout: {model: {lag: 1}, with: {n: null}, in: null}
   reward: null
@@ -86,6 +88,11 @@ def test_good_files(text: str) -> None:
         (WHOLE, "actor: {path: p}", "actor: null"),
         (CHILD, "name: x\n", ""),
         (CHILD, "lag: 1", "lags: 1"),
+        (WHOLE, "best: loss.x", "best: 'loss x'"),
+        (WHOLE, "export: best", "export: first"),
+        (CHILD, "checkpoint: 10", "checkpoint: -1"),
+        (CHILD, "checkpoint: 10", "checkpoint: true"),
+        (CHILD, "checkpoint: 10", "chekpoint: 10"),
         (CHILD, "extends: grpo.yaml\n", ""),
     ],
 )

@@ -24,6 +24,7 @@ from pathlib import Path
 from hflow.diagnostics import Diagnostic, HflowError, did_you_mean
 from hflow.graph.source.document import Document, Item, KeyPath, read
 from hflow.graph.source.key_order import in_order
+from hflow.graph.source.run_section import opened, unfolded
 from hflow.graph.source.schema import node_path
 from hflow.shipped import algorithm, is_bare, is_file, known
 
@@ -49,17 +50,15 @@ def inherit(document: Document) -> Document:
     return merged
 
 
-def overlay(document: Document, files: Sequence[Path | str]) -> Document:
+def overlay(document: Document, partials: Sequence[Document]) -> Document:
     """The document with partial graph files merged over it, in order.
 
     Raises:
-        HflowError: HF107 for a file that is no mapping, extends another or removes what is not there;
-            HF001..HF005 when it cannot be read.
+        HflowError: HF107 for a file that is no mapping, extends another or removes what is not there.
     """
     if not isinstance(document.root.value, Mapping):  # which the schema refuses
         return document
-    for file in files:
-        over = read(file)
+    for over in partials:
         if not isinstance(over.root.value, Mapping):
             message = "a file of overrides is a mapping, like a graph file"
             raise HflowError(Diagnostic("HF107", message, over.span(())))
@@ -150,6 +149,7 @@ def _merged(base: Document, over: Document, file: str) -> Item:
 
 
 def _merge(base: Item, over: Item, path: KeyPath, problems: list[Diagnostic]) -> Item:
+    base, over = opened(base, path), unfolded(over, path)
     if not isinstance(base.value, Mapping) or not isinstance(over.value, Mapping):
         return over
     if _is_another_op(base, over, path):

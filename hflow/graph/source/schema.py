@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 
 NAME_PATTERN = r"^[a-z_][a-z0-9_]*$"
 REF_PATTERN = r"^[a-z_][a-z0-9_]*\.[a-z_][a-z0-9_]*$"
+METRIC_PATTERN = r"^([a-z_][a-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?)?$"
 
 _INT64 = 2**63  # sizes, steps and seeds are int64s
 
@@ -20,6 +21,7 @@ Positive = Annotated[int, Field(gt=0, lt=_INT64)]
 Natural = Annotated[int, Field(ge=0, lt=_INT64)]
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 RefText = Annotated[str, Field(pattern=REF_PATTERN, description="node.port")]
+DurationS = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 
 
 class _Shape(BaseModel):
@@ -43,6 +45,16 @@ def _source(value: Any) -> Any:
 
 def _texts(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
+
+
+def _checkpoint(value: Any) -> Any:
+    if value is False:
+        return {"every": 0, "seconds": 0, "on_signal": False}
+    if isinstance(value, int) and value is not True:
+        return {"every": value}
+    if not isinstance(value, dict):
+        raise PydanticCustomError("checkpoint_type", "expected a number of steps, a mapping, or false")
+    return value  # pyright: ignore[reportUnknownVariableType]
 
 
 class RefreshSpec(_Shape):
@@ -78,6 +90,33 @@ class EvalSpec(_Shape):
     metric: RefText
     rows: Positive
     every: Natural = 0
+
+
+class CheckpointSpec(_Shape):
+    """When a run writes checkpoints, and how many of them stay; a number of steps is short for `every`, and
+    false for none."""
+
+    every: Natural = 0
+    seconds: DurationS = 0.0
+    keep: Positive = 2
+    best: Annotated[str, Field(pattern=METRIC_PATTERN, description="a column of metrics.jsonl")] = ""
+    mode: Literal["max", "min"] = "max"
+    on_signal: bool = True
+
+
+class RunSpec(_Shape):
+    """How a run is kept. No part of the graph."""
+
+    checkpoint: Annotated[CheckpointSpec, BeforeValidator(_checkpoint)] = CheckpointSpec()
+    export: Literal["last", "best", "none"] = "last"
+    restarts: Natural = 0
+    grace: DurationS = 30.0
+
+
+class RunFileSpec(_Shape):
+    """The file ``run.yaml`` of a run folder."""
+
+    run: RunSpec
 
 
 class RepeatSpec(_Shape):
@@ -180,6 +219,7 @@ class GraphSpec(_Shape):
     models: dict[Name, ModelSpec] = {}
     loop: LoopSpec
     eval: EvalSpec | None = None
+    run: RunSpec | None = None
     nodes: dict[Name, NodeSpec] = Field(min_length=1)
 
 
@@ -191,6 +231,7 @@ OPS: dict[str, type[BaseModel]] = {
     "call": CallSpec,
     "repeat": RepeatNodeSpec,
 }
+CHECKPOINT = ("run", "checkpoint")
 # Mappings whose keys are the user's own names.
 NAMED_SECTIONS = (("params",), ("models",), ("nodes",))
 
@@ -207,6 +248,10 @@ def keys_at(path: tuple[str | int, ...], op: str | None = None) -> tuple[str, ..
             return _keys(LoopSpec)
         case ("eval",):
             return _keys(EvalSpec)
+        case ("run",):
+            return _keys(RunSpec)
+        case ("run", "checkpoint"):
+            return _keys(CheckpointSpec)
         case ("models", _):
             return _keys(ModelSpec)
         case ("models", _, "refresh"):

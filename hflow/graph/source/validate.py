@@ -17,7 +17,17 @@ from pydantic_core import ErrorDetails
 from hflow.diagnostics import Diagnostic, did_you_mean
 from hflow.graph.options import brief, spelling_help
 from hflow.graph.source.document import Document, KeyPath
-from hflow.graph.source.schema import NAME_PATTERN, OPS, GraphSpec, keys_at, node_path
+from hflow.graph.source.schema import (
+    CHECKPOINT,
+    METRIC_PATTERN,
+    NAME_PATTERN,
+    OPS,
+    GraphSpec,
+    RunFileSpec,
+    RunSpec,
+    keys_at,
+    node_path,
+)
 
 # What checking goes on with where the file's own value cannot be used; no such graph is returned.
 _STAND_INS: dict[str, Any] = {"hflow": 1, "name": "graph", "loop": {"name": "step", "times": 1}}
@@ -31,9 +41,16 @@ _KINDS = {
     "model_type": "a mapping",
     "model_attributes_type": "a mapping",
     "plain_scalar": "a finite number, a string, true or false",
+    "finite_number": "a finite number",
+    "checkpoint_type": "a number of steps, a mapping, or false",
 }
 _GLUED = re.compile(r"(\w+):(\S+)")
-_BOUNDS = {"greater_than": ("gt", ">"), "greater_than_equal": ("ge", ">="), "less_than": ("lt", "<")}
+_BOUNDS = {
+    "greater_than": ("gt", ">"),
+    "greater_than_equal": ("ge", ">="),
+    "less_than": ("lt", "<"),
+    "less_than_equal": ("le", "<="),
+}
 
 
 def validate(
@@ -68,6 +85,17 @@ def validate(
         return GraphSpec.model_validate(plain), tuple(found)
     except ValidationError:
         return None, tuple(found)
+
+
+def validate_run(document: Document) -> tuple[RunSpec | None, tuple[Diagnostic, ...]]:
+    """The section `run` of a document that holds no other; None, and diagnostics, when something is wrong."""
+    plain = document.plain()
+    if not isinstance(plain, dict):
+        return None, (Diagnostic("HF103", "expected a mapping with the key `run`", document.span(())),)
+    try:
+        return RunFileSpec.model_validate(plain).run, ()
+    except ValidationError as error:
+        return None, tuple(_diagnostic(document, e, _path(e["loc"])) for e in error.errors())
 
 
 def _path(loc: tuple[int | str, ...]) -> KeyPath:
@@ -111,6 +139,8 @@ def _mapping(plain: dict[str, Any], key: str) -> dict[str, Any]:
 def _diagnostic(document: Document, error: ErrorDetails, path: KeyPath) -> Diagnostic:
     if path[-1] == "from" and document.get(path) is None:  # written short: `port: node.port`
         path = path[:-1]
+    if path == (*CHECKPOINT, "every") and document.get(path) is None:  # `checkpoint: 10`
+        path = CHECKPOINT
     kind, key = error["type"], str(path[-1])
     where = f"`{'.'.join(map(str, path[:-1]))}`" if path[:-1] else "the file"
     match kind:
@@ -166,9 +196,11 @@ def _expectation(error: ErrorDetails) -> str:
         return _KINDS[kind]
     if kind in _BOUNDS:
         bound, sign = _BOUNDS[kind]
-        return f"{sign} {context[bound]}"
+        limit = context[bound]
+        return f"{sign} {int(limit) if float(limit).is_integer() else limit}"
     if kind == "string_pattern_mismatch":
-        return "a reference `node.port`"
+        is_metric = context.get("pattern") == METRIC_PATTERN
+        return "a metric like `reward_mean` or `loss.actor_train`" if is_metric else "a reference `node.port`"
     if kind == "literal_error":
         return str(context["expected"])
     if kind == "too_short":

@@ -24,6 +24,9 @@ _SCALARS: Schema = {"type": ["string", "number", "boolean"]}
 _SHORT: dict[str, Schema] = {
     "UseSpec": {"type": "string", "description": "a model"},
     "SourceSpec": {"type": "string", "pattern": REF_PATTERN, "description": "node.port"},
+    "CheckpointSpec": {
+        "anyOf": [{"type": "integer", "minimum": 0, "description": "steps"}, {"const": False}, _EXPRESSION]
+    },
 }
 _NAME: Schema = {"type": "string", "pattern": NAME_PATTERN}
 _PARTIAL = "Partial"  # prefix of definitions for files that extend another

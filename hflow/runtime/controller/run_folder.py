@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from hflow.diagnostics import Diagnostic, HflowError
+from hflow.graph.run_config import DEFAULT_RUN, RunConfig
+from hflow.graph.run_file import FILE as RUN_FILE
+from hflow.graph.run_file import run_config_text
 from hflow.plan.plan import Plan, to_json
 from hflow.runtime.controller.line_file import LineFile
 from hflow.runtime.controller.run_views import RunViews
@@ -21,16 +24,17 @@ RESERVE, RESERVE_BYTES = ".reserve", 32 * 2**10  # room for the end of a run on 
 
 
 class RunFolder:
-    """graph.yaml, plan.json, summary.json, events.jsonl, metrics.jsonl; at the end also report and trace.
+    """graph.yaml, plan.json, run.yaml, summary.json, events.jsonl, metrics.jsonl; then report and trace.
 
     Once something could not be written, `problem` is the HflowError (HF407), and no more lines are appended:
     what is there stays as it is.
     """
 
-    def __init__(self, path: Path | None, plan: Plan):
+    def __init__(self, path: Path | None, plan: Plan, config: RunConfig = DEFAULT_RUN):
         """Make the folder (by default a new one under ``runs/``). HF407 if it exists and is not empty, or
         cannot be written."""
         self.plan = plan
+        self.config = config
         self.path = path or Path("runs") / f"{plan.graph.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         self.problem: HflowError | None = None
         self.metrics: list[dict[str, Any]] = []
@@ -56,6 +60,7 @@ class RunFolder:
         write_whole(self.path / RESERVE, bytes(RESERVE_BYTES), "HF407")
         write_whole(self.path / "plan.json", to_json(self.plan) + "\n", "HF407")
         write_whole(self.path / "graph.yaml", self.plan.graph.text, "HF407")
+        write_whole(self.path / RUN_FILE, run_config_text(self.config), "HF407")
 
     def _clear(self) -> None:
         """A folder in which no run has begun can be given again."""

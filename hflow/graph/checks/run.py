@@ -1,0 +1,104 @@
+"""What the section `run` says about a graph: whether what it names can exist.
+
+The metrics of ``metrics.jsonl`` come from what nodes report, which is not known before they run. So a name is
+refused only where its node is none of the graph's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from hflow.diagnostics import did_you_mean
+from hflow.graph.infer.draft import NodeDraft
+from hflow.graph.ir import Graph
+from hflow.graph.source.problems import Problems
+from hflow.graph.source.schema import RunSpec
+
+REWARD = "reward_mean"
+_PLAIN = (REWARD, "step", "time_s", "tokens", "tokens_per_s")  # metrics of every run; REWARD of most
+_BEST = ("run", "checkpoint", "best")
+
+
+@dataclass(frozen=True)
+class MetricNames:
+    """What is known of the metrics of ``metrics.jsonl``: `nodes` are all nodes, `trains` those that train
+    (None where the kind of some node is unknown), `values` what calls compute."""
+
+    nodes: frozenset[str]
+    trains: frozenset[str] | None
+    values: frozenset[str]
+
+    def names(self) -> Iterator[str]:
+        """Likely ones, to suggest."""
+        yield from _PLAIN
+        yield from (f"loss.{name}" for name in sorted(self.trains or ()))
+        yield from sorted(self.values)
+
+    def refusal(self, name: str) -> str:
+        """Why there can be no such column; empty if there may be one."""
+        kind, dot, node = name.partition(".")
+        if not dot:
+            return "" if name in _PLAIN else f"no metric is called `{name}`"
+        if kind in self.nodes:
+            return ""
+        if kind == "digest":
+            return f"`{name}` is a hash, of which none is the best"
+        if kind == "loss" and self.trains is not None and node not in self.trains:
+            return f"no train node is called `{node}`"
+        if kind in ("loss", "time_s"):
+            return "" if node in self.nodes else f"no node is called `{node}`"
+        return f"no node is called `{kind}`"
+
+
+def metric_names(graph: Graph) -> MetricNames:
+    """Those of a typed graph."""
+    calls = (node for node in graph.nodes if node.op == "call")
+    return MetricNames(
+        frozenset(node.name for node in graph.nodes),
+        frozenset(node.name for node in graph.nodes if node.op == "train"),
+        frozenset(f"{node.name}.{output.port}" for node in calls for output in node.outputs),
+    )
+
+
+def drafted_metric_names(drafts: Mapping[str, NodeDraft], declared: Iterable[str]) -> MetricNames:
+    """Those of a graph that may still be wrong; `declared` names all nodes of the file."""
+    calls = (draft for draft in drafts.values() if draft.op == "call")
+    trains = frozenset(name for name, draft in drafts.items() if draft.op == "train")
+    return MetricNames(
+        frozenset(declared),
+        trains if drafts.keys() >= {*declared} else None,
+        frozenset(f"{draft.name}.{port}" for draft in calls for port in draft.outputs or ()),
+    )
+
+
+def check_run(spec: RunSpec, metrics: MetricNames, problems: Problems) -> None:
+    """HF228: `best` names nothing that a run of the graph can report, or is missing; as a warning, what has
+    no effect."""
+    checkpoint = spec.checkpoint
+    if refusal := metrics.refusal(checkpoint.best) if checkpoint.best else "":
+        help_ = did_you_mean(checkpoint.best, metrics.names(), "metrics")
+        problems.add("HF228", refusal, _BEST, help=help_)
+    if spec.export == "best" and not checkpoint.best:
+        message = "`export: best` does not say by which metric"
+        help_ = f"name one: `checkpoint: {{every: 10, best: {REWARD}}}`"
+        problems.add("HF228", message, ("run", "export"), help=help_)
+    if checkpoint.best and not checkpoint.every and not checkpoint.seconds:
+        message = "`best` chooses among checkpoints, and none is written while the run goes"
+        _warn(problems, message, "best", "say how often: `every: 10` (steps) or `seconds: 600`")
+    if checkpoint.mode != "max" and not checkpoint.best:
+        _warn(problems, f"`mode: {checkpoint.mode}` has no effect without `best`", "mode", "")
+
+
+def check_reward(spec: RunSpec, graph: Graph, problems: Problems) -> None:
+    """HF228: `best` is the mean reward of a graph that has no reward."""
+    if spec.checkpoint.best == REWARD and not graph.reward:
+        message = f"the graph has no reward, so there is no `{REWARD}`"
+        losses = [f"loss.{node.name}" for node in graph.nodes if node.op == "train"]
+        help_ = f"with `mode: min`, `{losses[0]}` may serve" if losses else ""
+        problems.add("HF228", message, _BEST, help=help_)
+
+
+def _warn(problems: Problems, message: str, key: Literal["best", "mode"], help_: str) -> None:
+    problems.add("HF228", message, ("run", "checkpoint", key), help=help_, severity="warning")

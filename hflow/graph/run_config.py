@@ -1,0 +1,46 @@
+"""How a run is kept: when it writes checkpoints, what it exports, how often it begins again.
+
+The section `run` of a graph file says it. It is no part of the graph, nor of its plan: two runs that are kept
+differently are runs of one algorithm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Export = Literal["last", "best", "none"]
+Mode = Literal["max", "min"]
+
+
+@dataclass(frozen=True)
+class CheckpointPolicy:
+    """When checkpoints are written, and which of them stay.
+
+    `every`: after so many steps; 0: not by their number. `seconds`: once so many have passed since the last
+    one; 0: not by time. `keep`: so many complete ones stay, the newest. `best`: a metric; the checkpoint in
+    which it is greatest (or least, by `mode`) stays as well. `on_signal`: one is written when the run is
+    interrupted.
+    """
+
+    every: int = 0
+    seconds: float = 0.0
+    keep: int = 2
+    best: str = ""
+    mode: Mode = "max"
+    on_signal: bool = True
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """`export`: the weights that are exported at the end: the last, those of the best checkpoint, or none.
+    `restarts`: how often a run that failed begins again from its last checkpoint. `grace_s`: seconds that an
+    interrupted run has to write a checkpoint."""
+
+    checkpoint: CheckpointPolicy = CheckpointPolicy()
+    export: Export = "last"
+    restarts: int = 0
+    grace_s: float = 30.0
+
+
+DEFAULT_RUN = RunConfig()
