@@ -338,7 +338,7 @@ def test_how_a_plan_is_kept_is_checked(model: str, plan: Path, tmp_path: Path) -
     over.write_text("run:\n  checkpoint: {every: 10, best: loss.actor}\n")
     run = ("--run-dir", str(tmp_path / "run"), "--workers", "inline")
     done = hflow("exec", str(plan), "-f", str(over), *run)
-    assert done.returncode == 1 and f"{over}:2:34" in done.stderr
+    assert done.returncode == 1 and f"{over}:2:33" in done.stderr
     assert "error[HF228]: no train node is called `actor`" in done.stderr
     assert "did you mean `loss.actor_train`?" in done.stderr
     done = hflow("exec", str(plan), "--set", "run.checkpoint.evry=3", *run)

@@ -1,6 +1,6 @@
 """What the section `run` says about a graph: whether what it names can exist.
 
-The metrics of ``metrics.jsonl`` come from what nodes report, which is not known before they run. So a name is
+The columns of ``metrics.jsonl`` come from what nodes report, which is not known before they run. So a name is
 refused only where its node is none of the graph's.
 """
 
@@ -17,13 +17,13 @@ from hflow.graph.source.problems import Problems
 from hflow.graph.source.schema import RunSpec
 
 REWARD = "reward_mean"
-_PLAIN = (REWARD, "step", "time_s", "tokens", "tokens_per_s")  # metrics of every run; REWARD of most
+_PLAIN = (REWARD, "step", "time_s", "tokens", "tokens_per_s")  # of every run; REWARD of most
 _BEST = ("run", "checkpoint", "best")
 
 
 @dataclass(frozen=True)
 class MetricNames:
-    """What is known of the metrics of ``metrics.jsonl``: `nodes` are all nodes, `trains` those that train
+    """What is known of the columns of ``metrics.jsonl``: `nodes` are all nodes, `trains` those that train
     (None where the kind of some node is unknown), `values` what calls compute."""
 
     nodes: frozenset[str]
@@ -37,7 +37,7 @@ class MetricNames:
         yield from sorted(self.values)
 
     def refusal(self, name: str) -> str:
-        """Why there can be no such column; empty if there may be one."""
+        """Why there can be no such metric; empty if there may be one."""
         kind, dot, node = name.partition(".")
         if not dot:
             return "" if name in _PLAIN else f"no metric is called `{name}`"
