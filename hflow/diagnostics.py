@@ -83,6 +83,7 @@ CODES: dict[str, str] = {
     "HF409": "texts are older than a train node allows",
     "HF410": "a server does not serve the weights that it should",
     "HF411": "the graph differs from that of the checkpoint",
+    "HF412": "a checkpoint cannot be used",
 }
 
 

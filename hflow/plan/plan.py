@@ -127,3 +127,10 @@ def _bare(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _bare(inner) for key, inner in cast(Mapping[str, Any], value).items()}
     return value
+
+
+def graph_hash(graph: Graph) -> str:
+    """As `Plan.hash`, of the graph alone."""
+    from pydantic import TypeAdapter
+
+    return hashlib.sha256(TypeAdapter(Graph).dump_json(_bare(graph))).hexdigest()[:12]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
@@ -21,6 +21,7 @@ from hflow.graph.ir import Model, Node
 from hflow.plan.layout import Box
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.node_plan import NodePlan
+from hflow.plan.run_state import TrainedKind
 from hflow.plan.sharding import Sharding
 from hflow.runtime.cores import Cores
 from hflow.runtime.engines.groups import NewGroup
@@ -162,6 +163,25 @@ class ModelWeights(ABC):
         raise NotImplementedError(f"{type(self).__name__} do not donate their memory")
 
 
+class TrainingState(ABC):
+    """What the trainer of a model carries from one update to the next, beside the weights that it computes
+    with. Values are float32 and lie on the host."""
+
+    @property
+    @abstractmethod
+    def updates(self) -> int:
+        """How many the optimizer has made."""
+
+    @abstractmethod
+    def parts(self, kind: TrainedKind, name: str, box: Box) -> Iterator[tuple[Box, Tensor]]:
+        """What this rank keeps in `box` (global indices) of an HF parameter, in as many boxes as it takes.
+        Values are in the shapes of their boxes, and copies."""
+
+    @abstractmethod
+    def restore(self, read: Callable[[TrainedKind, str, Box], Tensor], updates: int) -> None:
+        """Set all that this rank keeps, and the weights that it computes with."""
+
+
 @dataclass(frozen=True)
 class ModelSetup:
     """What a plan asks of one copy of a model's weights, for the rank that builds its part.
@@ -191,9 +211,11 @@ class ModelSetup:
 
 
 class ModelEngine(ABC):
-    """One copy of a model on one device, and the nodes that use it."""
+    """One copy of a model on one device, and the nodes that use it. `training`: of a model that is trained
+    here."""
 
     weights: ModelWeights
+    training: TrainingState | None = None
 
     @classmethod
     @abstractmethod

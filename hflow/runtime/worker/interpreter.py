@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
@@ -34,19 +33,21 @@ from hflow.plan.program import (
     Release,
     SyncWeights,
     Transfer,
+    with_bodies,
 )
 from hflow.plan.replicas import Instance, instance_of
+from hflow.plan.run_state import OlderWeights, older_edges
 from hflow.plan.workload import token_makers
 from hflow.runtime.engines.implementation import implementation
 from hflow.runtime.engines.protocol import EngineCall, ModelEngine, ModelWeights, Result
 from hflow.runtime.rows import TORCH_DTYPES, Rows
-from hflow.runtime.worker.carried import Carried
-from hflow.runtime.worker.collector import Collector, Surplus
+from hflow.runtime.worker.collector import Collector
 from hflow.runtime.worker.models import Engines
 from hflow.runtime.worker.move_weights import move_weights, tell_version
 from hflow.runtime.worker.route import Route, make_route
 from hflow.runtime.worker.staleness import sampled, staleness
 from hflow.runtime.worker.transfer import Received, move_rows
+from hflow.runtime.worker.worker_state import WorkerState, keep_weights
 from hflow.runtime.worker.world import Peers, World
 
 _Measured = Activity | Await  # what becomes an event of a run
@@ -97,17 +98,22 @@ class _StepRun:
 class Interpreter:
     """Executes the programs of one plan. `now` names the node that runs, or what moves for it."""
 
-    def __init__(self, plan: Plan, world: World, engines: Engines):
-        """Collective over the world: every rank makes all process groups."""
+    def __init__(self, plan: Plan, world: World, engines: Engines, keeps_older: bool = False):
+        """Collective over the world: every rank makes all process groups.
+
+        Args:
+            keeps_older: whether trainers keep the weights that went to readers which hold them longer than
+                a step: a checkpoint has them, and no engine need be able to give weights back.
+        """
         self.plan, self.world, self.engines = plan, world, engines
+        self._keeps_older = keeps_older
+        self._older = older_edges(plan)
         self.now = ""
         self._peers = _peers(plan, world.group)
         self._streams = _streams(plan.graph)
-        self._carried = Carried()
+        self.state = WorkerState()
         # Of weight edges, by program and number; several where weights move in parts.
         self._routes: dict[tuple[bool, int], tuple[Route, ...]] = {}
-        self._surplus: dict[str, Surplus] = {}  # of each region, for the next step
-        self._rounds = Counter[str]()  # that each region has run so far, over all steps
 
     def run(self, number: int, evaluation: bool) -> dict[str, Any]:
         """One step's program, or the evaluation's after `number` steps: metrics, digests, events, tokens."""
@@ -133,10 +139,10 @@ class Interpreter:
             case Recall():
                 for port, handle in instruction.outputs.items():
                     name = f"{instruction.node}.{port}"
-                    step.store[handle] = self._carried.recall(name, instruction.lag, instruction.init)
+                    step.store[handle] = self.state.carried.recall(name, instruction.lag, instruction.init)
             case Carry():
                 for port, handle in instruction.inputs.items():
-                    self._carried.keep(f"{instruction.node}.{port}", step.store[handle], instruction.lag)
+                    self.state.carried.keep(f"{instruction.node}.{port}", step.store[handle], instruction.lag)
             case Loop():
                 self._loop(instruction, step)
             case Release():
@@ -199,17 +205,17 @@ class Interpreter:
         """Rounds until the region has its rows, with what earlier steps have left; then they are put into the
         store."""
         graph, name = step.program.graph, loop.node
-        region, left = graph.region(name), self._surplus.get(name)
+        region, left = graph.region(name), self.state.surplus.get(name)
         before = left.younger(region.max_age - sample_age(graph.inside(name))) if left else None
         collector = Collector(graph.node(name), region, before)
         step.collectors[name] = collector
         while not collector.done:
             self._walk(loop.body, step)
-            self._rounds[name] += 1
+            self.state.rounds[name] += 1
         for port, rows in collector.collected().items():
             step.store[loop.outputs[port]] = rows
         if region.max_age:
-            self._surplus[name] = collector.surplus()
+            self.state.surplus[name] = collector.surplus()
         if self.world.rank == loop.devices[0]:
             waiting = collector.waiting
             share = float(collector.kept - waiting), float(collector.drawn - waiting)
@@ -273,7 +279,7 @@ class Interpreter:
         start, stop = input_layout(node, plan.mesh, type_).boxes((type_.rows,))[self.world.rank][0]
         unit = row_unit(type_) if node.op == "data" else 1
         in_region = node.region in step.collectors
-        number = self._rounds[node.region] if in_region else step.number
+        number = self.state.rounds[node.region] if in_region else step.number
         stream = self._streams.get(node.name, 0)
         share = start // unit, (stop - start) // unit
         return EngineCall(node, plan, *share, self.plan.graph.seed, number, step.evaluation, stream)
@@ -286,9 +292,28 @@ class Interpreter:
         step.store.update({instruction.outputs[port]: rows for port, rows in moved.items()})
         return received
 
+    def send_again(self, older: OlderWeights) -> None:
+        """Let the readers of older weights have what lies at their trainer now. Collective over the devices
+        of their edges."""
+        syncs = (i for i in with_bodies(self.plan.step.instructions) if isinstance(i, SyncWeights))
+        for sync in syncs:
+            if self._older.get(sync.edge) == older and self.world.rank in sync.devices:
+                self._sync(sync, self.plan.step)
+
     def _weights(self, instruction: SyncWeights, step: _StepRun) -> Received:
+        received = self._sync(instruction, step.program)
         edge = step.program.weight_edge(instruction)
-        reader = instance_of(step.program.graph.node(edge.target), edge.target_sharding)
+        source, older = self._source(edge), self._older.get(instruction.edge)
+        if source and older and self._keeps_older and not step.evaluation:
+            self.state.older[older] = keep_weights(self.plan, older, source, self.world.rank)
+        if instruction.donates and source:
+            source.donate()
+        return Received(received)
+
+    def _sync(self, instruction: SyncWeights, program: Program) -> int:
+        """Returns bytes received."""
+        edge = program.weight_edge(instruction)
+        reader = instance_of(program.graph.node(edge.target), edge.target_sharding)
         source = self._source(edge)
         target = self.engines.weights(reader)
         trained = self._trained(edge)
@@ -297,7 +322,7 @@ class Interpreter:
         tell_version(edge, source, target, self.world, peers)  # and so wait for the trainer
         if target:
             target.allocate()
-        key = step.evaluation, instruction.edge
+        key = program is self.plan.evaluation, instruction.edge
         if key not in self._routes:
             self._routes[key] = self._make_routes(edge, self.plan.shapes[trained.name], source, target)
         received = 0
@@ -305,9 +330,7 @@ class Interpreter:
             received += move_weights(route, source, target, dtype, self.world, peers)
             if target:
                 target.hand_over()
-        if instruction.donates and source:
-            source.donate()
-        return Received(received)
+        return received
 
     def _make_routes(
         self, edge: WeightEdge, shape: ModelShape, source: ModelWeights | None, target: ModelWeights | None

@@ -7,7 +7,9 @@ Failures leave it as data (`failure`), never as exceptions: Ray would lose their
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,10 @@ from hflow.diagnostics import Span
 from hflow.plan.digests import check_models
 from hflow.plan.plan import Plan
 from hflow.plan.replicas import Instance
+from hflow.runtime.checkpoint.reader import CheckpointReader
 from hflow.runtime.positions import check_positions
+from hflow.runtime.worker.checkpoint import capture, restore
+from hflow.runtime.worker.checkpoint_writer import CheckpointWriter
 from hflow.runtime.worker.export import export_model
 from hflow.runtime.worker.failure import failure_of
 from hflow.runtime.worker.interpreter import Interpreter
@@ -36,6 +41,7 @@ class Worker:
         self.world: World | None = None
         self.plan: Plan | None = None
         self.interpreter: Interpreter | None = None
+        self._writer: CheckpointWriter | None = None
         self._loading = ""
 
     def leave(self) -> Report:
@@ -47,14 +53,28 @@ class Worker:
         """Leave the present world, if any, and enter generation `generation` of it as `rank` of `size`."""
         return self._guarded(lambda: self._join(store, generation, rank, size))
 
-    def load(self, plan: Plan) -> Report:
+    def load(self, plan: Plan, checkpoints: bool = False, resumed: str = "") -> Report:
         """Build the models of `plan` that live here and open its data. Collective: every rank makes all
-        process groups."""
-        return self._guarded(lambda: self._load(plan))
+        process groups.
+
+        Args:
+            checkpoints: whether there may be calls of `checkpoint`.
+            resumed: the folder of the checkpoint to go on from; empty to begin.
+        """
+        return self._guarded(lambda: self._load(plan, checkpoints, resumed))
 
     def run(self, step: int, evaluation: bool = False) -> Report:
         """Walk the step's program (or the evaluation's) and report metrics, events and times."""
         return self._guarded(lambda: self._run(step, evaluation))
+
+    def checkpoint(self, step: int, folder: str) -> Report:
+        """Copy this worker's part of the state after `step` steps, and begin to write it. Not collective.
+        What was written is in the entry `written` of this report and of later ones."""
+        return self._guarded(lambda: self._checkpoint(step, Path(folder)))
+
+    def end_checkpoint(self) -> Report:
+        """Wait until what `checkpoint` began is written."""
+        return self._guarded(self._end_checkpoint)
 
     def export(self, model: str, folder: str) -> Report:
         """Gather a trained model on one worker, which writes it to `folder` in HF format. Collective."""
@@ -91,22 +111,33 @@ class Worker:
         torch.set_num_threads(len(self.world.cores[rank]))
         return {}
 
-    def _load(self, plan: Plan) -> Report:
+    def _load(self, plan: Plan, checkpoints: bool, resumed: str) -> Report:
         assert self.world
         self._unload()
         check_models(plan.graph, plan.digests)  # each host may have a folder of its own
         self.plan = plan
         engines = build_engines(plan, self.world, self._tell)
         self._loading = ""
-        self.interpreter = Interpreter(plan, self.world, engines)
+        self.interpreter = Interpreter(plan, self.world, engines, checkpoints)
+        self._writer = CheckpointWriter(self.world.rank)
+        if resumed:
+            self._restore(self.interpreter, Path(resumed))
         self._open_data(plan, engines, self.world.rank)
         return {}
+
+    def _restore(self, interpreter: Interpreter, folder: Path) -> None:
+        self._loading = f"reading {folder.name}"
+        with closing(CheckpointReader(folder)) as reader:
+            restore(interpreter, reader)
+        self._loading = ""
 
     def _unload(self) -> None:
         """Models are in reference cycles, which keep memory and process groups until they are collected."""
         if self.plan is None:
             return
-        self.plan = self.interpreter = None
+        if self._writer:
+            self._writer.close()
+        self.plan = self.interpreter = self._writer = None
         gc.collect()
 
     def _tell(self, text: str) -> None:
@@ -124,7 +155,24 @@ class Worker:
 
     def _run(self, number: int, evaluation: bool) -> Report:
         assert self.interpreter
-        return self.interpreter.run(number, evaluation)
+        return self.interpreter.run(number, evaluation) | self._written()
+
+    def _checkpoint(self, step: int, folder: Path) -> Report:
+        assert self.interpreter and self._writer
+        began = time.perf_counter()
+        self._writer.wait()
+        waited = time.perf_counter() - began
+        self._writer.begin(step, folder, capture(self.interpreter))
+        return {"stall_s": time.perf_counter() - began, "waited_s": waited} | self._written()
+
+    def _end_checkpoint(self) -> Report:
+        assert self._writer
+        self._writer.wait()
+        return self._written()
+
+    def _written(self) -> Report:
+        """The parts of checkpoints that were written meanwhile."""
+        return {"written": self._writer.collect() if self._writer else []}
 
     def _export(self, name: str, folder: Path) -> Report:
         assert self.world and self.plan and self.interpreter

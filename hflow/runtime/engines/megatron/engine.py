@@ -23,6 +23,7 @@ from hflow.runtime.engines.megatron.padding import freeze_padding, padding_token
 from hflow.runtime.engines.megatron.score import judge, score
 from hflow.runtime.engines.megatron.sequences import Sequences
 from hflow.runtime.engines.megatron.train import Training
+from hflow.runtime.engines.megatron.training_state import MegatronTrainingState
 from hflow.runtime.engines.megatron.weights import MegatronWeights
 from hflow.runtime.engines.protocol import EngineCall, ModelEngine, ModelSetup, NodeError, Result
 from hflow.runtime.engines.rollout import Rollout
@@ -78,6 +79,7 @@ class MegatronModel(ModelEngine):
         self.adam = None
         if train_options is not None:
             self.adam = Adam(self.model, groups, AdamOptions.of(train_options), strategy.zero == 1)
+            self.training = MegatronTrainingState(self.weights, self.adam)
         self.weights.changed = False
 
     @classmethod

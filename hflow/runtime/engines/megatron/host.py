@@ -29,6 +29,11 @@ class HostMemory:
         """Give tensors back, in new memory on their devices, what was stored. Returns bytes copied."""
         return sum(self._restore(tensor) for tensor in tensors)
 
+    def copy_of(self, tensor: Tensor) -> Tensor:
+        """What a tensor holds, or held before it was dropped."""
+        is_dropped = tensor in self._copies and not tensor.numel()
+        return self._copies[tensor] if is_dropped else tensor.detach()
+
     def _store(self, tensor: Tensor) -> int:
         if tensor not in self._copies:
             self._copies[tensor] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)

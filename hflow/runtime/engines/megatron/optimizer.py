@@ -16,11 +16,15 @@ from megatron.core.distributed import (
 )
 from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer, get_standard_config_overrides
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params
 from torch import Tensor
 
 from hflow.runtime.engines.groups import Groups
 from hflow.runtime.engines.megatron.collection import collection
 from hflow.runtime.engines.megatron.host import HostMemory, drop
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,8 @@ class Adam:
         # Megatron chains one optimizer for dense and one for expert weights; there are only dense ones.
         (self.inner,) = chain.chained_optimizers
         _fuse(self.inner.optimizer)
+        self._places = _places(self.inner)
+        _begin_state(self.inner.optimizer)
         self._trains_copies = config.bf16
         self.dtype: torch.dtype = config.params_dtype
         self._host = HostMemory()
@@ -112,9 +118,38 @@ class Adam:
 
     def state(self) -> list[Tensor]:
         """What this rank keeps from one update to the next: moments, and float32 copies of bf16 weights."""
-        moments = [s[key] for s in self.inner.optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
+        moments = [s[key] for s in self.inner.optimizer.state.values() for key in MOMENTS]
         trained = [p for group in self.inner.param_groups for p in group["params"]]
         return moments + (trained if self._trains_copies else [])
+
+    @property
+    def updates(self) -> int:
+        """How many have been made."""
+        groups, states = self.inner.param_groups, self.inner.optimizer.state.values()
+        return max((int(holder.get("step", 0)) for holder in (*groups, *states)), default=0)
+
+    @updates.setter
+    def updates(self, number: int) -> None:
+        for state in self.inner.optimizer.state.values():
+            if "step" in state:
+                state["step"].fill_(number)
+        for group in self.inner.param_groups:
+            if "step" in group:
+                group["step"] = number
+
+    def kept(self, parameter: Tensor, key: str) -> tuple[Tensor, int]:
+        """What this rank keeps for a parameter of the model, wherever it lies now: ``weights`` in float32, or
+        the moment ``exp_avg`` or ``exp_avg_sq``.
+
+        Returns:
+            The values in one dimension, a view; and the element of the parameter that the first belongs to.
+            Of an optimizer that is split, they may be none.
+        """
+        if parameter not in self._places:
+            return torch.empty(0), 0
+        place, start = self._places[parameter]
+        found = place if key == "weights" else self.inner.optimizer.state[place][key]
+        return self._host.copy_of(found).view(-1), start
 
     def offload(self) -> int:
         """Move the state to the host's memory and drop the gradients. Returns bytes copied."""
@@ -141,6 +176,39 @@ class Adam:
         """Megatron's buffers, of which the gradients of the parameters are views."""
         buffers: Any = self.model.buffers  # not torch's method of this name
         return [buffer.grad_data for buffer in buffers]
+
+
+def _places(optimizer: Any) -> dict[Tensor, tuple[Tensor, int]]:
+    """Of every parameter of the model what the optimizer updates: the parameter itself or its float32 copy,
+    or the part of these that is this rank's, and with which element it begins."""
+    if isinstance(optimizer, DistributedOptimizer):
+        groups: Any = optimizer.optimizer.param_groups
+        found: dict[Tensor, tuple[Tensor, int]] = {}
+        for parameter, (group, index) in optimizer.model_param_group_index_map.items():
+            start = optimizer._get_model_param_range_map(parameter)["param"].start
+            found[parameter] = groups[group]["params"][index], start
+        return found
+    copies: dict[Any, Any] = {}
+    if isinstance(optimizer, Float16OptimizerWithFloat16Params):
+        for models, mains in zip(optimizer.float16_groups, optimizer.fp32_from_float16_groups):
+            copies |= dict(zip(models, mains))
+    of_copy = {copy: parameter for parameter, copy in copies.items()}
+    trained = [p for group in optimizer.param_groups for p in group["params"]]
+    return {of_copy.get(p, p): (p, 0) for p in trained}
+
+
+def _begin_state(adam: Any) -> None:
+    """Moments of zero, as they are made before the first update: there is state from the start. torch counts
+    updates per parameter, Transformer Engine and Apex per group."""
+    is_torch = type(adam) is torch.optim.AdamW
+    for group in adam.param_groups:
+        for parameter in group["params"]:
+            adam.state[parameter] = {key: torch.zeros_like(parameter) for key in MOMENTS}
+            if is_torch:
+                place = parameter.device if group["fused"] else "cpu"
+                adam.state[parameter]["step"] = torch.zeros((), device=place)
+        if not is_torch:
+            group["step"] = 0
 
 
 @contextlib.contextmanager

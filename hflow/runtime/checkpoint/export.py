@@ -1,0 +1,32 @@
+"""A Hugging Face folder from a checkpoint, without workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+from torch import Tensor
+
+from hflow.plan.parameters import parameters
+from hflow.plan.plan import Plan
+from hflow.runtime.checkpoint.reader import CheckpointReader
+from hflow.runtime.hf import write_hf
+from hflow.runtime.rows import TORCH_DTYPES
+
+
+def export_checkpoint(plan: Plan, model: str, checkpoint: Path, folder: Path) -> None:
+    """Write a trained model of `plan` as it was when the checkpoint was taken, in the model's dtype.
+
+    Raises:
+        HflowError: HF412 when the checkpoint cannot be used, HF406 when the folder cannot be written.
+    """
+    with closing(CheckpointReader(checkpoint)) as reader:
+        reader.verify(0, 1)
+        write_hf(folder, Path(plan.graph.model(model).path), _tensors(plan, model, reader))
+
+
+def _tensors(plan: Plan, model: str, reader: CheckpointReader) -> Iterator[tuple[str, Tensor]]:
+    dtype = TORCH_DTYPES[plan.graph.model(model).dtype]
+    for parameter in parameters(plan.shapes[model]):
+        yield parameter.name, reader.whole(f"models/{model}/weights/{parameter.name}").to(dtype)

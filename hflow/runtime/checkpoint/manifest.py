@@ -1,0 +1,179 @@
+"""What a checkpoint says of itself: ``manifest.json``, written last, without which there is no checkpoint.
+
+It lists every tensor of the run's state (`hflow.plan.run_state`) with the pieces that it was written in, and
+every file with its size and checksum. Files are in safetensors' format; nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from hflow.bounded_read import UnreadableError, read_json
+from hflow.diagnostics import Diagnostic, HflowError
+from hflow.plan.layout import Box, intersect, volume
+
+FORMAT = 1
+NAME = "manifest.json"
+MAX_BYTES = 2**30
+FILE_NAME = re.compile(r"rank-\d{5}\.safetensors")
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a tensor: `box` (global indices) lies in a file under a key."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = {"extra": "forbid", "strict": True}
+
+    file: str
+    key: str
+    box: tuple[tuple[Count, Count], ...]
+
+
+@dataclass(frozen=True)
+class StoredState:
+    """A tensor and its pieces, which cover it and do not overlap."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = {"extra": "forbid", "strict": True}
+
+    dtype: str
+    shape: tuple[Count, ...]
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """`crc32`: of all its bytes."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = {"extra": "forbid", "strict": True}
+
+    size_bytes: Count
+    crc32: Count
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The state of a run after `step` steps.
+
+    Attributes:
+        format: of the checkpoint, `FORMAT`.
+        hflow: the version that wrote it.
+        time: seconds since the epoch.
+        graph: the graph's name.
+        graph_hash, plan_hash: of what was run.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = {"extra": "forbid", "strict": True}
+
+    format: int
+    hflow: str
+    time: float
+    step: Count
+    graph: str
+    graph_hash: str
+    plan_hash: str
+    files: dict[str, StoredFile]
+    tensors: dict[str, StoredState]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files.values())
+
+
+_ADAPTER = TypeAdapter(Manifest)
+
+
+def to_json(manifest: Manifest) -> str:
+    return _ADAPTER.dump_json(manifest).decode() + "\n"
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of the checkpoint in `folder`, whose files have the sizes that it says.
+
+    Raises:
+        HflowError: HF412 when there is none, when files are missing or of another size (the checkpoint is
+            torn), and when it is of another format or says what cannot be (it is foreign).
+    """
+    try:
+        found = read_json(folder / NAME, MAX_BYTES)
+    except UnreadableError as error:
+        raise damaged(folder, f"{NAME} cannot be read: {error}") from None
+    version = found.get("format") if isinstance(found, dict) else None
+    if isinstance(version, int) and version != FORMAT:
+        help_ = f"this hflow reads format {FORMAT}; go on with the hflow that wrote it"
+        raise damaged(folder, f"it has format {version}", help_)
+    try:
+        manifest = _ADAPTER.validate_json(json.dumps(found))  # which knows no tuples, nor objects of ours
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise damaged(folder, f"{NAME}: `{place}`: {first['msg']}") from None
+    for problem in (*_bad_files(folder, manifest), *_bad_tensors(manifest)):
+        raise damaged(folder, problem)
+    return manifest
+
+
+def damaged(folder: Path, problem: str, help_: str = "") -> HflowError:
+    """A checkpoint that cannot be used."""
+    return HflowError(Diagnostic("HF412", f"checkpoint `{folder}` cannot be used: {problem}", help=help_))
+
+
+def _bad_files(folder: Path, manifest: Manifest) -> Iterator[str]:
+    for name, file in manifest.files.items():
+        if not FILE_NAME.fullmatch(name):
+            yield f"{NAME}: `{name}` is no name of a checkpoint's file"
+            return
+        try:
+            status = (folder / name).lstat()
+        except OSError as error:
+            yield f"`{name}`: {error.strerror}"
+            return
+        if not stat.S_ISREG(status.st_mode):
+            yield f"`{name}` is no regular file"
+        elif status.st_size != file.size_bytes:
+            yield f"`{name}` has {status.st_size:,} bytes of {file.size_bytes:,}"
+
+
+def _bad_tensors(manifest: Manifest) -> Iterator[str]:
+    for name, tensor in manifest.tensors.items():
+        whole: Box = tuple((0, size) for size in tensor.shape)
+        for piece in tensor.pieces:
+            if piece.file not in manifest.files:
+                yield f"{NAME}: tensor `{name}` names the file `{piece.file}`, which is not listed"
+            if not _is_inside(piece.box, whole):
+                yield f"{NAME}: tensor `{name}` has a piece {piece.box} outside its shape {tensor.shape}"
+        boxes = sorted(piece.box for piece in tensor.pieces)
+        if sum(map(volume, boxes)) != volume(whole) or _overlap(boxes):
+            yield f"{NAME}: the pieces of tensor `{name}` do not make up the whole"
+
+
+def _is_inside(box: Box, whole: Box) -> bool:
+    return len(box) == len(whole) and all(a <= c <= d <= b for (c, d), (a, b) in zip(box, whole))
+
+
+def _overlap(boxes: Sequence[Box]) -> bool:
+    """Whether any two of the sorted boxes do: one can only overlap with those that begin before it ends."""
+    for i, box in enumerate(boxes):
+        for other in (boxes[k] for k in range(i + 1, len(boxes))):
+            if box and other[0][0] >= box[0][1]:
+                break
+            if intersect(box, other) is not None:
+                return True
+    return False
+
+
+def pieces_in(tensor: StoredState, box: Box) -> Iterator[tuple[Piece, Box]]:
+    """The pieces that have a part of `box`, and that part (global indices)."""
+    for piece in tensor.pieces:
+        common = intersect(piece.box, box)
+        if common is not None:
+            yield piece, common

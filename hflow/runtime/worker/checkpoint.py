@@ -1,0 +1,149 @@
+"""A device's part of a checkpoint: what it writes of the run's state, and what it reads back.
+
+Every worker takes its part between two of its own steps. No message crosses such a cut, since what one
+worker sends in a step another receives in the same step; so workers need not wait for one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hflow.plan.layout import Box
+from hflow.plan.run_state import (
+    CountTensor,
+    OlderTensor,
+    OlderWeights,
+    StateTensor,
+    TrainedTensor,
+    WorkerTensor,
+    is_split,
+    older_weights,
+    parts_to_write,
+    run_state,
+    trained_models,
+    trainer_of,
+)
+from hflow.runtime.checkpoint.reader import CheckpointReader
+from hflow.runtime.engines.protocol import ModelWeights
+from hflow.runtime.worker.interpreter import Interpreter
+from hflow.runtime.worker.worker_state import KeptWeights
+
+
+@dataclass(frozen=True)
+class StatePart:
+    """A box of a tensor of the state, with its values on the host; `shape`: of the whole tensor."""
+
+    state: StateTensor
+    shape: tuple[int, ...]
+    box: Box
+    values: Tensor
+
+
+def capture(interpreter: Interpreter) -> list[StatePart]:
+    """Copies of all that this device writes."""
+    return list(_parts(interpreter))
+
+
+def restore(interpreter: Interpreter, reader: CheckpointReader) -> None:
+    """Set the state of this device from a checkpoint. Collective over the world.
+
+    Readers of older weights get them as in a step: these are put where the newest belong, and sent.
+
+    Raises:
+        HflowError: HF412 when it cannot be read.
+    """
+    plan, rank = interpreter.plan, interpreter.world.rank
+    reader.verify(rank, interpreter.world.size)
+    for older in older_weights(plan):
+        if f"{older.prefix}version" in reader:
+            _restore_older(interpreter, reader, older)
+    for model in trained_models(plan.graph):
+        _restore_trained(interpreter, reader, model)
+    own = (t.name for t in run_state(plan) if isinstance(t, WorkerTensor) and rank in t.devices)
+    interpreter.state.restore((name for name in own if name in reader), reader.whole)
+
+
+def _parts(interpreter: Interpreter) -> Iterator[StatePart]:
+    kept, rank = interpreter.state.tensors(), interpreter.world.rank
+    for state in run_state(interpreter.plan):
+        if rank not in state.devices:
+            continue
+        match state:
+            case TrainedTensor():
+                yield from _trained_parts(interpreter, state)
+            case OlderTensor():
+                yield from _older_parts(interpreter, state)
+            case CountTensor() if rank == state.devices[0]:
+                yield _whole(state, torch.tensor(_count(interpreter, state)))
+            case WorkerTensor() if rank == state.devices[0] and state.name in kept:
+                yield _whole(state, kept[state.name].clone())
+            case _:
+                pass
+
+
+def _trained_parts(interpreter: Interpreter, state: TrainedTensor) -> Iterator[StatePart]:
+    plan, name = interpreter.plan, state.parameter.name
+    box = parts_to_write(plan, state.owner, interpreter.world.rank, is_split(plan, state.owner)).get(name)
+    training = interpreter.engines.models[trainer_of(plan, state.owner)].training
+    assert training
+    for part, values in training.parts(state.kind, name, box) if box else ():
+        yield StatePart(state, state.parameter.shape, part, values)
+
+
+def _older_parts(interpreter: Interpreter, state: OlderTensor) -> Iterator[StatePart]:
+    kept = interpreter.state.older.get(state.older)
+    if kept is None:
+        return
+    if state.parameter is None:
+        if interpreter.world.rank == state.devices[0]:
+            yield _whole(state, torch.tensor(kept.version))
+    elif state.parameter.name in kept.values:
+        yield StatePart(state, state.parameter.shape, *kept.values[state.parameter.name])
+
+
+def _whole(state: StateTensor, values: Tensor) -> StatePart:
+    shape = tuple(values.shape)
+    return StatePart(state, shape, tuple((0, size) for size in shape), values.cpu())
+
+
+def _count(interpreter: Interpreter, state: CountTensor) -> int:
+    model = interpreter.engines.models[trainer_of(interpreter.plan, state.owner)]
+    assert model.training
+    return model.training.updates if state.kind == "updates" else model.weights.version
+
+
+def _restore_older(interpreter: Interpreter, reader: CheckpointReader, older: OlderWeights) -> None:
+    plan, rank, prefix = interpreter.plan, interpreter.world.rank, older.prefix
+    weights = interpreter.engines.weights(trainer_of(plan, older.model))
+    if weights:
+        for name in weights.names():
+            _write(weights, name, reader.read(prefix + name, weights.box(name)))
+        weights.version = int(reader.whole(f"{prefix}version"))
+    interpreter.send_again(older)
+    if weights:
+        boxes = parts_to_write(plan, older.model, rank)
+        values = {name: (box, reader.read(prefix + name, box)) for name, box in boxes.items()}
+        interpreter.state.older[older] = KeptWeights(weights.version, values)
+
+
+def _write(weights: ModelWeights, name: str, values: Tensor) -> None:
+    view = weights.view(name, weights.box(name))
+    view.copy_(values.reshape(view.shape))
+    weights.changed = True
+
+
+def _restore_trained(interpreter: Interpreter, reader: CheckpointReader, model: str) -> None:
+    trainer = interpreter.engines.models.get(trainer_of(interpreter.plan, model))
+    if trainer is None:
+        return
+    assert trainer.training
+    prefix = f"models/{model}"
+    trainer.training.restore(
+        lambda kind, name, box: reader.read(f"{prefix}/{kind}/{name}", box),
+        int(reader.whole(f"{prefix}/updates")),
+    )
+    trainer.weights.version = int(reader.whole(f"{prefix}/version"))

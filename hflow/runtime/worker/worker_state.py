@@ -1,0 +1,89 @@
+"""What a worker remembers from one step to the next beside its models, under the names of the run's state."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hflow.plan.layout import Box
+from hflow.plan.plan import Plan
+from hflow.plan.run_state import OlderWeights, parts_to_write
+from hflow.runtime.engines.protocol import ModelWeights
+from hflow.runtime.rows import Rows
+from hflow.runtime.worker.carried import Carried
+from hflow.runtime.worker.collector import Surplus
+
+PARTS = ("values", "lengths", "versions")  # of rows
+
+
+@dataclass(frozen=True)
+class KeptWeights:
+    """This device's part of older weights: of each parameter a box and its values, on the host."""
+
+    version: int
+    values: Mapping[str, tuple[Box, Tensor]]
+
+
+class WorkerState:
+    """`carried`: scalars of earlier steps; `surplus`: of each region, rows for the next step; `rounds`: that
+    each region has run so far, over all steps; `older`: weights as they last went to readers that keep them.
+    """
+
+    def __init__(self) -> None:
+        self.carried = Carried()
+        self.surplus: dict[str, Surplus] = {}
+        self.rounds = Counter[str]()
+        self.older: dict[OlderWeights, KeptWeights] = {}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All of it but `older`, by names of `hflow.plan.run_state`."""
+        return dict(self._tensors())
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for name, values in self.carried.values():
+            yield f"carried/{name}", values
+        for region, number in self.rounds.items():
+            yield f"regions/{region}/rounds", torch.tensor(number)
+        for region, surplus in self.surplus.items():
+            yield f"regions/{region}/waited", surplus.waited
+            for port, rows in surplus.rows.items():
+                parts = ((part, getattr(rows, part)) for part in PARTS)
+                found = ((part, values) for part, values in parts if values is not None)
+                yield from ((f"regions/{region}/waiting/{port}/{part}", values) for part, values in found)
+
+    def restore(self, names: Iterator[str], read: Callable[[str], Tensor]) -> None:
+        """Set what `tensors` has told, of those `names` that it told."""
+        rows: dict[str, dict[str, dict[str, Tensor]]] = {}
+        waited: dict[str, Tensor] = {}
+        for name in names:
+            match name.split("/"):
+                case "carried", value:
+                    self.carried.restore(value, read(name))
+                case "regions", region, "rounds":
+                    self.rounds[region] = int(read(name))
+                case "regions", region, "waited":
+                    waited[region] = read(name)
+                case "regions", region, "waiting", port, part:
+                    rows.setdefault(region, {}).setdefault(port, {})[part] = read(name)
+                case _:
+                    raise AssertionError(name)
+        for region, steps in waited.items():
+            ports = {port: Rows(**parts) for port, parts in rows.get(region, {}).items()}
+            self.surplus[region] = Surplus(ports, steps)
+
+
+def keep_weights(plan: Plan, older: OlderWeights, source: ModelWeights, rank: int) -> KeptWeights:
+    """A copy of this device's part of the trained weights."""
+    return KeptWeights(source.version, dict(_parts(plan, older, source, rank)))
+
+
+def _parts(
+    plan: Plan, older: OlderWeights, source: ModelWeights, rank: int
+) -> Iterator[tuple[str, tuple[Box, Tensor]]]:
+    for name, box in parts_to_write(plan, older.model, rank).items():
+        values = source.view(name, box).detach().to("cpu", copy=True)
+        yield name, (box, values.reshape([stop - start for start, stop in box]))
