@@ -31,6 +31,7 @@ class EndingSignals(AbstractContextManager["EndingSignals"]):
         self.asked: list[int] = []
         self.notice = ""  # what the first signal begins, for the user
         self._open = False
+        self._grace: threading.Timer | None = None
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> EndingSignals:
@@ -67,6 +68,20 @@ class EndingSignals(AbstractContextManager["EndingSignals"]):
         finally:
             self._open = False
 
+    @contextmanager
+    def graceful(self, seconds: float, notice: str) -> Iterator[None]:
+        """Here, within `interruptible`, the first signal only begins a time of grace, in which the block may
+        end by itself; when that is over, or a second signal comes, it raises."""
+        before, self.notice = self.notice, notice
+        thread = threading.main_thread().ident
+        self._grace = threading.Timer(seconds, lambda: signal.pthread_kill(thread or 0, self.asked[0]))
+        self._grace.daemon = True
+        try:
+            yield
+        finally:
+            self._grace.cancel()
+            self._grace, self.notice = None, before
+
     def check(self) -> None:
         """Raise if a signal has come."""
         if self.asked:
@@ -77,12 +92,16 @@ class EndingSignals(AbstractContextManager["EndingSignals"]):
         count = len(self.asked)
         if self.notice and count < FORCING:
             _write_line(self._text(number))
-        if count >= FORCING or (self._open and count == 1):
+        if self._grace and count == 1:
+            self._grace.start()
+        elif count >= FORCING or (self._open and (count == 1 or self._grace)):
             raise self._ending()
 
     def _text(self, number: int) -> str:
         if len(self.asked) == 1:
             return f"{signal.Signals(number).name}: {self.notice}"
+        if self._grace:
+            return f"{signal.Signals(number).name}: leaving without waiting any longer …"
         return "still ending; the next signal leaves at once, and what is left then ends by itself"
 
     def _ending(self) -> BaseException:

@@ -26,6 +26,7 @@ from hflow.cli.arguments import (
     width,
     write_text,
 )
+from hflow.cli.resume import former_config, former_plan, graph_to_resume
 from hflow.compiler.options import DEFAULTS, PlacementPolicy, Planner, PlannerOptions
 from hflow.diagnostics import Diagnostic, HflowError
 
@@ -134,7 +135,10 @@ def explain_command(
 
 
 def exec_command(
-    graph: Annotated[Path, typer.Argument(help="A graph, by file or name; a plan.json runs as it is.")],
+    graph: Annotated[
+        Path | None,
+        typer.Argument(help="A graph, by file or name; a plan.json runs as it is.", show_default=False),
+    ] = None,
     cluster: ClusterFile = None,
     pin: Pins = None,
     engine: EngineOptions = None,
@@ -145,13 +149,28 @@ def exec_command(
         str | None, typer.Option(help="Join this Ray cluster instead of starting one.")
     ] = None,
     workers: Annotated[Workers, typer.Option(help="inline: one worker in this process.")] = Workers.ray,
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Go on with this run folder, from its newest checkpoint."),
+    ] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY", help="With --resume: let the graph differ in nodes.x.with.lr."),
+    ] = None,
 ) -> None:
     """Run a graph (or a plan) to its end, and leave a run folder with metrics, report and trained models.
 
-    How the run is kept is said in the section `run` of the graph, or by --set run.checkpoint.every=10.
+    How the run is kept is said in the section `run` of the graph, or by --set run.checkpoint.every=10. With
+    --resume no graph is needed; --cluster, --pin, --engine and --set then make another plan of the run's own.
     """
     require_address_space(*(RUN_INLINE if workers is Workers.inline else RUN_ON_RAY))
-    if graph.suffix == ".json":
+    if resume:
+        plan, config = _resumed(resume, graph, cluster, pin, engine, file or (), set_ or (), allow or ())
+    elif graph is None or allow:
+        message = "there is no graph to run" if graph is None else "--allow is for --resume"
+        help_ = "`hflow exec GRAPH`, or `hflow exec --resume RUN`"
+        raise HflowError(Diagnostic("HF001", message, help=help_))
+    elif graph.suffix == ".json":
         plan, config = _only_plan(graph, (cluster, pin, engine), file or (), set_ or ())
     else:
         options = PlannerOptions(engines=tuple(engine or ()))
@@ -165,9 +184,35 @@ def exec_command(
     from hflow.runtime.execute import execute  # torch, too
 
     run = execute(
-        plan, run_dir=run_dir, address=address, workers=workers.value, views=RUN_VIEWS, config=config
+        plan,
+        run_dir=resume or run_dir,
+        address=address,
+        workers=workers.value,
+        views=RUN_VIEWS,
+        config=config,
+        resume=resume is not None,
     )
     print(f"run folder  {run.folder}")
+
+
+def _resumed(
+    run: Path,
+    graph: Path | None,
+    cluster: str | None,
+    pins: Sequence[str] | None,
+    engines: Sequence[str] | None,
+    files: Sequence[Path],
+    overrides: Sequence[str],
+    allowed: Sequence[str],
+) -> tuple[Any, Any]:
+    """The plan to go on with, and how the run is kept: as before where nothing else is said."""
+    former = former_plan(run)
+    config, files, overrides = former_config(run, former.graph, files, overrides)
+    if not any((graph, cluster, pins, engines, files, overrides, allowed)):
+        return former, config
+    changed = graph_to_resume(run, former.graph, graph, files, overrides, allowed)
+    where = _cluster(cluster) if cluster else former.cluster
+    return _plan(changed, where, pins, PlannerOptions(engines=tuple(engines or ()))), config
 
 
 def _cluster(name: str | None) -> Any:

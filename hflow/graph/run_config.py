@@ -30,6 +30,11 @@ class CheckpointPolicy:
     mode: Mode = "max"
     on_signal: bool = True
 
+    @property
+    def writes(self) -> bool:
+        """Whether there may be any checkpoint."""
+        return bool(self.every or self.seconds or self.on_signal)
+
 
 @dataclass(frozen=True)
 class RunConfig:

@@ -7,8 +7,8 @@ import socket
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,14 +25,19 @@ from hflow.graph.run_file import check_run_config
 from hflow.plan.digests import changed_functions, check_models
 from hflow.plan.plan import Plan
 from hflow.plan.verify.runnable import check_runnable
+from hflow.runtime.checkpoint.export import export_checkpoint
+from hflow.runtime.controller.checkpoints import FOLDER, Checkpoints, best_of, complete, name_of, scores
+from hflow.runtime.controller.former_run import FormerRun, former_run
 from hflow.runtime.controller.inline_pool import InlinePool
 from hflow.runtime.controller.local_ray import LocalRay
-from hflow.runtime.controller.metrics import merge
-from hflow.runtime.controller.pool import Pool, WorkerFailure, WorkerReport
+from hflow.runtime.controller.pool import Pool, WorkerFailure
 from hflow.runtime.controller.progress import RunProgress
 from hflow.runtime.controller.run_folder import RunFolder
 from hflow.runtime.controller.run_views import NO_VIEWS, RunViews
+from hflow.runtime.controller.step_loop import StepLoop
 from hflow.runtime.whole_folder import remove_unfinished
+
+LOST = "HF402"  # a worker
 
 
 @dataclass
@@ -57,6 +62,7 @@ def execute(
     console: Console | None = None,
     views: RunViews = NO_VIEWS,
     config: RunConfig = DEFAULT_RUN,
+    resume: bool = False,
 ) -> Run:
     """Run `plan` to its end.
 
@@ -69,6 +75,9 @@ def execute(
         views: what is drawn of the run for people; `hflow.execute` hands in its report and its trace.
         config: how the run is kept, as the section `run` of a graph file says it; it is written to
             ``run.yaml``.
+        resume: go on with the run in `run_dir` from its newest checkpoint, or from the beginning where it has
+            none. The plan may be another, of the same graph or of one whose differences are accepted
+            (`hflow.graph.changes`).
 
     Raises:
         HflowError: when the run cannot start or fails; the run folder then says ``failed``. A plan that only
@@ -81,15 +90,18 @@ def execute(
     check_run_config(config, plan.graph)
     console = console or RunConsole(stderr=True)
     with EndingSignals() as signals:
-        folder = RunFolder(run_dir, plan, config)
+        former = _former(run_dir, console) if resume else None
+        folder = RunFolder(run_dir, plan, config, former)
         signals.notice = f"ending the workers and completing {folder.path} …"
         run, started = Run(folder.path, metrics=folder.metrics), time.time()
+        if former:
+            run.evaluations, started = dict(former.evaluations), started - former.wall_s
         error = None
         try:
-            _begin(plan, folder, run)
+            _begin(plan, folder, run, former, console)
             _tell_changed(plan, folder, console)
             with _pool(pool, plan, address, workers, console, signals) as own, signals.interruptible():
-                _run(plan, own, folder, run, signals, export, console)
+                _run(plan, own, folder, run, signals, export, console, former)
                 if table := views.table(plan, folder.metrics):
                     _say(console, table)
             run.status = "finished"
@@ -100,6 +112,8 @@ def execute(
         told = _finish(plan, folder, run, error, signals, views)
         if run.status == "failed":
             _say(console, f"the run failed; details in {folder.path / 'error.txt'}")
+        if run.status != "finished" and (steps := list(complete(folder.path))):
+            _say(console, f"to go on from step {max(steps)}: hflow exec --resume {folder.path}")
         if folder.problem and folder.problem is not told:
             _say(console, str(folder.problem))
         if run.status == "interrupted":
@@ -109,12 +123,24 @@ def execute(
     return run
 
 
-def _begin(plan: Plan, folder: RunFolder, run: Run) -> None:
+def _former(folder: Path | None, console: Console) -> FormerRun:
+    """HF407 when there is nothing to go on with."""
+    if folder is None:
+        raise HflowError(Diagnostic("HF407", "`resume` needs `run_dir`, the folder of the run"))
+    return former_run(folder, lambda error: _say(console, f"passed over: {error}"))
+
+
+def _begin(plan: Plan, folder: RunFolder, run: Run, former: FormerRun | None, console: Console) -> None:
     """Until the run has ended, the summary says that it is running, and in which process."""
     folder.summarise(summary(plan, run) | {"pid": os.getpid(), "host": socket.gethostname()})
     if folder.problem:
         raise folder.problem
-    folder.event("started", plan=plan.hash)
+    if former is None:
+        folder.event("started", plan=plan.hash)
+        return
+    folder.event("resumed", plan=plan.hash, step=former.step)
+    after = f"after {units.plural(former.step, 'step')}" if former.checkpoint else "at its beginning"
+    _say(console, f"resuming {former.folder} {after}")
 
 
 def _ended_by(error: BaseException, signals: EndingSignals) -> Literal["failed", "interrupted"]:
@@ -225,63 +251,90 @@ def _run(
     signals: EndingSignals,
     export: bool,
     console: Console,
+    former: FormerRun | None,
 ) -> None:
-    folder.event("placed", nodes=pool.form(max(plan.devices) + 1))
-    pool.call("load", plan)
+    """All steps, begun again where workers were lost and the run may; then the exports."""
+    for left in reversed(range(folder.config.restarts + 1)):
+        try:
+            _attempt(plan, pool, folder, run, signals, console, former)
+            break
+        except WorkerFailure as failure:
+            if not left or signals.asked or failure.diagnostics[0].code != LOST:
+                raise
+            former = _rewind(folder, run, failure, left - 1, console)
+            pool.renew()
+    kind = folder.config.export
+    for model in _trained(plan) if export and kind != "none" else ():
+        target = folder.export(model).absolute()
+        best = _best(plan, folder, run) if kind == "best" else None
+        if best is None:
+            pool.call("export", model, str(target))
+        else:
+            export_checkpoint(plan, model, folder.path / FOLDER / name_of(best), target)
+        folder.event("exported", model=model, step=best or plan.graph.steps)
+
+
+def _rewind(folder: RunFolder, run: Run, failure: WorkerFailure, left: int, console: Console) -> FormerRun:
+    """Back to the newest checkpoint, or to the beginning."""
+    cause = failure.diagnostics[0].message
+    folder.event("restarting", cause=cause, restarts_left=left)
+    former = former_run(folder.path, lambda error: _say(console, f"passed over: {error}"))
+    after = f"from step {former.step}" if former.checkpoint else "from the beginning"
+    more = units.plural(left, "more restart")
+    _say(console, f"{cause}\nrestarting {after} ({more})")
+    folder.rewind(former)
+    run.metrics = folder.metrics
+    run.evaluations.clear()
+    run.evaluations.update(former.evaluations)
+    return former
+
+
+def _attempt(
+    plan: Plan,
+    pool: Pool,
+    folder: RunFolder,
+    run: Run,
+    signals: EndingSignals,
+    console: Console,
+    former: FormerRun | None,
+) -> None:
+    """The steps that `former` has not done."""
+    policy, size = folder.config.checkpoint, max(plan.devices) + 1
+    folder.event("placed", nodes=pool.form(size))
+    resumed = str(former.checkpoint.absolute()) if former and former.checkpoint else ""
+    pool.call("load", plan, policy.writes, resumed)
     folder.event("loaded")
-    with RunProgress(plan.graph.steps, pool.where, console) as progress:
-        _walk(plan, pool, folder, run, progress, signals)
-    for model in _trained(plan) if export else ():
-        pool.call("export", model, str(folder.export(model).absolute()))
-        folder.event("exported", model=model)
+    checkpoints = Checkpoints(folder.path, plan, policy, size, folder.event, partial(_say, console))
+    first = former.step if former else 0
+    grace_s = folder.config.grace_s
+    notice = f"ending the step and writing a checkpoint, for at most {grace_s:g} s; the next signal leaves"
+    with RunProgress(plan.graph.steps, pool.where, console) as progress, _removing(checkpoints):
+        loop = StepLoop(plan, pool, folder, checkpoints, run.evaluations, progress, signals, first)
+        with signals.graceful(grace_s, notice) if policy.on_signal else nullcontext():
+            loop.run()
+        signals.check()  # one that a function of the user's may have swallowed, too
+
+
+def _best(plan: Plan, folder: RunFolder, run: Run) -> int | None:
+    """The step of the best checkpoint that is there."""
+    policy, evaluation = folder.config.checkpoint, plan.graph.evaluation
+    is_evaluated = evaluation is not None and str(evaluation.metric) == policy.best
+    score = scores(folder.metrics, run.evaluations, policy.best, is_evaluated)
+    known = [step for step in sorted(complete(folder.path)) if score(step) is not None]
+    return next(iter(best_of(known, policy, score)), None)
 
 
 def _trained(plan: Plan) -> tuple[str, ...]:
     return tuple(dict.fromkeys(n.model.model for n in plan.graph.nodes if n.op == "train" and n.model))
 
 
-def _walk(
-    plan: Plan, pool: Pool, folder: RunFolder, run: Run, progress: RunProgress, signals: EndingSignals
-) -> None:
-    """All steps and evaluations in one stream; each is recorded when its last report has come, and has taken
-    the time since the one before."""
-    walks = list(_schedule(plan))
-    ended = time.perf_counter()
-    reports_of = pool.stream(("run", *walk) for walk in walks)
-    for (number, evaluation), reports in zip(walks, reports_of, strict=True):
-        signals.check()  # one that a function of the user's may have swallowed
-        began, ended = ended, time.perf_counter()
-        if evaluation:
-            _evaluated(plan, folder, run, progress, number, reports)
-            continue
-        metrics = merge(plan.graph, number, reports, ended - began)
-        folder.step(metrics, [event for report in reports for event in report["events"]])
-        progress.step(metrics)
-
-
-def _schedule(plan: Plan) -> Iterator[tuple[int, bool]]:
-    """The numbers of steps, and where the held-out rows are run through the present weights: those of steps
-    done, with True."""
-    steps, evaluation = plan.graph.steps, plan.graph.evaluation if plan.evaluation else None
-    every = evaluation.every if evaluation else 0
-    for done in range(steps + 1):
-        if evaluation and (done in (0, steps) or (every and done % every == 0)):
-            yield done, True
-        if done < steps:
-            yield done, False
-
-
-def _evaluated(
-    plan: Plan, folder: RunFolder, run: Run, progress: RunProgress, done: int, reports: Sequence[WorkerReport]
-) -> None:
-    """Record an evaluation after `done` steps."""
-    evaluation = plan.graph.evaluation
-    assert plan.evaluation and evaluation
-    value = merge(plan.evaluation.graph, done, reports, 1.0)[str(evaluation.metric)]
-    run.evaluations[done] = value
-    folder.event("evaluated", step=done, metric=str(evaluation.metric), value=value)
-    after = units.plural(done, "step")
-    progress.say(f"held-out {evaluation.metric} after {after}: {value:.3f} ({evaluation.rows} rows, greedy)")
+@contextmanager
+def _removing(checkpoints: Checkpoints) -> Iterator[None]:
+    """What was not completed goes, however the block is left."""
+    try:
+        yield
+    finally:
+        checkpoints.clear()
 
 
 def summary(plan: Plan, run: Run) -> dict[str, Any]:

@@ -36,6 +36,9 @@ class InlinePool:
     def stream(self, calls: Iterable[WorkerCall]) -> Iterator[list[WorkerReport]]:
         return (self.call(*call) for call in calls)
 
+    def renew(self) -> None:
+        self.worker.close()
+
     def where(self) -> str:
         return self.worker.where()
 

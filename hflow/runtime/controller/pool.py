@@ -35,6 +35,10 @@ class Pool(Protocol):
         workers that it exchanges nothing with."""
         ...
 
+    def renew(self) -> None:
+        """Have other workers for the next `form`: some of these have died."""
+        ...
+
     def where(self) -> str:
         """The node that rank 0 runs now, or an empty text."""
         ...

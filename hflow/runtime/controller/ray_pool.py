@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import ray
 from ray.exceptions import RayActorError, RayError
-from ray.util.placement_group import PlacementGroup
+from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
@@ -64,6 +64,7 @@ class RayPool:
         self._demand, self._worker, self._say = Demand(tuple(hosts), platform), worker, say
         self._actors: list[Any] = []
         self._nodes: list[str] = []
+        self._group: PlacementGroup | None = None
         self._generation = 0
         self._size = 0
         self._session = RaySession()
@@ -78,7 +79,7 @@ class RayPool:
     def _start_workers(self) -> None:
         """HF404 when the workers cannot be placed, or do not start."""
         demand = self._demand
-        group = place(demand, self._say)
+        self._group = group = place(demand, self._say)
         names = node_names(group)
         self._nodes = [name for name, workers in zip(names, demand.hosts) for _ in range(workers)]
         self._actors = _start_actors(self._worker, group, demand, self._local is None)
@@ -112,6 +113,12 @@ class RayPool:
         while flight:
             yield self._gather(flight)
 
+    def renew(self) -> None:
+        self._end_workers()
+        if self._group:
+            remove_placement_group(self._group)
+            self._group = None
+
     def where(self) -> str:
         with suppress(RayError, TimeoutError):
             return self._actors[0].where.remote().future().result(0.5)
@@ -120,16 +127,19 @@ class RayPool:
     def close(self) -> None:
         """End workers and, if it is ours, Ray; leave no process and no temporary file."""
         children = psutil.Process().children(recursive=True) if self._local else []
-        actors, self._actors = self._actors, []
         if ray.is_initialized():
-            # killed workers end their servers too, but leave their folders
-            wait([actor.last_act.remote().future() for actor in actors], END_S)
-            for actor in actors:
-                ray.kill(actor)
+            self._end_workers()
         self._session.end()
         _end(children)
         if self._local:
             self._local.remove()
+
+    def _end_workers(self) -> None:
+        actors, self._actors = self._actors, []
+        # killed workers end their servers too, but leave their folders
+        wait([actor.last_act.remote().future() for actor in actors], END_S)
+        for actor in actors:
+            ray.kill(actor)
 
     def _send(self, method: str, arguments: Sequence[Any]) -> Results:
         shared = [ray.put(a) if method == "load" else a for a in arguments]

@@ -15,6 +15,7 @@ from hflow.graph.run_config import DEFAULT_RUN, RunConfig
 from hflow.graph.run_file import FILE as RUN_FILE
 from hflow.graph.run_file import run_config_text
 from hflow.plan.plan import Plan, to_json
+from hflow.runtime.controller.former_run import FormerRun
 from hflow.runtime.controller.line_file import LineFile
 from hflow.runtime.controller.run_views import RunViews
 from hflow.whole_file import unwritten, write_whole
@@ -30,15 +31,24 @@ class RunFolder:
     what is there stays as it is.
     """
 
-    def __init__(self, path: Path | None, plan: Plan, config: RunConfig = DEFAULT_RUN):
-        """Make the folder (by default a new one under ``runs/``). HF407 if it exists and is not empty, or
-        cannot be written."""
+    def __init__(
+        self,
+        path: Path | None,
+        plan: Plan,
+        config: RunConfig = DEFAULT_RUN,
+        former: FormerRun | None = None,
+    ):
+        """Make the folder (by default a new one under ``runs/``), or go on in that of the `former` run. HF407
+        if it exists and is not empty, or cannot be written."""
         self.plan = plan
         self.config = config
         self.path = path or Path("runs") / f"{plan.graph.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         self.problem: HflowError | None = None
         self.metrics: list[dict[str, Any]] = []
         self._events: list[dict[str, Any]] = []
+        if former:
+            self._go_on(former)
+            return
         try:
             self.path = _made(self.path, is_new=path is None)
             self._events_file = LineFile(self.path / "events.jsonl")  # only one run can make it
@@ -52,11 +62,36 @@ class RunFolder:
             self._clear()
             raise
 
+    def rewind(self, former: FormerRun) -> None:
+        """Go on from where a checkpoint was taken, in the same process. HF407 as `event`."""
+        for file in (self._metrics_file, self._events_file):
+            file.close()
+        self._go_on(former)
+
+    def _go_on(self, former: FormerRun) -> None:
+        """Lines of steps that are made again are dropped; events stay, with one that says so."""
+        self.path = former.folder
+        self.metrics = list(former.metrics)
+        self._events = list(former.events)
+        lines = "".join(json.dumps(line) + "\n" for line in former.metrics)
+        write_whole(self.path / "metrics.jsonl", lines, "HF407")
+        try:
+            self._events_file = LineFile(self.path / "events.jsonl", goes_on=True)
+            self._metrics_file = LineFile(self.path / "metrics.jsonl", goes_on=True)
+            (self.path / "error.txt").unlink(missing_ok=True)
+        except OSError as error:
+            raise unwritten(self.path, error, "HF407") from None
+        self._describe()
+
     def _begin(self) -> None:
         try:
             self._metrics_file = LineFile(self.path / "metrics.jsonl")
         except OSError as error:
             raise unwritten(self.path, error, "HF407") from None
+        self._describe()
+
+    def _describe(self) -> None:
+        """Say what is run, and how it is kept."""
         write_whole(self.path / RESERVE, bytes(RESERVE_BYTES), "HF407")
         write_whole(self.path / "plan.json", to_json(self.plan) + "\n", "HF407")
         write_whole(self.path / "graph.yaml", self.plan.graph.text, "HF407")

@@ -1,0 +1,103 @@
+"""What a run has left in its folder, for the run that goes on with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from hflow.bounded_read import UnreadableError, read_json
+from hflow.diagnostics import Diagnostic, HflowError
+from hflow.runtime.checkpoint.manifest import read_manifest
+from hflow.runtime.controller.checkpoints import newest_usable
+
+SUMMARY_BYTES = 2**24
+
+
+@dataclass(frozen=True)
+class FormerRun:
+    """A run up to the checkpoint that it goes on from, or up to its beginning where it has none.
+
+    Attributes:
+        folder: of the run.
+        checkpoint: the checkpoint's folder.
+        step: after how many steps it was taken.
+        metrics: the lines of metrics.jsonl until then.
+        evaluations: the metric by finished steps.
+        events: what every worker did when, until then.
+        wall_s: that the run has taken, the steps after the checkpoint included.
+    """
+
+    folder: Path
+    checkpoint: Path | None
+    step: int
+    metrics: tuple[dict[str, Any], ...]
+    evaluations: dict[int, float]
+    events: tuple[dict[str, Any], ...]
+    wall_s: float
+
+
+def former_run(folder: Path, tell: Callable[[HflowError], None]) -> FormerRun:
+    """What is in `folder` of use; `tell` hears of checkpoints that cannot be used.
+
+    Raises:
+        HflowError: HF407 when there is no run, or it is still running.
+    """
+    if not (folder / "events.jsonl").is_file() or not (folder / "plan.json").is_file():
+        help_ = "`hflow runs` lists runs"
+        raise HflowError(Diagnostic("HF407", f"there is no run in `{folder}`", help=help_))
+    summary = _summary(folder)
+    if _is_running(summary):
+        message = f"the run in `{folder}` is still running (process {summary['pid']})"
+        raise HflowError(Diagnostic("HF407", message))
+    checkpoint = newest_usable(folder, tell)
+    step = read_manifest(checkpoint).step if checkpoint else 0
+    metrics = {line["step"]: line for line in _lines(folder / "metrics.jsonl") if line["step"] < step}
+    events = list(_lines(folder / "events.jsonl"))
+    evaluated = (e for e in events if e.get("event") == "evaluated" and e["step"] <= step)
+    ran = {json.dumps(e): e for e in events if e.get("event") == "ran" and e["step"] < step}
+    return FormerRun(
+        folder,
+        checkpoint,
+        step,
+        tuple(metrics[number] for number in sorted(metrics)),
+        {e["step"]: e["value"] for e in evaluated} if checkpoint else {},
+        tuple(ran.values()),
+        float(summary.get("wall_s") or 0.0),
+    )
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    with suppress(UnreadableError):
+        found = read_json(folder / "summary.json", SUMMARY_BYTES)
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def _is_running(summary: dict[str, Any]) -> bool:
+    """As far as can be told here."""
+    if summary.get("status") != "running" or summary.get("host") != socket.gethostname():
+        return False
+    pid = summary.get("pid")
+    if not isinstance(pid, int) or pid == os.getpid():
+        return False
+    with suppress(psutil.Error):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def _lines(file: Path) -> Iterator[dict[str, Any]]:
+    """The objects in a file of JSON lines; a last line that was cut off is none."""
+    with suppress(FileNotFoundError), file.open() as lines:
+        for line in lines:
+            with suppress(ValueError):
+                found = json.loads(line)
+                if isinstance(found, dict):
+                    yield found

@@ -1,0 +1,105 @@
+"""The calls of a run, in their order: steps, evaluations, checkpoints. All workers get them in one stream."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from hflow import units
+from hflow.ending_signals import EndingSignals
+from hflow.plan.plan import Plan
+from hflow.runtime.controller.checkpoints import Checkpoints, scores
+from hflow.runtime.controller.metrics import merge
+from hflow.runtime.controller.pool import Pool, WorkerCall, WorkerReport
+from hflow.runtime.controller.progress import RunProgress
+from hflow.runtime.controller.run_folder import RunFolder
+
+
+class StepLoop:
+    """Steps `first` and those after it. When a signal has come, no more calls are made but that of the
+    checkpoint that is owed."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        pool: Pool,
+        folder: RunFolder,
+        checkpoints: Checkpoints,
+        evaluations: dict[int, float],
+        progress: RunProgress,
+        signals: EndingSignals,
+        first: int = 0,
+    ):
+        self.plan, self.pool, self.folder, self.first = plan, pool, folder, first
+        self.checkpoints, self.evaluations = checkpoints, evaluations
+        self.progress, self.signals = progress, signals
+        self._sent: deque[WorkerCall] = deque()
+        self._ended = time.perf_counter()
+
+    def run(self) -> None:
+        """Each step is recorded when its last report has come, and has taken the time since the call before.
+
+        Raises:
+            WorkerFailure: when a worker fails; what is recorded stays.
+        """
+        for reports in self.pool.stream(self._calls()):
+            self._record(self._sent.popleft(), reports)
+        self.checkpoints.add(self.pool.call("end_checkpoint"), self._score)
+
+    def _calls(self) -> Iterator[WorkerCall]:
+        for call in self._wanted():
+            self._sent.append(call)
+            yield call
+
+    def _wanted(self) -> Iterator[WorkerCall]:
+        """Asked for one at a time, while those before are under way."""
+        steps = self.plan.graph.steps
+        for done in range(self.first, steps + 1):
+            if done > self.first and self.checkpoints.is_due(done):
+                yield self.checkpoints.begin(done)
+            if self.signals.asked:
+                if done > self.first and self.checkpoints.is_owed(done):
+                    yield self.checkpoints.begin(done)
+                return
+            if self._evaluates(done):
+                yield "run", done, True
+            if done < steps:
+                yield "run", done, False
+
+    def _evaluates(self, done: int) -> bool:
+        """Whether the held-out rows are run through the weights after so many steps."""
+        evaluation = self.plan.graph.evaluation if self.plan.evaluation else None
+        if not evaluation or done in self.evaluations:
+            return False
+        every = evaluation.every
+        return done in (0, self.plan.graph.steps) or bool(every and done % every == 0)
+
+    def _record(self, call: WorkerCall, reports: Sequence[WorkerReport]) -> None:
+        began, self._ended = self._ended, time.perf_counter()
+        match call:
+            case "checkpoint", int(done), _:
+                self.checkpoints.began(done, reports)
+            case "run", int(done), True:
+                self._evaluated(done, reports)
+            case _:
+                metrics = merge(self.plan.graph, call[1], reports, self._ended - began)
+                self.folder.step(metrics, [event for report in reports for event in report["events"]])
+                self.progress.step(metrics)
+        self.checkpoints.add(reports, self._score)
+
+    def _evaluated(self, done: int, reports: Sequence[WorkerReport]) -> None:
+        """Record an evaluation after `done` steps."""
+        evaluation = self.plan.graph.evaluation
+        assert self.plan.evaluation and evaluation
+        value = merge(self.plan.evaluation.graph, done, reports, 1.0)[str(evaluation.metric)]
+        self.evaluations[done] = value
+        self.folder.event("evaluated", step=done, metric=str(evaluation.metric), value=value)
+        after = units.plural(done, "step")
+        text = f"held-out {evaluation.metric} after {after}: {value:.3f} ({evaluation.rows} rows, greedy)"
+        self.progress.say(text)
+
+    def _score(self, step: int) -> float | None:
+        name, evaluation = self.checkpoints.policy.best, self.plan.graph.evaluation
+        is_evaluated = evaluation is not None and str(evaluation.metric) == name
+        return scores(self.folder.metrics, self.evaluations, name, is_evaluated)(step)

@@ -1,0 +1,286 @@
+"""A run that goes on from a checkpoint is the run that was never stopped."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import hflow
+from hflow.graph.ir import Graph
+from hflow.graph.run_config import CheckpointPolicy, RunConfig
+from hflow.plan.plan import Plan
+from hflow.plan.run_state import run_state
+from hflow.runtime.checkpoint.manifest import NAME, read_manifest
+from hflow.runtime.controller.checkpoints import complete, name_of
+from hflow.runtime.controller.pool import Pool
+from hflow.runtime.execute import Run, execute
+from tests.runtime.matrix import GRAPHS
+from tests.runtime.test_failures import HFLOW
+from tests.runtime.test_language import APART, ELSEWHERE
+from tests.runtime.test_signals import heed_signals, wait_until
+
+EVERY = RunConfig(CheckpointPolicy(every=1, keep=99))
+STEPS = 4
+# Everything that a run carries: moments, a critic, older weights, a refreshed model, scalars, waiting rows.
+CASES: dict[str, dict[str, object]] = {
+    "ppo_small": {"steps": STEPS},
+    "lagged": {"steps": STEPS},
+    "refreshed": {"steps": STEPS + 1},
+    "carried": {"every": 1},
+    "region": {"rows": 2, "batch": 12, "age": 1, "steps": STEPS},
+}
+LAYOUTS = ("tp1@0", "dp2,zero1@0-1", "tp2@0-1", "pp2@0-1", "tp2,dp2,zero1@0-3", "pp2,tp2@0-3")
+TIMES = ("time_s", "tokens_per_s")
+
+Start = Callable[..., Run]
+
+
+def graph_of(name: str, model: Path, reward: Path) -> Graph:
+    params: dict[str, object] = {"model": model, **CASES[name]}
+    if name == "ppo_small":
+        params["reward_model"] = reward
+    return hflow.load(GRAPHS / f"{name}.yaml", [f"params.{key}={value}" for key, value in params.items()])
+
+
+def plan_of(graph: Graph, layout: str) -> Plan:
+    """All nodes with models in one layout on the same devices; or, without one, on meshes apart."""
+    trained = {n.name for n in graph.nodes if n.op == "train"}
+    pins: list[str] = []
+    for node in (n for n in graph.nodes if n.model):
+        text = layout or APART.get(node.name, ELSEWHERE)
+        if node.name not in trained:
+            text = text.replace(",zero1", "")
+        if node.op == "generate":
+            text = text.replace("pp2,tp2@", "tp4@").replace("pp2@", "tp2@")
+        pins.append(f"{node.name}={text}")
+    return hflow.compile(graph, "local4", pins)
+
+
+def untimed(run: Run) -> list[dict[str, Any]]:
+    return [{k: v for k, v in line.items() if not k.startswith(TIMES)} for line in run.metrics]
+
+
+def up_to(run: Path, step: int, to: Path) -> Path:
+    """A copy of a run as it was when a worker died some time after `step` steps: later lines are there."""
+    shutil.copytree(run, to)
+    for other in complete(run):
+        if other > step:
+            shutil.rmtree(to / "checkpoints" / name_of(other))
+    shutil.rmtree(to / "export", ignore_errors=True)
+    with (to / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "los')  # as a killed process leaves it
+    return to
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    files = sorted((run / "export").glob("*/model.safetensors"))
+    assert files
+    return {f"{f.parent.name}/{name}": values for f in files for name, values in load_file(f).items()}
+
+
+@pytest.fixture(scope="module")
+def whole(
+    workers: Pool, tiny_model: Path, tiny_reward: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str, str], Run]:
+    """The undisturbed run of a case in a layout, with a checkpoint after every step; each is made once."""
+    made: dict[tuple[str, str], Run] = {}
+
+    def run(name: str, layout: str) -> Run:
+        if (name, layout) not in made:
+            plan = plan_of(graph_of(name, tiny_model, tiny_reward), layout)
+            folder = tmp_path_factory.mktemp("whole") / "run"
+            made[name, layout] = execute(plan, folder, pool=workers, config=EVERY)
+        return made[name, layout]
+
+    return run
+
+
+@pytest.mark.parametrize("layout", ["dp2,zero1@0-1", ""])
+@pytest.mark.parametrize("name", CASES)
+def test_on_the_same_plan_it_is_bit_equal(
+    whole: Callable[[str, str], Run],
+    workers: Pool,
+    tiny_model: Path,
+    tiny_reward: Path,
+    tmp_path: Path,
+    name: str,
+    layout: str,
+) -> None:
+    undisturbed = whole(name, layout)
+    plan = plan_of(graph_of(name, tiny_model, tiny_reward), layout)
+    for step in range(1, plan.graph.steps):
+        folder = up_to(undisturbed.folder, step, tmp_path / str(step))
+        resumed = execute(plan, folder, pool=workers, config=EVERY, resume=True)
+        assert untimed(resumed) == untimed(undisturbed)
+        assert resumed.evaluations == undisturbed.evaluations
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line)["step"] for line in lines] == list(range(plan.graph.steps))
+        ours, theirs = weights(folder), weights(undisturbed.folder)
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours), step
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_on_other_plans_it_samples_the_same(
+    whole: Callable[[str, str], Run],
+    workers: Pool,
+    tiny_model: Path,
+    tiny_reward: Path,
+    tmp_path: Path,
+    name: str,
+) -> None:
+    undisturbed = whole(name, "dp2,zero1@0-1")
+    graph = graph_of(name, tiny_model, tiny_reward)
+    for number, layout in enumerate((*LAYOUTS, "")):
+        step = 1 + number % (graph.steps - 1)
+        folder = up_to(undisturbed.folder, step, tmp_path / str(number))
+        resumed = execute(plan_of(graph, layout), folder, pool=workers, export=False, resume=True)
+        for ours, theirs in zip(resumed.metrics, undisturbed.metrics, strict=True):
+            assert_same(ours, theirs, layout)
+
+
+def assert_same(ours: dict[str, Any], theirs: dict[str, Any], layout: str) -> None:
+    for key in (k for k in theirs if not k.startswith(TIMES)):
+        if key.startswith("digest."):
+            assert ours[key] == theirs[key], (layout, key)
+        elif key.startswith("loss."):
+            assert ours[key] == pytest.approx(theirs[key], rel=1e-5, abs=1e-5), (layout, key)
+
+
+def test_a_checkpoint_holds_the_state_and_nothing_else(
+    whole: Callable[[str, str], Run], tiny_model: Path, tiny_reward: Path
+) -> None:
+    """The size of its files is that of the state, each element written once, and a little to name it."""
+    for name in CASES:
+        run = whole(name, "dp2,zero1@0-1")
+        plan = plan_of(graph_of(name, tiny_model, tiny_reward), "dp2,zero1@0-1")
+        known = {tensor.name: tensor for tensor in run_state(plan)}
+        manifest = read_manifest(run.folder / "checkpoints" / name_of(plan.graph.steps))
+        assert manifest.tensors.keys() <= known.keys()
+        assert {n for n, tensor in known.items() if not tensor.optional} <= manifest.tensors.keys()
+        for tensor_name, stored in manifest.tensors.items():
+            expected = known[tensor_name]
+            assert stored.dtype == expected.dtype
+            assert all(want in (None, size) for size, want in zip(stored.shape, expected.shape, strict=True))
+
+
+def test_a_torn_checkpoint_is_passed_over(
+    whole: Callable[[str, str], Run], workers: Pool, tiny_model: Path, tiny_reward: Path, tmp_path: Path
+) -> None:
+    undisturbed = whole("lagged", "dp2,zero1@0-1")
+    plan = plan_of(graph_of("lagged", tiny_model, tiny_reward), "dp2,zero1@0-1")
+    folder = up_to(undisturbed.folder, 3, tmp_path / "run")
+    newest = folder / "checkpoints" / name_of(3)
+    file = next(newest.glob("rank-*"))
+    file.write_bytes(file.read_bytes()[:-1])
+    (folder / "checkpoints" / name_of(2) / NAME).unlink()
+    resumed = execute(plan, folder, pool=workers, export=False, resume=True)
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    assert [e["step"] for e in events if e["event"] == "resumed"] == [1]
+    assert untimed(resumed) == untimed(undisturbed)
+
+
+def test_only_the_newest_and_the_best_stay(
+    workers: Pool, tiny_model: Path, tiny_reward: Path, tmp_path: Path
+) -> None:
+    graph = graph_of("lagged", tiny_model, tiny_reward)
+    policy = CheckpointPolicy(every=1, keep=1, best="loss.actor_train", mode="max")
+    run = execute(plan_of(graph, "tp1@0"), tmp_path / "run", pool=workers, config=RunConfig(policy))
+    losses = [line["loss.actor_train"] for line in run.metrics]
+    assert set(complete(run.folder)) == {STEPS, 1 + losses.index(max(losses))}
+
+
+FATAL = '''
+
+@op("text: str[rows] -> length: f32[rows]")
+def length(text: list[str]) -> list[float]:
+    """Its process is killed when it is called for the fifth time, once."""
+    import os, pathlib
+
+    calls = pathlib.Path(__file__).with_name("calls")
+    calls.write_text(calls.read_text() + "." if calls.exists() else ".")
+    if calls.stat().st_size == 5:
+        os.kill(os.getpid(), 9)
+    return [float(len(t)) for t in text]
+'''
+
+
+@pytest.mark.slow
+def test_a_lost_worker_is_replaced(tiny_model: Path, tmp_path: Path) -> None:
+    """The run begins again by itself from its newest checkpoint, and is the run that nothing happened to."""
+    for file in ("lagged.yaml", "functions.py"):
+        shutil.copy(GRAPHS / file, tmp_path / file)
+    given = [f"params.model={tiny_model}", f"params.steps={STEPS}", "eval.every=1"]
+    command = [*HFLOW, "exec", str(tmp_path / "lagged.yaml"), "--cluster", "local4"]
+    command += ["--pin", "rollout=tp1@0", "--pin", "actor_train=dp2@1-2"]
+    command += [word for text in given for word in ("--set", text)]
+    subprocess.run([*command, "--run-dir", tmp_path / "plain"], check=True, capture_output=True)
+    (tmp_path / "functions.py").write_text((GRAPHS / "functions.py").read_text() + FATAL)
+    policy = ["--set", "run.checkpoint.every=1", "--set", "run.restarts=1"]
+    done = subprocess.run(
+        [*command, *policy, "--run-dir", tmp_path / "killed"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "restarting from step" in done.stderr and "Traceback" not in done.stderr
+    killed, plain = (metrics_of(tmp_path / name) for name in ("killed", "plain"))
+    assert killed == plain and len(plain) == STEPS
+    ours, theirs = weights(tmp_path / "killed"), weights(tmp_path / "plain")
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+
+
+def metrics_of(run: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if not k.startswith(TIMES)} for line in lines]
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_goes_on_from_the_command_line(tiny_model: Path, tmp_path: Path) -> None:
+    """The first Ctrl-C ends the step and writes a checkpoint; then the same run goes on with more steps."""
+    graph = [str(GRAPHS / "lagged.yaml"), "--cluster", "local1", "--set", f"params.model={tiny_model}"]
+    run = tmp_path / "run"
+    command = [*HFLOW, "exec", *graph, "--set", "params.steps=4000", "--run-dir", str(run)]
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, preexec_fn=heed_signals
+    )
+    wait_until(process, lambda: (run / "metrics.jsonl").exists() and len(metrics_of(run)) >= 3)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=120)
+    assert process.returncode == 130, told
+    (done,) = complete(run)
+    assert len(metrics_of(run)) == done and f"hflow exec --resume {run}" in told
+    refused = subprocess.run(
+        [*HFLOW, "exec", "--resume", run, "--set", "params.lr=0.5"], capture_output=True, text=True
+    )
+    assert refused.returncode == 1 and "HF411" in refused.stderr
+    assert "nodes.actor_train.with.lr" in refused.stderr
+    steps = ["--set", f"params.steps={done + 2}"]
+    resumed = subprocess.run([*HFLOW, "exec", "--resume", run, *steps], capture_output=True, text=True)
+    assert resumed.returncode == 0, resumed.stderr
+    whole = subprocess.run(
+        [*HFLOW, "exec", *graph, *steps, "--run-dir", tmp_path / "whole"], capture_output=True, text=True
+    )
+    assert whole.returncode == 0 and metrics_of(run) == metrics_of(tmp_path / "whole")
+
+
+def test_the_best_checkpoint_is_exported(
+    workers: Pool, tiny_model: Path, tiny_reward: Path, tmp_path: Path
+) -> None:
+    graph = graph_of("lagged", tiny_model, tiny_reward)
+    plan = plan_of(graph, "dp2,zero1@0-1")
+    policy = CheckpointPolicy(every=1, keep=1, best="loss.actor_train", mode="max")
+    run = execute(plan, tmp_path / "run", pool=workers, config=RunConfig(policy, export="best"))
+    losses = [line["loss.actor_train"] for line in run.metrics]
+    best = 1 + losses.index(max(losses))
+    shorter = hflow.load(GRAPHS / "lagged.yaml", [f"params.model={tiny_model}", f"params.steps={best}"])
+    until = execute(plan_of(shorter, "dp2,zero1@0-1"), tmp_path / "until", pool=workers)
+    ours, theirs = weights(run.folder), weights(until.folder)
+    assert best < STEPS and all(torch.equal(ours[key], theirs[key]) for key in theirs)
