@@ -45,7 +45,7 @@ FLAGS = {
     "explain": ["plan", "--analyze", "--html", "--trace", "--json", "--ascii"],
     "exec": [
         "graph", "--cluster", "--pin", "--engine", "-f", "--file", "--set", "--run-dir", "--address",
-        "--workers",
+        "--workers", "--resume", "--allow",
     ],
     "runs": ["--dir", "--json"],
     "runs rm": ["names", "--dir", "--force"],

@@ -25,7 +25,7 @@ NAME = "manifest.json"
 MAX_BYTES = 2**30
 FILE_NAME = re.compile(r"rank-\d{5}\.safetensors")
 
-Count = Annotated[int, Field(ge=0, lt=2**63)]
+StoredNumber = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Piece:
 
     file: str
     key: str
-    box: tuple[tuple[Count, Count], ...]
+    box: tuple[tuple[StoredNumber, StoredNumber], ...]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class StoredState:
     __pydantic_config__: ClassVar[ConfigDict] = {"extra": "forbid", "strict": True}
 
     dtype: str
-    shape: tuple[Count, ...]
+    shape: tuple[StoredNumber, ...]
     pieces: tuple[Piece, ...]
 
 
@@ -56,8 +56,8 @@ class StoredFile:
 
     __pydantic_config__: ClassVar[ConfigDict] = {"extra": "forbid", "strict": True}
 
-    size_bytes: Count
-    crc32: Count
+    size_bytes: StoredNumber
+    crc32: StoredNumber
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Manifest:
     format: int
     hflow: str
     time: float
-    step: Count
+    step: StoredNumber
     graph: str
     graph_hash: str
     plan_hash: str
