@@ -176,19 +176,19 @@ def test_what_is_computed_from_the_number_of_steps_is_told() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "impossible"),
     [
-        (("grpo",), ("ppo",), {"models.critic", "nodes.critic_train"}),  # never trained before
-        (("grpo",), ("grpo", "models.actor.dtype=bf16"), {"models.actor.dtype"}),
-        (("iterative_grpo",), ("iterative_grpo", "models.ref.dtype=bf16"), {"models.ref.dtype"}),
-        (("grpo",), ("grpo", "models.ref.dtype=bf16"), set[str]()),
-        (("ppo",), ("grpo",), set[str]()),  # the critic goes
-        (("grpo",), ("async_grpo",), set[str]()),
-        (("iterative_grpo",), ("grpo",), set[str]()),
+        (("grpo",), ("ppo",), ["models.critic", "nodes.critic_train"]),  # never trained before
+        (("grpo",), ("grpo", "models.actor.dtype=bf16"), ["models.actor.dtype"]),
+        (("iterative_grpo",), ("iterative_grpo", "models.ref.dtype=bf16"), ["models.ref.dtype"]),
+        (("grpo",), ("grpo", "models.ref.dtype=bf16"), []),
+        (("ppo",), ("grpo",), []),  # the critic goes
+        (("grpo",), ("async_grpo",), []),
+        (("iterative_grpo",), ("grpo",), []),
     ],
     ids=str,
 )
-def test_impossible(old: tuple[str, ...], new: tuple[str, ...], impossible: set[str]) -> None:
+def test_impossible(old: tuple[str, ...], new: tuple[str, ...], impossible: list[str]) -> None:
     found = changes(load(old[0], old[1:]), load(new[0], new[1:]))
-    assert {c.key for c in found if not c.possible} == impossible
+    assert sorted(c.key for c in found if not c.possible) == impossible
     assert {"HF411"} == {d.code for d in refused(old, new, *keys(found))} if impossible else True
 
 
