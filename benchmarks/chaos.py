@@ -1,0 +1,285 @@
+"""Processes of runs are killed at random moments: does every run end as if nothing had happened?
+
+    python benchmarks/chaos.py [--kills 100] [--seed 0] [--engine megatron|sglang] [--save]
+
+GRPO (algorithms/grpo.yaml, a Qwen2 of 2 layers of 64) on two CPU workers and a Ray of its own, with a
+checkpoint after every second step. SIGKILL hits a worker, Ray's raylet or its GCS, a SGLang server, or the
+controller: while workers start and load, in a step (transfers included), while a checkpoint is written,
+while the model is exported. A run goes on by itself (`restarts`) from all but the controller's death; after
+that one `hflow exec --resume` is allowed. Each run's metrics (without times) and exported weights must be
+equal, to the last bit, to those of a run that nobody disturbed. What is left behind (processes, temporary
+folders) is looked for.
+
+In the table, per moment and victim: how many kills, how the run went on (`itself`, `resume`; `unneeded`: it
+did not need the process any more, as a step does not need Ray's GCS), and `back_s`, the median of seconds
+until the next step is recorded, or the run has ended. `equal`, `unequal`, `lost`: how runs ended, `lost`
+those that failed or hung. Exits with 1 if there is an `unequal` or a `lost`, or something is left. The last
+line is one JSON object; with --save it also goes to benchmarks/results/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+from step import machine
+
+from hflow.runtime.tools.new_model import new_model
+
+ROOT = Path(__file__).resolve().parent
+GRAPH = ROOT.parent / "algorithms/grpo.yaml"
+STEPS = 12
+SETTINGS = (
+    f"params.steps={STEPS}", "params.batch=8", "params.group=4", "nodes.actor_train.repeat.minibatch=16",
+    "run.checkpoint.every=2", "run.restarts=1000",
+)  # fmt: skip
+VICTIMS = ("worker", "raylet", "gcs", "server", "controller")
+MOMENTS = ("start", "step", "checkpoint", "export")
+LOADED = '"event": "loaded"'
+LIMIT_S = 300.0  # for a run to go on, or to end
+
+
+@dataclass
+class Tally:
+    kills: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    runs: Counter[str] = field(default_factory=Counter[str])
+    left: list[str] = field(default_factory=list[str])
+
+
+class Running:
+    """One `hflow exec`, resumed after its controller was killed."""
+
+    def __init__(self, model: Path, folder: Path, engine: str):
+        self.folder = folder
+        sets = [f"params.model={model}", *SETTINGS]
+        self.command = [sys.executable, "-m", "hflow.cli.app", "exec"]
+        self.begin = [str(GRAPH), *(t for s in sets for t in ("--set", s)), "--engine", f"rollout={engine}"]
+        self.log = folder.with_suffix(".log").open("w")
+        self.process = self._start([*self.begin, "--run-dir", str(folder)])
+
+    def _start(self, arguments: list[str]) -> subprocess.Popen[bytes]:
+        own = os.environ | {"TMPDIR": str(self.folder.parent / "t")}
+        return subprocess.Popen([*self.command, *arguments], stdout=self.log, stderr=self.log, env=own)
+
+    def resume(self) -> None:
+        if (self.folder / "plan.json").is_file():
+            self.process = self._start(["--resume", str(self.folder)])
+        else:  # killed before there was a run
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.process = self._start([*self.begin, "--run-dir", str(self.folder)])
+
+    def family(self) -> list[psutil.Process]:
+        with suppress(psutil.NoSuchProcess):
+            return [p for p in psutil.Process(self.process.pid).children(recursive=True) if is_running(p)]
+        return []
+
+    def find(self, kind: str) -> list[psutil.Process]:
+        if kind == "controller":
+            return [psutil.Process(self.process.pid)] if self.process.poll() is None else []
+        return [process for process in self.family() if kind_of(process) == kind]
+
+    def events(self) -> str:
+        with suppress(FileNotFoundError):
+            return (self.folder / "events.jsonl").read_text()
+        return ""
+
+    def loads(self) -> int:
+        """How often it began or began again."""
+        return self.events().count(LOADED)
+
+    def has_gone_on(self, loads: int, lines: int) -> bool:
+        """Whether a step was recorded: after having begun again, or else after those lines of events."""
+        text = self.events()
+        since = "".join(text.splitlines()[lines:])
+        if text.count(LOADED) > loads:
+            since = text.rpartition(LOADED)[2]
+        return '"event": "ran"' in since or '"event": "exported"' in since
+
+
+def is_running(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def kind_of(process: psutil.Process) -> str:
+    with suppress(psutil.Error):
+        name, line = process.name(), " ".join(process.cmdline())
+        if "RayWorker" in line:
+            return "worker"
+        if "sglang" in line:
+            return "server"
+        return {"raylet": "raylet", "gcs_server": "gcs"}.get(name, "")
+    return ""
+
+
+def moment_has_come(run: Running, moment: str) -> bool:
+    text = run.events()
+    begins = max(text.rfind('"event": "restarting"'), text.rfind('"event": "resumed"'))
+    match moment:
+        case "start":
+            return text.rfind(LOADED) <= begins
+        case "step":
+            return text.rfind(LOADED) > begins
+        case "checkpoint":
+            return any((run.folder / "checkpoints").glob(".step-*"))
+        case _:
+            return any((run.folder / "export").glob(".*"))
+
+
+def wait_until(condition: Callable[[], bool], limit_s: float, every_s: float = 0.002) -> bool:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(every_s)
+    return True
+
+
+def disturb(run: Running, chance: random.Random, kinds: tuple[str, ...], tally: Tally) -> None:
+    """One kill; returns when the run has gone on, or ended."""
+    moment, kind = chance.choice(MOMENTS), chance.choice(kinds)
+    ended = lambda: run.process.poll() is not None  # noqa: E731
+    wait_until(lambda: ended() or moment_has_come(run, moment), 30 if moment != "export" else 120)
+    time.sleep(chance.uniform(0, {"start": 8, "step": 3}.get(moment, 0.05)))
+    victims = run.find(kind)
+    if ended() or not victims:
+        return
+    victim, loads, lines = chance.choice(victims), run.loads(), len(run.events().splitlines())
+    with suppress(psutil.NoSuchProcess):
+        victim.kill()
+    began, by_resume = time.monotonic(), False
+
+    def is_back() -> bool:
+        nonlocal by_resume
+        if ended():
+            if run.process.returncode == 0 or by_resume:
+                return True
+            by_resume = True
+            run.resume()
+        return run.has_gone_on(loads, lines)
+
+    survived = wait_until(is_back, LIMIT_S, 0.05)
+    again = run.loads() > loads
+    tally.kills.append(
+        {
+            "moment": moment, "victim": kind, "survived": survived,
+            "how": "resume" if by_resume else "itself" if again else "unneeded",
+            "back_s": time.monotonic() - began,
+        }
+    )  # fmt: skip
+    print(
+        *(f"{value:.1f}" if isinstance(value, float) else value for value in tally.kills[-1].values()),
+        flush=True,
+    )
+
+
+def result_of(folder: Path) -> tuple[Any, ...]:
+    """Metrics without times, and digests of what was exported."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    timed = ("time_s", "tokens_per_s")
+    kept = [{k: v for k, v in line.items() if not k.startswith(timed)} for line in lines]
+    files = sorted((folder / "export").rglob("*.safetensors"))
+    return kept, [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+
+
+def leftovers(folder: Path) -> Iterator[str]:
+    """Processes of runs that are nobody's, and their temporary folders."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("TMPDIR") == str(folder) and is_running(process):
+                yield f"process {' '.join(process.cmdline())[:80]}"
+    yield from (path.name for path in folder.iterdir())
+
+
+def one_run(
+    model: Path, folder: Path, engine: str, chance: random.Random, most: int, whole: Any, tally: Tally
+) -> None:
+    run = Running(model, folder, engine)
+    kinds = tuple(k for k in VICTIMS if k != "server" or engine == "sglang")
+    for _ in range(most):
+        if run.process.poll() is not None:
+            break
+        disturb(run, chance, kinds, tally)
+    try:
+        code = run.process.wait(LIMIT_S)
+    except subprocess.TimeoutExpired:
+        run.process.kill()
+        tally.runs["lost"] += 1
+        return
+    if code:
+        tally.runs["lost"] += 1
+        print(f"exit {code}", *folder.with_suffix(".log").read_text().splitlines()[-15:], sep="\n")
+        return
+    tally.runs["equal" if result_of(folder) == whole else "unequal"] += 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Kills processes of runs at random moments.")
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--engine", choices=("megatron", "sglang"), default="megatron")
+    parser.add_argument("--save", action="store_true", help="also write results/chaos-DATE.json")
+    options = parser.parse_args()
+    chance, tally = random.Random(options.seed), Tally()
+    with tempfile.TemporaryDirectory() as folder:
+        model, own = Path(folder) / "model", Path(folder) / "t"
+        own.mkdir()
+        new_model(
+            model, family="qwen2", layers=2, hidden=64, heads=4, kv_heads=4, ffn=128,
+            alphabet="0123456789+=", max_positions=128, tied=True, seed=0, force=False,
+        )  # fmt: skip
+        plain = Running(model, Path(folder) / "plain", options.engine)
+        if plain.process.wait():
+            sys.exit(plain.folder.with_suffix(".log").read_text())
+        whole = result_of(plain.folder)
+        number = 0
+        while len(tally.kills) < options.kills:
+            number += 1
+            one_run(model, Path(folder) / f"run{number}", options.engine, chance, 4, whole, tally)
+        time.sleep(10)  # what was begun ends by itself
+        tally.left += leftovers(own)
+    report = {
+        "benchmark": "chaos", "engine": options.engine, "seed": options.seed, "kills": len(tally.kills),
+        "runs": number, **tally.runs, "left": tally.left, "table": table(tally.kills), **machine(),
+    }  # fmt: skip
+    line = json.dumps(report)
+    if options.save:
+        (ROOT / f"results/chaos-{options.engine}-{report['date']}.json").write_text(line + "\n")
+    print(line)
+    sys.exit(bool(tally.runs["lost"] or tally.runs["unequal"] or tally.left))
+
+
+def table(kills: list[dict[str, Any]]) -> dict[str, Any]:
+    """By moment and victim: how often, how it went on, and how soon."""
+    cells: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for kill in kills:
+        cells[f"{kill['moment']} {kill['victim']}"].append(kill)
+    return {
+        name: {
+            "kills": len(found), **Counter(kill["how"] for kill in found),
+            "not_survived": sum(not kill["survived"] for kill in found),
+            "back_s": round(median(kill["back_s"] for kill in found), 1),
+        }
+        for name, found in sorted(cells.items())
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
