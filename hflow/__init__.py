@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hflow.graph.run_config import CheckpointPolicy, RunConfig
     from hflow.plan.cluster import Cluster
     from hflow.plan.plan import Plan
-    from hflow.runtime.execute import Run
+    from hflow.runtime.run import Run
 
 __version__ = "0.1.0"
 __all__ = [
@@ -93,10 +93,11 @@ def execute(plan: Plan, **options: Any) -> Run:
         HflowError: as there, and HF404 where this process may map too little memory to load torch.
     """
     require_address_space(*(RUN_INLINE if options.get("workers") == "inline" else RUN_ON_RAY))
+    from hflow.compiler.replan import replan
     from hflow.report.run_views import RUN_VIEWS
     from hflow.runtime.execute import execute as execute_plan
 
-    return execute_plan(plan, **{"views": RUN_VIEWS, **options})
+    return execute_plan(plan, **{"views": RUN_VIEWS, "replan": replan, **options})
 
 
 def _several(given: Any) -> tuple[Any, ...]:

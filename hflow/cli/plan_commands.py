@@ -180,6 +180,7 @@ def exec_command(
 
     if plan.cluster.device.platform == "cpu":
         hide_gpus()
+    from hflow.compiler.replan import replan
     from hflow.report.run_views import RUN_VIEWS
     from hflow.runtime.execute import execute  # torch, too
 
@@ -191,6 +192,7 @@ def exec_command(
         views=RUN_VIEWS,
         config=config,
         resume=resume is not None,
+        replan=replan,
     )
     print(f"run folder  {run.folder}")
 

@@ -39,13 +39,17 @@ class CheckpointPolicy:
 @dataclass(frozen=True)
 class RunConfig:
     """`export`: the weights that are exported at the end: the last, those of the best checkpoint, or none.
-    `restarts`: how often a run that failed begins again from its last checkpoint. `grace_s`: seconds that an
-    interrupted run has to write a checkpoint."""
+    `restarts`: how often a run that lost workers begins again from its newest checkpoint. `grace_s`: seconds
+    that an interrupted run has to write a checkpoint. `retry`: codes of other failures after which it begins
+    again. `elastic`: when lost devices do not come back within `wait_s`, go on with those that are left."""
 
     checkpoint: CheckpointPolicy = CheckpointPolicy()
     export: Export = "last"
     restarts: int = 0
     grace_s: float = 30.0
+    retry: tuple[str, ...] = ()
+    elastic: bool = False
+    wait_s: float = 60.0
 
 
 DEFAULT_RUN = RunConfig()

@@ -39,6 +39,9 @@ def run_config_text(config: RunConfig) -> str:
         "export": config.export,
         "restarts": config.restarts,
         "grace": _number(config.grace_s),
+        "retry": list(config.retry),
+        "elastic": config.elastic,
+        "wait": _number(config.wait_s),
     }
     return layout({RUN: section})
 

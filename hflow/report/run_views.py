@@ -11,7 +11,10 @@ from hflow.report.report import RunReport, report_html
 from hflow.report.trace import chrome_trace
 from hflow.runtime.controller.run_views import RunViews
 from hflow.view.measured import Metrics
-from hflow.view.terminal.terminal import measured_text
+from hflow.view.terminal.diff import plan_diff
+from hflow.view.terminal.terminal import labelled, measured_text
+
+WIDTH = 100
 
 
 def _files(
@@ -27,4 +30,8 @@ def _files(
     }
 
 
-RUN_VIEWS = RunViews(_files, measured_text)
+def _changes(old: Plan, new: Plan) -> str:
+    return labelled(plan_diff(old, new), WIDTH)
+
+
+RUN_VIEWS = RunViews(_files, measured_text, _changes)

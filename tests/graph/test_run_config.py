@@ -31,7 +31,13 @@ run:
   export: best
   restarts: 3
   grace: 1.5
+  retry: [HF401]
+  elastic: true
+  wait: 90
 """
+ALL_CONFIG = RunConfig(
+    CheckpointPolicy(10, 600.0, 3, "reward_mean", "min", False), "best", 3, 1.5, ("HF401",), True, 90
+)
 CHECKPOINT = CheckpointPolicy(10, 600.0, 3, "reward_mean", "min", False)
 OFF = CheckpointPolicy(on_signal=False)
 
@@ -54,11 +60,12 @@ def refused(*overrides: str) -> tuple[Diagnostic, ...]:
     [
         ("", RunConfig()),
         ("run: {}", RunConfig()),
-        (ALL, RunConfig(CHECKPOINT, "best", 3, 1.5)),
+        (ALL, ALL_CONFIG),
         ("run: {checkpoint: 10}", RunConfig(CheckpointPolicy(every=10))),
         ("run: {checkpoint: '${ steps // 25 }'}", RunConfig(CheckpointPolicy(every=10))),
         ("run: {checkpoint: {seconds: '${ group * 60 }'}}", RunConfig(CheckpointPolicy(seconds=480))),
         ("run: {checkpoint: false}", RunConfig(OFF)),
+        ("run: {restarts: 1, retry: HF401}", RunConfig(restarts=1, retry=("HF401",))),
         ("run: {export: none, restarts: 2, grace: 0}", RunConfig(export="none", restarts=2, grace_s=0)),
     ],
 )
@@ -233,7 +240,17 @@ POLICIES = st.builds(
     CheckpointPolicy,
     NATURALS, SECONDS, st.integers(1, 2**63 - 1), METRICS, st.sampled_from(["max", "min"]), st.booleans(),
 )  # fmt: skip
-CONFIGS = st.builds(RunConfig, POLICIES, st.sampled_from(["last", "best", "none"]), NATURALS, SECONDS)
+CODES = st.lists(st.from_regex(r"HF4[0-9]{2}", fullmatch=True), max_size=3).map(tuple)
+CONFIGS = st.builds(
+    RunConfig,
+    POLICIES,
+    st.sampled_from(["last", "best", "none"]),
+    NATURALS,
+    SECONDS,
+    CODES,
+    st.booleans(),
+    SECONDS,
+)
 
 
 @given(CONFIGS)
@@ -249,9 +266,9 @@ def test_the_file_has_every_key() -> None:
     assert run_config_text(RunConfig()) == (
         "run:\n"
         '  checkpoint: {every: 0, seconds: 0, keep: 2, best: "", mode: max, on_signal: true}\n'
-        "  export: last\n  restarts: 0\n  grace: 30\n"
+        "  export: last\n  restarts: 0\n  grace: 30\n  retry: []\n  elastic: false\n  wait: 60\n"
     )
-    assert run_config_text(RunConfig(CHECKPOINT, "best", 3, 1.5)) == ALL
+    assert run_config_text(ALL_CONFIG) == ALL
 
 
 @pytest.mark.parametrize(
@@ -293,6 +310,10 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         (RunConfig(export="best"), "HF228"),
         (RunConfig(grace_s=float("nan")), "HF103"),
         (RunConfig(restarts="x"), "HF103"),  # type: ignore[arg-type]
+        (RunConfig(retry=("HF401",)), "HF228"),
+        (RunConfig(elastic=True), "HF228"),
+        (RunConfig(restarts=1, retry=("HF499",)), "HF228"),
+        (RunConfig(restarts=1, retry=("HF101",)), "HF103"),
     ],
 )
 def test_python_is_refused_what_a_file_is(config: RunConfig, code: str) -> None:

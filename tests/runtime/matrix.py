@@ -13,7 +13,8 @@ from hflow.plan.cluster import Cluster
 from hflow.plan.cluster_file import load_cluster
 from hflow.plan.plan import Plan
 from hflow.runtime.controller.pool import Pool
-from hflow.runtime.execute import Run, execute
+from hflow.runtime.execute import execute
+from hflow.runtime.run import Run
 from tests.runtime.pairwise import Case as Values
 from tests.runtime.pairwise import covering
 from tests.runtime.recording import Recorded, recorded

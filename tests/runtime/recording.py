@@ -12,8 +12,9 @@ from hflow.graph.ir import Node
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.plan import Plan
 from hflow.runtime.engines.protocol import EngineCall, NodeEngine, Result
-from hflow.runtime.execute import Run, execute
+from hflow.runtime.execute import execute
 from hflow.runtime.rows import Rows
+from hflow.runtime.run import Run
 from hflow.runtime.worker.models import Engines
 
 

@@ -16,7 +16,8 @@ import hflow
 from hflow.graph.ir import Graph
 from hflow.plan.plan import Plan
 from hflow.runtime.controller.pool import Pool
-from hflow.runtime.execute import Run, execute
+from hflow.runtime.execute import execute
+from hflow.runtime.run import Run
 from hflow.runtime.tools.new_model import new_model
 
 ALGORITHMS = sorted(Path("algorithms").glob("*.yaml"))

@@ -19,7 +19,8 @@ from hflow.plan.layout import volume
 from hflow.plan.plan import Plan
 from hflow.plan.program import SyncWeights, Transfer
 from hflow.runtime.controller.pool import Pool
-from hflow.runtime.execute import Run, execute
+from hflow.runtime.execute import execute
+from hflow.runtime.run import Run
 from hflow.runtime.tokenizer import load_tokenizer
 from hflow.runtime.worker.staleness import is_text
 from tests.runtime.matrix import FACTORS, GRAPHS, Case, Matrix, cases

@@ -31,16 +31,23 @@ START_S, RUN_S = 90, 200
 PINS = ("rollout=dp4@0-3", "ref_logprobs=tp2,dp2@0-3", "actor_train=tp2,dp2@0-3")
 
 
-@dataclass(frozen=True)
+@dataclass
 class RayNodes:
     """Two Ray nodes with two CPUs each: where the head listens, and the environment to reach it."""
 
     address: str
     settings: dict[str, str]
+    folder: Path
+    second: subprocess.Popen[bytes]
 
     def start(self, arguments: list[str]) -> subprocess.Popen[str]:
         """``hflow exec`` on these nodes."""
         return start([*arguments, "--address", self.address], self.settings)
+
+    def restart_second(self) -> None:
+        """After it has been killed."""
+        self.second.wait()
+        self.second = start_node((f"--address={self.address}",), self.settings, self.folder / "again.log")
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +66,9 @@ def nodes() -> Iterator[RayNodes]:
         try:
             for role in (head, (f"--address=127.0.0.1:{port}",)):
                 started.append(start_node(role, settings, Path(folder) / f"node{len(started)}.log"))
-            yield RayNodes(f"127.0.0.1:{port}", settings)
+            found = RayNodes(f"127.0.0.1:{port}", settings, Path(folder), started[1])
+            yield found
+            started[1] = found.second
         finally:
             for node in reversed(started):
                 end(node)

@@ -18,7 +18,8 @@ from hflow.plan.node_plan import NodePlan
 from hflow.runtime.controller.pool import Pool
 from hflow.runtime.engines.protocol import EngineCall
 from hflow.runtime.engines.python.data import open_source
-from hflow.runtime.execute import Run, execute
+from hflow.runtime.execute import execute
+from hflow.runtime.run import Run
 from hflow.runtime.sampling import sample, uniform
 from hflow.runtime.tokenizer import load_tokenizer
 from tests.runtime.matrix import GRAPHS

@@ -17,8 +17,9 @@ from hflow.plan.plan import Plan
 from hflow.runtime.controller.pool import Pool
 from hflow.runtime.engines.protocol import EngineCall
 from hflow.runtime.engines.python.data import open_source
-from hflow.runtime.execute import Run, execute
+from hflow.runtime.execute import execute
 from hflow.runtime.rows import Rows
+from hflow.runtime.run import Run
 from hflow.runtime.tokenizer import load_tokenizer
 from hflow.runtime.worker.carried import Carried
 from tests.runtime.graphs.functions import checksum

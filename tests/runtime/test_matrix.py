@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hflow.plan.program import Program, SyncWeights
-from hflow.runtime.execute import Run
+from hflow.runtime.run import Run
 from tests.runtime.matrix import FACTORS, STEPS, TRAINERS, Case, Matrix, allowed, cases
 from tests.runtime.pairwise import covering
 

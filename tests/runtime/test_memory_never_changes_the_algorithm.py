@@ -18,7 +18,8 @@ from hflow.plan.program import Onload
 from hflow.plan.read_shape import read_shape
 from hflow.plan.strategy import PLAIN, Strategy
 from hflow.runtime.controller.pool import Pool, WorkerFailure
-from hflow.runtime.execute import Run, execute
+from hflow.runtime.execute import execute
+from hflow.runtime.run import Run
 from tests.runtime.memory import put_away, with_strategy
 
 GRAPH = Path(__file__).parent / "grpo_small.yaml"

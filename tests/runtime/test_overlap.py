@@ -10,7 +10,8 @@ import pytest
 
 import hflow
 from hflow.runtime.controller.pool import Pool
-from hflow.runtime.execute import Run, execute
+from hflow.runtime.execute import execute
+from hflow.runtime.run import Run
 
 GRAPH = Path(__file__).parent / "graphs/lagged.yaml"
 STEPS = 8

@@ -13,7 +13,8 @@ import hflow
 from hflow.plan.plan import Plan
 from hflow.plan.plan_file import load_plan
 from hflow.runtime.controller.pool import Pool
-from hflow.runtime.execute import Run, execute
+from hflow.runtime.execute import execute
+from hflow.runtime.run import Run
 
 GRAPH = Path(__file__).parent / "grpo_small.yaml"
 STEPS = 4

@@ -11,7 +11,8 @@ import pytest
 import hflow
 from hflow.plan.cluster_file import load_cluster
 from hflow.runtime.controller.pool import Pool
-from hflow.runtime.execute import Run, execute
+from hflow.runtime.execute import execute
+from hflow.runtime.run import Run
 from hflow.runtime.tools.new_model import new_model
 from tests.runtime.matrix import GRAPHS
 

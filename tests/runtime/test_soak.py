@@ -17,8 +17,9 @@ import torch
 
 import hflow
 from hflow.runtime.controller.pool import Pool
-from hflow.runtime.execute import Run, execute
+from hflow.runtime.execute import execute
 from hflow.runtime.rows import Rows
+from hflow.runtime.run import Run
 from tests.runtime.matrix import GRAPHS
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,8 @@ from hflow.diagnostics import HflowError
 from hflow.plan.cluster_file import load_cluster
 from hflow.plan.program import Release, SyncWeights
 from hflow.runtime.controller.pool import Pool
-from hflow.runtime.execute import Run, execute
+from hflow.runtime.execute import execute
+from hflow.runtime.run import Run
 from tests.runtime.matrix import GRAPHS
 
 STEPS = 2

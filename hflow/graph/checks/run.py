@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from hflow.diagnostics import did_you_mean
+from hflow.diagnostics import CODES, did_you_mean
 from hflow.graph.infer.draft import NodeDraft
 from hflow.graph.ir import Graph
 from hflow.graph.source.problems import Problems
@@ -84,11 +84,22 @@ def check_run(spec: RunSpec, metrics: MetricNames, problems: Problems) -> None:
         message = "`export: best` does not say by which metric"
         help_ = f"name one: `checkpoint: {{every: 10, best: {REWARD}}}`"
         problems.add("HF228", message, ("run", "export"), help=help_)
+    _check_restarts(spec, problems)
     if checkpoint.best and not checkpoint.every and not checkpoint.seconds:
         message = "`best` chooses among checkpoints, and none is written while the run goes"
         _warn(problems, message, "best", "say how often: `every: 10` (steps) or `seconds: 600`")
     if checkpoint.mode != "max" and not checkpoint.best:
         _warn(problems, f"`mode: {checkpoint.mode}` has no effect without `best`", "mode", "")
+
+
+def _check_restarts(spec: RunSpec, problems: Problems) -> None:
+    if unknown := next((code for code in spec.retry if code not in CODES), ""):
+        help_ = did_you_mean(unknown, [code for code in CODES if code.startswith("HF4")], "codes")
+        problems.add("HF228", f"no failure has the code `{unknown}`", ("run", "retry"), help=help_)
+    for key in ("elastic", "retry"):
+        if getattr(spec, key) and not spec.restarts:
+            message = f"`{key}` is about beginning again, and `restarts` is 0"
+            problems.add("HF228", message, ("run", key), help="say how often: `restarts: 3`")
 
 
 def check_reward(spec: RunSpec, graph: Graph, problems: Problems) -> None:

@@ -17,7 +17,9 @@ def config_of(spec: RunSpec | None) -> RunConfig:
     """What the section says, with defaults for what it does not."""
     said = spec or RunSpec()
     checkpoint = CheckpointPolicy(**said.checkpoint.model_dump())
-    return RunConfig(checkpoint, said.export, said.restarts, said.grace)
+    return RunConfig(
+        checkpoint, said.export, said.restarts, said.grace, tuple(said.retry), said.elastic, said.wait
+    )
 
 
 def unfolded(item: Item, path: KeyPath) -> Item:

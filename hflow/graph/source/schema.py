@@ -21,6 +21,7 @@ Positive = Annotated[int, Field(gt=0, lt=_INT64)]
 Natural = Annotated[int, Field(ge=0, lt=_INT64)]
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 RefText = Annotated[str, Field(pattern=REF_PATTERN, description="node.port")]
+FailureCode = Annotated[str, Field(pattern=r"^HF4[0-9][0-9]$", description="of a failure, as HF401")]
 DurationS = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 
 
@@ -111,6 +112,9 @@ class RunSpec(_Shape):
     export: Literal["last", "best", "none"] = "last"
     restarts: Natural = 0
     grace: DurationS = 30.0
+    retry: Annotated[list[FailureCode], BeforeValidator(_texts)] = []
+    elastic: bool = False
+    wait: DurationS = 60.0
 
 
 class RunFileSpec(_Shape):

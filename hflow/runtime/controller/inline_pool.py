@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ class InlinePool:
         self._threads_before = torch.get_num_threads()
         self._generation = 0
 
-    def form(self, size: int) -> list[str]:
+    def form(self, size: int, wait_s: float = 0.0) -> list[str]:
         if size != 1:
             message = f"the plan has {size} workers; inline workers are for plans of one"
             raise HflowError(Diagnostic("HF404", message, help="compile for a cluster of one device"))
@@ -36,8 +36,14 @@ class InlinePool:
     def stream(self, calls: Iterable[WorkerCall]) -> Iterator[list[WorkerReport]]:
         return (self.call(*call) for call in calls)
 
-    def renew(self) -> None:
+    def renew(self, hosts: Sequence[int]) -> None:
         self.worker.close()
+
+    def rooms(self) -> Sequence[int]:
+        return (1,)
+
+    def has_room(self, hosts: Sequence[int]) -> bool:
+        return sum(hosts) == 1
 
     def where(self) -> str:
         return self.worker.where()

@@ -53,6 +53,18 @@ class LocalRay:
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
 
+    def processes(self) -> list[psutil.Process]:
+        """Those of the Ray whose files these are, with what they have started."""
+        own = {process.pid: process for process in _processes(self._private.path.name)}
+        for process in list(own.values()):
+            with suppress(psutil.Error):
+                own |= {child.pid: child for child in process.children(recursive=True)}
+        return list(own.values())
+
+    def is_alive(self) -> bool:
+        """Whether the two processes run that Ray cannot do without."""
+        return {"gcs_server", "raylet"} <= {_name(process) for process in self.processes()}
+
     def remove(self) -> None:
         self._private.remove()
 
@@ -71,9 +83,17 @@ def _end_its_ray(folder: str) -> None:
     psutil.wait_procs(left, timeout=END_S)
 
 
+def _name(process: psutil.Process) -> str:
+    with suppress(psutil.Error):
+        return process.name() if process.status() != psutil.STATUS_ZOMBIE else ""
+    return ""
+
+
 def _processes(folder: str) -> Iterator[psutil.Process]:
-    """Those of the Ray whose folder it is. Their titles do not tell, but all have logs there."""
+    """Those of the Ray whose folder it is, but this one. Titles do not tell, but all have logs there."""
     for process in psutil.process_iter():
+        if process.pid == os.getpid():
+            continue
         with suppress(psutil.Error):
             of_ray = any(word.startswith("ray::") or "/ray/" in word for word in process.cmdline()[:2])
             if of_ray and any(folder in Path(file.path).parts for file in process.open_files()):

@@ -10,12 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.units import plural
 
-WAIT_S = 60.0  # for other programs to end
 GROWTH_WAIT_S = 900.0  # for an autoscaler to bring machines up
 TELL_S = 5.0
 # What Ray's launchers and KubeRay, which can add nodes, put on theirs; a cluster started by hand has none.
@@ -51,24 +55,34 @@ class Demand:
         return ", ".join(parts) or f"no {noun}"
 
 
-def place(demand: Demand, say: Callable[[str], None]) -> PlacementGroup:
+def place(demand: Demand, say: Callable[[str], None], wait_s: float, lost: bool) -> PlacementGroup:
     """A placement group with one bundle for each host, on as many nodes where the cluster has them.
 
+    Args:
+        wait_s: how long devices that others use, or that were lost, are waited for.
+        lost: whether nodes may be missing that were there before.
+
     Raises:
-        HflowError: HF404 when the cluster can never hold the workers, or not within `WAIT_S`. It may grow
-            when its nodes say that a launcher started them; then they are waited for `GROWTH_WAIT_S`.
+        HflowError: HF404 when the cluster can never hold the workers, or not within `wait_s`. It may grow
+            when its nodes say that a launcher started them; then they are waited for `GROWTH_WAIT_S`, if
+            nothing was lost.
     """
     nodes = [n for n in ray.nodes() if n["Alive"]]
     may_grow = any(LAUNCHED_LABEL in n["Labels"] for n in nodes)
     has = [n["Resources"] for n in nodes]
     strategy = "STRICT_SPREAD" if may_grow or spreads(demand, has) else "PACK"
-    if strategy == "PACK" and not packs(demand, has):
+    is_held = strategy != "PACK" or packs(demand, has)
+    if not is_held and not lost:
         raise _lacking(demand, has)
-    if strategy == "PACK":
+    if is_held and strategy == "PACK":
         needs, there = demand.text(demand.bundles, "host"), demand.text(has, "node")
         say(f"the plan is for {needs}; the Ray cluster has {there}: hosts will share nodes")
     group = placement_group(demand.bundles, strategy=strategy)
-    _await(group, demand, GROWTH_WAIT_S if may_grow else WAIT_S, say)
+    try:
+        _await(group, demand, GROWTH_WAIT_S if may_grow and not lost else wait_s, say)
+    except BaseException:
+        remove_placement_group(group)  # else it would take the devices that come later
+        raise
     return group
 
 
@@ -100,7 +114,7 @@ def node_names(group: PlacementGroup) -> list[str]:
 
 def _await(group: PlacementGroup, demand: Demand, limit_s: float, say: Callable[[str], None]) -> None:
     started = time.monotonic()
-    while not group.wait(TELL_S):
+    while not group.wait(min(TELL_S, limit_s)):
         waited = time.monotonic() - started
         has = [n["Resources"] for n in ray.nodes() if n["Alive"]]
         if waited >= limit_s:

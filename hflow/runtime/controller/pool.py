@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.runtime.worker.failure import Failure
 
+WAIT_S = 60.0
 WorkerReport = dict[str, Any]
 WorkerCall = tuple[Any, ...]  # a worker method's name and its arguments
 
@@ -16,9 +17,9 @@ WorkerCall = tuple[Any, ...]  # a worker method's name and its arguments
 class Pool(Protocol):
     """A set of workers that runs one plan after another."""
 
-    def form(self, size: int) -> list[str]:
+    def form(self, size: int, wait_s: float = WAIT_S) -> list[str]:
         """Make a new world of the first `size` workers; the node that each rank lies on. Raises HflowError
-        HF404 if there are fewer."""
+        HF404 if there are fewer, also after `wait_s` in which more could come."""
         ...
 
     def call(self, method: str, *arguments: Any) -> list[WorkerReport]:
@@ -35,8 +36,16 @@ class Pool(Protocol):
         workers that it exchanges nothing with."""
         ...
 
-    def renew(self) -> None:
-        """Have other workers for the next `form`: some of these have died."""
+    def renew(self, hosts: Sequence[int]) -> None:
+        """Have other workers for the next `form`, so many on each host: some of these have died."""
+        ...
+
+    def rooms(self) -> Sequence[int]:
+        """How many workers each node that is there holds, with those that it has."""
+        ...
+
+    def has_room(self, hosts: Sequence[int]) -> bool:
+        """Whether the nodes that are there hold so many workers for each host."""
         ...
 
     def where(self) -> str:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, as_completed, wait
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.runtime.controller.local_ray import LocalRay
-from hflow.runtime.controller.placement import Demand, node_names, place
-from hflow.runtime.controller.pool import WorkerCall, WorkerFailure, WorkerReport, root_cause
+from hflow.runtime.controller.placement import Demand, node_names, packs, place, spreads
+from hflow.runtime.controller.pool import WAIT_S, WorkerCall, WorkerFailure, WorkerReport, root_cause
 from hflow.runtime.controller.ray_session import RaySession
 from hflow.runtime.controller.ray_worker import LOOPBACK, RayWorker
 from hflow.runtime.gpus import HIDDEN, gpus_hidden
@@ -61,35 +62,40 @@ class RayPool:
             HflowError: HF404 when Ray cannot be started.
         """
         self._local = ray_at if isinstance(ray_at, LocalRay) else None
+        self._ray_at = ray_at
         self._demand, self._worker, self._say = Demand(tuple(hosts), platform), worker, say
         self._actors: list[Any] = []
         self._nodes: list[str] = []
         self._group: PlacementGroup | None = None
         self._generation = 0
+        self._is_renewed = False
         self._size = 0
-        self._session = RaySession()
         try:
-            with gpus_hidden() if platform == "cpu" else nullcontext():
-                self._session.start(sum(hosts), ray_at)
+            self._start_ray()
             self._store_address, self._store = _open_store(self._local is not None)
         except BaseException:
             self.close()
             raise
 
-    def _start_workers(self) -> None:
+    def _start_ray(self) -> None:
+        self._session = RaySession()
+        with gpus_hidden() if self._demand.platform == "cpu" else nullcontext():
+            self._session.start(sum(self._demand.hosts), self._ray_at)
+
+    def _start_workers(self, wait_s: float) -> None:
         """HF404 when the workers cannot be placed, or do not start."""
         demand = self._demand
-        self._group = group = place(demand, self._say)
+        self._group = group = place(demand, self._say, wait_s, self._is_renewed)
         names = node_names(group)
         self._nodes = [name for name, workers in zip(names, demand.hosts) for _ in range(workers)]
         self._actors = _start_actors(self._worker, group, demand, self._local is None)
 
-    def form(self, size: int) -> list[str]:
+    def form(self, size: int, wait_s: float = WAIT_S) -> list[str]:
         if size > sum(self._demand.hosts):
             message = f"the plan needs {size} workers; there are {sum(self._demand.hosts)}"
             raise HflowError(Diagnostic("HF404", message))
         if not self._actors:
-            self._start_workers()
+            self._start_workers(wait_s)
         self._gather(deque([[a.leave.remote().future() for a in self._actors]]))
         self._size = size
         self._generation += 1
@@ -113,11 +119,25 @@ class RayPool:
         while flight:
             yield self._gather(flight)
 
-    def renew(self) -> None:
+    def renew(self, hosts: Sequence[int]) -> None:
+        self._demand, self._is_renewed = replace(self._demand, hosts=tuple(hosts)), True
+        if self._local and not self._local.is_alive():
+            self._actors, self._group = [], None
+            self._end_ray(self._local)
+            self._start_ray()
+            return
         self._end_workers()
         if self._group:
             remove_placement_group(self._group)
             self._group = None
+
+    def rooms(self) -> list[int]:
+        return [self._demand.room(node["Resources"]) for node in ray.nodes() if node["Alive"]]
+
+    def has_room(self, hosts: Sequence[int]) -> bool:
+        demand = replace(self._demand, hosts=tuple(hosts))
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        return spreads(demand, nodes) or packs(demand, nodes)
 
     def where(self) -> str:
         with suppress(RayError, TimeoutError):
@@ -126,13 +146,19 @@ class RayPool:
 
     def close(self) -> None:
         """End workers and, if it is ours, Ray; leave no process and no temporary file."""
-        children = psutil.Process().children(recursive=True) if self._local else []
         if ray.is_initialized():
             self._end_workers()
-        self._session.end()
-        _end(children)
         if self._local:
+            self._end_ray(self._local)
             self._local.remove()
+        else:
+            self._session.end()
+
+    def _end_ray(self, local: LocalRay) -> None:
+        """What is left of its processes after a moment is ended by pid."""
+        processes = local.processes()
+        self._session.end()
+        _end(processes)
 
     def _end_workers(self) -> None:
         actors, self._actors = self._actors, []
@@ -216,6 +242,8 @@ def _start_actors(worker: type[Any], group: PlacementGroup, demand: Demand, join
     try:
         for ready in wait(starts, START_WAIT_S, FIRST_EXCEPTION).done:
             ready.result()
+    except RayActorError as error:
+        raise WorkerFailure(Diagnostic("HF402", f"a worker died while it started: {error}")) from None
     except RayError as error:
         raise HflowError(Diagnostic("HF404", f"workers do not start: {error}")) from None
     if not all(ready.done() for ready in starts):
@@ -224,7 +252,6 @@ def _start_actors(worker: type[Any], group: PlacementGroup, demand: Demand, join
 
 
 def _end(processes: list[psutil.Process]) -> None:
-    """Ray's own processes normally end with it; what is left after a moment is ended by pid."""
     _, alive = psutil.wait_procs(processes, timeout=3)
     for process in alive:
         with suppress(psutil.NoSuchProcess):

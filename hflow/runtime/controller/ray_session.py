@@ -6,10 +6,12 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from importlib import import_module
 from queue import SimpleQueue
 from typing import Any
 
@@ -20,6 +22,7 @@ from hflow.diagnostics import Diagnostic, HflowError
 from hflow.runtime.controller.local_ray import LocalRay
 
 OBJECT_STORE_BYTES = 100 * 2**20  # programs and reports only
+PRINTER = "print_to_stdstream"
 # ray::RayLog::InstallFailureSignalHandler(char const*, bool)
 HANDLER_INSTALLER = "_ZN3ray6RayLog27InstallFailureSignalHandlerEPKcb"
 
@@ -49,6 +52,7 @@ class RaySession:
             options["address"] = ray_at
         try:
             self._call(lambda: ray.init(**options))
+            _shorten_messages()
         except (RayError, ConnectionError, RuntimeError, ValueError, TimeoutError, OSError) as error:
             raise HflowError(Diagnostic("HF404", f"Ray cannot be reached or started: {error}")) from None
 
@@ -83,6 +87,20 @@ def let_ray_take_its_signals() -> None:
     library: Any = ctypes.CDLL(ray._raylet.__file__)  # pyright: ignore[reportAttributeAccessIssue]
     with suppress(AttributeError):  # another version of Ray: the half second stays
         library[HANDLER_INSTALLER](None, ctypes.c_bool(False))
+
+
+def _shorten_messages() -> None:
+    """Ray prints to standard output when a process of its own has died, some fifty lines of logs: the first
+    sentence goes to standard error instead. Another version of Ray may not have the function."""
+
+    def print_first(data: dict[str, Any], **_: Any) -> None:
+        first = data["lines"][0].strip().partition(". ")[0]
+        with suppress(OSError):
+            print(f"Ray: {first}", file=sys.stderr)
+
+    printing: Any = import_module("ray._private.worker")
+    if hasattr(printing, PRINTER):
+        setattr(printing, PRINTER, print_first)
 
 
 def _check_reachable(address: str) -> None:

@@ -23,18 +23,24 @@ def _no_files(
     return {}
 
 
+def _no_changes(old: Plan, new: Plan) -> str:
+    return ""
+
+
 def _no_table(plan: Plan, metrics: Sequence[Record]) -> str:
     return ""
 
 
 @dataclass(frozen=True)
 class RunViews:
-    """`files`: of the run folder, by name, from everything recorded; `table`: what is printed at the end."""
+    """`files`: of the run folder, by name, from everything recorded; `table`: what is printed at the end;
+    `changes`: what differs between the plans before and after devices were lost."""
 
     files: Callable[
         [Plan, Sequence[Record], Record, Sequence[Record], Sequence[Diagnostic]], Mapping[str, Text]
     ] = _no_files
     table: Callable[[Plan, Sequence[Record]], str] = _no_table
+    changes: Callable[[Plan, Plan], str] = _no_changes
 
 
 NO_VIEWS = RunViews()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from hflow import units
 from hflow.ending_signals import EndingSignals
@@ -30,10 +30,14 @@ class StepLoop:
         progress: RunProgress,
         signals: EndingSignals,
         first: int = 0,
+        may_end: Callable[[], bool] = lambda: False,
     ):
+        """`may_end` is asked when a checkpoint has begun: whether to end there, with steps left."""
         self.plan, self.pool, self.folder, self.first = plan, pool, folder, first
         self.checkpoints, self.evaluations = checkpoints, evaluations
         self.progress, self.signals = progress, signals
+        self.is_left = False  # whether it ended with steps left
+        self._may_end = may_end
         self._sent: deque[WorkerCall] = deque()
         self._ended = time.perf_counter()
 
@@ -58,6 +62,9 @@ class StepLoop:
         for done in range(self.first, steps + 1):
             if done > self.first and self.checkpoints.is_due(done):
                 yield self.checkpoints.begin(done)
+                self.is_left = done < steps and not self.signals.asked and self._may_end()
+                if self.is_left:
+                    return
             if self.signals.asked:
                 if done > self.first and self.checkpoints.is_owed(done):
                     yield self.checkpoints.begin(done)

@@ -1,0 +1,194 @@
+"""The steps of a run and its exports, begun again from the newest checkpoint where something failed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from itertools import islice
+
+from rich.console import Console
+
+from hflow import units
+from hflow.diagnostics import Diagnostic, HflowError
+from hflow.ending_signals import EndingSignals
+from hflow.plan.cluster import Cluster
+from hflow.plan.plan import Plan
+from hflow.runtime.checkpoint.export import export_checkpoint
+from hflow.runtime.controller.checkpoints import FOLDER, Checkpoints, best_of, complete, name_of, scores
+from hflow.runtime.controller.elastic import smaller_clusters, workers_by_host
+from hflow.runtime.controller.former_run import FormerRun, former_run
+from hflow.runtime.controller.pool import Pool
+from hflow.runtime.controller.progress import RunProgress
+from hflow.runtime.controller.run_folder import RunFolder
+from hflow.runtime.controller.run_views import RunViews
+from hflow.runtime.controller.step_loop import StepLoop
+from hflow.runtime.run import Run
+
+LOST_WORKER, NO_DEVICES = "HF402", "HF404"
+BACKOFF_S, MOST_BACKOFF_S = 2.0, 60.0  # from the second restart on that follows without a new checkpoint
+TRIED_CLUSTERS = 8
+
+Replan = Callable[[Plan, Cluster], Plan]  # the plan's graph, compiled for another cluster
+
+
+@dataclass
+class Attempts:
+    """`replan` compiles for the devices that are left, where the run may go on with those (`elastic`)."""
+
+    wanted: Plan  # that the run was begun with
+    pool: Pool
+    folder: RunFolder
+    run: Run
+    signals: EndingSignals
+    console: Console
+    views: RunViews
+    export: bool
+    replan: Replan | None
+    _has_begun: bool = field(default=False, init=False)
+
+    def make(self, former: FormerRun | None) -> None:
+        """All steps that `former` has not done, and the exports.
+
+        Raises:
+            HflowError: what failed when the run may not begin again any more, or not after that.
+        """
+        begun, in_a_row = 0, 0
+        while True:
+            newest = max(complete(self.folder.path), default=-1)
+            try:
+                if self._attempt(former):
+                    return
+                former = self._grow()
+            except HflowError as failure:
+                if self.replan and self._can_shrink(failure):
+                    former = self._shrink(self.replan, failure)
+                    continue
+                left = self.folder.config.restarts - begun
+                if left <= 0 or self.signals.asked or not self._is_tried_again(failure):
+                    raise
+                is_stuck = max(complete(self.folder.path), default=-1) <= newest
+                begun, in_a_row = begun + 1, in_a_row + 1 if is_stuck else 0
+                former = self._begin_again(failure, left - 1, in_a_row)
+
+    def _attempt(self, former: FormerRun | None) -> bool:
+        """Whether all is done; else there is room again for the plan that is wanted."""
+        folder, pool, plan = self.folder, self.pool, self.folder.plan
+        policy, size = folder.config.checkpoint, max(plan.devices) + 1
+        folder.event("placed", nodes=pool.form(size, folder.config.wait_s))
+        resumed = str(former.checkpoint.absolute()) if former and former.checkpoint else ""
+        pool.call("load", plan, policy.writes, resumed)
+        folder.event("loaded")
+        self._has_begun = True
+        checkpoints = Checkpoints(folder.path, plan, policy, size, folder.event, self._say)
+        grace_s = folder.config.grace_s
+        notice = f"ending the step and writing a checkpoint within {grace_s:g} s; the next signal leaves"
+        with RunProgress(plan.graph.steps, pool.where, self.console) as progress, _removing(checkpoints):
+            loop = StepLoop(
+                plan, pool, folder, checkpoints, self.run.evaluations, progress, self.signals,
+                former.step if former else 0, self._may_grow,
+            )  # fmt: skip
+            with self.signals.graceful(grace_s, notice) if policy.on_signal else nullcontext():
+                loop.run()
+            self.signals.check()  # one that a function of the user's may have swallowed, too
+        if not loop.is_left:
+            self._write_exports()
+        return not loop.is_left
+
+    def _is_tried_again(self, failure: HflowError) -> bool:
+        """Devices that were not there at the start are not lost."""
+        code = failure.diagnostics[0].code
+        return code in (LOST_WORKER, *self.folder.config.retry) or (code == NO_DEVICES and self._has_begun)
+
+    def _begin_again(self, failure: HflowError, left: int, in_a_row: int) -> FormerRun:
+        """Workers anew, for the devices that are there; what to go on from."""
+        cause = failure.diagnostics[0].message
+        self.folder.event("restarting", cause=cause, restarts_left=left)
+        self._say(f"{cause}\nstarting the workers again ({units.plural(left, 'more restart')})")
+        if in_a_row > 1:
+            time.sleep(min(BACKOFF_S * 2 ** (in_a_row - 2), MOST_BACKOFF_S))
+        self.pool.renew(workers_by_host(self.wanted))
+        return self._rewind(self.wanted)
+
+    def _grow(self) -> FormerRun:
+        self._say("lost devices are back")
+        self.folder.event("growing")
+        self.pool.renew(workers_by_host(self.wanted))
+        return self._rewind(self.wanted)
+
+    def _may_grow(self) -> bool:
+        """Whether there is room again for the plan that is wanted; asked when a checkpoint begins."""
+        return self.folder.plan is not self.wanted and self.pool.has_room(workers_by_host(self.wanted))
+
+    def _rewind(self, plan: Plan) -> FormerRun:
+        """Back to the newest checkpoint, or to the beginning, under `plan`."""
+        former = former_run(self.folder.path, lambda error: self._say(f"passed over: {error}"))
+        before = self.folder.plan
+        self.folder.rewind(former, plan)
+        self.run.metrics = self.folder.metrics
+        self.run.evaluations.clear()
+        self.run.evaluations.update(former.evaluations)
+        if plan is not before:
+            self.folder.event("replanned", plan=plan.hash, cluster=plan.cluster.name)
+            self._say(f"another plan, for {plan.cluster.name}:\n{self.views.changes(before, plan)}")
+        self._say(f"going on {f'from step {former.step}' if former.checkpoint else 'from the beginning'}")
+        return former
+
+    def _can_shrink(self, failure: HflowError) -> bool:
+        is_lacking = failure.diagnostics[0].code == NO_DEVICES and self._has_begun
+        return is_lacking and self.folder.config.elastic and not self.signals.asked
+
+    def _shrink(self, replan: Replan, failure: HflowError) -> FormerRun:
+        """Under a plan for fewer devices than the one that lacked some. HF404 when there is none."""
+        problem, below = "", max(self.folder.plan.devices) + 1
+        clusters = smaller_clusters(self.wanted.cluster, self.pool.rooms(), below)
+        for cluster in islice(clusters, TRIED_CLUSTERS):
+            try:
+                plan = replan(self.wanted, cluster)
+            except HflowError as error:
+                problem = problem or f"for {cluster.name}: {error.diagnostics[0].message}"
+                continue
+            self._say(failure.diagnostics[0].message)
+            self.pool.renew(workers_by_host(plan))
+            return self._rewind(plan)
+        help_ = "`hflow exec --resume RUN --cluster …` goes on with another cluster"
+        message = f"too few devices are left for any plan{f' ({problem})' if problem else ''}"
+        raise HflowError(Diagnostic(NO_DEVICES, message, help=help_)) from failure
+
+    def _write_exports(self) -> None:
+        folder, plan = self.folder, self.folder.plan
+        kind = folder.config.export
+        for model in trained_models(plan) if self.export and kind != "none" else ():
+            target = folder.export(model).absolute()
+            best = self._best() if kind == "best" else None
+            if best is None:
+                self.pool.call("export", model, str(target))
+            else:
+                export_checkpoint(plan, model, folder.path / FOLDER / name_of(best), target)
+            folder.event("exported", model=model, step=best or plan.graph.steps)
+
+    def _best(self) -> int | None:
+        """The step of the best checkpoint that is there."""
+        folder, evaluation = self.folder, self.folder.plan.graph.evaluation
+        policy = folder.config.checkpoint
+        is_evaluated = evaluation is not None and str(evaluation.metric) == policy.best
+        score = scores(folder.metrics, self.run.evaluations, policy.best, is_evaluated)
+        known = [step for step in sorted(complete(folder.path)) if score(step) is not None]
+        return next(iter(best_of(known, policy, score)), None)
+
+    def _say(self, text: str) -> None:
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def trained_models(plan: Plan) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(n.model.model for n in plan.graph.nodes if n.op == "train" and n.model))
+
+
+@contextmanager
+def _removing(checkpoints: Checkpoints) -> Iterator[None]:
+    """What was not completed goes, however the block is left."""
+    try:
+        yield
+    finally:
+        checkpoints.clear()

@@ -1,0 +1,40 @@
+"""What a run did, as `hflow.execute` returns it and as summary.json says it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from hflow.diagnostics import Diagnostic
+from hflow.display import Displayed
+from hflow.plan.plan import Plan
+
+
+@dataclass
+class Run(Displayed):
+    """`metrics`: the lines of metrics.jsonl; `evaluations`: the metric by finished steps."""
+
+    folder: Path
+    status: Literal["running", "finished", "failed", "interrupted"] = "running"
+    metrics: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    evaluations: dict[int, float] = field(default_factory=dict[int, float])
+    wall_s: float = 0.0
+    diagnostics: tuple[Diagnostic, ...] = ()
+
+
+def summary(plan: Plan, run: Run) -> dict[str, Any]:
+    """The object of summary.json."""
+    step_s = sum(m["time_s"] for m in run.metrics)
+    evaluations = run.evaluations
+    before, after = evaluations.get(0), evaluations.get(plan.graph.steps)
+    return {
+        "status": run.status,
+        "steps": len(run.metrics),
+        "wall_s": run.wall_s,
+        "tokens_per_s": sum(m["tokens"] for m in run.metrics) / step_s if step_s else 0.0,
+        "eval": {"before": before, "after": after, "by_step": evaluations} if evaluations else None,
+        "plan_hash": plan.hash,
+        "graph": plan.graph.name,
+        "seed": plan.graph.seed,
+    }

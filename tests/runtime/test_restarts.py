@@ -1,0 +1,108 @@
+"""A run that fails begins again by itself, and ends as one that did not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from tests.runtime.matrix import GRAPHS
+from tests.runtime.test_failures import HFLOW, finish
+from tests.runtime.test_resume import metrics_of, weights
+
+STEPS = 6
+FLAKY = '''
+
+from contextlib import suppress
+from pathlib import Path
+
+steady, called = digits, []
+
+
+@op("text: str[rows*k], answer: str[rows] -> score: f32[rows*k]")
+def digits(text: list[list[str]], answer: list[str]) -> list[list[float]]:
+    """One process fails when it calls it for the fourth time, once."""
+    called.append(1)
+    if len(called) == 4:
+        with suppress(FileExistsError):
+            Path(__file__).with_name("has_failed").open("x")
+            raise ConnectionError("the server is busy")
+    return steady(text, answer)
+'''
+
+
+def run(folder: Path, name: str, graph: Path, model: Path, *sets: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(folder, name, graph, model, *sets), capture_output=True, text=True)
+
+
+def command(folder: Path, name: str, graph: Path, model: Path, *sets: str) -> list[str]:
+    settings = (f"params.model={model}", f"params.steps={STEPS}", "run.checkpoint.every=1", *sets)
+    return [
+        *HFLOW, "exec", str(graph), "--cluster", "local", "--run-dir", str(folder / name),
+        *(text for setting in settings for text in ("--set", setting)),
+    ]  # fmt: skip
+
+
+def assert_equal(ours: Path, theirs: Path) -> None:
+    assert metrics_of(ours) == metrics_of(theirs) and len(metrics_of(ours)) == STEPS
+    one, other = weights(ours), weights(theirs)
+    assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+@pytest.mark.slow
+def test_a_function_that_fails_now_and_then(tiny_model: Path, tmp_path: Path) -> None:
+    """`retry` names its failure; without that the same run fails."""
+    graph = tmp_path / "grpo_small.yaml"
+    shutil.copy(GRAPHS.parent / graph.name, graph)
+    (tmp_path / "rewards.py").write_text((GRAPHS.parent / "rewards.py").read_text() + FLAKY)
+    sets, marker = ("run.restarts=1",), tmp_path / "has_failed"
+    failed = run(tmp_path, "failed", graph, tiny_model, *sets)
+    assert failed.returncode == 1 and "HF401" in failed.stderr and "going on" not in failed.stderr
+    marker.unlink()
+    retried = run(tmp_path, "retried", graph, tiny_model, *sets, "run.retry=HF401")
+    assert retried.returncode == 0, retried.stderr
+    assert "the server is busy" in retried.stderr and "going on from" in retried.stderr
+    plain = run(tmp_path, "plain", graph, tiny_model, *sets)  # it has failed before
+    assert plain.returncode == 0, plain.stderr
+    assert_equal(tmp_path / "retried", tmp_path / "plain")
+
+
+@pytest.mark.slow
+def test_ray_itself_dies(tiny_model: Path, tmp_path: Path) -> None:
+    """And a worker with it, so that the run hears of it before its last step."""
+    graph = GRAPHS.parent / "grpo_small.yaml"
+    process = subprocess.Popen(
+        command(tmp_path, "killed", graph, tiny_model, "run.restarts=1"),
+        stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    await_steps(process, tmp_path / "killed", 2)
+    family = psutil.Process(process.pid).children(recursive=True)
+    [raylet] = [p for p in family if p.name() == "raylet"]
+    worker = next(p for p in family if "RayWorker" in "".join(p.cmdline()))
+    raylet.kill()
+    worker.kill()
+    code, told = finish(process)
+    assert code == 0 and "going on from step" in told and "Traceback" not in told, told
+    assert run(tmp_path, "plain", graph, tiny_model).returncode == 0
+    assert_equal(tmp_path / "killed", tmp_path / "plain")
+
+
+def await_steps(process: subprocess.Popen[str], folder: Path, count: int) -> None:
+    deadline = time.monotonic() + 200
+    while len(checkpoints(folder)) < count:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def checkpoints(folder: Path) -> list[dict[str, Any]]:
+    file = folder / "events.jsonl"
+    lines = file.read_text().splitlines(keepends=True) if file.is_file() else []
+    events = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [event for event in events if event["event"] == "checkpoint"]
