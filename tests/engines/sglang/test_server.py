@@ -149,6 +149,15 @@ def test_every_socket_is_on_loopback(server: Server) -> None:
     assert {address for address, _ in sockets} == {"127.0.0.1"}
 
 
+def test_its_processes_talk_to_each_other_in_a_folder_that_only_this_user_reads(server: Server) -> None:
+    """They unpickle a part of what they hear there."""
+    folder = server._folder.path
+    tree = tree_of(server._tree.pid)  # type: ignore[union-attr]
+    sockets = {str(c.laddr) for p in tree for c in p.net_connections("unix") if c.laddr}
+    assert sockets and all(Path(name).is_relative_to(folder) for name in sockets), sockets
+    assert folder.stat().st_mode & 0o077 == 0
+
+
 def listening(server: Server) -> set[tuple[str, int]]:
     tree = tree_of(server._tree.pid)  # type: ignore[union-attr]
     connections = [c for p in tree for c in p.net_connections("inet")]

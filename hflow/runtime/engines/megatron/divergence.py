@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from hflow.runtime.engines.gather_json import gather_json
 from hflow.runtime.engines.megatron.weights import MegatronWeights
 from hflow.runtime.engines.protocol import EngineCall, NodeError
 
@@ -49,8 +50,7 @@ def diverged(
     """
     number, fault = weight_fault(weights)
     own = (number, fault, problem) if fault else (len(weights.shapes), otherwise, problem)
-    found: list[tuple[int, str, str]] = [own] * group.size()
-    dist.all_gather_object(found, own, group=group)
+    found = [(int(first), str(why), str(told)) for first, why, told in gather_json(own, group)]
     cause = min((f for f in found if f[1]), default=(0, "all weights are finite"))[1]
     seen = next(told for *_, told in found if told)
     return NodeError(call.node.name, f"{call.when}: {seen}; {cause}", "HF405")

@@ -20,11 +20,13 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params
 from torch import Tensor
 
+from hflow.runtime.engines.gather_json import gather_json
 from hflow.runtime.engines.groups import Groups
 from hflow.runtime.engines.megatron.collection import collection
 from hflow.runtime.engines.megatron.host import HostMemory, drop
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+SCALARS = (bool, int, float, str, type(None))
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class Adam:
         self.model = DistributedDataParallel(model.config, buffers, model, pg_collection=collection(groups))
         model.config.finalize_model_grads_func = _sum_gradients
         config = _config(options, model.config.params_dtype, split)
-        with _gathering_within(groups.mesh):
+        with _same_groups(groups.mesh):
             chain: Any = get_megatron_optimizer(
                 config,
                 [self.model],
@@ -212,23 +214,30 @@ def _begin_state(adam: Any) -> None:
 
 
 @contextlib.contextmanager
-def _gathering_within(group: dist.ProcessGroup) -> Iterator[None]:
+def _same_groups(group: dist.ProcessGroup) -> Iterator[None]:
     """Let Megatron compare parameter groups among the ranks of `group`.
 
     It asks the whole world (megatron/core/optimizer: `_get_param_groups`), where ranks outside the mesh
-    never answer.
+    never answer, and unpickles what they say.
     """
     everywhere = dist.all_gather_object
 
     def within(results: list[Any], value: Any) -> None:
-        results[:] = [None] * group.size()
-        everywhere(results, value, group=group)
+        results[:] = [[_group_key(*key) for key in keys] for keys in gather_json(value, group)]
 
     dist.all_gather_object = within
     try:
         yield
     finally:
         dist.all_gather_object = everywhere
+
+
+def _group_key(overrides: Any, expert: Any) -> tuple[tuple[tuple[str, Any], ...] | None, bool]:
+    """Megatron's key of a parameter group, from JSON: which options differ, and whether it is of experts."""
+    told = None if overrides is None else tuple((str(name), value) for name, value in overrides)
+    if not isinstance(expert, bool) or any(not isinstance(value, SCALARS) for _, value in told or ()):
+        raise ValueError(f"no key of a parameter group: {overrides}, {expert}")
+    return told, expert
 
 
 def _fuse(adam: Any) -> None:

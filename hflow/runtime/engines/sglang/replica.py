@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from hflow.runtime.engines.gather_json import broadcast_json, gather_json
 from hflow.runtime.engines.protocol import NodeError, Stopped
 from hflow.runtime.engines.sampler import Sampling
 from hflow.runtime.engines.sglang.options import ServerOptions
@@ -113,9 +113,9 @@ class Replica:
             lost = self._together(asked.ending.result, "HF401")
             if lost is None:
                 self._asked.remove(asked)
-                told = [asked.answered.get(number) for number in range(len(asked.rows))]
-                asked.end_s, *responses = self._told([asked.end_s, *told])
-                return responses
+                answered = [vars(asked.answered[number]) for number in range(len(asked.answered))]
+                asked.end_s, *told = self._told([asked.end_s, *answered])
+                return [Response(**one) for one in told]
             if self.speaks:
                 done = f"{len(asked.answered)} of {len(asked.rows)} rows are done"
                 _LOG.warning("%s: SGLang was lost (%s); %s; starting it again", self.node, lost, done)
@@ -244,15 +244,8 @@ class Replica:
 
     def _told(self, value: list[Any]) -> list[Any]:
         """The speaker's list, on all ranks."""
-        told = [value]
-        if self.group.size() > 1:
-            dist.broadcast_object_list(told, group=self.group, group_src=0)
-        return told[0]
+        return broadcast_json(value, self.group) if self.group.size() > 1 else value
 
     def _gathered(self, value: str) -> list[str]:
         """The values of all ranks."""
-        found = [""] * self.group.size()
-        if self.group.size() == 1:
-            return [value]
-        dist.all_gather_object(found, value, group=self.group)
-        return found
+        return [str(told) for told in gather_json(value, self.group)] if self.group.size() > 1 else [value]
