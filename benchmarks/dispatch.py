@@ -80,7 +80,7 @@ class LightWorker:
     def end_servers(self) -> None:
         pass
 
-    def join_at(self, host: str, port: int, generation: int, rank: int, size: int) -> Report:
+    def join_at(self, host: str, port: int, generation: int, rank: int, size: int, secret: bytes) -> Report:
         self.rank = rank
         return {}
 

@@ -6,6 +6,7 @@ torch.distributed. Import this module after `local_ray` has set Ray's environmen
 
 from __future__ import annotations
 
+import secrets
 import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -100,8 +101,9 @@ class RayPool:
         self._size = size
         self._generation += 1
         host, port = self._store_address
+        secret = secrets.token_bytes(32)
         joins = [
-            actor.join_at.remote(host, port, self._generation, rank, size).future()
+            actor.join_at.remote(host, port, self._generation, rank, size, secret).future()
             for rank, actor in enumerate(self._actors[:size])
         ]
         self._gather(deque([joins]))

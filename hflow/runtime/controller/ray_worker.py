@@ -32,14 +32,14 @@ class RayWorker(Worker):
         gc.freeze()  # what was imported lives on: to look for garbage in it took 3 % of a step
         super().__init__(device)
 
-    def join_at(self, host: str, port: int, generation: int, rank: int, size: int) -> Report:
+    def join_at(self, host: str, port: int, generation: int, rank: int, size: int, secret: bytes) -> Report:
         """Join the world whose store listens at `host`: on loopback if that is there, else by the interface
         that Ray uses between hosts; gloo by itself takes what the host's name resolves to."""
         own = host if host == LOOPBACK else ray.util.get_node_ip_address()
         if interface := _interface(own):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         self._gave_up = False
-        return self.join(TCPStore(host, port, None, False), generation, rank, size)
+        return self.join(TCPStore(host, port, None, False), generation, rank, size, secret)
 
     def run(self, step: int, evaluation: bool = False) -> Report:
         """Refused after a failure: the controller sends a step before it knows that the last one failed."""

@@ -49,9 +49,10 @@ class Worker:
         transfer is held up until the others have closed their ends."""
         return self._guarded(self._leave)
 
-    def join(self, store: Store, generation: int, rank: int, size: int) -> Report:
-        """Leave the present world, if any, and enter generation `generation` of it as `rank` of `size`."""
-        return self._guarded(lambda: self._join(store, generation, rank, size))
+    def join(self, store: Store, generation: int, rank: int, size: int, secret: bytes = b"") -> Report:
+        """Leave the present world, if any, and enter generation `generation` of it as `rank` of `size`. Each
+        generation has another `secret` (`World.join`)."""
+        return self._guarded(lambda: self._join(store, generation, rank, size, secret))
 
     def load(self, plan: Plan, checkpoints: bool = False, resumed: str = "") -> Report:
         """Build the models of `plan` that live here and open its data. Collective: every rank makes all
@@ -105,9 +106,10 @@ class Worker:
         self.close()
         return {}
 
-    def _join(self, store: Store, generation: int, rank: int, size: int) -> Report:
+    def _join(self, store: Store, generation: int, rank: int, size: int, secret: bytes) -> Report:
         self.close()
-        self.world = World.join(PrefixStore(f"world{generation}", store), rank, size, self.device)
+        own = PrefixStore(f"world{generation}", store)
+        self.world = World.join(own, rank, size, self.device, secret)
         torch.set_num_threads(len(self.world.cores[rank]))
         return {}
 

@@ -62,9 +62,17 @@ class World:
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
 
     @staticmethod
-    def join(store: Store, rank: int, size: int, device: torch.device) -> World:
-        """Meet the other ranks at `store`; blocks until all are there."""
-        backend = f"cpu:{register()},cuda:nccl" if device.type == "cuda" else register()
+    def join(store: Store, rank: int, size: int, device: torch.device, secret: bytes = b"") -> World:
+        """Meet the other ranks at `store`; blocks until all are there.
+
+        Args:
+            secret: of this world alone, known to its ranks and to nobody else. An empty one keeps nobody out.
+
+        Raises:
+            HflowError: HF404: somebody without the secret takes part; HF402: a rank is silent. As `group`.
+        """
+        gloo = register(secret)
+        backend = f"cpu:{gloo},cuda:nccl" if device.type == "cuda" else gloo
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
         neighbours = cross_memory.meet(rank, size) if device.type == "cpu" else None
         return World(rank, size, device, neighbours, agree(rank, size))
