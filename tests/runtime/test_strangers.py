@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from hflow.diagnostics import HflowError
 from hflow.runtime.worker import proof
@@ -36,12 +36,13 @@ SECRET = b"of the world"
 
 
 def join(rank: int, port: int, said: Any, go_on: Any, change: Callable[[int], bytes]) -> None:
-    """Meets the other rank and makes a group with it."""
+    """Meets the other rank and makes a group with it; where that is refused, meets it again as it should."""
     torch.set_num_threads(1)
     proof.ANSWER = timedelta(seconds=3)
+    right = GroupKey.of_connection
     store, cpu = TCPStore("127.0.0.1", port, None, False), torch.device("cpu")
     try:
-        world = World.join(store, rank, 2, cpu, change(rank))
+        world = World.join(PrefixStore("first", store), rank, 2, cpu, change(rank))
         said.put((rank, "joined"))
         go_on.wait()
         world.group((0, 1))
@@ -51,6 +52,9 @@ def join(rank: int, port: int, said: Any, go_on: Any, change: Callable[[int], by
         refused = str(error)
     said.put((rank, refused))
     go_on.wait()  # until the other has been refused, too
+    GroupKey.of_connection = right
+    World.join(PrefixStore("second", store), rank, 2, cpu, b"of the second").group((0, 1))
+    said.put((rank, "met again"))
 
 
 def same(rank: int) -> bytes:
@@ -114,11 +118,13 @@ def test_what_somebody_else_has_written_into_the_store_is_refused(meeting: Meeti
 
 
 def test_who_connects_without_the_code_is_refused(meeting: Meeting) -> None:
-    """The other end learns that the connection is closed."""
-    said, _, _ = meeting(wrong_code)
+    """The other end learns that the connection is closed; then both meet again in the same processes."""
+    said, go_on, _ = meeting(wrong_code)
     told = heard(said)
     assert "HF404" in told[0] and "has connected as rank 1 of 2" in told[0]
     assert "Connection closed by peer" in told[1] or "Connection reset" in told[1]
+    go_on.set()
+    assert heard(said) == {0: "met again", 1: "met again"}
 
 
 def test_who_connects_first_takes_nobodys_place(meeting: Meeting) -> None:

@@ -17,6 +17,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import Store
 
 from hflow.runtime.cores import Cores, allowed
@@ -73,9 +74,13 @@ class World:
         """
         gloo = register(secret)
         backend = f"cpu:{gloo},cuda:nccl" if device.type == "cuda" else gloo
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
-        neighbours = cross_memory.meet(rank, size) if device.type == "cpu" else None
-        return World(rank, size, device, neighbours, agree(rank, size))
+        try:
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+            neighbours = cross_memory.meet(rank, size) if device.type == "cpu" else None
+            return World(rank, size, device, neighbours, agree(rank, size))
+        except BaseException:
+            _leave()
+            raise
 
     def group(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
         """The group of `ranks`, in ascending order of ranks. Collective over the whole world when new."""
@@ -166,8 +171,7 @@ class World:
 
     def close(self) -> None:
         self._groups.clear()
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        _leave()
 
     @contextmanager
     def _giving_up(self) -> Iterator[None]:
@@ -179,6 +183,14 @@ class World:
             if self.aborted.is_set():
                 raise Aborted from None
             raise
+
+
+def _leave() -> None:
+    """Leave torch's world, also a half-made one. torch names groups by a count, which must be the same on all
+    ranks of the next world; it forgets the count only of a world that was made."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    distributed_c10d._world.group_count = 0
 
 
 def _disconnect(group: dist.ProcessGroup) -> None:
