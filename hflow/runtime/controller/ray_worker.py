@@ -38,6 +38,8 @@ class RayWorker(Worker):
         own = host if host == LOOPBACK else ray.util.get_node_ip_address()
         if interface := _interface(own):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+            if host == LOOPBACK:  # between hosts, NCCL finds the fastest by itself
+                os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
         self._gave_up = False
         return self.join(TCPStore(host, port, None, False), generation, rank, size, secret)
 
