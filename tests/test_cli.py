@@ -48,6 +48,7 @@ FLAGS = {
         "--workers", "--resume", "--allow",
     ],
     "runs": ["--dir", "--json"],
+    "export": ["run", "--model", "--to", "--dir"],
     "runs rm": ["names", "--dir", "--force"],
     "calibrate": ["-o", "--output", "--workers", "--force"],
     "doctor": ["--json", "--no-start"],

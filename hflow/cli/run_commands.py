@@ -1,13 +1,15 @@
-"""The commands that list runs and remove them."""
+"""The commands that list runs, remove them, and take models out of them."""
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from hflow.address_space import TORCH_BYTES, require_address_space
 from hflow.diagnostics import Diagnostic, HflowError
 
 RUNS = Path("runs")
@@ -52,6 +54,38 @@ def rm_command(
         print(f"removed  {printable(str(target.path))}  {units.size(target.size_bytes)}", flush=True)
     if len(found) > 1:
         print(f"freed    {units.size(sum(target.size_bytes for target in found))}")
+
+
+def export_command(
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN[@STEP]",
+            help="A run, by name or folder; @STEP or @best: that checkpoint; default: the newest.",
+            show_default=False,
+        ),
+    ],
+    model: Annotated[
+        str | None, typer.Option(help="A trained model; default: all of them.", show_default=False)
+    ] = None,
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="A new folder; default: RUN/export/MODEL-step-N.", show_default=False
+        ),
+    ] = None,
+    folder: RunsFolder = None,
+) -> None:
+    """Write trained models as they were at a checkpoint, as Hugging Face folders. Starts no worker."""
+    require_address_space(TORCH_BYTES, "export")
+    from hflow import units
+    from hflow.report.export_run import export_run
+    from hflow.report.runs_text import printable
+
+    for done in export_run(run, folder or RUNS, model, to, lambda text: print(text, file=sys.stderr)):
+        after = units.plural(done.step, "step")
+        where, size = printable(str(done.folder)), units.size(done.size_bytes)
+        print(f"exported  {done.model} after {after}  {where}  {size}")
 
 
 def _list(given: Path | None, as_json: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -15,15 +15,19 @@ from hflow.runtime.hf import write_hf
 from hflow.runtime.rows import TORCH_DTYPES
 
 
-def export_checkpoint(plan: Plan, model: str, checkpoint: Path, folder: Path) -> None:
-    """Write a trained model of `plan` as it was when the checkpoint was taken, in the model's dtype.
+def export_checkpoint(plan: Plan, checkpoint: Path, folders: Mapping[str, Path]) -> None:
+    """Write trained models of `plan` as they were when the checkpoint was taken, in each model's dtype.
+
+    Args:
+        folders: where each of them goes, by name; what is there is replaced.
 
     Raises:
-        HflowError: HF412 when the checkpoint cannot be used, HF406 when the folder cannot be written.
+        HflowError: HF412 when the checkpoint cannot be used, HF406 when a folder cannot be written.
     """
     with closing(CheckpointReader(checkpoint)) as reader:
         reader.verify(0, 1)
-        write_hf(folder, Path(plan.graph.model(model).path), _tensors(plan, model, reader))
+        for model, folder in folders.items():
+            write_hf(folder, Path(plan.graph.model(model).path), _tensors(plan, model, reader))
 
 
 def _tensors(plan: Plan, model: str, reader: CheckpointReader) -> Iterator[tuple[str, Tensor]]:

@@ -165,15 +165,13 @@ class Attempts:
             if best is None:
                 self.pool.call("export", model, str(target))
             else:
-                export_checkpoint(plan, model, folder.path / FOLDER / name_of(best), target)
+                export_checkpoint(plan, folder.path / FOLDER / name_of(best), {model: target})
             folder.event("exported", model=model, step=best or plan.graph.steps)
 
     def _best(self) -> int | None:
         """The step of the best checkpoint that is there."""
-        folder, evaluation = self.folder, self.folder.plan.graph.evaluation
-        policy = folder.config.checkpoint
-        is_evaluated = evaluation is not None and str(evaluation.metric) == policy.best
-        score = scores(folder.metrics, self.run.evaluations, policy.best, is_evaluated)
+        folder, policy = self.folder, self.folder.config.checkpoint
+        score = scores(folder.plan.graph, policy.best, folder.metrics, self.run.evaluations)
         known = [step for step in sorted(complete(folder.path)) if score(step) is not None]
         return next(iter(best_of(known, policy, score)), None)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hflow.diagnostics import HflowError
+from hflow.graph.ir import Graph
 from hflow.graph.run_config import CheckpointPolicy
 from hflow.plan.plan import Plan, graph_hash
 from hflow.runtime.checkpoint.manifest import (
@@ -165,7 +166,7 @@ def complete(run: Path) -> Iterator[int]:
     """The steps after which the complete checkpoints of the run in `run` were taken."""
     for folder in (run / FOLDER).glob("step-*"):
         found = COMPLETE.fullmatch(folder.name)
-        if found and (folder / NAME).is_file():
+        if found and not folder.is_symlink() and (folder / NAME).is_file():
             yield int(found[1])
 
 
@@ -237,8 +238,11 @@ def _sync(folder: Path) -> None:
 
 
 def scores(
-    metrics: Sequence[Mapping[str, Any]], evaluations: Mapping[int, float], name: str, is_evaluated: bool
+    graph: Graph, name: str, metrics: Sequence[Mapping[str, Any]], evaluations: Mapping[int, float]
 ) -> Callable[[int], float | None]:
     """Of the state after so many steps: the evaluation, or the metric of the step before."""
+    evaluation = graph.evaluation
+    if evaluation is not None and str(evaluation.metric) == name:
+        return evaluations.get
     by_step = {line["step"] + 1: line.get(name) for line in metrics}
-    return lambda step: evaluations.get(step) if is_evaluated else by_step.get(step)
+    return by_step.get

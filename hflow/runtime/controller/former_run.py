@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,16 +59,16 @@ def former_run(folder: Path, tell: Callable[[HflowError], None]) -> FormerRun:
         raise HflowError(Diagnostic("HF407", message))
     checkpoint = newest_usable(folder, tell)
     step = read_manifest(checkpoint).step if checkpoint else 0
-    metrics = {line["step"]: line for line in _lines(folder / "metrics.jsonl") if line["step"] < step}
-    events = list(_lines(folder / "events.jsonl"))
-    evaluated = (e for e in events if e.get("event") == "evaluated" and e["step"] <= step)
+    metrics = {line["step"]: line for line in read_lines(folder / "metrics.jsonl") if line["step"] < step}
+    events = list(read_lines(folder / "events.jsonl"))
+    evaluated = {at: value for at, value in evaluations_of(events).items() if at <= step}
     ran = {json.dumps(e): e for e in events if e.get("event") == "ran" and e["step"] < step}
     return FormerRun(
         folder,
         checkpoint,
         step,
         tuple(metrics[number] for number in sorted(metrics)),
-        {e["step"]: e["value"] for e in evaluated} if checkpoint else {},
+        evaluated if checkpoint else {},
         tuple(ran.values()),
         float(summary.get("wall_s") or 0.0),
     )
@@ -93,7 +93,12 @@ def _is_running(summary: dict[str, Any]) -> bool:
     return False
 
 
-def _lines(file: Path) -> Iterator[dict[str, Any]]:
+def evaluations_of(events: Iterable[Mapping[str, Any]]) -> dict[int, float]:
+    """The metric by finished steps."""
+    return {e["step"]: e["value"] for e in events if e.get("event") == "evaluated"}
+
+
+def read_lines(file: Path) -> Iterator[dict[str, Any]]:
     """The objects in a file of JSON lines; a last line that was cut off is none."""
     with suppress(FileNotFoundError), file.open() as lines:
         for line in lines:

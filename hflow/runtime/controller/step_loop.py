@@ -107,6 +107,5 @@ class StepLoop:
         self.progress.say(text)
 
     def _score(self, step: int) -> float | None:
-        name, evaluation = self.checkpoints.policy.best, self.plan.graph.evaluation
-        is_evaluated = evaluation is not None and str(evaluation.metric) == name
-        return scores(self.folder.metrics, self.evaluations, name, is_evaluated)(step)
+        name = self.checkpoints.policy.best
+        return scores(self.plan.graph, name, self.folder.metrics, self.evaluations)(step)
