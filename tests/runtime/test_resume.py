@@ -7,14 +7,17 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 
 import hflow
+from hflow.diagnostics import HflowError
 from hflow.graph.ir import Graph
 from hflow.graph.run_config import CheckpointPolicy, RunConfig
 from hflow.plan.plan import Plan
@@ -188,6 +191,56 @@ def test_a_torn_checkpoint_is_passed_over(
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     assert [e["step"] for e in events if e["event"] == "resumed"] == [1]
     assert untimed(resumed) == untimed(undisturbed)
+
+
+def flip_a_bit(checkpoint: Path) -> None:
+    """In the largest file of a checkpoint, whose size stays."""
+    file = max(checkpoint.glob("rank-*"), key=lambda path: path.stat().st_size)
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+def test_checkpoints_with_other_checksums_are_passed_over(
+    whole: Callable[[str, str], Run], workers: Pool, tiny_model: Path, tiny_reward: Path, tmp_path: Path
+) -> None:
+    """Workers find out. The run goes on from the one before, and writes anew what it passed over."""
+    undisturbed = whole("lagged", "dp2,zero1@0-1")
+    plan = plan_of(graph_of("lagged", tiny_model, tiny_reward), "dp2,zero1@0-1")
+    folder = up_to(undisturbed.folder, 3, tmp_path / "run")
+    for step in (2, 3):
+        flip_a_bit(folder / "checkpoints" / name_of(step))
+    told, policy = StringIO(), CheckpointPolicy(every=1, keep=1)
+    config, console = RunConfig(policy), Console(file=told, width=1000)
+    resumed = execute(plan, folder, pool=workers, config=config, resume=True, console=console)
+    assert untimed(resumed) == untimed(undisturbed) and resumed.evaluations == undisturbed.evaluations
+    ours, theirs = weights(folder), weights(undisturbed.folder)
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    assert [e["step"] for e in events if e["event"] == "passed_over"] == [2, 1]
+    assert told.getvalue().count("passed over: error[HF412]") == 2
+    assert "the checksum of `rank-" in told.getvalue() and "going on from step 1" in told.getvalue()
+    assert list(complete(folder)) == [STEPS]
+
+
+def test_damaged_checkpoints_alone_do_not_begin_the_run_anew(
+    whole: Callable[[str, str], Run], workers: Pool, tiny_model: Path, tiny_reward: Path, tmp_path: Path
+) -> None:
+    undisturbed = whole("lagged", "dp2,zero1@0-1")
+    plan = plan_of(graph_of("lagged", tiny_model, tiny_reward), "dp2,zero1@0-1")
+    folder = up_to(undisturbed.folder, 1, tmp_path / "run")
+    metrics = (folder / "metrics.jsonl").read_text().splitlines()[:1]
+    flip_a_bit(folder / "checkpoints" / name_of(1))
+    with pytest.raises(HflowError, match="without any the run begins anew") as caught:
+        execute(plan, folder, pool=workers, config=EVERY, resume=True)
+    assert caught.value.diagnostics[0].code == "HF412"
+    next((folder / "checkpoints" / name_of(1)).glob("rank-*")).unlink()
+    with pytest.raises(HflowError, match="none of 1 checkpoint is whole") as caught:
+        execute(plan, folder, pool=workers, config=EVERY, resume=True)
+    assert caught.value.diagnostics[0].code == "HF412"
+    assert (folder / "metrics.jsonl").read_text().splitlines() == metrics
+    shutil.rmtree(folder / "checkpoints" / name_of(1))
+    assert untimed(execute(plan, folder, pool=workers, resume=True)) == untimed(undisturbed)
 
 
 def test_only_the_newest_and_the_best_stay(

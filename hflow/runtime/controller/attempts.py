@@ -19,6 +19,7 @@ from hflow.runtime.checkpoint.export import export_checkpoint
 from hflow.runtime.controller.checkpoints import FOLDER, Checkpoints, best_of, complete, name_of, scores
 from hflow.runtime.controller.elastic import smaller_clusters, workers_by_host
 from hflow.runtime.controller.former_run import FormerRun, former_run
+from hflow.runtime.controller.load_run import load_run
 from hflow.runtime.controller.pool import Pool
 from hflow.runtime.controller.progress import RunProgress
 from hflow.runtime.controller.run_folder import RunFolder
@@ -76,18 +77,16 @@ class Attempts:
         """Whether all is done; else there is room again for the plan that is wanted."""
         folder, pool, plan = self.folder, self.pool, self.folder.plan
         policy, size = folder.config.checkpoint, max(plan.devices) + 1
-        folder.event("placed", nodes=pool.form(size, folder.config.wait_s))
-        resumed = str(former.checkpoint.absolute()) if former and former.checkpoint else ""
-        pool.call("load", plan, policy.writes, resumed)
-        folder.event("loaded")
+        former = load_run(plan, pool, folder, former, self._back_to, self._say)
         self._has_begun = True
-        checkpoints = Checkpoints(folder.path, plan, policy, size, folder.event, self._say)
+        first = former.step if former else 0
+        checkpoints = Checkpoints(folder.path, plan, policy, size, folder.event, self._say, first)
         grace_s = folder.config.grace_s
         notice = f"ending the step and writing a checkpoint within {grace_s:g} s; the next signal leaves"
         with RunProgress(plan.graph.steps, pool.where, self.console) as progress, _removing(checkpoints):
             loop = StepLoop(
                 plan, pool, folder, checkpoints, self.run.evaluations, progress, self.signals,
-                former.step if former else 0, self._may_grow,
+                first, self._may_grow,
             )  # fmt: skip
             with self.signals.graceful(grace_s, notice) if policy.on_signal else nullcontext():
                 loop.run()
@@ -124,16 +123,19 @@ class Attempts:
     def _rewind(self, plan: Plan) -> FormerRun:
         """Back to the newest checkpoint, or to the beginning, under `plan`."""
         former = former_run(self.folder.path, lambda error: self._say(f"passed over: {error}"))
-        before = self.folder.plan
-        self.folder.rewind(former, plan)
-        self.run.metrics = self.folder.metrics
-        self.run.evaluations.clear()
-        self.run.evaluations.update(former.evaluations)
+        before, self.folder.plan = self.folder.plan, plan
+        self._back_to(former)
         if plan is not before:
             self.folder.event("replanned", plan=plan.hash, cluster=plan.cluster.name)
             self._say(f"another plan, for {plan.cluster.name}:\n{self.views.changes(before, plan)}")
         self._say(f"going on {f'from step {former.step}' if former.checkpoint else 'from the beginning'}")
         return former
+
+    def _back_to(self, former: FormerRun) -> None:
+        self.folder.rewind(former)
+        self.run.metrics = self.folder.metrics
+        self.run.evaluations.clear()
+        self.run.evaluations.update(former.evaluations)
 
     def _can_shrink(self, failure: HflowError) -> bool:
         is_lacking = failure.diagnostics[0].code == NO_DEVICES and self._has_begun

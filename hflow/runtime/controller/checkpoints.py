@@ -16,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from hflow import units
 from hflow.diagnostics import HflowError
 from hflow.graph.ir import Graph
 from hflow.graph.run_config import CheckpointPolicy
@@ -55,6 +56,8 @@ class Checkpoints:
         workers: how many write.
         event: records what happened.
         say: tells it to the user.
+        first: the step that the run goes on from. Checkpoints of later ones are of no use: they were passed
+            over, and their steps are made again.
     """
 
     def __init__(
@@ -65,13 +68,14 @@ class Checkpoints:
         workers: int,
         event: Callable[..., None],
         say: Callable[[str], None],
+        first: int = 0,
     ):
         self.folder, self.plan, self.policy, self.workers = folder / FOLDER, plan, policy, workers
         self._event, self._say = event, say
         self._pending: dict[int, _Pending] = {}
         self._failed = 0
         self._last_s = time.monotonic()
-        self._newest = max(complete(folder), default=-1)
+        self._newest = first
 
     def is_due(self, done: int) -> bool:
         """Whether one is to be written after `done` steps."""
@@ -150,7 +154,7 @@ class Checkpoints:
             raise damaged(self.folder, f"{MOST_FAILURES} in a row could not be written: {problem}", help_)
 
     def _remove_old(self, score: Callable[[int], float | None]) -> None:
-        steps = sorted(complete(self.folder.parent))
+        steps = sorted(step for step in complete(self.folder.parent) if step <= self._newest)
         kept = {*steps[-self.policy.keep :], *best_of(steps, self.policy, score)}
         for step in (s for s in steps if s not in kept):
             folder = self.folder / name_of(step)
@@ -170,9 +174,16 @@ def complete(run: Path) -> Iterator[int]:
             yield int(found[1])
 
 
-def newest_usable(run: Path, tell: Callable[[HflowError], None]) -> Path | None:
-    """The folder of the newest checkpoint whose files are there; `tell` hears of those passed over."""
-    for step in sorted(complete(run), reverse=True):
+def newest_usable(run: Path, tell: Callable[[HflowError], None], before: float) -> Path | None:
+    """The folder of the newest checkpoint whose files are there, of those `before` a step; `tell` hears of
+    those passed over.
+
+    Raises:
+        HflowError: HF412 when there are checkpoints and none can be used. To begin anew is for the user to
+            say.
+    """
+    steps = sorted((step for step in complete(run) if step < before), reverse=True)
+    for step in steps:
         folder = run / FOLDER / name_of(step)
         try:
             read_manifest(folder)
@@ -180,6 +191,10 @@ def newest_usable(run: Path, tell: Callable[[HflowError], None]) -> Path | None:
             tell(error)
             continue
         return folder
+    if steps:
+        names = " ".join(f"{run}@{step}" for step in steps)
+        help_ = f"`hflow runs rm {names}` removes them; without any the run begins anew"
+        raise damaged(run / FOLDER, f"none of {units.plural(len(steps), 'checkpoint')} is whole", help_)
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -44,11 +45,15 @@ class FormerRun:
     wall_s: float
 
 
-def former_run(folder: Path, tell: Callable[[HflowError], None]) -> FormerRun:
+def former_run(folder: Path, tell: Callable[[HflowError], None], before: float = math.inf) -> FormerRun:
     """What is in `folder` of use; `tell` hears of checkpoints that cannot be used.
 
+    Args:
+        before: those of this step and later ones are not looked at.
+
     Raises:
-        HflowError: HF407 when there is no run, or it is still running.
+        HflowError: HF407 when there is no run, or it is still running; HF412 when there are checkpoints and
+            none can be used.
     """
     if not (folder / "events.jsonl").is_file() or not (folder / "plan.json").is_file():
         help_ = "`hflow runs` lists runs"
@@ -57,7 +62,7 @@ def former_run(folder: Path, tell: Callable[[HflowError], None]) -> FormerRun:
     if _is_running(summary):
         message = f"the run in `{folder}` is still running (process {summary['pid']})"
         raise HflowError(Diagnostic("HF407", message))
-    checkpoint = newest_usable(folder, tell)
+    checkpoint = newest_usable(folder, tell, before)
     step = read_manifest(checkpoint).step if checkpoint else 0
     metrics = {line["step"]: line for line in read_lines(folder / "metrics.jsonl") if line["step"] < step}
     events = list(read_lines(folder / "events.jsonl"))

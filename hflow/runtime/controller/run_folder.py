@@ -62,9 +62,8 @@ class RunFolder:
             self._clear()
             raise
 
-    def rewind(self, former: FormerRun, plan: Plan) -> None:
+    def rewind(self, former: FormerRun) -> None:
         """Go on from where a checkpoint was taken, in the same process, under `plan`. HF407 as `event`."""
-        self.plan = plan
         for file in (self._metrics_file, self._events_file):
             file.close()
         self._go_on(former)

@@ -1,0 +1,67 @@
+"""How workers get the plan, and the state that a run goes on from: that of the newest checkpoint they can
+read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from hflow.diagnostics import HflowError
+from hflow.plan.plan import Plan
+from hflow.runtime.controller.former_run import FormerRun, former_run
+from hflow.runtime.controller.pool import Pool, WorkerFailure
+from hflow.runtime.controller.run_folder import RunFolder
+
+UNUSABLE = "HF412"  # a checkpoint
+
+
+def load_run(
+    plan: Plan,
+    pool: Pool,
+    folder: RunFolder,
+    former: FormerRun | None,
+    back_to: Callable[[FormerRun], None],
+    say: Callable[[str], None],
+) -> FormerRun | None:
+    """Have workers load `plan` and the checkpoint of `former`. Where they find that damaged (only they read
+    it whole), the one before.
+
+    Args:
+        back_to: is called with what is gone on from then.
+        say: tells the user.
+
+    Returns:
+        `former`, or what is gone on from in its place.
+
+    Raises:
+        WorkerFailure: when a worker fails otherwise, or there is no checkpoint before.
+    """
+    while True:
+        folder.event("placed", nodes=pool.form(max(plan.devices) + 1, folder.config.wait_s))
+        checkpoint = former.checkpoint if former else None
+        resumed = str(checkpoint.absolute()) if checkpoint else ""
+        try:
+            pool.call("load", plan, folder.config.checkpoint.writes, resumed)
+        except WorkerFailure as failure:
+            former = _one_before(former, failure, say)
+            folder.event("passed_over", problem=failure.diagnostics[0].message, step=former.step)
+            back_to(former)
+            say(f"going on from step {former.step}")
+            continue
+        folder.event("loaded")
+        return former
+
+
+def _one_before(former: FormerRun | None, failure: WorkerFailure, say: Callable[[str], None]) -> FormerRun:
+    """What to go on from when workers could not read the checkpoint of `former`: never the beginning, since
+    what fails with every checkpoint may be no damage."""
+    found = failure.diagnostics[0]
+    if former is None or former.checkpoint is None or found.code != UNUSABLE:
+        raise failure
+    tell: Callable[[HflowError], None] = lambda error: say(f"passed over: {error}")  # noqa: E731
+    older = former_run(former.folder, tell, before=former.step)
+    if older.checkpoint is None:
+        help_ = f"`hflow runs rm {former.folder}@{former.step}` removes it; without any the run begins anew"
+        raise WorkerFailure(replace(found, help=found.help or help_), failure.trace) from failure
+    tell(failure)
+    return older
