@@ -18,9 +18,9 @@ class CheckpointPolicy:
     """When checkpoints are written, and which of them stay.
 
     `every`: after so many steps; 0: not by their number. `seconds`: once so many have passed since the last
-    one; 0: not by time. `keep`: so many complete ones stay, the newest. `best`: a metric; the checkpoint in
-    which it is greatest (or least, by `mode`) stays as well. `on_signal`: one is written when the run is
-    interrupted.
+    one; 0: not by time. With either, one more after the last step. `keep`: so many complete ones stay, the
+    newest. `best`: a metric; the checkpoint in which it is greatest (or least, by `mode`) stays as well.
+    `on_signal`: one is written when the run is interrupted.
     """
 
     every: int = 0

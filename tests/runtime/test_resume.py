@@ -48,8 +48,10 @@ TIMES = ("time_s", "tokens_per_s")
 Start = Callable[..., Run]
 
 
-def graph_of(name: str, model: Path, reward: Path) -> Graph:
+def graph_of(name: str, model: Path, reward: Path, steps: int = 0) -> Graph:
     params: dict[str, object] = {"model": model, **CASES[name]}
+    if steps:
+        params["steps"] = steps
     if name == "ppo_small":
         params["reward_model"] = reward
     return hflow.load(GRAPHS / f"{name}.yaml", [f"params.{key}={value}" for key, value in params.items()])
@@ -241,6 +243,31 @@ def test_damaged_checkpoints_alone_do_not_begin_the_run_anew(
     assert (folder / "metrics.jsonl").read_text().splitlines() == metrics
     shutil.rmtree(folder / "checkpoints" / name_of(1))
     assert untimed(execute(plan, folder, pool=workers, resume=True)) == untimed(undisturbed)
+
+
+@pytest.mark.parametrize("policy", [CheckpointPolicy(every=3), CheckpointPolicy(seconds=1e6)])
+def test_a_finished_run_goes_on_with_more_steps(
+    whole: Callable[[str, str], Run],
+    workers: Pool,
+    tiny_model: Path,
+    tiny_reward: Path,
+    tmp_path: Path,
+    policy: CheckpointPolicy,
+) -> None:
+    """It has a checkpoint of its last step, whenever others are due."""
+    short, long = (
+        plan_of(graph_of("lagged", tiny_model, tiny_reward, steps), "dp2,zero1@0-1") for steps in (2, STEPS)
+    )
+    run = execute(short, tmp_path / "run", pool=workers, config=RunConfig(policy))
+    assert list(complete(run.folder)) == [2]
+    longer = execute(long, run.folder, pool=workers, config=RunConfig(policy), resume=True)
+    undisturbed = whole("lagged", "dp2,zero1@0-1")
+    assert untimed(longer) == untimed(undisturbed)
+    ours, theirs = weights(run.folder), weights(undisturbed.folder)
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+    policy = CheckpointPolicy(on_signal=True)
+    done = execute(short, tmp_path / "other", pool=workers, config=RunConfig(policy), export=False)
+    assert list(complete(done.folder)) == []
 
 
 def test_only_the_newest_and_the_best_stay(

@@ -78,10 +78,13 @@ class Checkpoints:
         self._newest = first
 
     def is_due(self, done: int) -> bool:
-        """Whether one is to be written after `done` steps."""
-        by_number = self.policy.every and done % self.policy.every == 0
-        by_time = self.policy.seconds and time.monotonic() - self._last_s >= self.policy.seconds
-        return bool(by_number or by_time) and self._is_new(done)
+        """Whether one is to be written after `done` steps: the last ones too, so that more steps can follow
+        them."""
+        every, seconds = self.policy.every, self.policy.seconds
+        by_number = every and done % every == 0
+        by_time = seconds and time.monotonic() - self._last_s >= seconds
+        at_end = (every or seconds) and done == self.plan.graph.steps
+        return bool(by_number or by_time or at_end) and self._is_new(done)
 
     def is_owed(self, done: int) -> bool:
         """Whether an interrupted run has steps that no checkpoint has."""
