@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hflow.plan.parameters import parameters
 from hflow.plan.plan import Plan
+from hflow.plan.run_state import run_state
 from hflow.runtime.checkpoint.reader import CheckpointReader
 from hflow.runtime.hf import write_hf
 from hflow.runtime.rows import TORCH_DTYPES
@@ -25,6 +26,7 @@ def export_checkpoint(plan: Plan, checkpoint: Path, folders: Mapping[str, Path])
         HflowError: HF412 when the checkpoint cannot be used, HF406 when a folder cannot be written.
     """
     with closing(CheckpointReader(checkpoint)) as reader:
+        reader.expect(run_state(plan))
         reader.verify(0, 1)
         for model, folder in folders.items():
             write_hf(folder, Path(plan.graph.model(model).path), _tensors(plan, model, reader))

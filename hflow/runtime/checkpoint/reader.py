@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from hflow.bounded_read import UnreadableError
+from hflow.diagnostics import HflowError
 from hflow.plan.layout import Box, volume
+from hflow.plan.run_state import StateTensor
 from hflow.runtime.checkpoint.manifest import (
     Manifest,
     Piece,
@@ -19,7 +20,7 @@ from hflow.runtime.checkpoint.manifest import (
     pieces_in,
     read_manifest,
 )
-from hflow.runtime.checkpoint.tensor_file import checksum
+from hflow.runtime.checkpoint.opened_file import OpenedFile
 from hflow.runtime.rows import TORCH_DTYPES
 
 
@@ -29,7 +30,7 @@ class CheckpointReader:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.manifest: Manifest = read_manifest(folder)
-        self._files: dict[str, Any] = {}
+        self._files: dict[str, OpenedFile] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self.manifest.tensors
@@ -38,11 +39,22 @@ class CheckpointReader:
         """Compare the checksums of every `parts`-th file, beginning with file number `part`."""
         for name in sorted(self.manifest.files)[part::parts]:
             try:
-                found = checksum(self.folder / name)
-            except OSError as error:
-                raise damaged(self.folder, f"`{name}`: {error.strerror}") from None
+                found = self._open(name).checksum()
+            except (OSError, UnreadableError) as error:
+                raise self._unreadable(name, error) from None
             if found != self.manifest.files[name].crc32:
                 raise damaged(self.folder, f"the checksum of `{name}` is not that of what was written")
+
+    def expect(self, states: Iterable[StateTensor]) -> None:
+        """Compare dtypes and shapes with those of the run's state, of all tensors that are there: another
+        model's may hold the box that is read, and something else in it."""
+        for state in (s for s in states if s.name in self.manifest.tensors):
+            found = self.manifest.tensors[state.name]
+            sizes = zip(found.shape, state.shape)
+            fits = len(found.shape) == len(state.shape) and all(want in (None, size) for size, want in sizes)
+            if found.dtype != state.dtype or not fits:
+                problem = f"tensor `{state.name}` is {found.dtype} {list(found.shape)}"
+                raise damaged(self.folder, f"{problem}, and the run has {state.dtype} {list(state.shape)}")
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._state(name).shape
@@ -72,25 +84,25 @@ class CheckpointReader:
 
     def _piece(self, piece: Piece, box: Box, state: StoredState) -> Tensor:
         """`box` (global indices) of what a piece holds."""
-        inside = tuple(slice(a - start, b - start) for (a, b), (start, _) in zip(box, piece.box))
+        inside = tuple((a - start, b - start) for (a, b), (start, _) in zip(box, piece.box))
+        shape = tuple(b - a for a, b in piece.box)
         try:
-            file = self._open(piece.file)
-            part = file.get_slice(piece.key)
-            shape = tuple(part.get_shape())
-            values: Tensor = part[inside] if inside else file.get_tensor(piece.key)
-        except (OSError, SafetensorError, ValueError) as error:
-            raise damaged(self.folder, f"`{piece.file}`: {error}") from None
-        if shape != tuple(b - a for a, b in piece.box) or values.dtype != TORCH_DTYPES.get(state.dtype):
-            raise damaged(self.folder, f"`{piece.file}`: `{piece.key}` is not what the manifest says")
-        return values
+            return self._open(piece.file).read(piece.key, TORCH_DTYPES[state.dtype], shape, inside)
+        except (OSError, UnreadableError) as error:
+            raise self._unreadable(piece.file, error) from None
 
-    def _open(self, name: str) -> Any:
+    def _open(self, name: str) -> OpenedFile:
         if name not in self._files:
-            self._files[name] = safe_open(self.folder / name, framework="pt").__enter__()  # type: ignore
+            self._files[name] = OpenedFile(self.folder / name)
+            if self._files[name].size != self.manifest.files[name].size_bytes:
+                raise UnreadableError("large", "its size has changed")
         return self._files[name]
+
+    def _unreadable(self, name: str, error: OSError | UnreadableError) -> HflowError:
+        problem = error.strerror if isinstance(error, OSError) else str(error)
+        return damaged(self.folder, f"`{name}`: {problem}")
 
     def close(self) -> None:
         for file in self._files.values():
-            with suppress(SafetensorError):
-                file.__exit__(None, None, None)
+            file.close()
         self._files.clear()

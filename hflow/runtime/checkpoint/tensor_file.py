@@ -2,7 +2,7 @@
 
 safetensors' own function first copies all tensors into bytes of Python, so that a checkpoint would be in the
 host's memory twice. This one writes from where the values lie, computes the checksum on the way, and can be
-stopped. Files are read with safetensors.
+stopped.
 """
 
 from __future__ import annotations
@@ -18,17 +18,10 @@ import torch
 from torch import Tensor
 
 from hflow.runtime.checkpoint.manifest import StoredFile
+from hflow.runtime.checkpoint.opened_file import CODES
 
 CHUNK = 2**24  # bytes
 ALIGNMENT = 8
-CODES = {
-    torch.float32: "F32",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
 
 
 class WritingStopped(Exception):  # noqa: N818  (it is what happened)
@@ -56,15 +49,6 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], stopped: threading.
                     chunk = chunk[file.write(chunk) :]
         os.fsync(file.fileno())
     return StoredFile(size, checksum)
-
-
-def checksum(path: Path) -> int:
-    """The CRC-32 of a file. Raises OSError when it cannot be read."""
-    found = 0
-    with path.open("rb", buffering=0) as file:
-        while chunk := file.read(CHUNK):
-            found = zlib.crc32(chunk, found)
-    return found
 
 
 def _header(tensors: Mapping[str, Tensor]) -> bytes:

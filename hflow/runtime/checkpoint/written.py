@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hflow.plan.layout import Box
-from hflow.runtime.checkpoint.manifest import StoredFile
+from hflow.runtime.checkpoint.manifest import StoredDType, StoredFile
 
 
 @dataclass(frozen=True)
@@ -13,7 +13,7 @@ class WrittenPiece:
     """A box of tensor `name`, of `dtype` and `shape`, under `key` in the worker's file."""
 
     name: str
-    dtype: str
+    dtype: StoredDType
     shape: tuple[int, ...]
     box: Box
     key: str

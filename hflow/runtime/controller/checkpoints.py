@@ -26,8 +26,10 @@ from hflow.runtime.checkpoint.manifest import (
     NAME,
     Manifest,
     Piece,
+    StoredDType,
     StoredState,
     damaged,
+    name_of,
     read_manifest,
     to_json,
 )
@@ -165,10 +167,6 @@ class Checkpoints:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def name_of(step: int) -> str:
-    return f"step-{step:08d}"
-
-
 def complete(run: Path) -> Iterator[int]:
     """The steps after which the complete checkpoints of the run in `run` were taken."""
     for folder in (run / FOLDER).glob("step-*"):
@@ -214,7 +212,7 @@ def best_of(
 
 
 def _manifest(plan: Plan, step: int, parts: Sequence[WrittenPart]) -> Manifest:
-    states: dict[str, tuple[str, tuple[int, ...], list[Piece]]] = {}
+    states: dict[str, tuple[StoredDType, tuple[int, ...], list[Piece]]] = {}
     for part in parts:
         for piece in part.pieces:
             _, _, pieces = states.setdefault(piece.name, (piece.dtype, piece.shape, []))

@@ -27,6 +27,7 @@ from hflow.plan.run_state import (
     trained_models,
     trainer_of,
 )
+from hflow.runtime.checkpoint.manifest import damaged
 from hflow.runtime.checkpoint.reader import CheckpointReader
 from hflow.runtime.engines.protocol import ModelWeights
 from hflow.runtime.worker.interpreter import Interpreter
@@ -57,6 +58,7 @@ def restore(interpreter: Interpreter, reader: CheckpointReader) -> None:
         HflowError: HF412 when it cannot be read.
     """
     plan, rank = interpreter.plan, interpreter.world.rank
+    reader.expect(run_state(plan))
     reader.verify(rank, interpreter.world.size)
     for older in older_weights(plan):
         if f"{older.prefix}version" in reader:
@@ -64,7 +66,10 @@ def restore(interpreter: Interpreter, reader: CheckpointReader) -> None:
     for model in trained_models(plan.graph):
         _restore_trained(interpreter, reader, model)
     own = (t.name for t in run_state(plan) if isinstance(t, WorkerTensor) and rank in t.devices)
-    interpreter.state.restore((name for name in own if name in reader), reader.whole)
+    try:
+        interpreter.state.restore((name for name in own if name in reader), reader.whole)
+    except ValueError as error:
+        raise damaged(reader.folder, str(error)) from None
 
 
 def _parts(interpreter: Interpreter) -> Iterator[StatePart]:

@@ -56,7 +56,11 @@ class WorkerState:
                 yield from ((f"regions/{region}/waiting/{port}/{part}", values) for part, values in found)
 
     def restore(self, names: Iterator[str], read: Callable[[str], Tensor]) -> None:
-        """Set what `tensors` has told, of those `names` that it told."""
+        """Set what `tensors` has told, of those `names` that it told.
+
+        Raises:
+            ValueError: when waiting rows do not fit together.
+        """
         rows: dict[str, dict[str, dict[str, Tensor]]] = {}
         waited: dict[str, Tensor] = {}
         for name in names:
@@ -72,8 +76,24 @@ class WorkerState:
                 case _:
                     raise AssertionError(name)
         for region, steps in waited.items():
-            ports = {port: Rows(**parts) for port, parts in rows.get(region, {}).items()}
+            ports = {port: _rows(region, port, parts, steps) for port, parts in rows.get(region, {}).items()}
             self.surplus[region] = Surplus(ports, steps)
+
+
+def _rows(region: str, port: str, parts: Mapping[str, Tensor], waited: Tensor) -> Rows:
+    """As many rows of every prompt, with as many values as they are long."""
+    values, lengths, versions = (parts.get(part) for part in PARTS)
+    if values is None or (lengths is not None and not _add_up(lengths, len(values))):
+        raise ValueError(f"region `{region}`: the waiting rows of `{port}` are longer or shorter than told")
+    rows = Rows(values, lengths, versions)
+    fits = len(rows) % len(waited) == 0 if len(waited) else not len(rows)
+    if not fits or (versions is not None and len(versions) != len(rows)):
+        raise ValueError(f"region `{region}`: other prompts wait than those of `{port}`")
+    return rows
+
+
+def _add_up(lengths: Tensor, size: int) -> bool:
+    return bool((lengths >= 0).all() and (lengths <= size).all()) and int(lengths.sum()) == size
 
 
 def keep_weights(plan: Plan, older: OlderWeights, source: ModelWeights, rank: int) -> KeptWeights:
