@@ -1,8 +1,4 @@
-"""Every shipped algorithm runs, on one worker and on two, and the two agree.
-
-The models are tiny and random, so the rule that judges sums is replaced by one that rewards any text with
-digits (`./rewards.py`); everything else is as shipped.
-"""
+"""Every shipped algorithm runs, on one worker and on two, and the two agree."""
 
 from __future__ import annotations
 
@@ -18,59 +14,16 @@ from hflow.plan.plan import Plan
 from hflow.runtime.controller.pool import Pool
 from hflow.runtime.execute import execute
 from hflow.runtime.run import Run
-from hflow.runtime.tools.new_model import new_model
+from tests.runtime.small_algorithms import make_models, small_graph
 
 ALGORITHMS = sorted(Path("algorithms").glob("*.yaml"))
-DENSE = f"{Path(__file__).parent / 'rewards.py'}:digits"
 STEPS = 3
 
-GROUPED = ["params.group=4", "params.minibatch=16"]
-SINGLE = ["params.minibatch=4"]
-# What makes an algorithm small, besides the number of steps and the models.
-SMALL = {
-    "sft": [],
-    "dpo": [],
-    "ppo": SINGLE,
-    "safe_rlhf": SINGLE,
-    "remax": [*SINGLE, f"nodes.reward.fn={DENSE}", f"nodes.greedy_reward.fn={DENSE}"],
-    "reinforce_pp": [*SINGLE, f"nodes.reward.fn={DENSE}"],
-    "on_policy_distillation": SINGLE,
-    "online_dpo": ["params.minibatch=8", f"nodes.reward.fn={DENSE}"],
-    "dapo": [*GROUPED, "params.draw=6", f"nodes.sampling.nodes.reward.fn={DENSE}"],
-    "iterative_grpo": [*GROUPED, "params.refresh=1", f"nodes.reward.fn={DENSE}"],
-    "tool_grpo": [
-        *GROUPED,
-        "params.max_new_tokens=6",
-        f"nodes.reward.fn={DENSE}",
-        *(f"nodes.tool_{turn}.fn={DENSE.replace('digits', 'remark')}" for turn in (1, 2)),
-    ],  # random models call no calculator
-}
-DEFAULT = [*GROUPED, f"nodes.reward.fn={DENSE}"]
-
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The folders that the params `model`, `teacher`, `reward_model` and `cost_model` name."""
-    folder = tmp_path_factory.mktemp("models")
-    seeds = {"model": 3, "teacher": 4, "reward_model": 5, "cost_model": 6}
-    for name, seed in seeds.items():
-        new_model(
-            folder / name, layers=2, hidden=32, heads=4, ffn=64, alphabet="0123456789+-=. ", max_positions=64,
-            seed=seed, head="scalar" if seed > 4 else "lm",
-        )  # fmt: skip
-    return {name: folder / name for name in seeds}
-
-
-@pytest.fixture(scope="module")
-def graph_of(models: dict[str, Path]) -> Callable[[Path], Graph]:
-    def load(path: Path) -> Graph:
-        params = hflow.load(path).params
-        given = [f"params.{name}={folder}" for name, folder in models.items() if name in params]
-        small = {"steps": STEPS, "batch": 8, "holdout": 8}
-        given += [f"params.{name}={value}" for name, value in small.items() if name in params]
-        return hflow.load(path, [*given, *SMALL.get(path.stem, DEFAULT)])
-
-    return load
+def graph_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Graph]:
+    models = make_models(tmp_path_factory.mktemp("models"))
+    return lambda path: small_graph(path, models, STEPS)
 
 
 def on_one(graph: Graph) -> Plan:
