@@ -27,7 +27,6 @@ from hflow.runtime.controller.checkpoints import complete
 from hflow.runtime.controller.elastic import workers_by_host
 from hflow.runtime.controller.former_run import FormerRun, former_run
 from hflow.runtime.controller.inline_pool import InlinePool
-from hflow.runtime.controller.load_run import load_run
 from hflow.runtime.controller.local_ray import LocalRay
 from hflow.runtime.controller.pool import Pool, WorkerFailure
 from hflow.runtime.controller.run_folder import RunFolder

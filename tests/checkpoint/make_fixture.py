@@ -19,7 +19,8 @@ import hflow
 from hflow.graph.run_config import CheckpointPolicy, RunConfig
 from hflow.plan.plan import Plan
 from hflow.runtime.checkpoint.manifest import FORMAT, name_of
-from hflow.runtime.execute import Run, execute
+from hflow.runtime.execute import execute
+from hflow.runtime.run import Run
 from hflow.runtime.tools.new_model import new_model
 from tests.checkpoint.written import load
 

@@ -19,7 +19,8 @@ from hflow.graph.run_config import CheckpointPolicy, RunConfig
 from hflow.report.export_run import Exported, export_run
 from hflow.runtime.controller.checkpoints import name_of
 from hflow.runtime.controller.pool import Pool
-from hflow.runtime.execute import Run, execute
+from hflow.runtime.execute import execute
+from hflow.runtime.run import Run
 from hflow.runtime.tools.new_model import new_model
 from tests.runtime.matrix import GRAPHS
 from tests.runtime.test_failures import HFLOW

@@ -13,7 +13,8 @@ from ray.exceptions import RayTaskError
 
 import hflow
 from hflow.runtime.controller.pool import Pool
-from hflow.runtime.execute import Run, execute
+from hflow.runtime.execute import execute
+from hflow.runtime.run import Run
 from tests.runtime.matrix import GRAPHS
 from tests.runtime.test_no_tensor_through_the_controller import in_workers
 from tests.runtime.test_resume import EVERY, up_to

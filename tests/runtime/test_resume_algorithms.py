@@ -20,7 +20,8 @@ from hflow.plan.run_state import run_state
 from hflow.runtime.checkpoint.manifest import read_manifest
 from hflow.runtime.controller.checkpoints import complete, name_of
 from hflow.runtime.controller.pool import Pool
-from hflow.runtime.execute import Run, execute
+from hflow.runtime.execute import execute
+from hflow.runtime.run import Run
 from tests.runtime.small_algorithms import make_models, small_graph
 from tests.runtime.test_resume import EVERY, LAYOUTS, assert_same, plan_of, untimed, up_to, weights
 
