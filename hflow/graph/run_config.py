@@ -30,11 +30,6 @@ class CheckpointPolicy:
     mode: Mode = "max"
     on_signal: bool = True
 
-    @property
-    def writes(self) -> bool:
-        """Whether there may be any checkpoint."""
-        return bool(self.every or self.seconds or self.on_signal)
-
 
 @dataclass(frozen=True)
 class RunConfig:

@@ -17,6 +17,7 @@ from typing import Literal
 
 from hflow.graph.ir import Graph
 from hflow.graph.types import DType
+from hflow.plan.edges import WeightEdge
 from hflow.plan.layout import Box, cut, volume
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.parameters import Parameter, parameters, weight_boxes
@@ -126,6 +127,13 @@ def older_edges(plan: Plan) -> dict[int, OlderWeights]:
     }
 
 
+def reader_of(plan: Plan, older: OlderWeights) -> Instance:
+    """The copy of older weights from which a checkpoint takes them: that of the first of their readers."""
+    edge = plan.step.edges[next(number for number, left in older_edges(plan).items() if left == older)]
+    assert isinstance(edge, WeightEdge)
+    return instance_of(plan.graph.node(edge.target), edge.target_sharding)
+
+
 def _is_kept(plan: Plan, sync: SyncWeights) -> bool:
     reader = plan.graph.node(plan.step.weight_edge(sync).target)
     return sync.every > 0 or reader.model_use.lag > 0
@@ -148,25 +156,30 @@ def parts_to_write(plan: Plan, model: str, device: int, splits: bool = False) ->
     return _boxes_to_write(plan.shapes[model], trainer_of(plan, model), device, splits)
 
 
+def older_parts_to_write(plan: Plan, older: OlderWeights, device: int) -> Mapping[str, Box]:
+    """As `parts_to_write`, of older weights."""
+    return _boxes_to_write(plan.shapes[older.model], reader_of(plan, older), device, splits=False)
+
+
 def is_split(plan: Plan, model: str) -> bool:
     """Whether the state of the model's optimizer is split over data-parallel ranks."""
     return plan.node(plan.graph.trainers(model)[0].name).strategy.zero == 1
 
 
 @lru_cache(maxsize=64)
-def _boxes_to_write(shape: ModelShape, trainer: Instance, device: int, splits: bool) -> Mapping[str, Box]:
-    boxes = {p.name: _writers(shape, trainer, p, splits).get(device) for p in parameters(shape)}
+def _boxes_to_write(shape: ModelShape, holder: Instance, device: int, splits: bool) -> Mapping[str, Box]:
+    boxes = {p.name: _writers(shape, holder, p, splits).get(device) for p in parameters(shape)}
     return {name: box for name, box in boxes.items() if box and volume(box)}
 
 
-def _writers(shape: ModelShape, trainer: Instance, parameter: Parameter, splits: bool) -> dict[int, Box]:
+def _writers(shape: ModelShape, holder: Instance, parameter: Parameter, splits: bool) -> dict[int, Box]:
     """The box of a parameter that each device writes."""
     found: dict[int, Box] = {}
-    boxes = weight_boxes(shape, trainer.sharding, parameter)
+    boxes = weight_boxes(shape, holder.sharding, parameter)
     for box in dict.fromkeys(boxes.values()):
         holders = sorted(device for device, held in boxes.items() if held == box)
         if splits:
-            found |= dict.fromkeys(_first_group(trainer, holders), box)
+            found |= dict.fromkeys(_first_group(holder, holders), box)
         else:
             found |= {device: cut(box, 0, len(holders), i) for i, device in enumerate(holders)}
     return found
@@ -188,7 +201,8 @@ def _trained(plan: Plan, model: str) -> Iterator[StateTensor]:
 
 
 def _older(plan: Plan, older: OlderWeights) -> Iterator[StateTensor]:
-    dtype, devices = plan.graph.model(older.model).dtype, trainer_of(plan, older.model).mesh.devices
+    """None before the first step of training has come to them: until then they are those in the folder."""
+    dtype, devices = plan.graph.model(older.model).dtype, reader_of(plan, older).mesh.devices
     for parameter in parameters(plan.shapes[older.model]):
         name = older.prefix + parameter.name
         yield OlderTensor(name, dtype, parameter.shape, older.model, devices, older, parameter, optional=True)

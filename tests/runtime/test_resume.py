@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable
+from contextlib import closing
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,18 @@ import hflow
 from hflow.diagnostics import HflowError
 from hflow.graph.ir import Graph
 from hflow.graph.run_config import CheckpointPolicy, RunConfig
+from hflow.plan.parameters import parameters
 from hflow.plan.plan import Plan
 from hflow.plan.run_state import run_state
 from hflow.runtime.checkpoint.manifest import NAME, read_manifest
+from hflow.runtime.checkpoint.reader import CheckpointReader
 from hflow.runtime.controller.checkpoints import complete, name_of
 from hflow.runtime.controller.pool import Pool
 from hflow.runtime.execute import execute
 from hflow.runtime.run import Run
+from hflow.runtime.tools.new_model import new_model
 from tests.runtime.matrix import GRAPHS
+from tests.runtime.memory import put_away
 from tests.runtime.test_failures import HFLOW
 from tests.runtime.test_language import APART, ELSEWHERE
 from tests.runtime.test_signals import heed_signals, wait_until
@@ -44,6 +49,7 @@ CASES: dict[str, dict[str, object]] = {
 }
 LAYOUTS = ("tp1@0", "dp2,zero1@0-1", "tp2@0-1", "pp2@0-1", "tp2,dp2,zero1@0-3", "pp2,tp2@0-3")
 TIMES = ("time_s", "tokens_per_s")
+KEYS = "model.layers.0.self_attn.k_proj.weight"
 
 Start = Callable[..., Run]
 
@@ -152,6 +158,41 @@ def test_on_other_plans_it_samples_the_same(
         resumed = execute(plan_of(graph, layout), folder, pool=workers, export=False, resume=True)
         for ours, theirs in zip(resumed.metrics, undisturbed.metrics, strict=True):
             assert_same(ours, theirs, layout)
+
+
+def test_parts_of_older_weights_may_cut_through_heads(workers: Pool, tmp_path: Path) -> None:
+    """Two readers share the writing by rows, in the middle of the second of three heads; Megatron keeps
+    queries, keys and values of a head together."""
+    new_model(tmp_path / "model", layers=2, hidden=24, heads=3, ffn=48, alphabet="0123456789+=. ")
+    plan = plan_of(graph_of("lagged", tmp_path / "model", tmp_path), "dp2@0-1")
+    undisturbed = execute(plan, tmp_path / "run", pool=workers, config=EVERY)
+    folder = up_to(undisturbed.folder, 2, tmp_path / "2")
+    with closing(CheckpointReader(folder / "checkpoints" / name_of(2))) as reader:
+        pieces = reader.manifest.tensors[f"models/actor/lagging/{KEYS}"].pieces
+        assert [piece.box[0] for piece in pieces] == [(0, 12), (12, 24)]
+    assert_older(undisturbed.folder / "checkpoints", plan, 2)
+    resumed = execute(plan, folder, pool=workers, config=EVERY, resume=True)
+    assert untimed(resumed) == untimed(undisturbed)
+
+
+def assert_older(checkpoints: Path, plan: Plan, step: int) -> None:
+    """With `lag: 1` the older weights of a checkpoint are the weights of the one before."""
+    before, after = (CheckpointReader(checkpoints / name_of(number)) for number in (step - 1, step))
+    with closing(before), closing(after):
+        for name in (parameter.name for parameter in parameters(plan.shapes["actor"])):
+            older = after.whole(f"models/actor/lagging/{name}")
+            assert torch.equal(older, before.whole(f"models/actor/weights/{name}")), name
+
+
+def test_older_weights_that_are_away_are_in_a_checkpoint(tiny_model: Path, tmp_path: Path) -> None:
+    """A refreshed model waits in the host's memory between its calls."""
+    plan = put_away(plan_of(graph_of("refreshed", tiny_model, tmp_path), "tp1@0"), ("ref_logprobs",))
+    undisturbed = execute(plan, tmp_path / "run", workers="inline", config=EVERY)
+    folder = up_to(undisturbed.folder, 3, tmp_path / "3")
+    with closing(CheckpointReader(folder / "checkpoints" / name_of(3))) as reader:
+        assert int(reader.whole("models/actor/refreshed/ref/version")) == 2
+    resumed = execute(plan, folder, workers="inline", config=EVERY, resume=True)
+    assert untimed(resumed) == untimed(undisturbed)
 
 
 def assert_same(ours: dict[str, Any], theirs: dict[str, Any], layout: str) -> None:

@@ -41,7 +41,7 @@ def load_run(
         checkpoint = former.checkpoint if former else None
         resumed = str(checkpoint.absolute()) if checkpoint else ""
         try:
-            pool.call("load", plan, folder.config.checkpoint.writes, resumed)
+            pool.call("load", plan, resumed)
         except WorkerFailure as failure:
             former = _one_before(former, failure, say)
             folder.event("passed_over", problem=failure.diagnostics[0].message, step=former.step)

@@ -132,7 +132,7 @@ class ModelWeights(ABC):
 
     @abstractmethod
     def view(self, name: str, box: Box) -> Tensor:
-        """See `Weights`."""
+        """See `Weights`. Those that are present, and were ever renewed, can be read between steps."""
 
     @abstractmethod
     def allocate(self) -> None:

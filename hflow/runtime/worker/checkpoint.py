@@ -6,7 +6,8 @@ worker sends in a step another receives in the same step; so workers need not wa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -21,17 +22,18 @@ from hflow.plan.run_state import (
     TrainedTensor,
     WorkerTensor,
     is_split,
+    older_parts_to_write,
     older_weights,
     parts_to_write,
+    reader_of,
     run_state,
     trained_models,
     trainer_of,
 )
 from hflow.runtime.checkpoint.manifest import damaged
 from hflow.runtime.checkpoint.reader import CheckpointReader
-from hflow.runtime.engines.protocol import ModelWeights
+from hflow.runtime.engines.protocol import ModelEngine, ModelWeights
 from hflow.runtime.worker.interpreter import Interpreter
-from hflow.runtime.worker.worker_state import KeptWeights
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ class StatePart:
 
 def capture(interpreter: Interpreter) -> list[StatePart]:
     """Copies of all that this device writes."""
-    return list(_parts(interpreter))
+    with _readable(_older_readers(interpreter)):
+        return list(_parts(interpreter))
 
 
 def restore(interpreter: Interpreter, reader: CheckpointReader) -> None:
@@ -70,6 +73,23 @@ def restore(interpreter: Interpreter, reader: CheckpointReader) -> None:
         interpreter.state.restore((name for name in own if name in reader), reader.whole)
     except ValueError as error:
         raise damaged(reader.folder, str(error)) from None
+
+
+def _older_readers(interpreter: Interpreter) -> list[ModelEngine]:
+    """What holds older weights here."""
+    readers = {reader_of(interpreter.plan, older) for older in older_weights(interpreter.plan)}
+    return [engine for instance, engine in interpreter.engines.models.items() if instance in readers]
+
+
+@contextmanager
+def _readable(models: Sequence[ModelEngine]) -> Iterator[None]:
+    """Weights that wait in the host's memory are on their device meanwhile."""
+    away = [model for model in models if not model.weights.present]
+    for model in away:
+        model.onload()
+    yield
+    for model in away:
+        model.offload()
 
 
 def _parts(interpreter: Interpreter) -> Iterator[StatePart]:
@@ -100,14 +120,25 @@ def _trained_parts(interpreter: Interpreter, state: TrainedTensor) -> Iterator[S
 
 
 def _older_parts(interpreter: Interpreter, state: OlderTensor) -> Iterator[StatePart]:
-    kept = interpreter.state.older.get(state.older)
-    if kept is None:
+    plan, rank = interpreter.plan, interpreter.world.rank
+    reader = interpreter.engines.models[reader_of(plan, state.older)]
+    if not reader.weights.version:
         return
     if state.parameter is None:
-        if interpreter.world.rank == state.devices[0]:
-            yield _whole(state, torch.tensor(kept.version))
-    elif state.parameter.name in kept.values:
-        yield StatePart(state, state.parameter.shape, *kept.values[state.parameter.name])
+        if rank == state.devices[0]:
+            yield _whole(state, torch.tensor(reader.weights.version))
+        return
+    name, shape = state.parameter.name, state.parameter.shape
+    if box := older_parts_to_write(plan, state.older, rank).get(name):
+        yield StatePart(state, shape, box, _copy_of(reader.weights, name, box))
+
+
+def _copy_of(weights: ModelWeights, name: str, box: Box) -> Tensor:
+    """The values in `box`, which may cut through what an engine keeps together."""
+    held = weights.box(name)
+    whole = weights.view(name, held).detach().reshape([stop - start for start, stop in held])
+    inside = tuple(slice(a - base, b - base) for (a, b), (base, _) in zip(box, held))
+    return whole[inside].to("cpu", copy=True)
 
 
 def _whole(state: StateTensor, values: Tensor) -> StatePart:
@@ -122,17 +153,13 @@ def _count(interpreter: Interpreter, state: CountTensor) -> int:
 
 
 def _restore_older(interpreter: Interpreter, reader: CheckpointReader, older: OlderWeights) -> None:
-    plan, rank, prefix = interpreter.plan, interpreter.world.rank, older.prefix
+    plan, prefix = interpreter.plan, older.prefix
     weights = interpreter.engines.weights(trainer_of(plan, older.model))
     if weights:
         for name in weights.names():
             _write(weights, name, reader.read(prefix + name, weights.box(name)))
         weights.version = int(reader.whole(f"{prefix}version"))
     interpreter.send_again(older)
-    if weights:
-        boxes = parts_to_write(plan, older.model, rank)
-        values = {name: (box, reader.read(prefix + name, box)) for name, box in boxes.items()}
-        interpreter.state.older[older] = KeptWeights(weights.version, values)
 
 
 def _write(weights: ModelWeights, name: str, values: Tensor) -> None:

@@ -47,7 +47,7 @@ from hflow.runtime.worker.move_weights import move_weights, tell_version
 from hflow.runtime.worker.route import Route, make_route
 from hflow.runtime.worker.staleness import sampled, staleness
 from hflow.runtime.worker.transfer import Received, move_rows
-from hflow.runtime.worker.worker_state import WorkerState, keep_weights
+from hflow.runtime.worker.worker_state import WorkerState
 from hflow.runtime.worker.world import Peers, World
 
 _Measured = Activity | Await  # what becomes an event of a run
@@ -98,16 +98,9 @@ class _StepRun:
 class Interpreter:
     """Executes the programs of one plan. `now` names the node that runs, or what moves for it."""
 
-    def __init__(self, plan: Plan, world: World, engines: Engines, keeps_older: bool = False):
-        """Collective over the world: every rank makes all process groups.
-
-        Args:
-            keeps_older: whether trainers keep the weights that went to readers which hold them longer than
-                a step: a checkpoint has them, and no engine need be able to give weights back.
-        """
+    def __init__(self, plan: Plan, world: World, engines: Engines):
+        """Collective over the world: every rank makes all process groups."""
         self.plan, self.world, self.engines = plan, world, engines
-        self._keeps_older = keeps_older
-        self._older = older_edges(plan)
         self.now = ""
         self._peers = _peers(plan, world.group)
         self._streams = _streams(plan.graph)
@@ -295,17 +288,16 @@ class Interpreter:
     def send_again(self, older: OlderWeights) -> None:
         """Let the readers of older weights have what lies at their trainer now. Collective over the devices
         of their edges."""
+        edges = older_edges(self.plan)
         syncs = (i for i in with_bodies(self.plan.step.instructions) if isinstance(i, SyncWeights))
         for sync in syncs:
-            if self._older.get(sync.edge) == older and self.world.rank in sync.devices:
+            if edges.get(sync.edge) == older and self.world.rank in sync.devices:
                 self._sync(sync, self.plan.step)
 
     def _weights(self, instruction: SyncWeights, step: _StepRun) -> Received:
         received = self._sync(instruction, step.program)
         edge = step.program.weight_edge(instruction)
-        source, older = self._source(edge), self._older.get(instruction.edge)
-        if source and older and self._keeps_older and not step.evaluation:
-            self.state.older[older] = keep_weights(self.plan, older, source, self.world.rank)
+        source = self._source(edge)
         if instruction.donates and source:
             source.donate()
         return Received(received)

@@ -54,15 +54,14 @@ class Worker:
         generation has another `secret` (`World.join`)."""
         return self._guarded(lambda: self._join(store, generation, rank, size, secret))
 
-    def load(self, plan: Plan, checkpoints: bool = False, resumed: str = "") -> Report:
+    def load(self, plan: Plan, resumed: str = "") -> Report:
         """Build the models of `plan` that live here and open its data. Collective: every rank makes all
         process groups.
 
         Args:
-            checkpoints: whether there may be calls of `checkpoint`.
             resumed: the folder of the checkpoint to go on from; empty to begin.
         """
-        return self._guarded(lambda: self._load(plan, checkpoints, resumed))
+        return self._guarded(lambda: self._load(plan, resumed))
 
     def run(self, step: int, evaluation: bool = False) -> Report:
         """Walk the step's program (or the evaluation's) and report metrics, events and times."""
@@ -113,14 +112,14 @@ class Worker:
         torch.set_num_threads(len(self.world.cores[rank]))
         return {}
 
-    def _load(self, plan: Plan, checkpoints: bool, resumed: str) -> Report:
+    def _load(self, plan: Plan, resumed: str) -> Report:
         assert self.world
         self._unload()
         check_models(plan.graph, plan.digests)  # each host may have a folder of its own
         self.plan = plan
         engines = build_engines(plan, self.world, self._tell)
         self._loading = ""
-        self.interpreter = Interpreter(plan, self.world, engines, checkpoints)
+        self.interpreter = Interpreter(plan, self.world, engines)
         self._writer = CheckpointWriter(self.world.rank)
         if resumed:
             self._restore(self.interpreter, Path(resumed))

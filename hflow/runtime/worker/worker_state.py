@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from hflow.plan.layout import Box
-from hflow.plan.plan import Plan
-from hflow.plan.run_state import OlderWeights, parts_to_write
-from hflow.runtime.engines.protocol import ModelWeights
 from hflow.runtime.rows import Rows
 from hflow.runtime.worker.carried import Carried
 from hflow.runtime.worker.collector import Surplus
@@ -20,27 +15,17 @@ from hflow.runtime.worker.collector import Surplus
 PARTS = ("values", "lengths", "versions")  # of rows
 
 
-@dataclass(frozen=True)
-class KeptWeights:
-    """This device's part of older weights: of each parameter a box and its values, on the host."""
-
-    version: int
-    values: Mapping[str, tuple[Box, Tensor]]
-
-
 class WorkerState:
     """`carried`: scalars of earlier steps; `surplus`: of each region, rows for the next step; `rounds`: that
-    each region has run so far, over all steps; `older`: weights as they last went to readers that keep them.
-    """
+    each region has run so far, over all steps."""
 
     def __init__(self) -> None:
         self.carried = Carried()
         self.surplus: dict[str, Surplus] = {}
         self.rounds = Counter[str]()
-        self.older: dict[OlderWeights, KeptWeights] = {}
 
     def tensors(self) -> dict[str, Tensor]:
-        """All of it but `older`, by names of `hflow.plan.run_state`."""
+        """All of it, by names of `hflow.plan.run_state`."""
         return dict(self._tensors())
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -94,16 +79,3 @@ def _rows(region: str, port: str, parts: Mapping[str, Tensor], waited: Tensor) -
 
 def _add_up(lengths: Tensor, size: int) -> bool:
     return bool((lengths >= 0).all() and (lengths <= size).all()) and int(lengths.sum()) == size
-
-
-def keep_weights(plan: Plan, older: OlderWeights, source: ModelWeights, rank: int) -> KeptWeights:
-    """A copy of this device's part of the trained weights."""
-    return KeptWeights(source.version, dict(_parts(plan, older, source, rank)))
-
-
-def _parts(
-    plan: Plan, older: OlderWeights, source: ModelWeights, rank: int
-) -> Iterator[tuple[str, tuple[Box, Tensor]]]:
-    for name, box in parts_to_write(plan, older.model, rank).items():
-        values = source.view(name, box).detach().to("cpu", copy=True)
-        yield name, (box, values.reshape([stop - start for start, stop in box]))
