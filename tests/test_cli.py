@@ -92,7 +92,7 @@ def test_compile_json_has_the_promised_keys(model: str, tmp_path: Path) -> None:
     plan = json.loads(done.stdout)
     assert plan.keys() >= {
         "hash", "graph", "cluster", "step_time_s", "tokens_per_s", "search", "nodes", "edges", "memory",
-        "placement", "path", "idle",
+        "hosts", "placement", "path", "idle",
     }  # fmt: skip
     assert plan["search"].keys() == {"seconds", "gap", "explored", "bound_s", "planner", "unsearched"}
     train = next(n for n in plan["nodes"] if n["name"] == "actor_train")

@@ -10,19 +10,17 @@ while they move: before the first reader's working set is there, and after the l
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hflow.compiler.state import Draft
-from hflow.cost.residency import LabelledBytes, Residency, Use, residency
+from hflow.cost.instances import Moment, instance_residency, instance_users
+from hflow.cost.residency import LabelledBytes, Residency
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.plan import DeviceMemory
 from hflow.plan.program import Call, Instruction, Program, Release, SyncWeights, with_bodies
 from hflow.plan.replicas import Instance, instance_of
-from hflow.plan.workload import workload
 from hflow.schedule.tasks import device_classes
-
-Moment = tuple[int, str]  # a node runs: of the step (0) or of the evaluation (1), its name
 
 
 def device_memory(
@@ -36,7 +34,7 @@ def device_memory(
             them, none does.
     """
     plans = {n.node: n for n in nodes}
-    users = instance_users(draft, plans.values())
+    users = instance_users(draft.graphs, plans.values())
     passing = [copy for number, p in enumerate(programs) for copy in _passing(number, p, plans)]
     held = [_held(draft, instance, users, passing) for instance in users]
     meshes = list(dict.fromkeys(i.mesh.devices for i in users))
@@ -81,30 +79,6 @@ class _Passing:
     donor: Instance | None
 
 
-def instance_users(draft: Draft, plans: Iterable[NodePlan]) -> dict[Instance, dict[Moment, NodePlan]]:
-    """The plans of the nodes that use each instance."""
-    plan_of = {plan.node: plan for plan in plans}
-    users: dict[Instance, dict[Moment, NodePlan]] = {}
-    for number, graph in enumerate(g for g in (draft.graph, draft.evaluation_graph) if g):
-        for node in (n for n in graph.nodes if n.model):
-            plan = plan_of[node.name]
-            users.setdefault(instance_of(node, plan.sharding), {})[number, node.name] = plan
-    return users
-
-
-def instance_residency(draft: Draft, instance: Instance, plans: Collection[NodePlan]) -> Residency:
-    """What it keeps, used as `plans` say."""
-    trainings = [plan for plan in plans if plan.kind == "train"]
-    use: Use = "train" if trainings else "read" if draft.graph.trainers(instance.model) else "frozen"
-    deciding = trainings or [*plans]
-    return residency(
-        draft.graph.model(instance.model), draft.shapes[instance.model], instance.mesh,
-        deciding[0].strategy, draft.cluster, use, instance.lag,
-        offload=all(plan.offload for plan in deciding),
-        tokens=max(p.micro_batch * workload(draft.graph.node(p.node)).sequence for p in plans),
-    )  # fmt: skip
-
-
 def _held(
     draft: Draft,
     instance: Instance,
@@ -117,7 +91,7 @@ def _held(
     waiting = (at for p in passing if p.copy == instance for at in p.moments)
     own = users[instance]
     trainings = frozenset(at for at, plan in own.items() if plan.kind == "train")
-    kept = instance_residency(draft, instance, own.values())
+    kept = instance_residency(draft.graph, draft.shapes, draft.cluster, instance, own.values())
     return _Held(instance, kept, trainings or frozenset({*own, *waiting}), donated)
 
 

@@ -54,6 +54,11 @@ class Draft:
     search: Search = field(default_factory=lambda: Search(0, 0.0))
 
     @property
+    def graphs(self) -> tuple[Graph, ...]:
+        """Of the step, and of the evaluation if there is one."""
+        return (self.graph, self.evaluation_graph) if self.evaluation_graph else (self.graph,)
+
+    @property
     def programs(self) -> tuple[Program, ...]:
         """Of the step, and of the evaluation if there is one."""
         return (self.step, self.evaluation) if self.evaluation else (self.step,)

@@ -23,6 +23,7 @@ from hflow.plan.strategy import PLAIN, Strategy
 from hflow.plan.workload import Workload
 
 GRADIENT_BYTES = 4
+TRAINED_BYTES = 12  # per parameter in a checkpoint: float32 weight and two moments
 OPTIMIZER_BYTES = {"f32": 8, "bf16": 12}  # two moments, and the master copy of bf16 weights
 LOGITS_CHUNK_BYTES = 64 * 2**20  # float32 copies of logits are made in parts of this size
 
@@ -43,6 +44,12 @@ def optimizer_bytes(shape: ModelShape, dtype: str, mesh: Mesh, strategy: Strateg
     if strategy.zero == 1:
         return ceil(stage_elements(shape, mesh.pp, mesh.tp) * OPTIMIZER_BYTES[dtype] / mesh.dp)
     return _elements(shape, mesh, strategy) * OPTIMIZER_BYTES[dtype]
+
+
+def snapshot_bytes(shape: ModelShape, mesh: Mesh, element_bytes: int) -> int:
+    """What a device copies for a checkpoint of a model of which so many bytes are kept per parameter: the
+    replicas of a shard share the writing, whoever holds the optimizer's state."""
+    return ceil(stage_elements(shape, mesh.pp, mesh.tp) * element_bytes / mesh.dp)
 
 
 def _elements(shape: ModelShape, mesh: Mesh, strategy: Strategy) -> int:

@@ -5,15 +5,26 @@ An *instance* is one copy of a model's weights on a mesh. Of each device it keep
 more `in_use`: a trained model its gradients and optimizer, if it is offloaded (gradients are dropped, Adam's
 state waits on the host); a frozen model its weights, if they wait there; a reader of a trained model its own
 copy of the weights, unless they lie as the trainer's do, which it then uses.
+
+While a checkpoint is written, and steps go on, a copy of what it is made of lies on the host: of a trained
+model, and of older weights that a reader keeps. It counts whenever there may be one, that is always, since no
+graph or plan says how a run is kept. On CPUs it lies in the devices' own memory.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from hflow.cost.device import BYTES
-from hflow.cost.memory import awake_bytes, optimizer_bytes, pinned_bytes, resident_bytes
+from hflow.cost.memory import (
+    TRAINED_BYTES,
+    awake_bytes,
+    optimizer_bytes,
+    pinned_bytes,
+    resident_bytes,
+    snapshot_bytes,
+)
 from hflow.graph.ir import Model
 from hflow.plan.cluster import Cluster
 from hflow.plan.engine_registry import GenerationEngine, profile_of
@@ -31,6 +42,7 @@ class LabelledBytes(NamedTuple):
 
 
 NOTHING = LabelledBytes("weights", 0)
+SERVED = "weights for its server"  # with which it is started again
 
 
 @dataclass(frozen=True)
@@ -64,7 +76,8 @@ class Residency:
     waits in the host's memory, from where `loaded_bytes` come before a use. `weights`: bytes of these alone.
 
     `copy_bytes`: of a reader's own copy of the newest weights, where it has one; of a server that is `awake`
-    while other nodes run, all that it keeps. All sizes are bytes per device. With offload `on_host` is
+    while other nodes run, all that it keeps. `snapshot_bytes`: what a checkpoint copies of it to the host; on
+    a CPU they are in `always` and `in_use`. All sizes are bytes per device. With offload `on_host` is
     rounded up as pinned blocks are; `loaded_bytes` is not.
     """
 
@@ -75,6 +88,7 @@ class Residency:
     loaded_bytes: int = 0
     copy_bytes: int = 0
     awake: bool = False
+    snapshot_bytes: int = 0
 
     def without(self, kept: LabelledBytes, size: int) -> LabelledBytes:
         """What is left of `kept` without so many bytes of the weights."""
@@ -119,6 +133,32 @@ def residency(
         evaluated: the evaluation reads the newest weights as well.
         offload: what trains the model, or the weights of a frozen one, waits on the host.
     """
+    how = strategy, cluster, use, lag, evaluated, offload, tokens
+    kept = _without_snapshot(model, shape, mesh, *how)
+    per_parameter = TRAINED_BYTES if use == "train" else BYTES[model.dtype] if lag or model.refresh else 0
+    size = snapshot_bytes(shape, mesh, per_parameter)
+    if size and cluster.device.platform == "cpu":
+        always, in_use = (_with_snapshot(part, size) for part in (kept.always, kept.in_use))
+        kept = replace(kept, always=always, in_use=in_use)
+    return replace(kept, snapshot_bytes=size)
+
+
+def _with_snapshot(kept: LabelledBytes, size: int) -> LabelledBytes:
+    return LabelledBytes(f"{kept.label}, snapshot", kept.size + size)
+
+
+def _without_snapshot(
+    model: Model,
+    shape: ModelShape,
+    mesh: Mesh,
+    strategy: Strategy,
+    cluster: Cluster,
+    use: Use,
+    lag: int,
+    evaluated: bool,
+    offload: bool,
+    tokens: int,
+) -> Residency:
     what = shape, model.dtype, mesh
     weights = resident_bytes(*what, False, strategy)
     whole = LabelledBytes("weights", weights)
@@ -132,15 +172,16 @@ def residency(
         changes = use == "read" or model.refresh is not None
         size = own + awake_bytes(*what, tokens, cluster.device.platform, changes, strategy)
         server = LabelledBytes("server", size)
-        return Residency(server, server, weights, copy_bytes=size if lag and evaluated else 0, awake=True)
+        on_host = weights if changes and cluster.device.platform == "cuda" else 0  # else it is in `size`
+        copy = LabelledBytes(SERVED, on_host)
+        newest = size if lag and evaluated else 0
+        return Residency(server, server, weights, copy, copy_bytes=newest, awake=True)
     if lag:
         older = LabelledBytes("older weights", weights)
         return Residency(older, older, weights, copy_bytes=weights if evaluated else 0)
     if use == "read" and profile_of(strategy.engine).server:
         asleep, serving = LabelledBytes("server", own), LabelledBytes("server, weights", own + weights)
-        return Residency(
-            asleep, serving, weights, LabelledBytes("weights for its server", weights), copy_bytes=weights
-        )
+        return Residency(asleep, serving, weights, LabelledBytes(SERVED, weights), copy_bytes=weights)
     if use == "read":
         return Residency(NOTHING, whole, weights, copy_bytes=weights)
     pinned = LabelledBytes("weights", pinned_bytes(shape, weights, BYTES[model.dtype], mesh.tp))

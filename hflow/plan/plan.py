@@ -76,6 +76,11 @@ class Plan(Displayed):
         return self.step.graph
 
     @property
+    def graphs(self) -> tuple[Graph, ...]:
+        """Of `programs`."""
+        return tuple(program.graph for program in self.programs)
+
+    @property
     def programs(self) -> tuple[Program, ...]:
         """Of the step, and of the evaluation if there is one."""
         return (self.step, self.evaluation) if self.evaluation else (self.step,)

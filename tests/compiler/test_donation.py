@@ -83,14 +83,14 @@ def test_older_weights_are_lent_nothing(model: str) -> None:
 def test_nothing_is_held_twice_while_a_node_needs_as_much(ppo: Graph) -> None:
     """With a working set larger than the trainer's weights, gradients and Adam's state are left of them."""
     memory = _peak(*planned(ppo, meshes={"actor_train": TENSOR}), 500 * MB)
-    assert memory["actor gradients, Adam (tp2 @0-1)"] == 12 * HALF
+    assert memory["actor gradients, Adam, snapshot (tp2 @0-1)"] == (12 + 12) * HALF
     assert "actor weights (dp2 @0-1)" in memory
 
 
 def test_both_are_there_while_weights_move(ppo: Graph) -> None:
     """The least that the devices hold then, whatever the reader itself needs afterwards."""
     memory = _peak(*planned(ppo, meshes={"actor_train": TENSOR}), working := 1000)
-    assert memory["actor weights, gradients, Adam (tp2 @0-1)"] + working == 16 * HALF
+    assert memory["actor weights, gradients, Adam, snapshot (tp2 @0-1)"] + working == (16 + 12) * HALF
 
 
 def test_both_are_there_before_a_region_begins(model: str) -> None:
@@ -100,7 +100,7 @@ def test_both_are_there_before_a_region_begins(model: str) -> None:
     assert draft.step and all(i.donates for i in all_moves(draft.step))
     sized = [replace(n, memory_bytes=1000 if n.node == "rollout" else 0) for n in nodes]
     (memory,) = device_memory(draft, sized, [draft.step])
-    assert memory.parts["actor weights, gradients, Adam (tp2 @0-1)"] + 1000 == 16 * HALF
+    assert memory.parts["actor weights, gradients, Adam, snapshot (tp2 @0-1)"] + 1000 == (16 + 12) * HALF
 
 
 def _peak(draft: Draft, nodes: tuple[NodePlan, ...], working: int) -> dict[str, int]:

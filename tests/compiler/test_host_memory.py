@@ -7,9 +7,7 @@ from dataclasses import replace
 import pytest
 
 import hflow
-from hflow.compiler.compile import new_draft
-from hflow.compiler.host_memory import host_memory
-from hflow.compiler.options import DEFAULTS
+from hflow.cost.host_memory import host_memory
 from hflow.cost.memory import pinned_bytes
 from hflow.diagnostics import HflowError
 from hflow.plan.cluster import Cluster
@@ -29,8 +27,8 @@ def with_hosts_of(gigabytes: float) -> Cluster:
 
 
 def kept(plan: Plan) -> list[dict[str, int]]:
-    draft = new_draft(plan.graph, plan.cluster, (), DEFAULTS)
-    return [dict(parts) for _, parts in sorted(host_memory(draft, plan.nodes).items())]
+    found = host_memory(plan.graphs, plan.shapes, plan.cluster, plan.nodes)
+    return [dict(parts) for _, parts in sorted(found.items())]
 
 
 def test_pinned_blocks_are_powers_of_two() -> None:
@@ -46,8 +44,32 @@ def test_adams_state_waits_on_the_host_of_each_rank() -> None:
     graph = large("grpo", "llama-7b")
     plan = hflow.compile(graph, "a100x16", (TRAINED, "ref_logprobs=no-offload"))
     first, second = kept(plan)
-    assert first == second == {"actor Adam": first["actor Adam"]}
+    assert first == second and first.keys() == {"actor Adam", "actor snapshot"}
     assert 12 * PARAMETERS_7B < first["actor Adam"] < 1.5 * 12 * PARAMETERS_7B
+
+
+def test_a_checkpoint_copies_each_element_once() -> None:
+    """float32 weights and two moments of each parameter; the two hosts, replicas of one another, share them.
+    Norms are on every rank of tp."""
+    plan = hflow.compile(large("grpo", "llama-7b"), "a100x16", (TRAINED, "ref_logprobs=no-offload"))
+    snapshots = [host["actor snapshot"] for host in kept(plan)]
+    assert sum(snapshots) == pytest.approx(12 * PARAMETERS_7B, rel=1e-3)
+
+
+def test_older_weights_are_copied_from_their_reader() -> None:
+    pins = ("actor_train=tp8,no-offload@0-7", "rollout=tp4,dp2@8-15", "ref_logprobs=no-offload@0-7")
+    plan = hflow.compile(large("async_grpo", "llama-7b"), "a100x16", pins)
+    trains, reads = kept(plan)
+    assert trains["actor snapshot"] == pytest.approx(12 * PARAMETERS_7B, rel=1e-3)
+    assert reads == {"actor snapshot": pytest.approx(2 * PARAMETERS_7B, rel=1e-3)}
+
+
+def test_a_server_with_older_weights_leaves_them_on_the_host() -> None:
+    """It does not sleep, and is started again with a copy."""
+    pins = ("actor_train=tp8,no-offload@0-7", "rollout=tp4,dp2@8-15", "ref_logprobs=no-offload@0-7")
+    plan = hflow.compile(large("async_grpo", "llama-7b"), "a100x16", pins, engines=("rollout=sglang",))
+    copies = kept(plan)[1]["actor weights for its server"]
+    assert copies >= 2 * 2 * PARAMETERS_7B  # of each of two replicas
 
 
 def test_a_sleeping_server_leaves_its_weights() -> None:
@@ -69,12 +91,16 @@ def test_hosts_without_the_room_are_refused() -> None:
 
 
 def test_what_fits_no_host_is_not_offloaded() -> None:
-    """PPO of 13B on 16 devices offloads where it may."""
+    """PPO of 13B on 16 devices offloads where it may. Snapshots are left, for which there must be room."""
     graph = large("ppo", "llama-13b")
     free = hflow.compile(graph, "a100x16", budget_s=2.0)
     assert any(n.offload for n in free.nodes)
-    plan = hflow.compile(graph, with_hosts_of(1), budget_s=2.0)
-    assert not any(n.offload for n in plan.nodes)
+    with pytest.raises(HflowError, match="HF305") as caught:
+        hflow.compile(graph, with_hosts_of(1), budget_s=2.0)
+    (told,) = caught.value.diagnostics
+    parts, helped = told.help.split(" GB; ")
+    assert {part.rsplit(" ", 1)[0] for part in parts.split(" + ")} <= {"actor snapshot", "critic snapshot"}
+    assert helped == "a snapshot is what a checkpoint is written from"
 
 
 @pytest.mark.parametrize("said", ["host_memory_bytes", "server_bytes"])

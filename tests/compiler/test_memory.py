@@ -1,4 +1,8 @@
-"""Memory over time, against sums by hand: in f32 a weight takes 4 bytes, its gradient 4, Adam's state 8."""
+"""Memory over time, against sums by hand: in f32 a weight takes 4 bytes, its gradient 4, Adam's state 8.
+
+The devices are CPUs, where the snapshot of a checkpoint lies beside them: 12 bytes of a trained parameter,
+4 of older weights, shared by replicas.
+"""
 
 from __future__ import annotations
 
@@ -62,8 +66,8 @@ def test_everything_stays(ppo: Graph) -> None:
     memory = peak(ppo)
     assert memory.node == "rollout" and memory.devices == (0, 1)
     assert memory.parts == {
-        "actor weights, gradients, Adam (dp2 @0-1)": 16 * ACTOR,
-        "critic weights, gradients, Adam (dp2 @0-1)": 16 * CRITIC,
+        "actor weights, gradients, Adam, snapshot (dp2 @0-1)": 22 * ACTOR,
+        "critic weights, gradients, Adam, snapshot (dp2 @0-1)": 22 * CRITIC,
         "ref weights (dp2 @0-1)": 4 * ACTOR,
         "reward weights (dp2 @0-1)": 4 * CRITIC,
         "rollout working set": 9 * MB,
@@ -74,7 +78,7 @@ def test_zero_1_splits_the_optimizer(ppo: Graph) -> None:
     draft, nodes = planned(ppo)
     split = tuple(replace(n, strategy=Strategy(zero=1)) if n.node == "actor_train" else n for n in nodes)
     (memory,) = device_memory(draft, split)
-    assert memory.parts["actor weights, gradients, Adam (dp2 @0-1)"] == (4 + 4 + 8 // 2) * ACTOR
+    assert memory.parts["actor weights, gradients, Adam, snapshot (dp2 @0-1)"] == (4 + 4 + 8 // 2 + 6) * ACTOR
 
 
 def test_offload_leaves_weights_of_trained_models_and_nothing_of_frozen_ones(ppo: Graph) -> None:
@@ -82,8 +86,8 @@ def test_offload_leaves_weights_of_trained_models_and_nothing_of_frozen_ones(ppo
     memory = peak(ppo, ("ref_logprobs", "reward", "actor_train", "critic_train"))
     assert memory.node == "actor_train"
     assert memory.parts == {
-        "actor weights, gradients, Adam (dp2 @0-1)": 16 * ACTOR,
-        "critic weights (dp2 @0-1)": 4 * CRITIC,
+        "actor weights, gradients, Adam, snapshot (dp2 @0-1)": 22 * ACTOR,
+        "critic weights, snapshot (dp2 @0-1)": 10 * CRITIC,
         "actor_train working set": 7 * MB,
     }
 
@@ -92,7 +96,7 @@ def test_what_is_onloaded_counts_while_its_node_runs(ppo: Graph) -> None:
     """With the reference alone offloaded, the rollout is still the fullest, now without the reference."""
     memory = peak(ppo, ("ref_logprobs",))
     assert memory.node == "rollout" and "ref weights (dp2 @0-1)" not in memory.parts
-    assert memory.peak_bytes == 16 * ACTOR + 16 * CRITIC + 4 * CRITIC + 9 * MB
+    assert memory.peak_bytes == 22 * ACTOR + 22 * CRITIC + 4 * CRITIC + 9 * MB
 
 
 def test_a_copy_of_its_own_lies_there_only_for_its_reader(ppo: Graph) -> None:
@@ -130,17 +134,17 @@ def _second_reader_last(step: Program, readers: list[str]) -> Program:
 
 def test_older_weights_stay(model: str) -> None:
     with_copy, without = peak(lagged(model)), peak(lagged(model, 0))
-    assert with_copy.parts["actor older weights (dp2 @0-1)"] == 4 * ACTOR
-    assert with_copy.peak_bytes - without.peak_bytes == 4 * ACTOR
+    assert with_copy.parts["actor older weights, snapshot (dp2 @0-1)"] == 6 * ACTOR
+    assert with_copy.peak_bytes - without.peak_bytes == 6 * ACTOR
 
 
 def test_evaluation_needs_the_newest_weights_beside_the_older_ones(model: str) -> None:
     """A reader in another layout that is one update behind has both while it evaluates."""
     memory = peak(lagged(model), rollout=TENSOR)
     assert memory.parts == {
-        "actor older weights (tp2 @0-1)": 4 * HALF,
+        "actor older weights, snapshot (tp2 @0-1)": 8 * HALF,
         "actor weights (tp2 @0-1)": 4 * HALF,
-        "actor weights, gradients, Adam (dp2 @0-1)": 16 * ACTOR,
+        "actor weights, gradients, Adam, snapshot (dp2 @0-1)": 22 * ACTOR,
         "rollout working set": 9 * MB,
     }
 
@@ -154,14 +158,14 @@ def test_classes_of_devices(ppo: Graph) -> None:
     assert {devices: m.node for devices, m in memory.items()} == {
         (0, 1): "rollout", (2,): "critic_train", (3,): "critic_train",
     }  # fmt: skip
-    assert memory[0, 1].peak_bytes == 16 * ACTOR + 4 * CRITIC + 9 * MB
-    assert memory[2,].peak_bytes == 16 * CRITIC + 6 * MB
-    assert memory[3,].peak_bytes == 16 * CRITIC + 4 * ACTOR + 6 * MB
+    assert memory[0, 1].peak_bytes == 22 * ACTOR + 4 * CRITIC + 9 * MB
+    assert memory[2,].peak_bytes == 22 * CRITIC + 6 * MB
+    assert memory[3,].peak_bytes == 22 * CRITIC + 4 * ACTOR + 6 * MB
 
 
 def test_too_much_is_refused_with_its_node_and_its_parts(ppo: Graph) -> None:
     draft, _ = planned(ppo, ("ref_logprobs", "reward", "actor_train", "critic_train"))
-    needed = 16 * ACTOR + 4 * CRITIC + 7 * MB
+    needed = 22 * ACTOR + 10 * CRITIC + 7 * MB
     exact, short = (
         replace(
             draft, cluster=replace(draft.cluster, device=replace(draft.cluster.device, memory_bytes=size))
@@ -173,4 +177,4 @@ def test_too_much_is_refused_with_its_node_and_its_parts(ppo: Graph) -> None:
         check_memory(short)
     (found,) = caught.value.diagnostics
     assert found.code == "HF305" and "device 0-1" in found.message and "`actor_train` runs" in found.message
-    assert "actor weights, gradients, Adam (dp2 @0-1)" in found.help
+    assert "actor weights, gradients, Adam, snapshot (dp2 @0-1)" in found.help

@@ -121,9 +121,10 @@ class Pricing:
             return sorted(pinned)
         if not (self.cluster.host_link and self.group.profile.offloads) or self.model.refresh:
             return (False,)
-        moved = self._kept(mesh, strategy, offload=True).loaded_bytes
+        kept = self._kept(mesh, strategy, offload=True)
+        moved, there = kept.loaded_bytes, kept.loaded_bytes + kept.snapshot_bytes
         room, devices = self.cluster.host_memory_bytes, min(len(mesh.devices), self.cluster.devices_per_host)
-        return (False, True) if moved and (room is None or moved * devices <= room) else (False,)
+        return (False, True) if moved and (room is None or there * devices <= room) else (False,)
 
     def _fitting(self, candidate: Candidate) -> Iterator[Candidate]:
         """The candidate without the configurations that cannot fit."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hflow.compiler.host_memory import host_memory
 from hflow.compiler.memory import device_memory
 from hflow.compiler.state import Draft
+from hflow.cost.host_memory import host_memory
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.plan.plan import DeviceMemory
 from hflow.units import device_text
@@ -25,7 +25,7 @@ def check_memory(draft: Draft) -> Draft:
 def _check_hosts(draft: Draft) -> None:
     """Where the cluster says what memory its hosts have."""
     limit = draft.cluster.host_memory_bytes
-    hosts = host_memory(draft, draft.nodes)
+    hosts = host_memory(draft.graphs, draft.shapes, draft.cluster, draft.nodes)
     worst = max(hosts, key=lambda host: hosts[host].total(), default=None)
     if limit is None or worst is None or hosts[worst].total() <= limit:
         return
@@ -36,7 +36,8 @@ def _check_hosts(draft: Draft) -> None:
         f"host {worst} keeps {hosts[worst].total() / 1e9:.3g} GB for its devices,"
         f" and has {limit / 1e9:.3g} GB (`host_memory_gb`)"
     )
-    raise HflowError(Diagnostic("HF305", message, help=f"{parts} GB{f'; {pins}' if pins else ''}"))
+    helps = "a snapshot is what a checkpoint is written from", pins
+    raise HflowError(Diagnostic("HF305", message, help="; ".join([f"{parts} GB", *filter(None, helps)])))
 
 
 def _too_full(memory: DeviceMemory) -> Diagnostic:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 
 from hflow.compiler.candidates.node_groups import Candidate, ExecConfig, NodeGroup, node_groups
 from hflow.compiler.state import Draft, WeightRead
+from hflow.cost.host_memory import alike_hosts, host_memory
 from hflow.units import plural, seconds, size
 from hflow.view.terminal.program_text import program_text
-from hflow.view.terminal.remarks import peak_text
+from hflow.view.terminal.remarks import host_text, peak_text
 from hflow.view.terminal.stages import EDGE_COLUMNS, STAGE_COLUMNS, edge_rows, stage_rows
 from hflow.view.terminal.table import Column, table
 from hflow.view.terminal.terminal import search_text
@@ -88,7 +89,9 @@ def _schedule(draft: Draft, width: int) -> str:
 
 
 def _check_memory(draft: Draft, width: int) -> str:
-    return "\n".join(map(peak_text, draft.memory))
+    hosts = alike_hosts(host_memory(draft.graphs, draft.shapes, draft.cluster, draft.nodes))
+    texts = [host_text(numbers, parts, draft.cluster) for numbers, parts in hosts]
+    return "\n".join([*map(peak_text, draft.memory), *texts])
 
 
 _PRINTED: Mapping[str, Callable[[Draft, int], str]] = {

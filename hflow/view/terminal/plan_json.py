@@ -7,6 +7,7 @@ from typing import Any
 
 import networkx as nx
 
+from hflow.cost.host_memory import alike_hosts, host_memory
 from hflow.graph.ir import Graph, Input, Node, Region
 from hflow.plan.edges import Edge, WeightEdge
 from hflow.plan.layout import Mesh
@@ -32,6 +33,7 @@ def plan_json(plan: Plan, search_s: float) -> dict[str, Any]:
         "nodes": [_node(n, plan.graph.node(n.node).region) for n in plan.nodes],
         "edges": [_edge(plan.graph, e) for e in plan.step.edges],
         "memory": [_memory(m) for m in plan.memory],
+        "hosts": _hosts(plan),
         "placement": _placement(plan),
         "path": list(path_names(plan)),
         "idle": [{"devices": list(devices), "part": part} for devices, part in idle(plan.step).items()],
@@ -139,6 +141,16 @@ def _edge(graph: Graph, edge: Edge) -> dict[str, Any]:
         "peak_bytes": edge.peak_bytes,
         "time_s": edge.time_s,
     }
+
+
+def _hosts(plan: Plan) -> list[dict[str, Any]]:
+    """What lies in the memory of hosts; `capacity_bytes` is null where nobody has said."""
+    kept = host_memory(plan.graphs, plan.shapes, plan.cluster, plan.nodes)
+    capacity = plan.cluster.host_memory_bytes
+    return [
+        {"hosts": list(hosts), "bytes": parts.total(), "capacity_bytes": capacity, "parts": dict(parts)}
+        for hosts, parts in alike_hosts(kept)
+    ]
 
 
 def _memory(memory: DeviceMemory) -> dict[str, Any]:

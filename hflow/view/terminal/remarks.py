@@ -3,11 +3,13 @@ lies in the host's memory. Each remark is a label and a sentence."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 
 from hflow import units
 from hflow.cost.device import F32_RATE
+from hflow.cost.host_memory import alike_hosts, host_memory
+from hflow.plan.cluster import Cluster
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.plan import DeviceMemory, Plan
 from hflow.plan.program import Activity, Call, Offload, Onload
@@ -25,17 +27,38 @@ def remarks(plan: Plan) -> list[Remark]:
     memory = [("peak", peak_text(max(plan.memory, key=_filled)))] if plan.memory else []
     path = [("path", " -> ".join(path_names(plan)))]
     notes = _unproven(plan), _in_flight(plan), _slow_products(plan), _unused(plan), _waits(plan)
-    return [*memory, *path, *_offloads(plan), *chain(*notes)]
+    return [*memory, *_hosts(plan), *path, *_offloads(plan), *chain(*notes)]
 
 
 def peak_text(memory: DeviceMemory) -> str:
     """``72.1 GB of 80.0 GB on device 0-7, in rollout (actor weights 22.9 GB + ...)``."""
-    parts = sorted(memory.parts.items(), key=lambda part: (-part[1], part[0]))
-    made_of = " + ".join(f"{name} {units.size(value)}" for name, value in parts if value)
+    made_of = _made_of(memory.parts)
     of = f"{units.size(memory.peak_bytes)} of {units.size(memory.capacity_bytes)}"
     during = f", in {memory.node}" if memory.node else ""
     where = f"on device {units.short_devices(memory.devices)}"
     return f"{of} {where}{during}" + (f" ({made_of})" if made_of else "")
+
+
+def host_text(hosts: Sequence[int], parts: Mapping[str, int], cluster: Cluster) -> str:
+    """``226 GB of 512 GB on host 0-1 (actor Adam 142 GB + actor snapshot 84.0 GB)``."""
+    limit = cluster.host_memory_bytes
+    of = "" if limit is None else f" of {units.size(limit)}"
+    where = f"on host {units.short_devices(hosts)}"
+    return f"{units.size(sum(parts.values()))}{of} {where} ({_made_of(parts)})"
+
+
+def _hosts(plan: Plan) -> Iterator[Remark]:
+    """The fullest."""
+    hosts = alike_hosts(host_memory(plan.graphs, plan.shapes, plan.cluster, plan.nodes))
+    if hosts:
+        numbers, parts = max(hosts, key=lambda found: sum(found[1].values()))
+        yield "host", host_text(numbers, parts, plan.cluster)
+
+
+def _made_of(parts: Mapping[str, int]) -> str:
+    """The largest first."""
+    ordered = sorted(parts.items(), key=lambda part: (-part[1], part[0]))
+    return " + ".join(f"{name} {units.size(value)}" for name, value in ordered if value)
 
 
 def _filled(memory: DeviceMemory) -> float:

@@ -1,0 +1,52 @@
+"""Which nodes use each copy of a model's weights, and what it therefore keeps in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from hflow.cost.residency import Residency, Use, residency
+from hflow.graph.ir import Graph
+from hflow.plan.cluster import Cluster
+from hflow.plan.model_shape import ModelShape
+from hflow.plan.node_plan import NodePlan
+from hflow.plan.replicas import Instance, instance_of
+from hflow.plan.workload import workload
+
+Moment = tuple[int, str]  # a node runs: of the step (0) or of the evaluation (1), its name
+
+
+def instance_users(
+    graphs: Sequence[Graph], plans: Iterable[NodePlan]
+) -> dict[Instance, dict[Moment, NodePlan]]:
+    """The plans of the nodes that use each instance.
+
+    Args:
+        graphs: of the step and, if there is one, of the evaluation.
+    """
+    plan_of = {plan.node: plan for plan in plans}
+    users: dict[Instance, dict[Moment, NodePlan]] = {}
+    for number, graph in enumerate(graphs):
+        for node in (n for n in graph.nodes if n.model):
+            plan = plan_of[node.name]
+            users.setdefault(instance_of(node, plan.sharding), {})[number, node.name] = plan
+    return users
+
+
+def instance_residency(
+    graph: Graph,
+    shapes: Mapping[str, ModelShape],
+    cluster: Cluster,
+    instance: Instance,
+    plans: Collection[NodePlan],
+) -> Residency:
+    """What it keeps, used as `plans` say. `graph`: of the step."""
+    trainings = [plan for plan in plans if plan.kind == "train"]
+    use: Use = "train" if trainings else "read" if graph.trainers(instance.model) else "frozen"
+    deciding = trainings or [*plans]
+    generating = (plan for plan in plans if plan.kind == "generate")
+    return residency(
+        graph.model(instance.model), shapes[instance.model], instance.mesh,
+        deciding[0].strategy, cluster, use, instance.lag,
+        offload=all(plan.offload for plan in deciding),
+        tokens=max((p.micro_batch * workload(graph.node(p.node)).sequence for p in generating), default=0),
+    )  # fmt: skip
