@@ -39,7 +39,7 @@ def assert_refused_or_as_written(folder: Path) -> bool:
 def test_flipped_cut_or_exchanged(good: Path, data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as parent:
         folder = shutil.copytree(good, Path(parent) / good.name)
-        for file in data.draw(st.lists(st.sampled_from([NAME, *FILES]), min_size=1, max_size=2)):
+        for file in data.draw(st.lists(st.sampled_from([NAME, *FILES]), min_size=1, max_size=2, unique=True)):
             content = bytearray((folder / file).read_bytes())
             for at in data.draw(st.lists(st.integers(0, len(content) - 1), max_size=3)):
                 content[at] ^= data.draw(st.integers(1, 255))
