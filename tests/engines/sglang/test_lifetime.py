@@ -16,7 +16,7 @@ from tests.engines.sglang.servers import gone
 ROOT = Path(__file__).parents[3]
 FORKS = """
 import os, signal, sys
-from hflow.runtime.engines.sglang.lifetime import forks_die_with_their_parents
+from hflow.runtime.engines.lifetime import forks_die_with_their_parents
 if sys.argv[1] == "bound":
     forks_die_with_their_parents()
 print(os.getpid(), flush=True)

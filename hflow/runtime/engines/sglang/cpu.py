@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hflow.runtime.cores import share_out
-from hflow.runtime.engines.sglang.lifetime import forks_die_with_their_parents
+from hflow.runtime.engines.lifetime import forks_die_with_their_parents
 
 STAND_IN = Path(__file__).parent / "stand_in"
 BIND = "SGLANG_CPU_OMP_THREADS_BIND"

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from hflow.plan.engines.sglang import SERVER_PROFILE
+from hflow.runtime.engines.lifetime import die_with
 from hflow.runtime.engines.sglang import cpu
-from hflow.runtime.engines.sglang.lifetime import die_with
 from hflow.runtime.engines.sglang.options import ServerOptions
 from hflow.runtime.model_folder import read_object
 
