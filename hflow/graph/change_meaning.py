@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hflow.graph.infer.kinds import call
 from hflow.graph.ir import Graph, Node
 from hflow.graph.types import ValueType
 
@@ -29,6 +30,8 @@ def is_harmless(key: str, old: Graph, new: Graph) -> bool:
             return True
         case ["nodes", name, "with", "max_lag"]:
             return _op(name, old) == _op(name, new) == "train"
+        case ["nodes", name, "with", call.TIMEOUT]:
+            return _limits_time(name, old) and _limits_time(name, new)
         case ["nodes", name, "times"]:
             return _fails(name, old) and _fails(name, new)
         case _:
@@ -73,6 +76,8 @@ def meaning(key: str, old: Graph, new: Graph) -> str:
             return _of_model(name, rest, old, new)
         case ["nodes", name]:
             return _of_whole_node(name, old, new)
+        case ["nodes", name, "with", call.TIMEOUT] if is_harmless(key, old, new):
+            return _BOUND
         case ["nodes", name, "with", *option]:
             return _of_option(_op(name, new), option[0])
         case ["nodes", name, "in" | "until" | "out" as part, *rest]:
@@ -206,6 +211,12 @@ def _fails(region: str, graph: Graph) -> bool:
     """Whether a region whose rounds do not suffice ends the run, rather than going on with other rows."""
     node = _node(region, graph)
     return node is not None and node.options.get("short") == "fail"
+
+
+def _limits_time(name: str, graph: Graph) -> bool:
+    """Whether `timeout_s` is the node's, and not its function's."""
+    node = _node(name, graph)
+    return node is not None and call.has_own_limit(node)
 
 
 def _waits(region: str, graph: Graph) -> bool:

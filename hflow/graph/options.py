@@ -28,7 +28,8 @@ _NOUNS: dict[Kind, str] = {
 
 @dataclass(frozen=True)
 class Option:
-    """One key of `with:`. Bounds hold for every number of a list; `length` is that of the list."""
+    """One key of `with:`. Bounds hold for every number of a list; `length` is that of the list. An
+    `optional` one has no default, and a node that does not write it does not have it."""
 
     name: str
     kind: Kind
@@ -39,6 +40,7 @@ class Option:
     length: int | None = None
     choices: tuple[Any, ...] = ()
     nullable: bool = False
+    optional: bool = False
 
     @property
     def expectation(self) -> str:
@@ -121,7 +123,8 @@ def problems(options: Sequence[Option], written: Mapping[str, Any]) -> Iterator[
     unknown = [name for name in written if name not in known]
     for option in options:
         misspelt = difflib.get_close_matches(option.name, unknown, n=1)  # reported already
-        if option.default is REQUIRED and option.name not in written and not misspelt:
+        is_required = option.default is REQUIRED and not option.optional
+        if is_required and option.name not in written and not misspelt:
             message = f"missing option `{option.name}`"
             yield OptionProblem("HF101", message, None, f"`{option.name}` is {option.expectation}")
 

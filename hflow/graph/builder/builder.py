@@ -132,13 +132,15 @@ class GraphBuilder:
         name: str,
         fn: str | Callable[..., Any],
         *,
+        timeout_s: float | str | None = None,
         after: Sequence[Named] = (),
         out: Mapping[str, str] | None = None,
         **ports: Any,
     ) -> NodeHandle:
-        """A typed function (`hflow.ops.op.op`), or its name as graph files write it."""
+        """A typed function (`hflow.ops.op.op`), or its name as graph files write it. It is ended after
+        `timeout_s` seconds, and the run with it."""
         spec = {"op": "call", "fn": reference(fn, self._span.file), "after": after, "out": out}
-        return self._node(name, spec, ports)
+        return self._node(name, spec, _said(timeout_s=timeout_s) | ports)
 
     def train(
         self,

@@ -11,7 +11,7 @@ from hflow.diagnostics import HflowError, did_you_mean
 from hflow.graph.infer import kinds
 from hflow.graph.infer.draft import KEEP, CarriedInput, NodeDraft
 from hflow.graph.infer.functions import FunctionSource, read_function
-from hflow.graph.infer.kinds import data, generate, score, train
+from hflow.graph.infer.kinds import call, data, generate, score, train
 from hflow.graph.ir import Function, Head, ModelUse, Ref, Repeat
 from hflow.graph.options import REQUIRED, Option, OptionProblem, defaults, problems
 from hflow.graph.source import schema
@@ -198,13 +198,11 @@ class _Drafter:
 
     def _call(self, bare: NodeDraft, node: schema.CallSpec) -> NodeDraft:
         source = self._function(bare, "fn", node.fn)
-        if source and any(p.tag == "trained" for p in source.signature.inputs):
-            message = f"`{node.fn}`: only a train node computes `<trained>` inputs"
-            self.found.add("HF206", message, (*bare.path, "fn"))
+        if source and (problem := call.function_problem(source)):
+            self.found.add("HF206", f"`{node.fn}`: {problem}", (*bare.path, "fn"))
             source = None
-        drafted = self._reading(
-            _with_function(bare, source), node, source.options if source else None, node.with_
-        )
+        options = (*call.OPTIONS, *source.options) if source else None
+        drafted = self._reading(_with_function(bare, source), node, options, node.with_)
         return replace(drafted, declared=self._types(bare, node.out))
 
     def _reading(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from hflow.graph.infer.kinds import data, generate, score, train
+from hflow.graph.infer.kinds import call, data, generate, score, train
 from hflow.graph.ir import Graph, Input, Model, ModelUse, Node
 from hflow.graph.options import REQUIRED, Option
 from hflow.graph.source.yaml_text import WIDTH, flow, key, scalar
@@ -188,6 +188,8 @@ def _known_options(node: Node) -> tuple[Option, ...]:
             return score.OPTIONS
         case "train":
             return train.OPTIONS
+        case "call":
+            return call.OPTIONS
         case _:
             return ()
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from hflow.graph.infer.kinds import data, generate, score, train
+from hflow.graph.infer.kinds import call, data, generate, score, train
 from hflow.graph.ir import Graph, Node, Ref
 from hflow.graph.options import Option
 
@@ -65,7 +65,8 @@ def _bad_options(node: Node) -> Iterator[str]:
     """Options of a node's kind by kind and bounds; of its function, which may take anything, by name."""
     own = {option.name: option for option in _options(node)}
     of_function: Mapping[str, Any] = node.function.options if node.function else {}
-    for name in sorted({*own, *of_function} - node.options.keys()):
+    expected = {name for name, option in own.items() if not option.optional}
+    for name in sorted({*expected, *of_function} - node.options.keys()):
         yield f"node `{node.name}` lacks the option `{name}`"
     for name, value in node.options.items():
         option = own.get(name)
@@ -88,7 +89,7 @@ def _options(node: Node) -> Sequence[Option]:
         case "repeat":
             return _REPEAT
         case "call":
-            return ()
+            return call.OPTIONS
 
 
 def _broken_inputs(graph: Graph, node: Node, before: dict[str, Node]) -> Iterator[str]:
