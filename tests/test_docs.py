@@ -17,7 +17,7 @@ from hflow.cli.plan_commands import AfterPass
 from hflow.compiler.options import PLACEMENTS, PLANNERS
 from hflow.diagnostics import CODES, HflowError
 from hflow.graph.infer.functions import read_function
-from hflow.graph.infer.kinds import data, generate, score, train
+from hflow.graph.infer.kinds import call, data, generate, score, train
 from hflow.graph.infer.signature import Tag
 from hflow.graph.options import REQUIRED, Option
 from hflow.graph.source.schema import OPS, keys_at
@@ -109,9 +109,9 @@ def table(text: str, first: str) -> list[list[str]]:
 
 def documented(option: Option) -> list[str]:
     """An option's name, values and default as the documentation writes them."""
-    if option.default is REQUIRED:
+    if option.default is REQUIRED and not option.optional:
         return [option.name, option.expectation, "required"]
-    default = "none" if option.default is None else json.dumps(option.default)
+    default = "none" if option.optional or option.default is None else json.dumps(option.default)
     return [option.name, option.expectation, default]
 
 
@@ -123,6 +123,7 @@ def documented(option: Option) -> list[str]:
         ("## Later turns", generate.CONTINUE_OPTIONS),
         ("## `score`", score.OPTIONS),
         ("## `train`", train.OPTIONS),
+        ("## `call`", call.OPTIONS),
     ],
 )
 def test_option_tables_are_the_options(heading: str, options: tuple[Option, ...]) -> None:

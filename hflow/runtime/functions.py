@@ -39,16 +39,20 @@ def load_function(reference: str) -> Callable[..., Any]:
     return function
 
 
-def describe_failure(function: Callable[..., Any], error: Exception) -> str:
+def describe_failure(function: Callable[..., Any], error: BaseException) -> str:
     """What a function raised, and the innermost line of its file that led there:
     ``rewards.py:6: ZeroDivisionError: division by zero``."""
-    what = f"{type(error).__name__}: {error}"
+    what = f"called sys.exit({error.code!r})" if isinstance(error, SystemExit) else _raised(error)
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None:  # a callable object
         return what
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == code.co_filename]
     return f"{shown_path(code.co_filename)}:{lines[-1]}: {what}" if lines else what
+
+
+def _raised(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 @cache

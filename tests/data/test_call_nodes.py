@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from hflow.graph.ir import Function, Input, Node, Output, Ref
 from hflow.graph.types import Dim, ValueType
 from hflow.runtime.engines.protocol import NodeError, Result
 from hflow.runtime.engines.python.engine import PythonEngine
+from hflow.runtime.engines.python.function_process import FunctionProcess
 from hflow.runtime.rows import Rows, from_lists, from_padded, from_strings
 from tests.data.python_engine import BATCH, GROUP, RESP, call
 
@@ -121,8 +123,21 @@ def score_node(file: Path, name: str, dtype: str = "f32", **options: Any) -> Nod
     return call_node(f"{file}:{name}", signature, {"score": SCORES}, {"out": made}, **options)
 
 
+ENGINES: list[PythonEngine] = []
+
+
+@pytest.fixture(params=["here", pytest.param("apart", marks=pytest.mark.slow)], scope="module", autouse=True)
+def engine(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every test runs its functions in this process, and in one of theirs."""
+    process = FunctionProcess([], threading.Event()) if request.param == "apart" else None
+    ENGINES[:] = [PythonEngine({}, process)]
+    yield
+    if process:
+        process.end()
+
+
 def execute(node: Node, inputs: Mapping[str, Rows], rows: tuple[int, int]) -> Result:
-    return PythonEngine({}).run(call(node, rows), inputs)
+    return ENGINES[0].run(call(node, rows), inputs)
 
 
 def test_a_product_dim_arrives_as_two(file: Path) -> None:

@@ -113,7 +113,7 @@ def test_a_reward_cannot_end_the_run_silently(
 ) -> None:
     run_dir = tmp_path / "run"
     code, output = finish(start(breaking_graph, tiny_model, run_dir, *ALONE, "--workers", "inline"))
-    assert code == 1 and "error[HF401]: node `reward` failed" in output and "SystemExit" in output
+    assert code == 1 and "error[HF401]: node `reward` failed" in output and "called sys.exit(0)" in output
     assert f"details in {run_dir / 'error.txt'}" in output
 
 
@@ -135,6 +135,61 @@ def test_node_failure_names_its_cause(
     assert "no such reward" in (run_dir / "report.html").read_text()
 
 
+CRASH = "import ctypes; ctypes.string_at(0)"
+LOOP = "while True: pass"
+
+
+@pytest.mark.parametrize(
+    ("failure", "limit", "told"),
+    [
+        (CRASH, (), ("was ended by signal 11 (SIGSEGV)", "in digits")),
+        (LOOP, ("nodes.reward.with.timeout_s=2",), ("did not return within 2 s (`timeout_s`)", "in digits")),
+    ],
+)
+def test_a_function_cannot_take_its_worker(
+    start: Start, breaking_graph: Path, tiny_model: Path, tmp_path: Path, limit: tuple[str, ...], told: Any
+) -> None:
+    """The worker lives, tells what has happened, and no process is left."""
+    run_dir = tmp_path / "run"
+    sets = [word for text in ("params.steps=500", *limit) for word in ("--set", text)]
+    process = start(breaking_graph, tiny_model, run_dir, *sets, *ALONE)
+    wait_for_steps(process, run_dir, 1)
+    processes = descendants(process)
+    code, output = finish(process)
+    assert code == 1
+    assert "error[HF401]: node `reward` failed on worker 0" in output
+    assert all(text in output for text in told)
+    assert_all_gone(processes)
+
+
+FIRST = """
+        import os, pathlib, time
+        try:
+            os.open(pathlib.Path(__file__).with_name("first"), os.O_CREAT | os.O_EXCL)
+        except FileExistsError:
+            while True:
+                pass
+        time.sleep(1)
+        raise ZeroDivisionError("no such reward")
+"""
+
+
+@pytest.mark.parametrize("failure", [FIRST.strip()])
+def test_nobody_waits_for_a_function_when_another_worker_has_failed(
+    start: Start, breaking_graph: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    """One of two workers raises, the other one's function never returns."""
+    run_dir = tmp_path / "run"
+    options = "--set", "params.steps=500", "--cluster", "local", "--pin", "rollout=dp2@0-1"
+    process = start(breaking_graph, tiny_model, run_dir, *options)
+    wait_for_steps(process, run_dir, 1)
+    processes, began = descendants(process), time.monotonic()
+    code, output = finish(process)
+    assert code == 1 and "ZeroDivisionError: no such reward" in output
+    assert time.monotonic() - began < 60
+    assert_all_gone(processes)
+
+
 MEDDLE = """
         import gc
         from hflow.runtime.engines.sglang.server import Server
@@ -151,7 +206,8 @@ def test_a_refused_weight_update_ends_the_run(
     """In the second step somebody else begins to renew SGLang's weights, so that it refuses the run's: it
     does not train on with what older weights sample, and no process is left."""
     run_dir, before = tmp_path / "run", set(SHARED_MEMORY.glob("torch_*"))
-    options = "--set", "params.steps=500", "--engine", "rollout=sglang", *ALONE
+    inline = "--workers", "inline"  # where the function finds the server
+    options = "--set", "params.steps=500", "--engine", "rollout=sglang", *ALONE, *inline
     process = start(breaking_graph, tiny_model, run_dir, *options)
     wait_for_steps(process, run_dir, 1)
     processes = descendants(process)

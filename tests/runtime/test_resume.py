@@ -325,13 +325,13 @@ FATAL = '''
 
 @op("text: str[rows] -> length: f32[rows]")
 def length(text: list[str]) -> list[float]:
-    """Its process is killed when it is called for the fifth time, once."""
-    import os, pathlib
+    """Its worker is killed when it is called for the fifth time, once."""
+    import os, pathlib, psutil
 
     calls = pathlib.Path(__file__).with_name("calls")
     calls.write_text(calls.read_text() + "." if calls.exists() else ".")
     if calls.stat().st_size == 5:
-        os.kill(os.getpid(), 9)
+        os.kill(psutil.Process().parents()[1].pid, 9)  # the first is the process of functions' guard
     return [float(len(t)) for t in text]
 '''
 

@@ -30,7 +30,7 @@ class RayWorker(Worker):
         implementation(DEFAULT_ENGINE)  # nearly every plan has it; an import now is not counted as a step's
         gc.collect()
         gc.freeze()  # what was imported lives on: to look for garbage in it took 3 % of a step
-        super().__init__(device)
+        super().__init__(device, isolates=True)
 
     def join_at(self, host: str, port: int, generation: int, rank: int, size: int, secret: bytes) -> Report:
         """Join the world whose store listens at `host`: on loopback if that is there, else by the interface

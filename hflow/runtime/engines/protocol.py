@@ -12,7 +12,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -26,7 +26,9 @@ from hflow.plan.sharding import Sharding
 from hflow.runtime.cores import Cores
 from hflow.runtime.engines.groups import NewGroup
 from hflow.runtime.rows import Rows
-from hflow.runtime.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # it imports transformers, which a process of functions needs not
+    from hflow.runtime.tokenizer import Tokenizer
 
 MetricSums = dict[str, tuple[float, float]]  # (sum, weight) by name, added up over workers
 
@@ -71,13 +73,15 @@ class Result:
 
 
 class NodeError(Exception):
-    """A node's failure with a cause that a user can read; `code` is a diagnostic code."""
+    """A node's failure with a cause that a user can read; `code` is a diagnostic code, `trace` the traceback
+    of a cause in another process."""
 
-    def __init__(self, node: str, message: str, code: str = "HF401"):
+    def __init__(self, node: str, message: str, code: str = "HF401", trace: str = ""):
         super().__init__(message)
         self.node = node
         self.message = message
         self.code = code
+        self.trace = trace
 
 
 class Stopped(Exception):  # noqa: N818  (it is what happened)

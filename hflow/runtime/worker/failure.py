@@ -46,5 +46,7 @@ def _trace(error: BaseException) -> str:
     """What helps to find the place in somebody's Python: not where hflow itself refused something."""
     if isinstance(error, HflowError):
         return ""
+    if isinstance(error, NodeError) and error.trace:
+        return error.trace
     shown = error.__cause__ if isinstance(error, NodeError) else error
     return "".join(traceback.format_exception(shown)) if shown else ""

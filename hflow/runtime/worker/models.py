@@ -13,6 +13,7 @@ from hflow.plan.replicas import Instance, instance_of, instances
 from hflow.runtime.engines.implementation import implementation
 from hflow.runtime.engines.protocol import ModelEngine, ModelSetup, ModelWeights, NodeEngine
 from hflow.runtime.engines.python.engine import PythonEngine
+from hflow.runtime.engines.python.function_process import FunctionProcess
 from hflow.runtime.tokenizer import Tokenizer, load_tokenizer
 from hflow.runtime.worker.world import World
 
@@ -42,7 +43,9 @@ class Engines:
             model.close()
 
 
-def build_engines(plan: Plan, world: World, told: Callable[[str], None]) -> Engines:
+def build_engines(
+    plan: Plan, world: World, told: Callable[[str], None], functions: FunctionProcess | None = None
+) -> Engines:
     """Collective over the world: all ranks make all groups, members build and load their shards.
 
     What the programs put away after its use begins there, before the next model is built. When one fails, the
@@ -50,10 +53,11 @@ def build_engines(plan: Plan, world: World, told: Callable[[str], None]) -> Engi
 
     Args:
         told: hears what is done while it takes long.
+        functions: where functions of users run; None: in this process.
     """
     vocab = {name: shape.vocab for name, shape in plan.shapes.items()}
     tokenizers = {m.name: load_tokenizer(m.path, vocab[m.name]) for m in plan.graph.models}
-    engines = Engines({}, PythonEngine(tokenizers))
+    engines = Engines({}, PythonEngine(tokenizers, functions))
     try:
         _build(engines, plan, world, tokenizers, told)
     except BaseException:

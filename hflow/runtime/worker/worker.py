@@ -21,6 +21,8 @@ from hflow.plan.digests import check_models
 from hflow.plan.plan import Plan
 from hflow.plan.replicas import Instance
 from hflow.runtime.checkpoint.reader import CheckpointReader
+from hflow.runtime.engines.python.engine import runs_apart
+from hflow.runtime.engines.python.function_process import FunctionProcess
 from hflow.runtime.positions import check_positions
 from hflow.runtime.worker.checkpoint import capture, restore
 from hflow.runtime.worker.checkpoint_writer import CheckpointWriter
@@ -34,10 +36,15 @@ Report = dict[str, Any]
 
 
 class Worker:
-    """Every call returns a report; one with an entry `error` (a `Failure`) tells why it failed."""
+    """Every call returns a report; one with an entry `error` (a `Failure`) tells why it failed.
 
-    def __init__(self, device: str = "cpu"):
+    `isolates`: users' functions run in a process of their own, which stays until the worker ends.
+    """
+
+    def __init__(self, device: str = "cpu", isolates: bool = False):
         self.device = torch.device(device)
+        self._isolates = isolates
+        self._functions: FunctionProcess | None = None
         self.world: World | None = None
         self.plan: Plan | None = None
         self.interpreter: Interpreter | None = None
@@ -90,23 +97,29 @@ class Worker:
         return self._loading or (self.interpreter.now if self.interpreter else "")
 
     def end_servers(self) -> None:
-        """End the processes that engines have started (called from another thread, too)."""
+        """End the processes that this one has started (called from another thread, too)."""
+        self._end_engines()
+        if self._functions:
+            self._functions.end()
+
+    def close(self) -> None:
+        self._leave()
+        self.end_servers()
+
+    def _end_engines(self) -> None:
         if self.interpreter:
             self.interpreter.engines.close()
 
-    def close(self) -> None:
-        self.end_servers()
+    def _leave(self) -> Report:
+        self._end_engines()
         self._unload()
         if self.world:
             self.world.close()
             self.world = None
-
-    def _leave(self) -> Report:
-        self.close()
         return {}
 
     def _join(self, store: Store, generation: int, rank: int, size: int, secret: bytes) -> Report:
-        self.close()
+        self._leave()
         own = PrefixStore(f"world{generation}", store)
         self.world = World.join(own, rank, size, self.device, secret)
         torch.set_num_threads(len(self.world.cores[rank]))
@@ -117,7 +130,7 @@ class Worker:
         self._unload()
         check_models(plan.graph, plan.digests)  # each host may have a folder of its own
         self.plan = plan
-        engines = build_engines(plan, self.world, self._tell)
+        engines = build_engines(plan, self.world, self._tell, self._process_for(plan, self.world))
         self._loading = ""
         self.interpreter = Interpreter(plan, self.world, engines)
         self._writer = CheckpointWriter(self.world.rank)
@@ -125,6 +138,20 @@ class Worker:
             self._restore(self.interpreter, Path(resumed))
         self._open_data(plan, engines, self.world.rank)
         return {}
+
+    def _process_for(self, plan: Plan, world: World) -> FunctionProcess | None:
+        """Where users' functions of `plan` run, if some run here and not in this process: the process that is
+        there, or a new one, which gets ready while models are built."""
+        nodes = [n for p in plan.programs for n in p.graph.nodes if n.op == "call" and runs_apart(n)]
+        here = [n for n in nodes if world.rank in plan.node(n.name).mesh.devices]
+        if not (here and self._isolates):
+            return None
+        if self._functions and self._functions.alive:
+            self._functions.stopped = world.aborted
+        else:
+            references = dict.fromkeys(n.function.reference for n in here if n.function)
+            self._functions = FunctionProcess(list(references), world.aborted)
+        return self._functions
 
     def _restore(self, interpreter: Interpreter, folder: Path) -> None:
         self._loading = f"reading {folder.name}"

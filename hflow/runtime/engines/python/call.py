@@ -11,6 +11,7 @@ nodes read the same rows, and which of them lie on the same device is the plan's
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hflow.diagnostics import HflowError
 from hflow.graph.infer.signature import parse_signature
 from hflow.graph.ir import Function, Node
 from hflow.graph.types import Dim, ValueType
@@ -42,9 +44,8 @@ def run_call(call: EngineCall, inputs: Mapping[str, Rows]) -> Result:
     Metrics: the mean of every ``f32[rows]`` output and every ``f32[]``, under the port's name.
 
     Raises:
-        HflowError: HF205 when the function cannot be imported.
-        NodeError: when it raises, or returns values that are not of the declared types; HF405 naming the
-            row when it returns a number that is not finite.
+        NodeError: when it raises, or returns values that are not of the declared types; HF205 when it cannot
+            be imported, HF405 naming the row when it returns a number that is not finite. With the traceback.
     """
     node, function = call.node, call.node.function
     assert function is not None
@@ -72,13 +73,17 @@ def run_call(call: EngineCall, inputs: Mapping[str, Rows]) -> Result:
 
 def _invoke(node: Node, function: Function, arguments: Mapping[str, Any]) -> Any:
     options = {name: value for name, value in node.options.items() if name in function.options}
-    loaded = load_function(function.reference)
+    try:
+        loaded = load_function(function.reference)
+    except HflowError as error:
+        raise NodeError(node.name, error.diagnostics[0].message, error.diagnostics[0].code) from error
     try:
         with torch.no_grad():
             return loaded(**arguments, **options)
-    except Exception as error:  # whatever a user's function raises is this node's failure
+    except (Exception, SystemExit) as error:  # whatever a user's function raises is this node's failure
         problem = f"`{function.reference}` failed: {describe_failure(loaded, error)}"
-        raise NodeError(node.name, problem) from error
+        trace = "".join(traceback.format_exception(error))
+        raise NodeError(node.name, problem, trace=trace) from error
 
 
 def _deliver(node: Node, port: str, pattern: ValueType, rows: Rows, bound: Bound) -> Tensor | list[Any]:

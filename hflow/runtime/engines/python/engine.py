@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 from hflow.diagnostics import HflowError
+from hflow.graph.infer.kinds.call import time_limit_s
 from hflow.graph.ir import Node
 from hflow.runtime.engines.protocol import EngineCall, NodeError, Result
 from hflow.runtime.engines.python.call import run_call
 from hflow.runtime.engines.python.data import DataSource, open_source
+from hflow.runtime.engines.python.function_process import FunctionProcess
 from hflow.runtime.rows import Rows
 from hflow.runtime.tokenizer import Tokenizer
+
+_LOG = logging.getLogger(__name__)
 
 
 class PythonEngine:
     """Executes `data` and `call` nodes of one worker.
 
     `tokenizers` maps each model's name to its tokenizer. A data source is opened once and kept; training and
-    evaluation share it, so that they share the split.
+    evaluation share it, so that they share the split. `process`: where functions run that need one of their
+    own (`runs_apart`); None: here, and then nothing enforces `timeout_s`.
     """
 
-    def __init__(self, tokenizers: Mapping[str, Tokenizer]):
+    def __init__(self, tokenizers: Mapping[str, Tokenizer], process: FunctionProcess | None = None):
         self._tokenizers = tokenizers
         self._sources: dict[str, DataSource] = {}
+        self._process = process
+        self._warned = False
 
     def run(self, call: EngineCall, inputs: Mapping[str, Rows]) -> Result:
         """Execute a `data` or `call` node on the local rows.
@@ -30,9 +38,12 @@ class PythonEngine:
         Raises:
             NodeError: HF403 when data cannot be read, HF205 when a function cannot be imported, HF401
                 when it fails.
+            Stopped: nobody waits for the result any more.
         """
+        if call.node.op == "call":
+            return self._call(call, inputs)
         try:
-            return run_call(call, inputs) if call.node.op == "call" else self.open(call.node).draw(call)
+            return self.open(call.node).draw(call)
         except HflowError as error:
             first = error.diagnostics[0]
             place = f"{first.span.file}:{first.span.line}: " if first.span else ""
@@ -48,3 +59,18 @@ class PythonEngine:
         if node.name not in self._sources:
             self._sources[node.name] = open_source(node, self._tokenizers)
         return self._sources[node.name]
+
+    def _call(self, call: EngineCall, inputs: Mapping[str, Rows]) -> Result:
+        if self._process and runs_apart(call.node):
+            return self._process.run(call, inputs)
+        if time_limit_s(call.node) and not self._warned:
+            _LOG.warning("%s: nothing enforces `timeout_s` in this process", call.node.name)
+            self._warned = True
+        return run_call(call, inputs)
+
+
+def runs_apart(node: Node) -> bool:
+    """Whether the function of a `call` node needs a process that may be ended: it is not hflow's own, or has
+    a time limit."""
+    assert node.function is not None
+    return not node.function.reference.startswith("hflow.") or time_limit_s(node) is not None
