@@ -28,9 +28,10 @@ from hflow.runtime.controller.elastic import workers_by_host
 from hflow.runtime.controller.former_run import FormerRun, former_run
 from hflow.runtime.controller.inline_pool import InlinePool
 from hflow.runtime.controller.local_ray import LocalRay
-from hflow.runtime.controller.pool import Pool, WorkerFailure
+from hflow.runtime.controller.pool import Pool
 from hflow.runtime.controller.run_folder import RunFolder
 from hflow.runtime.controller.run_views import NO_VIEWS, RunViews
+from hflow.runtime.controller.worker_failure import WorkerFailure
 from hflow.runtime.run import Run, summary
 from hflow.runtime.whole_folder import remove_unfinished
 

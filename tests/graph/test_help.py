@@ -13,7 +13,7 @@ from hflow.graph.infer.signature import parse_ports
 from hflow.graph.infer.unify import Argument, unify
 from hflow.graph.load import check_text
 from hflow.graph.types import Dim, Factor, ValueType
-from hflow.runtime.controller.pool import WorkerFailure
+from hflow.runtime.controller.worker_failure import WorkerFailure
 
 GRAPH = """\
 hflow: 1

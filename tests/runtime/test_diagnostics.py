@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 
 import hflow
 from hflow.diagnostics import Diagnostic, HflowError, Span
-from hflow.runtime.controller.pool import Pool, root_cause
+from hflow.runtime.controller.pool import Pool
+from hflow.runtime.controller.worker_failure import root_cause
 from hflow.runtime.engines.protocol import NodeError
 from hflow.runtime.execute import execute
 from hflow.runtime.worker.failure import Failure, failure_of

@@ -17,7 +17,8 @@ from hflow.plan.plan import Plan
 from hflow.plan.program import Onload
 from hflow.plan.read_shape import read_shape
 from hflow.plan.strategy import PLAIN, Strategy
-from hflow.runtime.controller.pool import Pool, WorkerFailure
+from hflow.runtime.controller.pool import Pool
+from hflow.runtime.controller.worker_failure import WorkerFailure
 from hflow.runtime.execute import execute
 from hflow.runtime.run import Run
 from tests.runtime.memory import put_away, with_strategy

@@ -34,7 +34,7 @@ from hflow.runtime.checkpoint.manifest import (
     to_json,
 )
 from hflow.runtime.checkpoint.written import WrittenPart
-from hflow.runtime.controller.pool import WorkerReport
+from hflow.runtime.controller.worker_failure import WorkerReport
 
 FOLDER = "checkpoints"
 COMPLETE = re.compile(r"step-(\d+)")

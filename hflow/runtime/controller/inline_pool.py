@@ -10,7 +10,8 @@ import torch
 from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
 from hflow.diagnostics import Diagnostic, HflowError
-from hflow.runtime.controller.pool import WorkerCall, WorkerReport, root_cause
+from hflow.runtime.controller.pool import WorkerCall
+from hflow.runtime.controller.worker_failure import WorkerReport, root_cause
 from hflow.runtime.worker.worker import Worker
 
 

@@ -9,8 +9,9 @@ from dataclasses import replace
 from hflow.diagnostics import HflowError
 from hflow.plan.plan import Plan
 from hflow.runtime.controller.former_run import FormerRun, former_run
-from hflow.runtime.controller.pool import Pool, WorkerFailure
+from hflow.runtime.controller.pool import Pool
 from hflow.runtime.controller.run_folder import RunFolder
+from hflow.runtime.controller.worker_failure import WorkerFailure
 
 UNUSABLE = "HF412"  # a checkpoint
 

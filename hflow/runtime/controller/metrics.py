@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hflow.graph.ir import Graph
-from hflow.runtime.controller.pool import WorkerReport
+from hflow.runtime.controller.worker_failure import WorkerReport
 
 
 def merge(graph: Graph, step: int, reports: Sequence[WorkerReport], wall_s: float) -> dict[str, Any]:

@@ -26,9 +26,10 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.runtime.controller.local_ray import LocalRay
 from hflow.runtime.controller.placement import Demand, node_names, packs, place, spreads
-from hflow.runtime.controller.pool import WAIT_S, WorkerCall, WorkerFailure, WorkerReport, root_cause
+from hflow.runtime.controller.pool import WAIT_S, WorkerCall
 from hflow.runtime.controller.ray_session import RaySession
 from hflow.runtime.controller.ray_worker import LOOPBACK, RayWorker
+from hflow.runtime.controller.worker_failure import WorkerFailure, WorkerReport, root_cause
 from hflow.runtime.gpus import HIDDEN, gpus_hidden
 from hflow.runtime.worker.failure import Failure
 

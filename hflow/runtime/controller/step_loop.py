@@ -11,9 +11,10 @@ from hflow.ending_signals import EndingSignals
 from hflow.plan.plan import Plan
 from hflow.runtime.controller.checkpoints import Checkpoints, scores
 from hflow.runtime.controller.metrics import merge
-from hflow.runtime.controller.pool import Pool, WorkerCall, WorkerReport
+from hflow.runtime.controller.pool import Pool, WorkerCall
 from hflow.runtime.controller.progress import RunProgress
 from hflow.runtime.controller.run_folder import RunFolder
+from hflow.runtime.controller.worker_failure import WorkerReport
 
 
 class StepLoop:
