@@ -49,6 +49,7 @@ from hflow.runtime.tools.new_model import new_model
 
 LOCAL = LocalRay()  # before Ray is imported
 
+import psutil  # noqa: E402
 import ray  # noqa: E402
 
 from hflow.runtime.controller.pool import WorkerCall  # noqa: E402
@@ -71,14 +72,15 @@ class LightWorker:
         self.rank = 0
         self.report: Report = {}
 
-    def ready(self) -> int:
-        return os.getpid()
+    def ready(self) -> tuple[int, float, int]:
+        return os.getpid(), psutil.Process().create_time(), -1
 
     def leave(self) -> Report:
         return {}
 
-    def end_servers(self) -> None:
-        pass
+    @ray.method(concurrency_group="control")
+    def last_act(self) -> None:
+        """There are no servers to end."""
 
     def join_at(self, host: str, port: int, generation: int, rank: int, size: int, secret: bytes) -> Report:
         self.rank = rank

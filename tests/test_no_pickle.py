@@ -1,8 +1,8 @@
 """Nothing in the package unpickles: who opens a pickle runs the code of who sent it.
 
 Ray does so between controller and workers, over connections of its own. Handles to memory are given to SGLang
-as pickles (`engines/sglang/share.py`), which the package only writes. A worker's process of functions opens what
-that worker sends it over a socket that nobody else has; the worker opens nothing that comes back.
+as pickles (`engines/sglang/share.py`), which the package only writes. A worker's process of functions opens
+what that worker sends it over a socket that nobody else has; the worker opens nothing that comes back.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ A handle names rows in a worker's store. There is one class per instruction; `In
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal, assert_never
 
@@ -248,6 +248,23 @@ class Program:
         edge = self.edges[sync.edge]
         assert isinstance(edge, WeightEdge), sync
         return edge
+
+    def at(self, path: Sequence[int]) -> Instruction:
+        """The instruction at an index, or of a loop's body at: the loop's index, any round, an index."""
+        found = self.instructions[path[0]]
+        return found.body[path[2]] if isinstance(found, Loop) and len(path) > 1 else found
+
+    def kind_and_name(self, instruction: Instruction) -> tuple[str, str]:
+        """As in events of a run: what is done, and the node, the edge or ``onload NODE``."""
+        match instruction:
+            case Call() | Await():
+                return "call", instruction.node
+            case Transfer() | SyncWeights():
+                return instruction.op, self.edges[instruction.edge].name
+            case Loop() | Onload() | Offload() | Release() | Carry() | Recall() | Free():
+                return instruction.op, f"{instruction.op} {instruction.node}"
+            case _:
+                assert_never(instruction)
 
     def donating_edge(self, reader: str) -> WeightEdge:
         """The edge over which weights come to node `reader` from a trainer that donates their memory.

@@ -14,6 +14,8 @@ from hflow.plan.engine_registry import DEFAULT_ENGINE
 from hflow.runtime.engines.implementation import implementation
 from hflow.runtime.engines.shared_memory import remove_own
 from hflow.runtime.worker.failure import failure_of
+from hflow.runtime.worker.stacks import dump_on_signal, stacks
+from hflow.runtime.worker.whereabouts import Whereabouts
 from hflow.runtime.worker.worker import Report, Worker
 from hflow.runtime.worker.world import Aborted
 
@@ -27,6 +29,7 @@ class RayWorker(Worker):
         if Path(folder).is_dir():
             os.chdir(folder)  # paths in a graph are relative to where hflow was started
         self._gave_up = False
+        self._dump = dump_on_signal()
         implementation(DEFAULT_ENGINE)  # nearly every plan has it; an import now is not counted as a step's
         gc.collect()
         gc.freeze()  # what was imported lives on: to look for garbage in it took 3 % of a step
@@ -51,8 +54,9 @@ class RayWorker(Worker):
         self._gave_up |= "error" in report
         return report
 
-    def ready(self) -> int:
-        return os.getpid()
+    def ready(self) -> tuple[int, float, int]:
+        """Its process: see `WorkerProcess`."""
+        return os.getpid(), psutil.Process().create_time(), self._dump
 
     @ray.method(concurrency_group="control")
     def abort(self) -> None:
@@ -64,6 +68,14 @@ class RayWorker(Worker):
         """The controller kills this process next."""
         self.end_servers()
         remove_own()
+
+    @ray.method(concurrency_group="control")
+    def whereabouts(self) -> Whereabouts:
+        return super().whereabouts()
+
+    @ray.method(concurrency_group="control")
+    def stacks(self) -> str:
+        return stacks()
 
     @ray.method(concurrency_group="control")
     def where(self) -> str:

@@ -47,6 +47,7 @@ from hflow.runtime.worker.move_weights import move_weights, tell_version
 from hflow.runtime.worker.route import Route, make_route
 from hflow.runtime.worker.staleness import sampled, staleness
 from hflow.runtime.worker.transfer import Received, move_rows
+from hflow.runtime.worker.whereabouts import Place
 from hflow.runtime.worker.worker_state import WorkerState
 from hflow.runtime.worker.world import Peers, World
 
@@ -96,12 +97,14 @@ class _StepRun:
 
 
 class Interpreter:
-    """Executes the programs of one plan. `now` names the node that runs, or what moves for it."""
+    """Executes the programs of one plan. `now` names the node that runs, or what moves for it; `place` is the
+    instruction, None outside programs."""
 
     def __init__(self, plan: Plan, world: World, engines: Engines):
         """Collective over the world: every rank makes all process groups."""
         self.plan, self.world, self.engines = plan, world, engines
         self.now = ""
+        self.place: Place | None = None
         self._peers = _peers(plan, world.group)
         self._streams = _streams(plan.graph)
         self.state = WorkerState()
@@ -116,15 +119,20 @@ class Interpreter:
         self._walk(program.instructions, step)
         for weights in step.trained:
             weights.version += 1
-        self.now = ""
+        self.now, self.place = "", None
         return step.report()
 
-    def _walk(self, instructions: Sequence[Instruction], step: _StepRun) -> None:
-        for instruction in instructions:
+    def _walk(
+        self, instructions: Sequence[Instruction], step: _StepRun, within: tuple[int, ...] = ()
+    ) -> None:
+        """`within`: the loop and its round, of whose body they are."""
+        for index, instruction in enumerate(instructions):
             if self.world.rank in instruction.devices:
-                self._execute(instruction, step)
+                path = (*within, index)
+                self.place = Place(step.evaluation, path, time.monotonic())
+                self._execute(instruction, step, path)
 
-    def _execute(self, instruction: Instruction, step: _StepRun) -> None:
+    def _execute(self, instruction: Instruction, step: _StepRun, path: tuple[int, ...]) -> None:
         match instruction:
             case Free():
                 for handle in instruction.handles:
@@ -137,7 +145,7 @@ class Interpreter:
                 for port, handle in instruction.inputs.items():
                     self.state.carried.keep(f"{instruction.node}.{port}", step.store[handle], instruction.lag)
             case Loop():
-                self._loop(instruction, step)
+                self._loop(instruction, step, path)
             case Release():
                 self._release(instruction, step)
             case Call() if step.awaits(instruction.node):
@@ -154,7 +162,7 @@ class Interpreter:
         moved, ended = self._run(instruction, step), time.time()
         if begun := step.begun.pop(instruction.node, None) if isinstance(instruction, Await) else None:
             started, ended = begun.start_s, begun.end_s or ended  # not the wait for its weights
-        kind, name = _kind_and_name(instruction, step.program)
+        kind, name = step.program.kind_and_name(instruction)
         event = {"kind": kind, "name": name, "device": self.world.rank, "step": step.number}
         event |= {"bytes": moved.values, "told_bytes": moved.told}
         step.events.append({**event, "start_s": started, "end_s": ended})
@@ -194,7 +202,7 @@ class Interpreter:
         """The model with whose weights a weight edge begins."""
         return self.plan.graph.model_of(self.plan.graph.node(edge.source))
 
-    def _loop(self, loop: Loop, step: _StepRun) -> None:
+    def _loop(self, loop: Loop, step: _StepRun, path: tuple[int, ...]) -> None:
         """Rounds until the region has its rows, with what earlier steps have left; then they are put into the
         store."""
         graph, name = step.program.graph, loop.node
@@ -203,7 +211,7 @@ class Interpreter:
         collector = Collector(graph.node(name), region, before)
         step.collectors[name] = collector
         while not collector.done:
-            self._walk(loop.body, step)
+            self._walk(loop.body, step, (*path, collector.rounds))
             self.state.rounds[name] += 1
         for port, rows in collector.collected().items():
             step.store[loop.outputs[port]] = rows
@@ -331,19 +339,6 @@ class Interpreter:
         parts = implementation(edge.target_sharding.engine).parts(shape, edge.target_mesh.tp)
         rank, readable = self.world.rank, self.world.neighbours.pairs
         return tuple(make_route(edge.copies, shape, source, target, rank, names, readable) for names in parts)
-
-
-def _kind_and_name(instruction: _Measured, program: Program) -> tuple[str, str]:
-    """Of an event: what is done, and the node, the edge or ``onload NODE``."""
-    match instruction:
-        case Call() | Await():
-            return "call", instruction.node
-        case Transfer() | SyncWeights():
-            return instruction.op, program.edges[instruction.edge].name
-        case Onload() | Offload():
-            return instruction.op, f"{instruction.op} {instruction.node}"
-        case _:
-            assert_never(instruction)
 
 
 def _streams(graph: Graph) -> dict[str, int]:

@@ -30,6 +30,7 @@ from hflow.runtime.worker.export import export_model
 from hflow.runtime.worker.failure import failure_of
 from hflow.runtime.worker.interpreter import Interpreter
 from hflow.runtime.worker.models import Engines, build_engines
+from hflow.runtime.worker.whereabouts import Whereabouts
 from hflow.runtime.worker.world import World
 
 Report = dict[str, Any]
@@ -50,16 +51,17 @@ class Worker:
         self.interpreter: Interpreter | None = None
         self._writer: CheckpointWriter | None = None
         self._loading = ""
+        self._present = (0, "", time.monotonic())  # call, its method, since when: see `Whereabouts`
 
     def leave(self) -> Report:
         """Leave the present world. All of its workers must do so at about the same time: one that gave up a
         transfer is held up until the others have closed their ends."""
-        return self._guarded(self._leave)
+        return self._guarded("leave", self._leave, number=0)
 
     def join(self, store: Store, generation: int, rank: int, size: int, secret: bytes = b"") -> Report:
         """Leave the present world, if any, and enter generation `generation` of it as `rank` of `size`. Each
         generation has another `secret` (`World.join`)."""
-        return self._guarded(lambda: self._join(store, generation, rank, size, secret))
+        return self._guarded("join", lambda: self._join(store, generation, rank, size, secret))
 
     def load(self, plan: Plan, resumed: str = "") -> Report:
         """Build the models of `plan` that live here and open its data. Collective: every rank makes all
@@ -68,24 +70,24 @@ class Worker:
         Args:
             resumed: the folder of the checkpoint to go on from; empty to begin.
         """
-        return self._guarded(lambda: self._load(plan, resumed))
+        return self._guarded("load", lambda: self._load(plan, resumed))
 
     def run(self, step: int, evaluation: bool = False) -> Report:
         """Walk the step's program (or the evaluation's) and report metrics, events and times."""
-        return self._guarded(lambda: self._run(step, evaluation))
+        return self._guarded("run", lambda: self._run(step, evaluation))
 
     def checkpoint(self, step: int, folder: str) -> Report:
         """Copy this worker's part of the state after `step` steps, and begin to write it. Not collective.
         What was written is in the entry `written` of this report and of later ones."""
-        return self._guarded(lambda: self._checkpoint(step, Path(folder)))
+        return self._guarded("checkpoint", lambda: self._checkpoint(step, Path(folder)))
 
     def end_checkpoint(self) -> Report:
         """Wait until what `checkpoint` began is written."""
-        return self._guarded(self._end_checkpoint)
+        return self._guarded("end_checkpoint", self._end_checkpoint)
 
     def export(self, model: str, folder: str) -> Report:
         """Gather a trained model on one worker, which writes it to `folder` in HF format. Collective."""
-        return self._guarded(lambda: self._export(model, Path(folder)))
+        return self._guarded("export", lambda: self._export(model, Path(folder)))
 
     def abort(self) -> None:
         """Give up transfers under way (called from another thread)."""
@@ -95,6 +97,14 @@ class Worker:
     def where(self) -> str:
         """What runs now, for the progress line."""
         return self._loading or (self.interpreter.now if self.interpreter else "")
+
+    def whereabouts(self) -> Whereabouts:
+        """What it does, and since when (called from another thread)."""
+        (call, method, since), now = self._present, time.monotonic()
+        place = self.interpreter.place if self.interpreter and method == "run" else None
+        if place is None:
+            return Whereabouts(call, method, False, (), now - since, self._loading)
+        return Whereabouts(call, method, place.evaluation, place.path, now - max(since, place.since), "")
 
     def end_servers(self) -> None:
         """End the processes that this one has started (called from another thread, too)."""
@@ -209,13 +219,17 @@ class Worker:
         export_model(self.plan, name, weights, trainer.mesh, folder, self.world)
         return {}
 
-    def _guarded(self, action: Callable[[], Report]) -> Report:
-        """The action's report, or a description of why it failed."""
+    def _guarded(self, method: str, action: Callable[[], Report], number: int | None = None) -> Report:
+        """The action's report, or a description of why it failed. `number`: of the call, if not the next."""
+        call = self._present[0] + 1 if number is None else number
+        self._present = call, method, time.monotonic()
         try:
             return action()
         except (Exception, SystemExit) as error:  # everything that user code can raise becomes data here
             cause = self.world.explain(error) if self.world else error
             return {"error": failure_of(cause, self.where(), self._span)}
+        finally:
+            self._present = call, "", time.monotonic()
 
     def _span(self, node: str) -> Span | None:
         """Where the graph file says what failed."""
