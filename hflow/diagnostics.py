@@ -84,6 +84,7 @@ CODES: dict[str, str] = {
     "HF410": "a server does not serve the weights that it should",
     "HF411": "the graph differs from that of the checkpoint",
     "HF412": "a checkpoint cannot be used",
+    "HF413": "a worker hangs",
 }
 
 

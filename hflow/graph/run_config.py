@@ -32,11 +32,23 @@ class CheckpointPolicy:
 
 
 @dataclass(frozen=True)
+class HangPolicy:
+    """When a run counts as hung: an instruction of a worker takes longer than `factor` times what it was
+    measured, or else predicted, to take; at least `least_s` seconds, and at least `first_s` as long as it was
+    never measured. `factor` 0: never."""
+
+    factor: float = 10.0
+    least_s: float = 300.0
+    first_s: float = 14400.0
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """`export`: the weights that are exported at the end: the last, those of the best checkpoint, or none.
     `restarts`: how often a run that lost workers begins again from its newest checkpoint. `grace_s`: seconds
     that an interrupted run has to write a checkpoint. `retry`: codes of other failures after which it begins
-    again. `elastic`: when lost devices do not come back within `wait_s`, go on with those that are left."""
+    again. `elastic`: when lost devices do not come back within `wait_s`, go on with those that are left.
+    `hang`: when it counts as hung, which is a failure."""
 
     checkpoint: CheckpointPolicy = CheckpointPolicy()
     export: Export = "last"
@@ -45,6 +57,7 @@ class RunConfig:
     retry: tuple[str, ...] = ()
     elastic: bool = False
     wait_s: float = 60.0
+    hang: HangPolicy = HangPolicy()
 
 
 DEFAULT_RUN = RunConfig()

@@ -25,7 +25,7 @@ FILE = "run.yaml"
 
 def run_config_text(config: RunConfig) -> str:
     """The section `run` with every key, in canonical form."""
-    policy = config.checkpoint
+    policy, hang = config.checkpoint, config.hang
     checkpoint = {
         "every": policy.every,
         "seconds": _number(policy.seconds),
@@ -42,6 +42,11 @@ def run_config_text(config: RunConfig) -> str:
         "retry": list(config.retry),
         "elastic": config.elastic,
         "wait": _number(config.wait_s),
+        "hang": {
+            "factor": _number(hang.factor),
+            "least": _number(hang.least_s),
+            "first": _number(hang.first_s),
+        },
     }
     return layout({RUN: section})
 

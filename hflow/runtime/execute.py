@@ -147,7 +147,10 @@ def _pool(
 ) -> Iterator[Pool]:
     """The given workers, or others that end with the block."""
     if given:
-        yield given
+        try:
+            yield given
+        finally:
+            given.watch(None)
         return
     pool = _start(plan, address, workers, console, signals)
     try:

@@ -50,7 +50,8 @@ name: x
 params: {steps: 3}
 models: {actor: {path: p}}
 loop: {name: step, times: "${ steps }"}
-run: {checkpoint: {every: "${ steps }", seconds: 1.5, best: loss.x}, export: best, grace: 5}
+run: {checkpoint: {every: "${ steps }", seconds: 1.5, best: loss.x}, export: best,
+      grace: 5, hang: {least: 9.5}}
 nodes:
   prompts: {op: data, with: {dataset: d, batch: 1, prompt: p}, out: {tokens: "i32[batch, prompt~]"}}
   rollout: {op: generate, model: {use: actor, lag: 1}, in: {prompt: prompts.tokens}, with: {n: 3}}
@@ -62,7 +63,7 @@ name: x
 params: {steps: null, lr: 1e-4}
 models: {ref: null, actor: {frozen: null}}
 eval: null
-run: {checkpoint: 10, export: null}
+run: {checkpoint: 10, export: null, hang: false}
 nodes:
   rollout: {model: {lag: 1}, with: {n: null}, in: null}
   reward: null

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 import hflow
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.graph.load import assembled, check, checked, load, load_text, read_graph, run_config
-from hflow.graph.run_config import CheckpointPolicy, RunConfig
+from hflow.graph.run_config import CheckpointPolicy, HangPolicy, RunConfig
 from hflow.graph.run_file import check_run_config, overridden, read_run_config, run_config_text
 from hflow.graph.source.document import parse
 from hflow.graph.source.extends import overlay
@@ -34,9 +35,17 @@ run:
   retry: [HF401]
   elastic: true
   wait: 90
+  hang: {factor: 5, least: 60, first: 600.5}
 """
 ALL_CONFIG = RunConfig(
-    CheckpointPolicy(10, 600.0, 3, "reward_mean", "min", False), "best", 3, 1.5, ("HF401",), True, 90
+    CheckpointPolicy(10, 600.0, 3, "reward_mean", "min", False),
+    "best",
+    3,
+    1.5,
+    ("HF401",),
+    True,
+    90,
+    HangPolicy(5.0, 60.0, 600.5),
 )
 CHECKPOINT = CheckpointPolicy(10, 600.0, 3, "reward_mean", "min", False)
 OFF = CheckpointPolicy(on_signal=False)
@@ -67,6 +76,9 @@ def refused(*overrides: str) -> tuple[Diagnostic, ...]:
         ("run: {checkpoint: false}", RunConfig(OFF)),
         ("run: {restarts: 1, retry: HF401}", RunConfig(restarts=1, retry=("HF401",))),
         ("run: {export: none, restarts: 2, grace: 0}", RunConfig(export="none", restarts=2, grace_s=0)),
+        ("run: {hang: {first: '${ steps * 60 }'}}", RunConfig(hang=HangPolicy(first_s=15000))),
+        ("run: {hang: false}", RunConfig(hang=HangPolicy(factor=0))),
+        ("run: {hang: {}}", RunConfig()),
     ],
 )
 def test_what_the_section_says(text: str, config: RunConfig) -> None:
@@ -112,6 +124,24 @@ def test_a_child_is_merged_over_its_parent(
     assert run_config(child, ["run.grace=6"], [over]) == RunConfig(policy, restarts=8, grace_s=6)
 
 
+@pytest.mark.parametrize(
+    ("below", "above", "policy"),
+    [
+        ("{factor: 5, least: 60}", "{least: 70}", HangPolicy(5, 70)),
+        ("{factor: 5, least: 60}", "false", HangPolicy(0)),
+        ("false", "{least: 60}", HangPolicy(least_s=60)),
+    ],
+)
+def test_deadlines_are_merged_too(tmp_path: Path, below: str, above: str, policy: HangPolicy) -> None:
+    (tmp_path / "parent.yaml").write_text(TEXT + f"run: {{hang: {below}}}\n")
+    child = tmp_path / "child.yaml"
+    child.write_text(f"hflow: 1\nextends: parent.yaml\nname: child\nrun: {{hang: {above}}}\n")
+    assert run_config(child).hang == policy
+    first = run_config(child, ["run.hang.first=7"]).hang
+    assert first == (HangPolicy(first_s=7) if above == "false" else replace(policy, first_s=7))
+    assert run_config(child, ["run.hang=false"]).hang == HangPolicy(0)
+
+
 def test_each_value_tells_its_origin() -> None:
     text = resolved(assembled(parse(TEXT + ALL, "grpo.yaml"), ["run.checkpoint.every=${ steps // 5 }"]))
     lines = [" ".join(line.split()) for line in text.splitlines()]
@@ -129,6 +159,10 @@ def test_each_value_tells_its_origin() -> None:
         (["run.checkpoint=-1"], "HF103", (1, 16), ""),
         (["run.checkpoint=true"], "HF103", (1, 16), ""),
         (["run.grace=.inf"], "HF103", (1, 11), ""),
+        (["run.hang=3"], "HF103", (1, 10), ""),
+        (["run.hang=true"], "HF103", (1, 10), ""),
+        (["run.hang.factor=-1"], "HF103", (1, 17), ""),
+        (["run.hang={lest: 3}"], "HF102", (1, 11), "did you mean `least`?"),
         (["run.export=best"], "HF228", (1, 12), "name one: `checkpoint: {every: 10, best: reward_mean}`"),
         (["run.checkpoint={every: 1, best: loss.foo}"], "HF228", (1, 33), None),
         (["run.checkpoint={every: 1, best: reward_meen}"], "HF228", (1, 33), "did you mean `reward_mean`?"),
@@ -240,6 +274,7 @@ POLICIES = st.builds(
     CheckpointPolicy,
     NATURALS, SECONDS, st.integers(1, 2**63 - 1), METRICS, st.sampled_from(["max", "min"]), st.booleans(),
 )  # fmt: skip
+HANGS = st.builds(HangPolicy, SECONDS, SECONDS, SECONDS)
 CODES = st.lists(st.from_regex(r"HF4[0-9]{2}", fullmatch=True), max_size=3).map(tuple)
 CONFIGS = st.builds(
     RunConfig,
@@ -250,6 +285,7 @@ CONFIGS = st.builds(
     CODES,
     st.booleans(),
     SECONDS,
+    HANGS,
 )
 
 
@@ -267,6 +303,7 @@ def test_the_file_has_every_key() -> None:
         "run:\n"
         '  checkpoint: {every: 0, seconds: 0, keep: 2, best: "", mode: max, on_signal: true}\n'
         "  export: last\n  restarts: 0\n  grace: 30\n  retry: []\n  elastic: false\n  wait: 60\n"
+        "  hang: {factor: 10, least: 300, first: 14400}\n"
     )
     assert run_config_text(ALL_CONFIG) == ALL
 
@@ -309,6 +346,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         (RunConfig(CheckpointPolicy(best="loss.foo")), "HF228"),
         (RunConfig(export="best"), "HF228"),
         (RunConfig(grace_s=float("nan")), "HF103"),
+        (RunConfig(hang=HangPolicy(least_s=-1)), "HF103"),
         (RunConfig(restarts="x"), "HF103"),  # type: ignore[arg-type]
         (RunConfig(retry=("HF401",)), "HF228"),
         (RunConfig(elastic=True), "HF228"),
@@ -325,9 +363,10 @@ def test_python_is_refused_what_a_file_is(config: RunConfig, code: str) -> None:
 def test_what_is_written_may_be_changed(tmp_path: Path) -> None:
     over = tmp_path / "over.yaml"
     over.write_text('run: {checkpoint: {every: "${ steps // 10 }", best: null}, export: last}\n')
-    written = RunConfig(CHECKPOINT, "best", 3, 1.5)
+    written = ALL_CONFIG
     config, warnings = overridden(written, load(GRPO), ["run.checkpoint.mode=max"], [over])
-    assert config == RunConfig(CheckpointPolicy(25, 600, 3, "", "max", False), "last", 3, 1.5)
+    changed = CheckpointPolicy(25, 600, 3, "", "max", False)
+    assert config == replace(ALL_CONFIG, checkpoint=changed, export="last")
     assert warnings == ()
     with pytest.raises(HflowError, match="HF228.*`foo`"):
         overridden(written, load(GRPO), ["run.checkpoint.best=loss.foo"])

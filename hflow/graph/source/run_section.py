@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hflow.diagnostics import HflowError
-from hflow.graph.run_config import CheckpointPolicy, RunConfig
+from hflow.graph.run_config import CheckpointPolicy, HangPolicy, RunConfig
 from hflow.graph.source.document import Document, Item, KeyPath, dump, parse
-from hflow.graph.source.schema import CHECKPOINT, RunSpec
+from hflow.graph.source.schema import CHECKPOINT, HANG, RunSpec
 
 RUN = "run"
 
@@ -17,8 +17,9 @@ def config_of(spec: RunSpec | None) -> RunConfig:
     """What the section says, with defaults for what it does not."""
     said = spec or RunSpec()
     checkpoint = CheckpointPolicy(**said.checkpoint.model_dump())
+    hang = HangPolicy(said.hang.factor, said.hang.least, said.hang.first)
     return RunConfig(
-        checkpoint, said.export, said.restarts, said.grace, tuple(said.retry), said.elastic, said.wait
+        checkpoint, said.export, said.restarts, said.grace, tuple(said.retry), said.elastic, said.wait, hang
     )
 
 
@@ -31,8 +32,8 @@ def unfolded(item: Item, path: KeyPath) -> Item:
 
 
 def opened(item: Item, path: KeyPath) -> Item:
-    """As `unfolded`, of what something is merged over: ``checkpoint: false`` leaves nothing of itself."""
-    if path == CHECKPOINT and item.value is False:
+    """As `unfolded`, of what something is merged over: ``false`` leaves nothing of itself."""
+    if path in (CHECKPOINT, HANG) and item.value is False:
         return replace(item, value={})
     return unfolded(item, path)
 

@@ -58,6 +58,14 @@ def _checkpoint(value: Any) -> Any:
     return value  # pyright: ignore[reportUnknownVariableType]
 
 
+def _hang(value: Any) -> Any:
+    if value is False:
+        return {"factor": 0.0}
+    if not isinstance(value, dict):
+        raise PydanticCustomError("hang_type", "expected a mapping, or false")
+    return value  # pyright: ignore[reportUnknownVariableType]
+
+
 class RefreshSpec(_Shape):
     """A frozen model takes over the weights of a trained one before every `every`-th step."""
 
@@ -105,6 +113,15 @@ class CheckpointSpec(_Shape):
     on_signal: bool = True
 
 
+class HangSpec(_Shape):
+    """When an instruction takes so long that the run counts as hung; false for never. Seconds but for
+    `factor`."""
+
+    factor: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] = 10.0
+    least: DurationS = 300.0
+    first: DurationS = 14400.0
+
+
 class RunSpec(_Shape):
     """How a run is kept. No part of the graph."""
 
@@ -115,6 +132,7 @@ class RunSpec(_Shape):
     retry: Annotated[list[FailureCode], BeforeValidator(_texts)] = []
     elastic: bool = False
     wait: DurationS = 60.0
+    hang: Annotated[HangSpec, BeforeValidator(_hang)] = HangSpec()
 
 
 class RunFileSpec(_Shape):
@@ -235,7 +253,7 @@ OPS: dict[str, type[BaseModel]] = {
     "call": CallSpec,
     "repeat": RepeatNodeSpec,
 }
-CHECKPOINT = ("run", "checkpoint")
+CHECKPOINT, HANG = ("run", "checkpoint"), ("run", "hang")
 # Mappings whose keys are the user's own names.
 NAMED_SECTIONS = (("params",), ("models",), ("nodes",))
 
@@ -256,6 +274,8 @@ def keys_at(path: tuple[str | int, ...], op: str | None = None) -> tuple[str, ..
             return _keys(RunSpec)
         case ("run", "checkpoint"):
             return _keys(CheckpointSpec)
+        case ("run", "hang"):
+            return _keys(HangSpec)
         case ("models", _):
             return _keys(ModelSpec)
         case ("models", _, "refresh"):

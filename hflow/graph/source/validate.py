@@ -43,6 +43,7 @@ _KINDS = {
     "plain_scalar": "a finite number, a string, true or false",
     "finite_number": "a finite number",
     "checkpoint_type": "a number of steps, a mapping, or false",
+    "hang_type": "a mapping, or false",
 }
 _GLUED = re.compile(r"(\w+):(\S+)")
 _BOUNDS = {

@@ -19,15 +19,17 @@ from hflow.runtime.checkpoint.export import export_checkpoint
 from hflow.runtime.controller.checkpoints import FOLDER, Checkpoints, best_of, complete, name_of, scores
 from hflow.runtime.controller.elastic import smaller_clusters, workers_by_host
 from hflow.runtime.controller.former_run import FormerRun, former_run
+from hflow.runtime.controller.hang_report import HUNG, HangReport
 from hflow.runtime.controller.load_run import load_run
 from hflow.runtime.controller.pool import Pool
 from hflow.runtime.controller.progress import RunProgress
 from hflow.runtime.controller.run_folder import RunFolder
 from hflow.runtime.controller.run_views import RunViews
 from hflow.runtime.controller.step_loop import StepLoop
+from hflow.runtime.controller.watch import Watch
 from hflow.runtime.run import Run
 
-LOST_WORKER, NO_DEVICES = "HF402", "HF404"
+FAILED_WORKER, NO_DEVICES = ("HF402", HUNG), "HF404"
 BACKOFF_S, MOST_BACKOFF_S = 2.0, 60.0  # from the second restart on that follows without a new checkpoint
 TRIED_CLUSTERS = 8
 
@@ -77,6 +79,7 @@ class Attempts:
         """Whether all is done; else there is room again for the plan that is wanted."""
         folder, pool, plan = self.folder, self.pool, self.folder.plan
         policy, size = folder.config.checkpoint, max(plan.devices) + 1
+        pool.watch(self._watch())
         former = load_run(plan, pool, folder, former, self._back_to, self._say)
         self._has_begun = True
         first = former.step if former else 0
@@ -95,10 +98,17 @@ class Attempts:
             self._write_exports()
         return not loop.is_left
 
+    def _watch(self) -> Watch | None:
+        """A new one for each attempt: kernels are compiled again, and all takes longer the first time."""
+        policy, report = self.folder.config.hang, HangReport(self.folder.plan.graph, self.folder, self._say)
+        return Watch(self.folder.plan, policy, report) if policy.factor else None
+
     def _is_tried_again(self, failure: HflowError) -> bool:
         """Devices that were not there at the start are not lost."""
         code = failure.diagnostics[0].code
-        return code in (LOST_WORKER, *self.folder.config.retry) or (code == NO_DEVICES and self._has_begun)
+        if code == NO_DEVICES:
+            return self._has_begun
+        return code in (*FAILED_WORKER, *self.folder.config.retry)
 
     def _begin_again(self, failure: HflowError, left: int, in_a_row: int) -> FormerRun:
         """Workers anew, for the devices that are there; what to go on from."""

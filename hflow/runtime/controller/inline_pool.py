@@ -11,11 +11,14 @@ from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUs
 
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.runtime.controller.pool import WorkerCall
+from hflow.runtime.controller.watch import Watch
 from hflow.runtime.controller.worker_failure import WorkerReport, root_cause
 from hflow.runtime.worker.worker import Worker
 
 
 class InlinePool:
+    """A call runs in the thread that makes it, so nobody can see whether it hangs: it is never watched."""
+
     def __init__(self, device: str = "cpu"):
         self.worker = Worker(device)
         self._threads_before = torch.get_num_threads()
@@ -45,6 +48,9 @@ class InlinePool:
 
     def has_room(self, hosts: Sequence[int]) -> bool:
         return sum(hosts) == 1
+
+    def watch(self, watch: Watch | None) -> None:
+        """Nothing comes of it."""
 
     def where(self) -> str:
         return self.worker.where()

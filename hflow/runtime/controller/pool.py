@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
+from hflow.runtime.controller.watch import Watch
 from hflow.runtime.controller.worker_failure import WorkerReport
 
 WAIT_S = 60.0
@@ -23,7 +24,7 @@ class Pool(Protocol):
         """Call a worker method on every rank of the world and return the reports in rank order.
 
         Raises:
-            WorkerFailure: as soon as one rank fails; the others have been told to give up.
+            WorkerFailure: as soon as one rank fails or hangs; the others have been told to give up.
         """
         ...
 
@@ -43,6 +44,11 @@ class Pool(Protocol):
 
     def has_room(self, hosts: Sequence[int]) -> bool:
         """Whether the nodes that are there hold so many workers for each host."""
+        ...
+
+    def watch(self, watch: Watch | None) -> None:
+        """From now on tell `watch` what workers do, and fail when it finds that some hang; None: wait for
+        ever."""
         ...
 
     def where(self) -> str:

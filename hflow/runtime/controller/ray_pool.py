@@ -10,7 +10,7 @@ import secrets
 import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, as_completed, wait
+from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, Future, wait
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -27,9 +27,13 @@ from hflow.diagnostics import Diagnostic, HflowError
 from hflow.runtime.controller.local_ray import LocalRay
 from hflow.runtime.controller.placement import Demand, node_names, packs, place, spreads
 from hflow.runtime.controller.pool import WAIT_S, WorkerCall
+from hflow.runtime.controller.questions import Questions
 from hflow.runtime.controller.ray_session import RaySession
 from hflow.runtime.controller.ray_worker import LOOPBACK, RayWorker
+from hflow.runtime.controller.watch import Watch
 from hflow.runtime.controller.worker_failure import WorkerFailure, WorkerReport, root_cause
+from hflow.runtime.controller.worker_process import END_S as KILL_S
+from hflow.runtime.controller.worker_process import STOPPED, WorkerProcess
 from hflow.runtime.gpus import HIDDEN, gpus_hidden
 from hflow.runtime.worker.failure import Failure
 
@@ -67,7 +71,11 @@ class RayPool:
         self._ray_at = ray_at
         self._demand, self._worker, self._say = Demand(tuple(hosts), platform), worker, say
         self._actors: list[Any] = []
+        self._processes: list[WorkerProcess] = []
         self._nodes: list[str] = []
+        self._watch: Watch | None = None
+        self._questions = Questions((), ())
+        self._hung: frozenset[int] = frozenset()  # ranks that answer nothing more
         self._group: PlacementGroup | None = None
         self._generation = 0
         self._is_renewed = False
@@ -90,7 +98,13 @@ class RayPool:
         self._group = group = place(demand, self._say, wait_s, self._is_renewed)
         names = node_names(group)
         self._nodes = [name for name, workers in zip(names, demand.hosts) for _ in range(workers)]
-        self._actors = _start_actors(self._worker, group, demand, self._local is None)
+        self._hung = frozenset()
+        joined = self._local is None
+        self._actors, started = _start_actors(self._worker, group, demand, joined)
+        self._processes = [
+            WorkerProcess(*process, name.rpartition("/")[2], not joined)
+            for process, name in zip(started, self._nodes)
+        ]
 
     def form(self, size: int, wait_s: float = WAIT_S) -> list[str]:
         if size > sum(self._demand.hosts):
@@ -98,7 +112,9 @@ class RayPool:
             raise HflowError(Diagnostic("HF404", message))
         if not self._actors:
             self._start_workers(wait_s)
+        self._enter(len(self._actors))
         self._gather(deque([[a.leave.remote().future() for a in self._actors]]))
+        self._enter(size)
         self._size = size
         self._generation += 1
         host, port = self._store_address
@@ -110,22 +126,28 @@ class RayPool:
         self._gather(deque([joins]))
         return self._nodes[:size]
 
+    def watch(self, watch: Watch | None) -> None:
+        self._watch = watch
+
     def call(self, method: str, *arguments: Any) -> list[WorkerReport]:
         return self._gather(deque([self._send(method, arguments)]))
 
     def stream(self, calls: Iterable[WorkerCall]) -> Iterator[list[WorkerReport]]:
         flight: deque[Results] = deque()
-        for method, *arguments in calls:
+        sent: deque[WorkerCall] = deque()
+        for call in calls:
+            method, *arguments = call
             flight.append(self._send(method, arguments))
+            sent.append(call)
             if len(flight) == IN_FLIGHT:
-                yield self._gather(flight)
+                yield self._learned(sent.popleft(), self._gather(flight))
         while flight:
-            yield self._gather(flight)
+            yield self._learned(sent.popleft(), self._gather(flight))
 
     def renew(self, hosts: Sequence[int]) -> None:
         self._demand, self._is_renewed = replace(self._demand, hosts=tuple(hosts)), True
         if self._local and not self._local.is_alive():
-            self._actors, self._group = [], None
+            self._actors, self._processes, self._group = [], [], None
             self._end_ray(self._local)
             self._start_ray()
             return
@@ -166,9 +188,14 @@ class RayPool:
     def _end_workers(self) -> None:
         actors, self._actors = self._actors, []
         # killed workers end their servers too, but leave their folders
-        wait([actor.last_act.remote().future() for actor in actors], END_S)
+        ends = {r: a.last_act.remote().future() for r, a in enumerate(actors) if r not in self._hung}
+        wait(ends.values(), END_S)
         for actor in actors:
             ray.kill(actor)
+        # Ray asks them to end; one that hears nothing would live on, and hold its memory
+        deaf = [p for r, p in enumerate(self._processes) if r not in ends or not ends[r].done()]
+        wait([process.end() for process in deaf], 2 * KILL_S)
+        self._processes = []
 
     def _send(self, method: str, arguments: Sequence[Any]) -> Results:
         shared = [ray.put(a) if method == "load" else a for a in arguments]
@@ -177,9 +204,41 @@ class RayPool:
     def _gather(self, flight: deque[Results]) -> list[WorkerReport]:
         """The reports of the oldest call in flight, which is taken out."""
         calls = flight.popleft()
-        if any("error" in _report(call) for call in as_completed(calls)):
-            raise self._failure([calls, *flight])
+        waiting = set(calls)
+        while waiting:
+            done, waiting = wait(waiting, self._watch.pause_s if self._watch else None, FIRST_COMPLETED)
+            if any("error" in _report(call) for call in done):
+                raise self._failure([calls, *flight])
+            if waiting and self._watch and self._watch.is_due:
+                self._look(self._watch, [calls, *flight])
         return [_report(call) for call in calls]
+
+    def _learned(self, call: WorkerCall, reports: list[WorkerReport]) -> list[WorkerReport]:
+        if self._watch:
+            self._watch.learn(call, reports)
+        return reports
+
+    def _enter(self, size: int) -> None:
+        """The workers that are called from now on."""
+        self._questions = Questions(self._actors[:size], self._processes[:size])
+        if self._watch:
+            nodes = (name.partition("/")[0] for name in self._nodes)
+            self._watch.enter([f"{node}, pid {p.pid}" for node, p in zip(nodes, self._processes[:size])])
+
+    def _look(self, watch: Watch, flight: Sequence[Results]) -> None:
+        """Raises WorkerFailure HF413 when workers hang; the others have been told to give up."""
+        answers = self._questions.answers()
+        called = [not all(call.done() for call in calls) for calls in zip(*flight)]
+        stall = watch.look(answers, called, self._questions.stopped(watch.silent()))
+        if stall is None:
+            return
+        stacks = self._questions.stacks()
+        self._hung = frozenset(range(len(answers))) - stacks.keys()
+        states = self._questions.states(self._hung)
+        dumps = self._questions.dumps({rank for rank, state in states.items() if state != STOPPED})
+        failure = watch.failure(stall, stacks | dumps, states)
+        self._abort()
+        raise failure
 
     def _failure(self, flight: Sequence[Results]) -> WorkerFailure:
         """Tell all to give up, and name the root cause. It may lie in a later call than where it was noticed:
@@ -191,7 +250,8 @@ class RayPool:
         return root_cause([next((r for r in reports if "error" in r), {}) for reports in of_ranks])
 
     def _abort(self) -> None:
-        told = [actor.abort.remote().future() for actor in self._actors[: self._size]]
+        listening = (a for rank, a in enumerate(self._actors[: self._size]) if rank not in self._hung)
+        told = [actor.abort.remote().future() for actor in listening]
         wait(told, GRACE_S)  # so that none comes after the next start
 
 
@@ -221,8 +281,11 @@ def _open_store(local: bool) -> tuple[tuple[str, int], TCPStore]:
     return (host, port), store
 
 
-def _start_actors(worker: type[Any], group: PlacementGroup, demand: Demand, joined: bool) -> list[Any]:
-    """One actor for each rank, those of a host in its bundle. `joined`: the Ray was there before."""
+def _start_actors(
+    worker: type[Any], group: PlacementGroup, demand: Demand, joined: bool
+) -> tuple[list[Any], list[tuple[int, float, int]]]:
+    """One actor for each rank, those of a host in its bundle, and their processes (`RayWorker.ready`).
+    `joined`: the Ray was there before."""
     actor_class: Any = ray.remote(concurrency_groups={"control": 1})(worker)  # pyright: ignore
     options: dict[str, Any] = {
         "num_cpus": 1,
@@ -251,7 +314,7 @@ def _start_actors(worker: type[Any], group: PlacementGroup, demand: Demand, join
         raise HflowError(Diagnostic("HF404", f"workers do not start: {error}")) from None
     if not all(ready.done() for ready in starts):
         raise HflowError(Diagnostic("HF404", f"workers do not start within {START_WAIT_S} s"))
-    return actors
+    return actors, [ready.result() for ready in starts]
 
 
 def _end(processes: list[psutil.Process]) -> None:
