@@ -40,7 +40,7 @@ def test_workers_are_as_nice_as_who_started_them(workers: Any) -> None:
     import ray
 
     workers.form(1)
-    niceness = ray.get([actor.__ray_call__.remote(_niceness) for actor in workers._actors])
+    niceness = ray.get([actor.__ray_call__.remote(_niceness) for actor in workers._workers.actors])
     assert set(niceness) == {os.nice(0)}
 
 

@@ -48,7 +48,7 @@ def permit(_: Any = None) -> None:
 
 def in_workers(pool: Any, function: Callable[[Any], Any]) -> list[Any]:
     """What `function` returns of each worker object, in its own process."""
-    return ray.get([actor.__ray_call__.remote(function) for actor in pool._actors])
+    return ray.get([actor.__ray_call__.remote(function) for actor in pool._workers.actors])
 
 
 @pytest.fixture

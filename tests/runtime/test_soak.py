@@ -71,7 +71,7 @@ class Watch:
         while not ended.wait(POLL_S):
             done = lines.read_text().count("\n") if lines.exists() else 0
             if done * CENSUSES >= (len(self.found) + 1) * steps:
-                workers = ray.get([actor.__ray_call__.remote(census) for actor in self.pool._actors])
+                workers = ray.get([actor.__ray_call__.remote(census) for actor in self.pool._workers.actors])
                 self.found.append([census(), *workers])
 
 

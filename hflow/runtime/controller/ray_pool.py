@@ -1,4 +1,4 @@
-"""Workers as Ray actors: Ray starts, places and buries processes; everything else is ours.
+"""A pool of workers as Ray actors: Ray starts, places and buries processes; everything else is ours.
 
 One call per worker and step is all that passes through Ray; values travel between workers over
 torch.distributed. Import this module after `local_ray` has set Ray's environment.
@@ -10,36 +10,30 @@ import secrets
 import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import nullcontext, suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import psutil
 import ray
 from ray.exceptions import RayActorError, RayError
-from ray.util.placement_group import PlacementGroup, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.runtime.controller.local_ray import LocalRay
-from hflow.runtime.controller.placement import Demand, node_names, packs, place, spreads
+from hflow.runtime.controller.placement import Demand, packs, place, spreads
 from hflow.runtime.controller.pool import WAIT_S, WorkerCall
 from hflow.runtime.controller.questions import Questions
 from hflow.runtime.controller.ray_session import RaySession
 from hflow.runtime.controller.ray_worker import LOOPBACK, RayWorker
+from hflow.runtime.controller.ray_workers import GRACE_S, RayWorkers
 from hflow.runtime.controller.watch import Watch
 from hflow.runtime.controller.worker_failure import WorkerFailure, WorkerReport, root_cause
-from hflow.runtime.controller.worker_process import END_S as KILL_S
-from hflow.runtime.controller.worker_process import STOPPED, WorkerProcess
-from hflow.runtime.gpus import HIDDEN, gpus_hidden
+from hflow.runtime.controller.worker_process import STOPPED
+from hflow.runtime.gpus import gpus_hidden
 from hflow.runtime.worker.failure import Failure
 
-START_WAIT_S = 300  # to import torch and an engine, with cold disks
-END_S = 15  # for the servers of engines to end
-GRACE_S = 10  # for survivors to give up after a failure
 IN_FLIGHT = 2  # calls that each worker has at most: this one and the next
 
 # Of one call on all workers, by rank. `ray.wait` and `ray.get` would lose signals: they break down
@@ -70,13 +64,9 @@ class RayPool:
         self._local = ray_at if isinstance(ray_at, LocalRay) else None
         self._ray_at = ray_at
         self._demand, self._worker, self._say = Demand(tuple(hosts), platform), worker, say
-        self._actors: list[Any] = []
-        self._processes: list[WorkerProcess] = []
-        self._nodes: list[str] = []
+        self._workers: RayWorkers | None = None
         self._watch: Watch | None = None
         self._questions = Questions((), ())
-        self._hung: frozenset[int] = frozenset()  # ranks that answer nothing more
-        self._group: PlacementGroup | None = None
         self._generation = 0
         self._is_renewed = False
         self._size = 0
@@ -92,39 +82,26 @@ class RayPool:
         with gpus_hidden() if self._demand.platform == "cpu" else nullcontext():
             self._session.start(sum(self._demand.hosts), self._ray_at)
 
-    def _start_workers(self, wait_s: float) -> None:
-        """HF404 when the workers cannot be placed, or do not start."""
-        demand = self._demand
-        self._group = group = place(demand, self._say, wait_s, self._is_renewed)
-        names = node_names(group)
-        self._nodes = [name for name, workers in zip(names, demand.hosts) for _ in range(workers)]
-        self._hung = frozenset()
-        joined = self._local is None
-        self._actors, started = _start_actors(self._worker, group, demand, joined)
-        self._processes = [
-            WorkerProcess(*process, name.rpartition("/")[2], not joined)
-            for process, name in zip(started, self._nodes)
-        ]
-
     def form(self, size: int, wait_s: float = WAIT_S) -> list[str]:
         if size > sum(self._demand.hosts):
             message = f"the plan needs {size} workers; there are {sum(self._demand.hosts)}"
             raise HflowError(Diagnostic("HF404", message))
-        if not self._actors:
-            self._start_workers(wait_s)
-        self._enter(len(self._actors))
-        self._gather(deque([[a.leave.remote().future() for a in self._actors]]))
+        if not self._workers:
+            group = place(self._demand, self._say, wait_s, self._is_renewed)
+            self._workers = RayWorkers(group, self._demand, self._worker, self._local is None)
+        workers = self._workers.actors
+        self._enter(len(workers))
+        self._gather(deque([[a.leave.remote().future() for a in workers]]))
         self._enter(size)
-        self._size = size
         self._generation += 1
         host, port = self._store_address
         secret = secrets.token_bytes(32)
         joins = [
             actor.join_at.remote(host, port, self._generation, rank, size, secret).future()
-            for rank, actor in enumerate(self._actors[:size])
+            for rank, actor in enumerate(workers[:size])
         ]
         self._gather(deque([joins]))
-        return self._nodes[:size]
+        return self._workers.nodes[:size]
 
     def watch(self, watch: Watch | None) -> None:
         self._watch = watch
@@ -146,15 +123,12 @@ class RayPool:
 
     def renew(self, hosts: Sequence[int]) -> None:
         self._demand, self._is_renewed = replace(self._demand, hosts=tuple(hosts)), True
-        if self._local and not self._local.is_alive():
-            self._actors, self._processes, self._group = [], [], None
-            self._end_ray(self._local)
-            self._start_ray()
+        if not self._local or self._local.is_alive():
+            self._end_workers()
             return
-        self._end_workers()
-        if self._group:
-            remove_placement_group(self._group)
-            self._group = None
+        self._workers = None
+        self._end_ray(self._local)
+        self._start_ray()
 
     def rooms(self) -> list[int]:
         return [self._demand.room(node["Resources"]) for node in ray.nodes() if node["Alive"]]
@@ -166,7 +140,7 @@ class RayPool:
 
     def where(self) -> str:
         with suppress(RayError, TimeoutError):
-            return self._actors[0].where.remote().future().result(0.5)
+            return self._called()[0].where.remote().future().result(0.5)
         return ""
 
     def close(self) -> None:
@@ -186,20 +160,17 @@ class RayPool:
         _end(processes)
 
     def _end_workers(self) -> None:
-        actors, self._actors = self._actors, []
-        # killed workers end their servers too, but leave their folders
-        ends = {r: a.last_act.remote().future() for r, a in enumerate(actors) if r not in self._hung}
-        wait(ends.values(), END_S)
-        for actor in actors:
-            ray.kill(actor)
-        # Ray asks them to end; one that hears nothing would live on, and hold its memory
-        deaf = [p for r, p in enumerate(self._processes) if r not in ends or not ends[r].done()]
-        wait([process.end() for process in deaf], 2 * KILL_S)
-        self._processes = []
+        workers, self._workers = self._workers, None
+        if workers:
+            workers.end()
+
+    def _called(self) -> Sequence[Any]:
+        assert self._workers
+        return self._workers.actors[: self._size]
 
     def _send(self, method: str, arguments: Sequence[Any]) -> Results:
         shared = [ray.put(a) if method == "load" else a for a in arguments]
-        return [getattr(a, method).remote(*shared).future() for a in self._actors[: self._size]]
+        return [getattr(a, method).remote(*shared).future() for a in self._called()]
 
     def _gather(self, flight: deque[Results]) -> list[WorkerReport]:
         """The reports of the oldest call in flight, which is taken out."""
@@ -220,10 +191,12 @@ class RayPool:
 
     def _enter(self, size: int) -> None:
         """The workers that are called from now on."""
-        self._questions = Questions(self._actors[:size], self._processes[:size])
+        assert self._workers
+        self._size, processes = size, self._workers.processes[:size]
+        self._questions = Questions(self._called(), processes)
         if self._watch:
-            nodes = (name.partition("/")[0] for name in self._nodes)
-            self._watch.enter([f"{node}, pid {p.pid}" for node, p in zip(nodes, self._processes[:size])])
+            nodes = (name.partition("/")[0] for name in self._workers.nodes)
+            self._watch.enter([f"{node}, pid {process.pid}" for node, process in zip(nodes, processes)])
 
     def _look(self, watch: Watch, flight: Sequence[Results]) -> None:
         """Raises WorkerFailure HF413 when workers hang; the others have been told to give up."""
@@ -232,27 +205,24 @@ class RayPool:
         stall = watch.look(answers, called, self._questions.stopped(watch.silent()))
         if stall is None:
             return
+        assert self._workers
         stacks = self._questions.stacks()
-        self._hung = frozenset(range(len(answers))) - stacks.keys()
-        states = self._questions.states(self._hung)
+        self._workers.deaf = deaf = frozenset(range(len(answers))) - stacks.keys()
+        states = self._questions.states(deaf)
         dumps = self._questions.dumps({rank for rank, state in states.items() if state != STOPPED})
         failure = watch.failure(stall, stacks | dumps, states)
-        self._abort()
+        self._workers.abort(self._size)
         raise failure
 
     def _failure(self, flight: Sequence[Results]) -> WorkerFailure:
         """Tell all to give up, and name the root cause. It may lie in a later call than where it was noticed:
         a worker that was ahead has died, and took the connections of the others with it."""
-        self._abort()
+        assert self._workers
+        self._workers.abort(self._size)
         calls = [call for calls in flight for call in calls]
         ended = wait(calls, GRACE_S).done
         of_ranks = [[_report(call) for call in calls if call in ended] for calls in zip(*flight)]
         return root_cause([next((r for r in reports if "error" in r), {}) for reports in of_ranks])
-
-    def _abort(self) -> None:
-        listening = (a for rank, a in enumerate(self._actors[: self._size]) if rank not in self._hung)
-        told = [actor.abort.remote().future() for actor in listening]
-        wait(told, GRACE_S)  # so that none comes after the next start
 
 
 def _report(call: Future[WorkerReport]) -> WorkerReport:
@@ -279,42 +249,6 @@ def _open_store(local: bool) -> tuple[tuple[str, int], TCPStore]:
     port = listener.getsockname()[1]
     store = TCPStore(host, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach())
     return (host, port), store
-
-
-def _start_actors(
-    worker: type[Any], group: PlacementGroup, demand: Demand, joined: bool
-) -> tuple[list[Any], list[tuple[int, float, int]]]:
-    """One actor for each rank, those of a host in its bundle, and their processes (`RayWorker.ready`).
-    `joined`: the Ray was there before."""
-    actor_class: Any = ray.remote(concurrency_groups={"control": 1})(worker)  # pyright: ignore
-    options: dict[str, Any] = {
-        "num_cpus": 1,
-        "num_gpus": 1 if demand.platform == "cuda" else 0,
-        "max_restarts": 0,
-        "max_task_retries": 0,
-    }
-    # Ray leaves workers without a GPU all that their node sees. Our own sees none; in a cluster each worker
-    # is started anew for it, which takes seconds.
-    if joined and demand.platform == "cpu":
-        options["runtime_env"] = {"env_vars": HIDDEN}
-    bundles = [bundle for bundle, workers in enumerate(demand.hosts) for _ in range(workers)]
-    places = [PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=b) for b in bundles]
-    folder = str(Path.cwd())
-    actors = [
-        actor_class.options(**options, scheduling_strategy=place).remote(demand.platform, folder)
-        for place in places
-    ]
-    starts = [actor.ready.remote().future() for actor in actors]
-    try:
-        for ready in wait(starts, START_WAIT_S, FIRST_EXCEPTION).done:
-            ready.result()
-    except RayActorError as error:
-        raise WorkerFailure(Diagnostic("HF402", f"a worker died while it started: {error}")) from None
-    except RayError as error:
-        raise HflowError(Diagnostic("HF404", f"workers do not start: {error}")) from None
-    if not all(ready.done() for ready in starts):
-        raise HflowError(Diagnostic("HF404", f"workers do not start within {START_WAIT_S} s"))
-    return actors, [ready.result() for ready in starts]
 
 
 def _end(processes: list[psutil.Process]) -> None:

@@ -1,0 +1,104 @@
+"""The Ray actors of one placement, from their start to their end. Import this module after `local_ray` has
+set Ray's environment."""
+
+from __future__ import annotations
+
+from concurrent.futures import FIRST_EXCEPTION, wait
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError
+from ray.util.placement_group import PlacementGroup, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from hflow.diagnostics import Diagnostic, HflowError
+from hflow.runtime.controller.placement import Demand, node_names
+from hflow.runtime.controller.worker_failure import WorkerFailure
+from hflow.runtime.controller.worker_process import END_S as KILL_S
+from hflow.runtime.controller.worker_process import WorkerProcess
+from hflow.runtime.gpus import HIDDEN
+
+START_WAIT_S = 300  # to import torch and an engine, with cold disks
+END_S = 15  # for the servers of engines to end
+GRACE_S = 10  # for survivors to give up after a failure
+
+
+class RayWorkers:
+    """`actors`, their `processes`, and the names of their `nodes`, by rank. `deaf`: the ranks that answer
+    nothing more."""
+
+    def __init__(self, group: PlacementGroup, demand: Demand, worker: type[Any], joined: bool):
+        """Start them.
+
+        Args:
+            worker: what runs in their processes.
+            joined: whether Ray was there before.
+
+        Raises:
+            HflowError: HF404 when they do not start.
+            WorkerFailure: HF402 when one dies meanwhile.
+        """
+        self._group = group
+        names = node_names(group)
+        self.nodes = [name for name, workers in zip(names, demand.hosts) for _ in range(workers)]
+        self.deaf: frozenset[int] = frozenset()
+        self.actors, started = _start_actors(worker, group, demand, joined)
+        self.processes = [
+            WorkerProcess(*process, name.rpartition("/")[2], not joined)
+            for process, name in zip(started, self.nodes)
+        ]
+
+    def abort(self, size: int) -> None:
+        """Tell the first `size` to give up."""
+        listening = (actor for rank, actor in enumerate(self.actors[:size]) if rank not in self.deaf)
+        told = [actor.abort.remote().future() for actor in listening]
+        wait(told, GRACE_S)  # so that none comes after the next start
+
+    def end(self) -> None:
+        """End them, and give their devices back."""
+        # killed workers end their servers too, but leave their folders
+        ends = {r: a.last_act.remote().future() for r, a in enumerate(self.actors) if r not in self.deaf}
+        wait(ends.values(), END_S)
+        for actor in self.actors:
+            ray.kill(actor)
+        # Ray asks them to end; one that hears nothing would live on, and hold its memory
+        deaf = [p for r, p in enumerate(self.processes) if r not in ends or not ends[r].done()]
+        wait([process.end() for process in deaf], 2 * KILL_S)
+        remove_placement_group(self._group)
+
+
+def _start_actors(
+    worker: type[Any], group: PlacementGroup, demand: Demand, joined: bool
+) -> tuple[list[Any], list[tuple[int, float, int]]]:
+    """One actor for each rank, those of a host in its bundle, and their processes (`RayWorker.ready`).
+    `joined`: the Ray was there before."""
+    actor_class: Any = ray.remote(concurrency_groups={"control": 1})(worker)  # pyright: ignore
+    options: dict[str, Any] = {
+        "num_cpus": 1,
+        "num_gpus": 1 if demand.platform == "cuda" else 0,
+        "max_restarts": 0,
+        "max_task_retries": 0,
+    }
+    # Ray leaves workers without a GPU all that their node sees. Our own sees none; in a cluster each worker
+    # is started anew for it, which takes seconds.
+    if joined and demand.platform == "cpu":
+        options["runtime_env"] = {"env_vars": HIDDEN}
+    bundles = [bundle for bundle, workers in enumerate(demand.hosts) for _ in range(workers)]
+    places = [PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=b) for b in bundles]
+    folder = str(Path.cwd())
+    actors = [
+        actor_class.options(**options, scheduling_strategy=place).remote(demand.platform, folder)
+        for place in places
+    ]
+    starts = [actor.ready.remote().future() for actor in actors]
+    try:
+        for ready in wait(starts, START_WAIT_S, FIRST_EXCEPTION).done:
+            ready.result()
+    except RayActorError as error:
+        raise WorkerFailure(Diagnostic("HF402", f"a worker died while it started: {error}")) from None
+    except RayError as error:
+        raise HflowError(Diagnostic("HF404", f"workers do not start: {error}")) from None
+    if not all(ready.done() for ready in starts):
+        raise HflowError(Diagnostic("HF404", f"workers do not start within {START_WAIT_S} s"))
+    return actors, [ready.result() for ready in starts]
