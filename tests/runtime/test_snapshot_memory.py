@@ -44,7 +44,7 @@ def test_a_worker_grows_by_what_the_plan_says(model: Path, tmp_path: Path, name:
         predicted = snapshot_of(plan, rank)
         assert predicted > 8 * MB
         assert written == pytest.approx(predicted, rel=0.02)
-        assert growth == pytest.approx(predicted, abs=3 * MB)
+        assert growth == pytest.approx(predicted, abs=6 * MB)
 
 
 def snapshot_of(plan: Plan, device: int) -> int:

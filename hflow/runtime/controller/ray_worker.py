@@ -75,7 +75,7 @@ class RayWorker(Worker):
 
     @ray.method(concurrency_group="control")
     def stacks(self) -> str:
-        return stacks()
+        return stacks() + self.function_stack()
 
     @ray.method(concurrency_group="control")
     def where(self) -> str:

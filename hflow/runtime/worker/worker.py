@@ -106,6 +106,11 @@ class Worker:
             return Whereabouts(call, method, False, (), now - since, self._loading)
         return Whereabouts(call, method, place.evaluation, place.path, now - max(since, place.since), "")
 
+    def function_stack(self) -> str:
+        """Where users' functions are, in their process (called from another thread)."""
+        stack = self._functions.stack() if self._functions else ""
+        return f"\nprocess of functions:\n{stack}\n" if stack else ""
+
     def end_servers(self) -> None:
         """End the processes that this one has started (called from another thread, too)."""
         self._end_engines()

@@ -98,6 +98,13 @@ class FunctionProcess:
             raise NodeError(call.node.name, self._problem(function.reference, problem)) from None
         return result_of(answered, call.node.name)
 
+    def stack(self) -> str:
+        """Where its functions are, with what they last wrote to stderr (called from another thread)."""
+        if self._pid is None or not self.alive:
+            return ""
+        self._tell_stack()
+        return self._errors.last_lines()
+
     def end(self) -> None:
         """Kill it and what its functions have started. Twice is once."""
         self._life.close()
