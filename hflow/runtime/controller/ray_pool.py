@@ -21,6 +21,7 @@ from ray.exceptions import RayActorError, RayError
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from hflow.diagnostics import Diagnostic, HflowError
+from hflow.runtime.controller.addresses import check_addresses
 from hflow.runtime.controller.local_ray import LocalRay
 from hflow.runtime.controller.placement import Demand, packs, place, spreads
 from hflow.runtime.controller.pool import WAIT_S, WorkerCall
@@ -89,6 +90,8 @@ class RayPool:
         if not self._workers:
             group = place(self._demand, self._say, wait_s, self._is_renewed)
             self._workers = RayWorkers(group, self._demand, self._worker, self._local is None)
+            if not self._local:
+                self._check_addresses(self._workers)
         workers = self._workers.actors
         self._enter(len(workers))
         self._gather(deque([[a.leave.remote().future() for a in workers]]))
@@ -102,6 +105,12 @@ class RayPool:
         ]
         self._gather(deque([joins]))
         return self._workers.nodes[:size]
+
+    def _check_addresses(self, workers: RayWorkers) -> None:
+        calls = [actor.network_stack.remote().future() for actor in workers.actors]
+        reports = [_report(call) for call in calls]  # of a dead one, `form` tells next
+        addresses = [self._store_address[0], *workers.addresses]
+        check_addresses(addresses, [report["stack"] for report in reports if "stack" in report])
 
     def watch(self, watch: Watch | None) -> None:
         self._watch = watch
@@ -195,8 +204,8 @@ class RayPool:
         self._size, processes = size, self._workers.processes[:size]
         self._questions = Questions(self._called(), processes)
         if self._watch:
-            nodes = (name.partition("/")[0] for name in self._workers.nodes)
-            self._watch.enter([f"{node}, pid {process.pid}" for node, process in zip(nodes, processes)])
+            there = zip(self._workers.addresses, processes)
+            self._watch.enter([f"{address}, pid {process.pid}" for address, process in there])
 
     def _look(self, watch: Watch, flight: Sequence[Results]) -> None:
         """Raises WorkerFailure HF413 when workers hang; the others have been told to give up."""

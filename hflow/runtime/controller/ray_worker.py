@@ -13,7 +13,9 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from hflow.plan.engine_registry import DEFAULT_ENGINE
 from hflow.runtime.engines.implementation import implementation
 from hflow.runtime.engines.shared_memory import remove_own
+from hflow.runtime.network import interface_of, network_stack, source_address
 from hflow.runtime.worker.failure import failure_of
+from hflow.runtime.worker.gloo import INTERFACE
 from hflow.runtime.worker.stacks import dump_on_signal, stacks
 from hflow.runtime.worker.whereabouts import Whereabouts
 from hflow.runtime.worker.worker import Report, Worker
@@ -36,11 +38,9 @@ class RayWorker(Worker):
         super().__init__(device, isolates=True)
 
     def join_at(self, host: str, port: int, generation: int, rank: int, size: int, secret: bytes) -> Report:
-        """Join the world whose store listens at `host`: on loopback if that is there, else by the interface
-        that Ray uses between hosts; gloo by itself takes what the host's name resolves to."""
-        own = host if host == LOOPBACK else ray.util.get_node_ip_address()
-        if interface := _interface(own):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        """Join the world whose store listens at `host`, by the interface that leads there."""
+        if interface := interface_of(source_address(host)):
+            os.environ.setdefault(INTERFACE, interface)
             if host == LOOPBACK:  # between hosts, NCCL finds the fastest by itself
                 os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
         self._gave_up = False
@@ -57,6 +57,9 @@ class RayWorker(Worker):
     def ready(self) -> tuple[int, float, int]:
         """Its process: see `WorkerProcess`."""
         return os.getpid(), psutil.Process().create_time(), self._dump
+
+    def network_stack(self) -> Report:
+        return {"stack": network_stack()}
 
     @ray.method(concurrency_group="control")
     def abort(self) -> None:
@@ -80,9 +83,3 @@ class RayWorker(Worker):
     @ray.method(concurrency_group="control")
     def where(self) -> str:
         return super().where()
-
-
-def _interface(address: str) -> str | None:
-    """The network interface that has an address, or None."""
-    interfaces = psutil.net_if_addrs().items()
-    return next((name for name, has in interfaces if any(a.address == address for a in has)), None)

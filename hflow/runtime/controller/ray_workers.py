@@ -49,6 +49,11 @@ class RayWorkers:
             for process, name in zip(started, self.nodes)
         ]
 
+    @property
+    def addresses(self) -> list[str]:
+        """Of the host of each."""
+        return [name.partition("/")[0] for name in self.nodes]
+
     def abort(self, size: int) -> None:
         """Tell the first `size` to give up."""
         listening = (actor for rank, actor in enumerate(self.actors[:size]) if rank not in self.deaf)

@@ -6,6 +6,7 @@ anything: ten groups took 3 % of a core, 43 took 9 %.
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.distributed import ProcessGroupGloo  # pyright: ignore[reportPrivateI
 from hflow.runtime.worker.proof import GroupKey, SignedStore, check_peers
 
 GLOO = "hflow_gloo"
+INTERFACE = "GLOO_SOCKET_IFNAME"
 THREADS = 2  # of a group's collectives, as torch has
 
 _secret = b""  # of the present world: torch does not say for which one it wants a group
@@ -46,6 +48,9 @@ def _made(options: Any, _: Any) -> ProcessGroupGloo:
 
 @cache
 def _loop() -> Any:
-    """Listens on the interface that the environment names, as torch's own. Not lazy, whatever the environment
-    says: all connections of a group are made, and checked, with it."""
+    """Listens on the interface that the environment names. torch's own default does so only where torch makes
+    the group itself; elsewhere it takes what the host's name resolves to, which may be loopback, or none. Not
+    lazy, whatever the environment says: all connections of a group are made, and checked, with it."""
+    if interface := os.environ.get(INTERFACE):
+        return ProcessGroupGloo.create_device(interface=interface, lazy_init=False)
     return ProcessGroupGloo.create_default_device(lazy_init=False)

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import os
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from hflow.runtime.cores import Cores, allowed, share_out
-
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # of a running machine, the same in all its containers
+from hflow.runtime.machine import machine
 
 
 def agree(rank: int, size: int) -> dict[int, Cores]:
     """The cores of every rank of this rank's machine: those that may use the same ones share them.
     Collective over the world, which can move memory of hosts."""
     cores = allowed()
-    machine = BOOT_ID.read_text() if BOOT_ID.exists() else os.uname().nodename
-    name = hashlib.sha256(f"{machine} {cores}".encode()).digest()[:8]
+    name = hashlib.sha256(f"{machine()} {cores}".encode()).digest()[:8]
     names = torch.empty(size, dtype=torch.int64)
     dist.all_gather(list(names.split(1)), torch.frombuffer(bytearray(name), dtype=torch.int64))
     here = [other for other in range(size) if names[other] == names[rank]]

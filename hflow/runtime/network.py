@@ -1,0 +1,41 @@
+"""How this process reaches others over the network."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+from ipaddress import ip_address
+from pathlib import Path
+
+import psutil
+
+from hflow.runtime.machine import machine
+
+STACK = Path("/proc/self/ns/net")  # as an inode, a number of its own for each network namespace of a machine
+ANY_PORT = 9  # nothing is sent to it
+
+
+def source_address(host: str) -> str:
+    """The address that this process has for somebody at `host`, by the system's routes. OSError if none."""
+    family, kind, protocol, _, there = socket.getaddrinfo(host, ANY_PORT, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(there)  # of a datagram socket: looks for a route, and sends nothing
+        return probe.getsockname()[0]
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface that has an address, or None."""
+    interfaces = psutil.net_if_addrs().items()
+    return next((name for name, has in interfaces if any(a.address == address for a in has)), None)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address is one that everybody finds with himself. A name is none."""
+    with suppress(ValueError):
+        return ip_address(address).is_loopback
+    return False
+
+
+def network_stack() -> str:
+    """The same for two processes if they share a loopback: those of one machine, and one container of it."""
+    return f"{machine()} {STACK.stat().st_ino if STACK.exists() else 0}"
