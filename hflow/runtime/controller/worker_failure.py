@@ -20,16 +20,20 @@ class WorkerFailure(HflowError):  # noqa: N818  (it is what happened, told as th
         self.trace = trace
 
 
-def root_cause(reports: Sequence[WorkerReport]) -> WorkerFailure:
+def root_cause(reports: Sequence[WorkerReport], addresses: Sequence[str] = ()) -> WorkerFailure:
     """The failure that came first and is no consequence of another worker's.
 
     A node's own error counts before a dead process, and that before broken transfers: a rank whose
     peer vanished only reports the closed connection.
+
+    Args:
+        addresses: of the hosts of all ranks, where there are several.
     """
     failed: list[tuple[int, Failure]] = [(i, r["error"]) for i, r in enumerate(reports) if "error" in r]
     rank, failure = min(failed, key=lambda item: (_echo(item[1]), item[1].time))
     where = f"node `{failure.node}` failed" if failure.node else "failed"
-    message = f"{where} on worker {rank}: {failure.diagnostic.message}"
+    host = f" at {addresses[rank]}" if addresses else ""
+    message = f"{where} on worker {rank}{host}: {failure.diagnostic.message}"
     return WorkerFailure(replace(failure.diagnostic, message=message), failure.trace)
 
 
