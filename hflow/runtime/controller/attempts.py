@@ -25,6 +25,7 @@ from hflow.runtime.controller.pool import Pool
 from hflow.runtime.controller.progress import RunProgress
 from hflow.runtime.controller.run_folder import RunFolder
 from hflow.runtime.controller.run_views import RunViews
+from hflow.runtime.controller.shared_folder import writers
 from hflow.runtime.controller.step_loop import StepLoop
 from hflow.runtime.controller.watch import Watch
 from hflow.runtime.run import Run
@@ -80,7 +81,8 @@ class Attempts:
         folder, pool, plan = self.folder, self.pool, self.folder.plan
         policy, size = folder.config.checkpoint, max(plan.devices) + 1
         pool.watch(self._watch())
-        former = load_run(plan, pool, folder, former, self._back_to, self._say)
+        writing = writers(plan, folder.config, self.export)
+        former = load_run(plan, pool, folder, former, writing, self._back_to, self._say)
         self._has_begun = True
         first = former.step if former else 0
         checkpoints = Checkpoints(folder.path, plan, policy, size, folder.event, self._say, first)

@@ -3,7 +3,7 @@ read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from hflow.diagnostics import HflowError
@@ -11,6 +11,7 @@ from hflow.plan.plan import Plan
 from hflow.runtime.controller.former_run import FormerRun, former_run
 from hflow.runtime.controller.pool import Pool
 from hflow.runtime.controller.run_folder import RunFolder
+from hflow.runtime.controller.shared_folder import check_shared
 from hflow.runtime.controller.worker_failure import WorkerFailure
 
 UNUSABLE = "HF412"  # a checkpoint
@@ -21,6 +22,7 @@ def load_run(
     pool: Pool,
     folder: RunFolder,
     former: FormerRun | None,
+    writers: Collection[int],
     back_to: Callable[[FormerRun], None],
     say: Callable[[str], None],
 ) -> FormerRun | None:
@@ -28,6 +30,7 @@ def load_run(
     it whole), the one before.
 
     Args:
+        writers: the ranks that will write into the folder.
         back_to: is called with what is gone on from then.
         say: tells the user.
 
@@ -36,9 +39,12 @@ def load_run(
 
     Raises:
         WorkerFailure: when a worker fails otherwise, or there is no checkpoint before.
+        HflowError: HF407 when one of `writers` does not see the folder, or cannot write there.
     """
     while True:
-        folder.event("placed", nodes=pool.form(max(plan.devices) + 1, folder.config.wait_s))
+        nodes = pool.form(max(plan.devices) + 1, folder.config.wait_s)
+        folder.event("placed", nodes=nodes)
+        check_shared(folder.path, pool, nodes, writers)
         checkpoint = former.checkpoint if former else None
         resumed = str(checkpoint.absolute()) if checkpoint else ""
         try:

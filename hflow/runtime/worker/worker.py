@@ -28,6 +28,7 @@ from hflow.runtime.worker.checkpoint import capture, restore
 from hflow.runtime.worker.checkpoint_writer import CheckpointWriter
 from hflow.runtime.worker.export import export_model
 from hflow.runtime.worker.failure import failure_of
+from hflow.runtime.worker.folder_problem import folder_problem
 from hflow.runtime.worker.interpreter import Interpreter
 from hflow.runtime.worker.models import Engines, build_engines
 from hflow.runtime.worker.whereabouts import Whereabouts
@@ -88,6 +89,11 @@ class Worker:
     def export(self, model: str, folder: str) -> Report:
         """Gather a trained model on one worker, which writes it to `folder` in HF format. Collective."""
         return self._guarded("export", lambda: self._export(model, Path(folder)))
+
+    def look_for(self, mark: str) -> Report:
+        """What is wrong with a file's folder, in the entry `problem`; empty where the file is there, and
+        others can be made beside it."""
+        return self._guarded("look_for", lambda: {"problem": folder_problem(Path(mark))})
 
     def abort(self) -> None:
         """Give up transfers under way (called from another thread)."""
