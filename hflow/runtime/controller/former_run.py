@@ -19,7 +19,8 @@ from hflow.diagnostics import Diagnostic, HflowError
 from hflow.runtime.checkpoint.manifest import read_manifest
 from hflow.runtime.controller.checkpoints import newest_usable
 
-SUMMARY_BYTES = 2**24
+SUMMARY, SUMMARY_BYTES = "summary.json", 2**24
+CLOCK_STEP_S = 60.0  # by which a clock may be set, or that of a file server be wrong
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def former_run(folder: Path, tell: Callable[[HflowError], None], before: float =
         help_ = "`hflow runs` lists runs"
         raise HflowError(Diagnostic("HF407", f"there is no run in `{folder}`", help=help_))
     summary = _summary(folder)
-    if _is_running(summary):
+    if _is_running(folder, summary):
         message = f"the run in `{folder}` is still running (process {summary['pid']})"
         raise HflowError(Diagnostic("HF407", message))
     checkpoint = newest_usable(folder, tell, before)
@@ -81,20 +82,22 @@ def former_run(folder: Path, tell: Callable[[HflowError], None], before: float =
 
 def _summary(folder: Path) -> dict[str, Any]:
     with suppress(UnreadableError):
-        found = read_json(folder / "summary.json", SUMMARY_BYTES)
+        found = read_json(folder / SUMMARY, SUMMARY_BYTES)
         return found if isinstance(found, dict) else {}
     return {}
 
 
-def _is_running(summary: dict[str, Any]) -> bool:
-    """As far as can be told here."""
+def _is_running(folder: Path, summary: dict[str, Any]) -> bool:
+    """As far as can be told here. A process that began after the summary was written only has its number: in
+    containers, which keep their name and count from 1, that is no rare thing."""
     if summary.get("status") != "running" or summary.get("host") != socket.gethostname():
         return False
     pid = summary.get("pid")
     if not isinstance(pid, int) or pid == os.getpid():
         return False
-    with suppress(psutil.Error):
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    with suppress(psutil.Error, OSError):
+        process, written = psutil.Process(pid), (folder / SUMMARY).stat().st_mtime
+        return process.status() != psutil.STATUS_ZOMBIE and process.create_time() <= written + CLOCK_STEP_S
     return False
 
 
