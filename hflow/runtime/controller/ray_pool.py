@@ -231,7 +231,7 @@ class RayPool:
         calls = [call for calls in flight for call in calls]
         ended = wait(calls, GRACE_S).done
         of_ranks = [[_report(call) for call in calls if call in ended] for calls in zip(*flight)]
-        addresses = [] if self._local else [name.partition("/")[0] for name in self._nodes]
+        addresses = [] if self._local else self._workers.addresses
         return root_cause([next((r for r in reports if "error" in r), {}) for reports in of_ranks], addresses)
 
 
