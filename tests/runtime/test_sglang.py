@@ -15,6 +15,7 @@ from hflow.runtime.execute import execute
 from hflow.runtime.run import Run
 from hflow.runtime.tools.new_model import new_model
 from tests.runtime.matrix import GRAPHS
+from tests.runtime.test_resume import EVERY, assert_older
 
 pytestmark = [
     pytest.mark.slow,
@@ -81,7 +82,7 @@ def test_grpo_on_two_replicas_elsewhere(workers: Pool, model: Path, tmp_path: Pa
 
 def test_older_weights_are_the_older_ones(workers: Pool, model: Path, tmp_path: Path) -> None:
     """With `lag: 1` the server keeps generating with the weights before, while the newest are trained; these
-    are evaluated by another one."""
+    are evaluated by another one. Checkpoints have the older ones, which the worker keeps for the server."""
     older = "{use: actor, lag: 1}"
     overrides = [
         f"params.model={model}", f"params.steps={STEPS}",
@@ -91,7 +92,8 @@ def test_older_weights_are_the_older_ones(workers: Pool, model: Path, tmp_path: 
     pins = "rollout=tp1@1", "actor_train=tp1@0"
     engines = "rollout=sglang", "greedy=sglang"
     plan = hflow.compile(graph, load_cluster("local4"), pins, engines=engines)
-    run = execute(plan, tmp_path / "run", pool=workers, export=False)
+    run = execute(plan, tmp_path / "run", pool=workers, export=False, config=EVERY)
+    assert_older(run.folder / "checkpoints", plan, 2)
     assert [line["actor_train.staleness"] for line in run.metrics] == [0, 1, 1]
     assert len({line["digest.greedy"] for line in run.metrics}) == STEPS
     for line in run.metrics:
