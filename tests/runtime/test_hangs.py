@@ -19,7 +19,7 @@ import torch
 from tests.runtime.matrix import GRAPHS
 from tests.runtime.skipping import PINS, STEPS
 from tests.runtime.test_failures import DEADLINE_S, HFLOW, assert_all_gone, command_line, descendants, finish
-from tests.runtime.test_hosts import RayNodes, nodes  # noqa: F401  (a fixture)
+from tests.runtime.test_hosts import RayNodes, cluster_file, nodes  # noqa: F401  (a fixture)
 from tests.runtime.test_resume import metrics_of, weights
 from tests.runtime.test_signals import heed_signals, wait_until
 
@@ -104,9 +104,9 @@ def test_a_stopped_worker_is_replaced(start: Start, plain: Path, tmp_path: Path)
     assert code == 0, output
     assert "has not answered" in output and "the process is stopped (SIGSTOP)" in output
     assert "the run hangs" in output and "going on from step" in output and "Traceback" not in output
-    (slow,) = (event for event in events(run, "slow") if event["silent"])  # others may be the machine's load
+    (slow,) = (event for event in events(run, "slow") if event["stopped"])  # others may be the machine's load
     (hung,) = events(run, "hung")
-    assert slow["workers"] == hung["workers"] and hung["silent"]
+    assert slow["workers"] == hung["workers"] and hung["stopped"]
     assert slow["seconds"] < LEAST_S <= hung["seconds"]
     text = (run / hung["stacks"]).read_text()
     assert f"pid {stopped.pid}" in text and "interpreter.py" in text
@@ -207,13 +207,14 @@ def test_a_run_that_was_stopped_as_a_whole_goes_on(start: Start, plain: Path, tm
 
 
 def test_a_step_that_takes_longer_than_those_before(start: Start, plain: Path, tmp_path: Path) -> None:
-    """Each call five times as long as that before, with no deadline but ten times what was measured."""
-    lengthening = "pass\n    time.sleep(0.003 * 5 ** min(6, calls.stat().st_size))"
-    process = start(
-        lengthening, "--set", "run.hang={least: 0.5, first: 120, factor: 10}", "--set=eval.every=0"
-    )
+    """Each step's call takes five times as long as the one before, in the end longer than `least`."""
+    lengthening = "pass\n    time.sleep(0.0024 * 5 ** calls.stat().st_size if len(text) > 8 else 0)"
+    process = start(lengthening, "--set=run.hang={least: 5, first: 150}", "--set=eval.every=0")
     code, output = finish(process)
     assert code == 0, output
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    times = [json.loads(line)["time_s.length"] for line in lines]
+    assert times == sorted(times) and times[-1] > 7
     assert not events(tmp_path / "run", "hung")
 
 
@@ -224,7 +225,9 @@ def test_a_stopped_worker_on_another_node(
     tmp_path: Path,
 ) -> None:
     """In a cluster that was there before; its workers are found and ended from their own nodes."""
-    process = start(WAITS, *HANG, *RESTARTS, "--address", nodes.address, env=nodes.settings)
+    two_hosts = str(cluster_file(tmp_path, 2, 2))
+    elsewhere = "--cluster", two_hosts, "--address", nodes.address
+    process = start(WAITS, *HANG, *RESTARTS, *elsewhere, env=nodes.settings)
     stopped = stop_worker(process, tmp_path, lambda: workers_among(psutil.process_iter()))
     code, output = finish(process)
     assert code == 0, output

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import hflow
 from hflow.graph.run_config import HangPolicy, RunConfig
 from hflow.plan.plan import Plan
+from hflow.plan.program import Activity
 from hflow.runtime.controller.deadlines import NOTICE, Durations, Usual
 from hflow.runtime.controller.hang_report import HangReport, Stall
 from hflow.runtime.controller.run_folder import RunFolder
@@ -208,7 +209,22 @@ def test_a_stopped_process(run: Run) -> None:
     assert run.spend(900, answers, stopped=NONE) is None  # it may only let no other thread run
     assert run.watch.silent() == (0,)
     stall = run.spend(10, answers, stopped=[True, False, False, False])
-    assert stall and stall.silent and stall.ranks == (0,) and stall.limit_s == 300
+    assert stall and stall.silent and stall.stopped and stall.ranks == (0,) and stall.limit_s == 300
+
+
+def test_a_process_that_only_does_not_answer(run: Run, plan: Plan) -> None:
+    """Where it is nobody knows; only where it was. So it has as long as whatever takes longest."""
+    activities = [
+        p.kind_and_name(i) for p in plan.programs for i in p.instructions if isinstance(i, Activity)
+    ]
+    for evaluation in (False, True):
+        seen = [{"kind": k, "name": n, "start_s": 0.0, "end_s": 3.0} for k, n in activities]
+        run.watch.learn(("run", 0, evaluation), [{"events": seen}])
+    run.measured("actor_train", 40.0, 40.0)
+    run.spend(5, lambda s: [run.at("reward", s), *[run.at(TRANSFER, s)] * 3])
+    stall = run.spend(500, lambda s: [None, *[run.at(TRANSFER, s)] * 3])
+    assert stall and stall.ranks == (0,) and stall.silent and not stall.stopped and stall.limit_s == 400
+    assert "it was in `reward` before" in run.said[-1]
 
 
 def test_a_pause_of_the_controller_does_not_count(run: Run) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from hflow.graph.run_config import HangPolicy
 from hflow.plan.parameters import num_parameters
 from hflow.plan.plan import Plan
-from hflow.plan.program import Program, with_bodies
+from hflow.plan.program import Activity, Program, with_bodies
 from hflow.runtime.controller.worker_failure import WorkerReport
 from hflow.runtime.worker.whereabouts import Whereabouts
 
@@ -50,12 +50,12 @@ class Durations:
 
     def __init__(self, plan: Plan):
         self._longest: dict[_Key, float] = {}
-        self._predicted: dict[_Key, float] = defaultdict(float)
+        self._predicted: dict[_Key, float] = {}
         for program in plan.programs:
             for instruction in with_bodies(program.instructions):
-                key = program is plan.evaluation, *program.kind_and_name(instruction)
-                predicted = getattr(instruction, "time_s", 0.0)  # only some are timed
-                self._predicted[key] = max(self._predicted[key], predicted)
+                if isinstance(instruction, Activity):
+                    key = program is plan.evaluation, *program.kind_and_name(instruction)
+                    self._predicted[key] = max(self._predicted.get(key, 0.0), instruction.time_s)
         self._whole_s = sum(map(num_parameters, plan.shapes.values())) * STATE_BYTES / BYTES_PER_S
 
     def learn(self, evaluation: bool, reports: Sequence[WorkerReport]) -> None:
@@ -64,12 +64,19 @@ class Durations:
             key = evaluation, kind, name
             self._longest[key] = max(self._longest.get(key, 0.0), seconds)
 
+    def longest(self) -> Usual:
+        """Of whatever takes longest."""
+        known = [self._longest.get(key) for key in self._predicted]
+        measured = [seconds for seconds in known if seconds is not None]
+        longest_s = max(measured) if len(measured) == len(known) else None
+        return Usual(longest_s, max(self._predicted.values()))
+
     def usual(self, program: Program | None, at: Whereabouts) -> Usual:
         """Of what a worker does; `program`: None outside of programs."""
         if program is None:
             return Usual(0.0, 0.0) if at.method in QUICK else Usual(None, self._whole_s)
         key = at.evaluation, *program.kind_and_name(program.at(at.path))
-        return Usual(self._longest.get(key), self._predicted[key])
+        return Usual(self._longest.get(key), self._predicted.get(key, 0.0))
 
 
 def _taken(reports: Sequence[WorkerReport]) -> Iterable[tuple[tuple[str, str], float]]:

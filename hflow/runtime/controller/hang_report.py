@@ -21,8 +21,8 @@ HUNG = "HF413"
 @dataclass(frozen=True)
 class Stall:
     """Workers `ranks` have done `what` for `seconds`, which is longer than usual. `node`: of the graph, if it
-    is one's. `silent`: they do not answer, since their process is stopped. `passed`: others that take part
-    in it, but have gone on. `waiting`: others that cannot go on before."""
+    is one's. `silent`: they do not answer, and did that when they last have; `stopped`: since their process
+    is. `passed`: others that take part in it, but went on. `waiting`: others that cannot go on before."""
 
     ranks: tuple[int, ...]
     what: str
@@ -31,6 +31,7 @@ class Stall:
     limit_s: float
     usual: Usual
     silent: bool = False
+    stopped: bool = False
     passed: tuple[int, ...] = ()
     waiting: tuple[int, ...] = ()
 
@@ -73,7 +74,7 @@ class HangReport:
         nodes = [names[rank] for rank in stall.ranks]
         self._folder.event(
             kind, workers=list(stall.ranks), nodes=nodes, doing=stall.what, seconds=stall.seconds,
-            limit_s=stall.limit_s, silent=stall.silent, **more,
+            limit_s=stall.limit_s, silent=stall.silent, stopped=stall.stopped, **more,
         )  # fmt: skip
 
     def _write_stacks(self, workers: Sequence[SeenWorker]) -> tuple[Path | None, HflowError | None]:
@@ -97,7 +98,8 @@ def _text(stall: Stall, names: Sequence[str]) -> str:
     them = _workers(stall.ranks, names)
     seconds, has = duration(stall.seconds), "has" if len(stall.ranks) == 1 else "have"
     if stall.silent:
-        text = f"{them} {has} not answered for {seconds}: the process is stopped (SIGSTOP), {stall.what}"
+        why = "is stopped (SIGSTOP)" if stall.stopped else "runs, but a function may let no other thread run"
+        text = f"{them} {has} not answered for {seconds}: the process {why}; it was {stall.what} before"
     else:
         text = f"{them} {has} been {stall.what} for {seconds}{_usual(stall.usual)}"
     if stall.passed:

@@ -125,9 +125,9 @@ class Watch:
         free = [rank for rank, others in enumerate(behind) if called[rank] and not others]
         for worker in (self._workers[rank] for rank in free):
             worker.held_s = min(worker.held_s + passed_s, worker.seconds)
-        silent = [rank for rank in self.silent() if called[rank] and stopped[rank]]
+        silent = [rank for rank in self.silent() if called[rank]]
         held = [rank for rank in free if rank not in silent]
-        for stall in (*self._silent(silent), *self._held(held, places, behind)):
+        for stall in (*self._silent(silent, stopped), *self._held(held, places, behind)):
             if stall.seconds >= stall.limit_s:
                 return stall
             self._tell(stall)
@@ -160,13 +160,14 @@ class Watch:
             noticed.add(stall.silent)
         self._report.notice(stall, self._names)
 
-    def _silent(self, ranks: Sequence[int]) -> Iterator[Stall]:
-        """Workers whose process is stopped. Others that do not answer may be in a function that lets no
-        other thread run: they are judged by where they were."""
+    def _silent(self, ranks: Sequence[int], stopped: Sequence[bool]) -> Iterator[Stall]:
+        """Workers that do not answer. One whose process is not stopped may be in a function that lets no
+        other thread run, and nobody knows in which: it has as long as anything in the plan."""
         for rank in ranks:
             what, node, _ = self._doing(rank)
-            seconds, limit_s = self._workers[rank].silent_s, self.policy.least_s
-            yield Stall((rank,), what, node, seconds, limit_s, Usual(0.0, 0.0), silent=True)
+            usual = Usual(0.0, 0.0) if stopped[rank] else self._durations.longest()
+            seconds, limit_s = self._workers[rank].silent_s, usual.deadline_s(self.policy)
+            yield Stall((rank,), what, node, seconds, limit_s, usual, silent=True, stopped=stopped[rank])
 
     def _held(
         self, held: Sequence[int], places: Sequence[_Position], behind: Sequence[Sequence[int]]
@@ -183,7 +184,7 @@ class Watch:
             passed = tuple(rank for rank in self._members(ranks[0]) if places[rank] > position)
             waiting = tuple(rank for rank, others in enumerate(behind) if set(others) & set(ranks))
             limit_s = usual.deadline_s(self.policy)
-            yield Stall(tuple(ranks), what, node, seconds, limit_s, usual, False, passed, waiting)
+            yield Stall(tuple(ranks), what, node, seconds, limit_s, usual, passed=passed, waiting=waiting)
 
     def _behind(self, rank: int, places: Sequence[_Position]) -> tuple[int, ...]:
         """The workers that take part in what this one does, and have yet to come there."""
