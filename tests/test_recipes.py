@@ -51,9 +51,7 @@ def test_the_shell_is_right(name: str) -> None:
 def test_options_exist(name: str) -> None:
     group: Any = typer.main.get_command(app)
     known = {option for param in group.commands["exec"].params for option in param.opts}
-    words = re.findall(
-        r"--[a-z][a-z-]*", re.sub(r"(?m)^.*(ray start|health-check|srun).*$|^#.*$", "", scripts()[name])
-    )
+    words = re.findall(r"--[a-z][a-z-]*", re.sub(r"(?m)^.*(ray start|srun).*$|^#.*$", "", scripts()[name]))
     assert {"--resume", "--run-dir", "--set", "--address"} <= set(words) & known
     assert set(words) <= known
 

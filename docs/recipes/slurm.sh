@@ -28,7 +28,7 @@ head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 others=$((SLURM_NNODES - 1))
 # shellcheck disable=SC2016
 join='read -r address _ < <(getent ahostsv4 "$1")
-until ray health-check --address="$address:$2" >/dev/null 2>&1; do sleep 2; done
+until (: <"/dev/tcp/$address/$2") 2>/dev/null; do sleep 1; done
 exec ray start --block --address="$address:$2" --disable-usage-stats'
 srun --overlap --cpu-bind=none --nodes=1 --ntasks=1 --nodelist="$head" \
   ray start --block --head --port="$port" --include-dashboard=false --disable-usage-stats &
