@@ -65,7 +65,7 @@ class Host:
     def __init__(self, number: int, count: int, switch: int, shared: Sequence[Path]):
         self.address, self.name = f"{PREFIX}.{number}", f"host{number}"
         self._switch, self._port = switch, f"port{number}"
-        kept = [str(folder) for folder in shared if folder.is_relative_to("/tmp")]
+        kept = [str(folder) for folder in _outermost(shared) if folder.is_relative_to("/tmp")]
         self._root = _started(
             ["unshare", *NAMESPACES, "bash", "-c", INIT, "init", self.name, _names(number, count), *kept]
         )
@@ -150,6 +150,11 @@ def why_not() -> str:
         told = error.stderr if isinstance(error, subprocess.CalledProcessError) else error
         return f"this system makes no hosts of their own: {str(told).strip()}"
     return ""
+
+
+def _outermost(folders: Sequence[Path]) -> list[Path]:
+    """Those that lie in none of the others."""
+    return [folder for folder in dict.fromkeys(folders) if not {*folder.parents} & {*folders}]
 
 
 def _names(own: int, count: int) -> str:
