@@ -153,6 +153,7 @@ def wait_for_call(process: subprocess.Popen[str], folder: Path) -> list[psutil.P
     return descendants(process)
 
 
+@pytest.mark.acceptance
 def test_a_function_that_lets_no_other_thread_run(start: Start, tmp_path: Path) -> None:
     """In its own process: the stack is written by a signal's handler. Its worker answers all the time."""
     code, output = finish(start(SEARCHES, *HANG))
@@ -177,6 +178,7 @@ def test_a_collective_that_one_rank_skips(plain: Path, tiny_model: Path, tmp_pat
     assert_equal(run, plain)
 
 
+@pytest.mark.acceptance
 def test_the_second_ctrl_c_leaves_a_hung_run(start: Start, tmp_path: Path) -> None:
     process = start(WAITS)  # with deadlines of minutes
     stop_worker(process, tmp_path, lambda: workers_among(descendants(process)))
@@ -191,6 +193,7 @@ def test_the_second_ctrl_c_leaves_a_hung_run(start: Start, tmp_path: Path) -> No
     assert_all_gone(family)
 
 
+@pytest.mark.acceptance
 def test_a_run_that_was_stopped_as_a_whole_goes_on(start: Start, plain: Path, tmp_path: Path) -> None:
     """For longer than any instruction may take: a laptop, a debugger, SIGSTOP of a job."""
     process = start("time.sleep(5)", *HANG)
@@ -206,6 +209,7 @@ def test_a_run_that_was_stopped_as_a_whole_goes_on(start: Start, plain: Path, tm
     assert_equal(tmp_path / "run", plain)
 
 
+@pytest.mark.acceptance
 def test_a_step_that_takes_longer_than_those_before(start: Start, plain: Path, tmp_path: Path) -> None:
     """Each step's call takes five times as long as the one before, in the end longer than `least`."""
     lengthening = "pass\n    time.sleep(0.0024 * 5 ** calls.stat().st_size if len(text) > 8 else 0)"
@@ -218,6 +222,7 @@ def test_a_step_that_takes_longer_than_those_before(start: Start, plain: Path, t
     assert not events(tmp_path / "run", "hung")
 
 
+@pytest.mark.acceptance
 def test_a_stopped_worker_on_another_node(
     start: Start,
     nodes: RayNodes,  # noqa: F811

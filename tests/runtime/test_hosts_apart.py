@@ -22,6 +22,7 @@ from tests.runtime.matrix import GRAPHS
 from tests.runtime.ray_hosts import RayHosts, cluster_file, finish, ray_hosts
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not() or "none")]
+LONG = pytest.mark.acceptance
 
 STEPS = 4
 # Trained models lie across hosts in another way than their readers: weights are resharded over the network.
@@ -107,8 +108,8 @@ def assert_same(run: Path, other: Run) -> None:
         assert torch.allclose(ours[key], values, atol=1e-4), key
 
 
-@pytest.mark.parametrize("name", ["grpo_tiny", "ppo_small"])
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("name", ["grpo_tiny", pytest.param("ppo_small", marks=LONG)])
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=LONG)])
 def test_a_run_is_that_of_one_host(
     request: pytest.FixtureRequest,
     on_one: Callable[[str], Run],
@@ -159,6 +160,7 @@ class Fault:
         return [host for host in hosts.hosts if host.address in used and host is not hosts.head]
 
 
+@pytest.mark.acceptance
 def test_traffic_stays_between_the_addresses_of_the_hosts(two: RayHosts, tiny_model: Path) -> None:
     """Of workers and controller, none is on loopback, whatever a host's name resolves to, nor on the
     interface that all hosts have with the same address."""
@@ -188,6 +190,7 @@ def _is_of_run(host: Host, socket: str) -> bool:
     return any("RayWorker" in command or "hflow.cli.app" in command for command in commands)
 
 
+@pytest.mark.acceptance
 def test_a_cut_of_five_seconds_is_survived(two: RayHosts, tiny_model: Path) -> None:
     fault = Fault(two, tiny_model)
     [host] = fault.workers(two)
@@ -200,6 +203,7 @@ def test_a_cut_of_five_seconds_is_survived(two: RayHosts, tiny_model: Path) -> N
     assert len(took) == FAULT_STEPS and 4 < max(took) < 60
 
 
+@pytest.mark.acceptance
 def test_a_slow_network_is_only_slower(two: RayHosts, tiny_model: Path) -> None:
     """A megabit per second carries the bytes of a step in the time that it takes."""
     for host in two.hosts:
@@ -239,7 +243,7 @@ def test_a_host_without_the_run_folder_is_told_at_the_start(two: RayHosts, tiny_
     other.run("umount", str(runs))
 
 
-@pytest.mark.parametrize("silent", [False, True], ids=["processes", "power"])
+@pytest.mark.parametrize("silent", [False, pytest.param(True, marks=LONG)], ids=["processes", "power"])
 def test_a_lost_host_is_told_with_its_address(shared: Path, tiny_model: Path, silent: bool) -> None:
     """At once where its system still says that the processes have gone, and else when Ray finds it silent."""
     with ray_hosts(2, shared) as hosts:
@@ -253,6 +257,7 @@ def test_a_lost_host_is_told_with_its_address(shared: Path, tiny_model: Path, si
         assert not [p for p in _processes(hosts.head) if "RayWorker" in p]
 
 
+@pytest.mark.acceptance
 def test_a_run_goes_on_where_a_spare_host_is(shared: Path, tiny_model: Path) -> None:
     with ray_hosts(3, shared) as hosts:
         kept = ("--set", "run.restarts=1", "--set", "run.checkpoint=2")

@@ -56,6 +56,7 @@ def assert_equal(ours: Path, theirs: Path) -> None:
     assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
+@pytest.mark.acceptance
 @pytest.mark.slow
 def test_a_function_that_fails_now_and_then(tiny_model: Path, tmp_path: Path) -> None:
     """`retry` names its failure; without that the same run fails."""

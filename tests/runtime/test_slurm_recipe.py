@@ -21,7 +21,11 @@ from tests.runtime.hosts import Host, hosts_apart, why_not
 from tests.runtime.matrix import GRAPHS
 from tests.runtime.ray_hosts import cluster_file
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not() or "none")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.acceptance,
+    pytest.mark.skipif(bool(why_not()), reason=why_not() or "none"),
+]
 
 RECIPE = Path(__file__).parents[2] / "docs/recipes/slurm.sh"
 STEPS, RUN_S, JOB = 60, 200, 4711
