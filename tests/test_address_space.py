@@ -46,7 +46,8 @@ def test_what_loads_torch_is_refused(size: int, command: tuple[str, ...]) -> Non
 
 def test_check_and_compile_need_little() -> None:
     assert run_in(3 * 10**8, "check", GRAPH)[0] == 0
-    assert run_in(3 * 10**8, "compile", GRAPH, "--set", "params.model=shape:qwen2.5-0.5b")[0] == 0
+    model = "params.model=shape:qwen2.5-0.5b"
+    assert run_in(3 * 10**8, "compile", GRAPH, "--set", model, "--cluster", "h200x8")[0] == 0
 
 
 def test_in_python_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
