@@ -77,7 +77,8 @@ class Run:
             spent += self.watch.pause_s
             self.now += self.watch.pause_s * (1 + 1e-9)
             assert self.watch.is_due
-            if stall := self.watch.look(told(spent), called, stopped):
+            self.watch.hear(told(spent))
+            if stall := self.watch.hanging(called, stopped):
                 return stall
         return None
 
@@ -212,6 +213,16 @@ def test_a_stopped_process(run: Run) -> None:
     assert stall and stall.silent and stall.stopped and stall.ranks == (0,) and stall.limit_s == 300
 
 
+def test_a_process_is_told_to_be_stopped_whenever_that_is_found(run: Run) -> None:
+    """A moment after it has become silent, where its node is another."""
+    answers = lambda s: [None, *[run.at(TRANSFER, s)] * 3]  # noqa: E731
+    run.spend(5, lambda s: [run.at("rollout", s), *[run.at(TRANSFER, s)] * 3])
+    run.spend(150, answers)
+    run.spend(50, answers, stopped=[True, False, False, False])
+    silent = [text for text in run.said if "has not answered" in text]
+    assert ["SIGSTOP" in text for text in silent] == [False, True]
+
+
 def test_a_process_that_only_does_not_answer(run: Run, plan: Plan) -> None:
     """Where it is nobody knows; only where it was. So it has as long as whatever takes longest."""
     activities = [
@@ -232,7 +243,8 @@ def test_a_pause_of_the_controller_does_not_count(run: Run) -> None:
     called = [True, False, False, False]
     for _ in range(20):
         run.now += 1e4
-        assert run.watch.look([run.at("reward", run.now), None, None, None], called, NONE) is None
+        run.watch.hear([run.at("reward", run.now), None, None, None])
+        assert run.watch.hanging(called, NONE) is None
     assert run.spend(300, lambda s: [run.at("reward", run.now), None, None, None], called)
 
 

@@ -210,8 +210,9 @@ class RayPool:
     def _look(self, watch: Watch, flight: Sequence[Results]) -> None:
         """Raises WorkerFailure HF413 when workers hang; the others have been told to give up."""
         answers = self._questions.answers()
+        watch.hear(answers)
         called = [not all(call.done() for call in calls) for calls in zip(*flight)]
-        stall = watch.look(answers, called, self._questions.stopped(watch.silent()))
+        stall = watch.hanging(called, self._questions.stopped(watch.silent()))
         if stall is None:
             return
         assert self._workers

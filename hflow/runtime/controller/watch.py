@@ -32,12 +32,12 @@ _Position = tuple[int, tuple[int, ...]]  # call and path: in the order in which 
 @dataclass
 class _Worker:
     """`told`: its last answer, `silent_s` ago. `held_s`: for how long it has been there while nobody whom it
-    waits for was behind. `noticed`: what was told of it to the user."""
+    waits for was behind. `noticed`: what was told of it to the user, as `silent` and `stopped`."""
 
     told: Whereabouts | None = None
     silent_s: float = 0.0
     held_s: float = 0.0
-    noticed: set[bool] = field(default_factory=set[bool])
+    noticed: set[tuple[bool, bool]] = field(default_factory=set[tuple[bool, bool]])
 
     @property
     def position(self) -> _Position:
@@ -85,7 +85,7 @@ class Watch:
         self._names: Sequence[str] = ()
         self._durations = Durations(plan)
         self._workers: list[_Worker] = []
-        self._looked = clock()
+        self._looked, self._passed_s = clock(), 0.0
 
     def learn(self, call: Sequence[Any], reports: Sequence[WorkerReport]) -> None:
         """The reports of a worker call."""
@@ -105,26 +105,26 @@ class Watch:
         """Whether it is time to look."""
         return self._clock() - self._looked >= self.pause_s
 
-    def look(
-        self, answers: Sequence[Whereabouts | None], called: Sequence[bool], stopped: Sequence[bool]
-    ) -> Stall | None:
+    def hear(self, answers: Sequence[Whereabouts | None]) -> None:
+        """What each worker has answered since this was called last; to be followed by `hanging`."""
+        now = self._clock()
+        self._passed_s = min(now - self._looked, 2 * self.pause_s)
+        self._looked = now
+        for worker, answer in zip(self._workers, answers, strict=True):
+            worker.hear(answer, self._passed_s)
+
+    def hanging(self, called: Sequence[bool], stopped: Sequence[bool]) -> Stall | None:
         """What hangs, if anything. What takes long is told of.
 
         Args:
-            answers: of each worker, since the last look.
-            called: whether there is a call that it has not answered.
+            called: whether there is a call that the worker has not answered.
             stopped: whether its process is known to be stopped by a signal.
         """
-        now = self._clock()
-        passed_s = min(now - self._looked, 2 * self.pause_s)
-        self._looked = now
-        for worker, answer in zip(self._workers, answers, strict=True):
-            worker.hear(answer, passed_s)
         places = [worker.position if is_called else DONE for worker, is_called in zip(self._workers, called)]
         behind = [self._behind(rank, places) for rank in range(len(places))]
         free = [rank for rank, others in enumerate(behind) if called[rank] and not others]
         for worker in (self._workers[rank] for rank in free):
-            worker.held_s = min(worker.held_s + passed_s, worker.seconds)
+            worker.held_s = min(worker.held_s + self._passed_s, worker.seconds)
         silent = [rank for rank in self.silent() if called[rank]]
         held = [rank for rank in free if rank not in silent]
         for stall in (*self._silent(silent, stopped), *self._held(held, places, behind)):
@@ -153,11 +153,12 @@ class Watch:
         return self.policy.least_s / NOTICE
 
     def _tell(self, stall: Stall) -> None:
+        notice = stall.silent, stall.stopped
         known = [self._workers[rank].noticed for rank in stall.ranks]
-        if all(stall.silent in noticed for noticed in known):
+        if all(notice in noticed for noticed in known):
             return
         for noticed in known:
-            noticed.add(stall.silent)
+            noticed.add(notice)
         self._report.notice(stall, self._names)
 
     def _silent(self, ranks: Sequence[int], stopped: Sequence[bool]) -> Iterator[Stall]:
