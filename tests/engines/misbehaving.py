@@ -43,6 +43,14 @@ def speaks_last(x: Tensor) -> NoReturn:
     os._exit(1)
 
 
+def writes_slowly(x: Tensor) -> NoReturn:
+    """Faulthandler, too, writes its lines in pieces."""
+    for character in "the last words" + 100 * "\n":
+        os.write(2, character.encode())
+        time.sleep(0.002)
+    os._exit(1)
+
+
 def raises(x: Tensor) -> Tensor:
     return x * (1 / len(CALLS))
 

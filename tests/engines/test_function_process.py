@@ -106,6 +106,7 @@ def assert_gone(processes: list[psutil.Process]) -> None:
         ("leave", "ended its process with exit code 3$"),
         ("killed", r"was ended by signal 9 \(SIGKILL\), as the kernel does when memory runs out"),
         ("speaks_last", "exit code 1\nThe end of its stderr:\n  the last words$"),
+        ("writes_slowly", "exit code 1\nThe end of its stderr:\n  the last words$"),
         ("forks_and_stays", "exit code 4"),
         ("closes", r"exit code 1\n[\s\S]*Bad file descriptor$"),
         ("scribbles", "wrote to, or closed, what is hflow's in its process"),

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -29,7 +28,7 @@ from hflow.runtime.rows import Rows
 POLL_S = 0.05  # between two looks whether to go on waiting
 END_S = 5.0  # for a closed connection's process to be dead, and for its last output to come
 STACK_S = 2.0  # for a process to write where it is
-LAST_LINES, LINE_CHARACTERS = 15, 200
+KEPT_BYTES, LAST_LINES, LINE_CHARACTERS = 2**16, 15, 200  # of what it last wrote to stderr
 _START = f"import sys; sys.path[:] = sys.argv[1].split({os.pathsep!r}); from {{module}} import main; main()"
 _MODULE = f"{__package__}.function_child"
 _OURS = str(Path(__file__).parent)
@@ -173,7 +172,7 @@ class _Tail:
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
-        self._chunks: deque[bytes] = deque(maxlen=64)
+        self._kept = b""
         self._count = 0
         self._thread = threading.Thread(target=self._read, name="functions' stderr", daemon=True)
         self._thread.start()
@@ -193,13 +192,13 @@ class _Tail:
 
     def last_lines(self) -> str:
         """Indented by two; without hflow's own frames, and without what faulthandler lists after a crash."""
-        lines = b"".join(self._chunks).decode(errors="replace").splitlines()
+        lines = self._kept.decode(errors="replace").splitlines()
         told = [line for line in lines if line.strip() and not _is_noise(line)]
         return "\n".join(f"  {line[:LINE_CHARACTERS]}" for line in told[-LAST_LINES:])
 
     def _read(self) -> None:
         while chunk := os.read(self._stream.fileno(), 4096):
-            self._chunks.append(chunk)
+            self._kept = (self._kept + chunk)[-KEPT_BYTES:]
             self._count += 1
             with suppress(OSError):  # nobody reads it any more
                 os.write(2, chunk)
