@@ -128,8 +128,10 @@ def test_a_second_signal_does_not_stop_the_cleaning_up(
     time.sleep(delay)
     process.send_signal(signal.SIGTERM)
     time.sleep(SOON.uniform(0.3, 0.4))
+    process.send_signal(signal.SIGSTOP)  # or it may end after the look at its summary
     has_ended = json.loads((run_dir / "summary.json").read_text())["status"] == "interrupted"
     process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGCONT)
     told = assert_ended(process, 143, run_dir, temporary)
     assert has_ended or "still ending" in told, told
 
