@@ -48,7 +48,7 @@ class StatePart:
 
 def capture(interpreter: Interpreter) -> list[StatePart]:
     """Copies of all that this device writes."""
-    with _readable(_older_readers(interpreter)):
+    with _readable(_older_readers(interpreter)), _one_thread():
         return list(_parts(interpreter))
 
 
@@ -73,6 +73,18 @@ def restore(interpreter: Interpreter, reader: CheckpointReader) -> None:
         interpreter.state.restore((name for name in own if name in reader), reader.whole)
     except ValueError as error:
         raise damaged(reader.folder, str(error)) from None
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Threads that meet after each of many small copies cost more than they bring; where others need the
+    cores, many times as much."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _older_readers(interpreter: Interpreter) -> list[ModelEngine]:
