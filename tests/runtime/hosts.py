@@ -83,7 +83,9 @@ class Host:
         self, *command: str, settings: Mapping[str, str] | None = None, **options: Any
     ) -> subprocess.Popen[str]:
         """A command on this host, in the repository's folder. The process is outside; its child is inside."""
-        inside = [*self._inside, "env", "-C", str(REPOSITORY), *command]
+        # A process group of its own: to those of the host, that of a process outside has the number 0, and a
+        # signal to it would come here.
+        inside = [*self._inside, "setsid", "env", "-C", str(REPOSITORY), *command]
         environment = None if settings is None else dict(settings)
         return subprocess.Popen(inside, env=environment, text=True, **options)
 
