@@ -30,10 +30,12 @@ pytestmark = [
 RECIPE = Path(__file__).parents[2] / "docs/recipes/slurm.sh"
 STEPS, RUN_S, JOB = 60, 200, 4711
 
-# Both write what they were asked for; the answer to `srun` comes through a pipe, when the command has ended.
+# Both write what they were asked for, and `srun` its environment, which steps get. The answer to `srun` comes
+# through a pipe, when the command has ended.
 SRUN = """#!/bin/bash
 request=$(mktemp -u "$REQUESTS/XXXXXX")
 mkfifo "$request.end"
+env -0 > "$request.environment"
 printf '%s\\0' "$@" > "$request.new"
 mv "$request.new" "$request.request"
 read -r status < "$request.end"
@@ -55,6 +57,7 @@ class Slurm:
         for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
             (commands / name).write_text(text)
             (commands / name).chmod(0o755)
+        (folder / "tests").symlink_to(RECIPE.parents[2] / "tests")  # of data, a graph has a relative path
         activate = folder / ".venv/bin/activate"
         activate.parent.mkdir(parents=True)
         activate.write_text(f"PATH={Path(sys.executable).parent}:$PATH\n")
@@ -109,8 +112,10 @@ class Slurm:
             if options.get("--nodelist", host.name) == host.name != options.get("--exclude")
         ]
         assert len(chosen) == int(options["--nodes"]) == int(options["--ntasks"])
+        lines = end.with_suffix(".environment").read_text().split("\0")[:-1]
+        environment = dict(line.split("=", 1) for line in lines)
         log = (self.folder / "slurm.log").open("a")
-        steps = [h.start(*words[first:], settings=self._settings, stdout=log, stderr=log) for h in chosen]
+        steps = [h.start(*words[first:], settings=environment, stdout=log, stderr=log) for h in chosen]
         self._steps += steps
         codes = [step.wait() for step in steps]
         end.write_text(f"{max(map(abs, codes))}\n")
