@@ -1,14 +1,16 @@
 """Processes of runs are killed at random moments: does every run end as if nothing had happened?
 
-    python benchmarks/chaos.py [--kills 100] [--seed 0] [--engine megatron|sglang] [--save]
+    python benchmarks/chaos.py [--kills 100] [--others 4] [--seed 0] [--engine megatron|sglang] [--save]
 
 GRPO (algorithms/grpo.yaml, a Qwen2 of 2 layers of 64) on two CPU workers and a Ray of its own, with a
 checkpoint after every second step. SIGKILL hits a worker, Ray's raylet or its GCS, a SGLang server, or the
 controller: while workers start and load, in a step (transfers included), while a checkpoint is written,
 while the model is exported. A run goes on by itself (`restarts`) from all but the controller's death; after
-that one `hflow exec --resume` is allowed. Each run's metrics (without times) and exported weights must be
-equal, to the last bit, to those of a run that nobody disturbed. What is left behind (processes, temporary
-folders) is looked for.
+that one `hflow exec --resume` is allowed. Among the kills, `--others` times each: a worker is stopped
+(SIGSTOP), the disk of the run folder (a tmpfs) is full for a while, /dev/shm is full for a while; afterwards
+the run may be resumed once, too. These need `unshare --mount`, and are left out where that is refused. Each
+run's metrics (without times) and exported weights must be equal, to the last bit, to those of a run that
+nobody disturbed. What is left behind (processes, temporary folders) is looked for.
 
 In the table, per moment and victim: how many kills, how the run went on (`itself`, `resume`; `unneeded`: it
 did not need the process any more, as a step does not need Ray's GCS), and `back_s`, the median of seconds
@@ -25,6 +27,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -47,9 +50,13 @@ GRAPH = ROOT.parent / "algorithms/grpo.yaml"
 STEPS = 12
 SETTINGS = (
     f"params.steps={STEPS}", "params.batch=8", "params.group=4", "nodes.actor_train.repeat.minibatch=16",
-    "run.checkpoint.every=2", "run.restarts=1000",
+    "run.checkpoint.every=2", "run.restarts=1000", "run.hang={least: 15, first: 200}",
 )  # fmt: skip
-VICTIMS = ("worker", "raylet", "gcs", "server", "controller")
+KILLED = ("worker", "raylet", "gcs", "server", "controller")
+STOPPED, DISK, SHARED_MEMORY = "stopped worker", "disk", "/dev/shm"
+OTHERS = (STOPPED, DISK, SHARED_MEMORY)
+MOUNT_BYTES = 2**31
+PRIVATE_MOUNTS = "HFLOW_CHAOS_MOUNTS"  # set in a process that has them
 MOMENTS = ("start", "step", "checkpoint", "export")
 LOADED = '"event": "loaded"'
 LIMIT_S = 300.0  # for a run to go on, or to end
@@ -152,18 +159,15 @@ def wait_until(condition: Callable[[], bool], limit_s: float, every_s: float = 0
     return True
 
 
-def disturb(run: Running, chance: random.Random, kinds: tuple[str, ...], tally: Tally) -> None:
-    """One kill; returns when the run has gone on, or ended."""
-    moment, kind = chance.choice(MOMENTS), chance.choice(kinds)
+def disturb(run: Running, chance: random.Random, kind: str, tally: Tally) -> bool:
+    """Once; returns when the run has gone on, or ended. False: it had ended before, or has no such victim."""
+    moment = chance.choice(MOMENTS)
     ended = lambda: run.process.poll() is not None  # noqa: E731
     wait_until(lambda: ended() or moment_has_come(run, moment), 30 if moment != "export" else 120)
     time.sleep(chance.uniform(0, {"start": 8, "step": 3}.get(moment, 0.05)))
-    victims = run.find(kind)
-    if ended() or not victims:
-        return
-    victim, loads, lines = chance.choice(victims), run.loads(), len(run.events().splitlines())
-    with suppress(psutil.NoSuchProcess):
-        victim.kill()
+    if ended() or not strike(run, kind, chance):
+        return False
+    loads, lines = run.loads(), len(run.events().splitlines())
     began, by_resume = time.monotonic(), False
 
     def is_back() -> bool:
@@ -188,6 +192,32 @@ def disturb(run: Running, chance: random.Random, kinds: tuple[str, ...], tally: 
         *(f"{value:.1f}" if isinstance(value, float) else value for value in tally.kills[-1].values()),
         flush=True,
     )
+    return True
+
+
+def strike(run: Running, kind: str, chance: random.Random) -> bool:
+    """Whether there was something to strike."""
+    if kind in (DISK, SHARED_MEMORY):
+        fill(run.folder.parent if kind == DISK else Path(SHARED_MEMORY), chance.uniform(2, 15))
+        return True
+    victims = run.find("worker" if kind == STOPPED else kind)
+    if not victims:
+        return False
+    with suppress(psutil.NoSuchProcess):
+        chance.choice(victims).send_signal(signal.SIGSTOP if kind == STOPPED else signal.SIGKILL)
+    return True
+
+
+def fill(folder: Path, seconds: float) -> None:
+    """Leave the folder's file system not one byte for so long."""
+    filler, deadline = folder / "filler", time.monotonic() + seconds
+    with filler.open("wb", buffering=0) as file:
+        while time.monotonic() < deadline:
+            with suppress(OSError):
+                while file.write(b"x" * 2**16):
+                    pass
+            time.sleep(0.01)
+    filler.unlink()
 
 
 def result_of(folder: Path) -> tuple[Any, ...]:
@@ -209,14 +239,15 @@ def leftovers(folder: Path) -> Iterator[str]:
 
 
 def one_run(
-    model: Path, folder: Path, engine: str, chance: random.Random, most: int, whole: Any, tally: Tally
+    model: Path, folder: Path, engine: str, chance: random.Random, kinds: list[str], whole: Any, tally: Tally
 ) -> None:
+    """Takes up to four of the disturbances that are left off `kinds`."""
     run = Running(model, folder, engine)
-    kinds = tuple(k for k in VICTIMS if k != "server" or engine == "sglang")
-    for _ in range(most):
-        if run.process.poll() is not None:
+    for _ in range(4):
+        if run.process.poll() is not None or not kinds:
             break
-        disturb(run, chance, kinds, tally)
+        if disturb(run, chance, kinds[-1], tally):
+            kinds.pop()
     try:
         code = run.process.wait(LIMIT_S)
     except subprocess.TimeoutExpired:
@@ -230,34 +261,62 @@ def one_run(
     tally.runs["equal" if result_of(folder) == whole else "unequal"] += 1
 
 
+def has_private_mounts() -> bool:
+    """Whether this program's mounts are its own; begins it anew with such where it can."""
+    if os.environ.get(PRIVATE_MOUNTS):
+        return True
+    unshare = ["unshare", "--mount", "--propagation", "private"]
+    if shutil.which("unshare") and not subprocess.run([*unshare, "true"], capture_output=True).returncode:
+        os.environ[PRIVATE_MOUNTS] = "1"
+        os.execvp("unshare", [*unshare, sys.executable, *sys.argv])
+    print("no mounts of its own: neither disks nor /dev/shm will be full", flush=True)
+    return False
+
+
+def mount(folder: Path) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={MOUNT_BYTES}", "tmpfs", folder], check=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Kills processes of runs at random moments.")
     parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--others", type=int, default=4, help="how often each of what is no kill (default 4)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--engine", choices=("megatron", "sglang"), default="megatron")
     parser.add_argument("--save", action="store_true", help="also write results/chaos-DATE.json")
     options = parser.parse_args()
+    is_private = has_private_mounts()
     chance, tally = random.Random(options.seed), Tally()
+    killed = [kind for kind in KILLED if kind != "server" or options.engine == "sglang"]
+    kinds = [*chance.choices(killed, k=options.kills), *(OTHERS * options.others if is_private else ())]
+    chance.shuffle(kinds)
     with tempfile.TemporaryDirectory() as folder:
-        model, own = Path(folder) / "model", Path(folder) / "t"
+        model, own, runs = (Path(folder) / name for name in ("model", "t", "runs"))
         own.mkdir()
+        runs.mkdir()
+        if is_private:
+            mount(runs)
+            mount(Path(SHARED_MEMORY))
         new_model(
             model, family="qwen2", layers=2, hidden=64, heads=4, kv_heads=4, ffn=128,
             alphabet="0123456789+=", max_positions=128, tied=True, seed=0, force=False,
         )  # fmt: skip
-        plain = Running(model, Path(folder) / "plain", options.engine)
+        plain = Running(model, runs / "plain", options.engine)
         if plain.process.wait():
             sys.exit(plain.folder.with_suffix(".log").read_text())
         whole = result_of(plain.folder)
         number = 0
-        while len(tally.kills) < options.kills:
+        while kinds:
             number += 1
-            one_run(model, Path(folder) / f"run{number}", options.engine, chance, 4, whole, tally)
+            one_run(model, runs / f"run{number}", options.engine, chance, kinds, whole, tally)
         time.sleep(10)  # what was begun ends by itself
         tally.left += leftovers(own)
+        if is_private:
+            subprocess.run(["umount", runs], check=True)
     report = {
-        "benchmark": "chaos", "engine": options.engine, "seed": options.seed, "kills": len(tally.kills),
-        "runs": number, **tally.runs, "left": tally.left, "table": table(tally.kills), **machine(),
+        "benchmark": "chaos", "engine": options.engine, "seed": options.seed, "kills": options.kills,
+        "others": len(tally.kills) - options.kills, "runs": number,
+        **tally.runs, "left": tally.left, "table": table(tally.kills), **machine(),
     }  # fmt: skip
     line = json.dumps(report)
     if options.save:
