@@ -312,7 +312,7 @@ def main() -> None:
         time.sleep(10)  # what was begun ends by itself
         tally.left += leftovers(own)
         if is_private:
-            subprocess.run(["umount", runs], check=True)
+            subprocess.run(["umount", "--lazy", runs], check=True)  # logs are open
     report = {
         "benchmark": "chaos", "engine": options.engine, "seed": options.seed, "kills": options.kills,
         "others": len(tally.kills) - options.kills, "runs": number,
