@@ -301,6 +301,11 @@ def test_a_finished_run_goes_on_with_more_steps(
     )
     run = execute(short, tmp_path / "run", pool=workers, config=RunConfig(policy))
     assert list(complete(run.folder)) == [2]
+    told = StringIO()
+    again = execute(
+        short, run.folder, pool=workers, config=RunConfig(policy), resume=True, console=Console(file=told)
+    )
+    assert again.metrics == run.metrics and "which are all" in told.getvalue()
     longer = execute(long, run.folder, pool=workers, config=RunConfig(policy), resume=True)
     undisturbed = whole("lagged", "dp2,zero1@0-1")
     assert untimed(longer) == untimed(undisturbed)
