@@ -20,6 +20,7 @@ from hflow.whole_file import unwritten
 _TOKEN = secrets.token_hex(32)  # of all runs of this process: Ray remembers the first that it has read
 
 END_S = 5.0  # for killed processes to end
+VITAL = ("gcs_server", "raylet")  # Ray cannot do without: a minute later it ends this very process
 
 
 class LocalRay:
@@ -37,6 +38,7 @@ class LocalRay:
         except OSError as error:
             raise _unmade(error) from None
         self.folder = self._private.path / "ray"  # Ray opens its own folder to everybody
+        self._vital: dict[str, psutil.Process] = {}
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         # Ray's own default is 15: beside other load, workers would hardly get a core
@@ -61,9 +63,14 @@ class LocalRay:
                 own |= {child.pid: child for child in process.children(recursive=True)}
         return list(own.values())
 
-    def is_alive(self) -> bool:
-        """Whether the two processes run that Ray cannot do without."""
-        return {"gcs_server", "raylet"} <= {_name(process) for process in self.processes()}
+    def dead(self) -> list[str]:
+        """Which of the processes do not run that Ray cannot do without."""
+        if not self._vital.keys() >= {*VITAL}:  # looking for them takes long
+            self._vital = {_name(process): process for process in self.processes()}
+        dead = [name for name in VITAL if name not in self._vital or _name(self._vital[name]) != name]
+        if dead:
+            self._vital = {}
+        return dead
 
     def remove(self) -> None:
         self._private.remove()

@@ -36,6 +36,7 @@ from hflow.runtime.gpus import gpus_hidden
 from hflow.runtime.worker.failure import Failure
 
 IN_FLIGHT = 2  # calls that each worker has at most: this one and the next
+RAY_PAUSE_S = 5.0  # between two looks at our own Ray's processes
 
 # Of one call on all workers, by rank. `ray.wait` and `ray.get` would lose signals: they break down
 # (SystemError) when a handler raises meanwhile.
@@ -89,7 +90,9 @@ class RayPool:
             raise HflowError(Diagnostic("HF404", message))
         if not self._workers:
             group = place(self._demand, self._say, wait_s, self._is_renewed)
-            self._workers = RayWorkers(group, self._demand, self._worker, self._local is None)
+            self._workers = RayWorkers(
+                group, self._demand, self._worker, self._local is None, self._check_ray
+            )
             if not self._local:
                 self._check_addresses(self._workers)
         workers = self._workers.actors
@@ -132,12 +135,10 @@ class RayPool:
 
     def renew(self, hosts: Sequence[int]) -> None:
         self._demand, self._is_renewed = replace(self._demand, hosts=tuple(hosts)), True
-        if not self._local or self._local.is_alive():
-            self._end_workers()
-            return
-        self._workers = None
-        self._end_ray(self._local)
-        self._start_ray()
+        self._end_workers()
+        if self._local and self._local.dead():
+            self._end_ray(self._local)
+            self._start_ray()
 
     def rooms(self) -> list[int]:
         return [self._demand.room(node["Resources"]) for node in ray.nodes() if node["Alive"]]
@@ -171,7 +172,7 @@ class RayPool:
     def _end_workers(self) -> None:
         workers, self._workers = self._workers, None
         if workers:
-            workers.end()
+            workers.end(bool(self._local and self._local.dead()))
 
     def _called(self) -> Sequence[Any]:
         assert self._workers
@@ -186,12 +187,19 @@ class RayPool:
         calls = flight.popleft()
         waiting = set(calls)
         while waiting:
-            done, waiting = wait(waiting, self._watch.pause_s if self._watch else None, FIRST_COMPLETED)
+            self._check_ray()
+            pause_s = self._watch.pause_s if self._watch else RAY_PAUSE_S
+            done, waiting = wait(waiting, pause_s, FIRST_COMPLETED)
             if any("error" in _report(call) for call in done):
                 raise self._failure([calls, *flight])
             if waiting and self._watch and self._watch.is_due:
                 self._look(self._watch, [calls, *flight])
         return [_report(call) for call in calls]
+
+    def _check_ray(self) -> None:
+        """Raises WorkerFailure HF402 when our own Ray has died. Its workers may go on for a while."""
+        if self._local and (dead := self._local.dead()):
+            raise WorkerFailure(Diagnostic("HF402", f"Ray's process has died: {', '.join(dead)}"))
 
     def _learned(self, call: WorkerCall, reports: list[WorkerReport]) -> list[WorkerReport]:
         if self._watch:

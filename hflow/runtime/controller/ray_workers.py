@@ -3,7 +3,9 @@ set Ray's environment."""
 
 from __future__ import annotations
 
-from concurrent.futures import FIRST_EXCEPTION, wait
+import time
+from collections.abc import Callable
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from hflow.runtime.controller.worker_process import WorkerProcess
 from hflow.runtime.gpus import HIDDEN
 
 START_WAIT_S = 300  # to import torch and an engine, with cold disks
+START_PAUSE_S = 2  # between two checks meanwhile
 END_S = 15  # for the servers of engines to end
 GRACE_S = 10  # for survivors to give up after a failure
 
@@ -28,12 +31,20 @@ class RayWorkers:
     """`actors`, their `processes`, and the names of their `nodes`, by rank. `deaf`: the ranks that answer
     nothing more."""
 
-    def __init__(self, group: PlacementGroup, demand: Demand, worker: type[Any], joined: bool):
+    def __init__(
+        self,
+        group: PlacementGroup,
+        demand: Demand,
+        worker: type[Any],
+        joined: bool,
+        check: Callable[[], None],
+    ):
         """Start them.
 
         Args:
             worker: what runs in their processes.
             joined: whether Ray was there before.
+            check: is called now and then meanwhile, and raises when there is nothing to wait for.
 
         Raises:
             HflowError: HF404 when they do not start.
@@ -43,7 +54,7 @@ class RayWorkers:
         names = node_names(group)
         self.nodes = [name for name, workers in zip(names, demand.hosts) for _ in range(workers)]
         self.deaf: frozenset[int] = frozenset()
-        self.actors, started = _start_actors(worker, group, demand, joined)
+        self.actors, started = _start_actors(worker, group, demand, joined, check)
         self.processes = [
             WorkerProcess(*process, name.rpartition("/")[2], not joined)
             for process, name in zip(started, self.nodes)
@@ -60,21 +71,22 @@ class RayWorkers:
         told = [actor.abort.remote().future() for actor in listening]
         wait(told, GRACE_S)  # so that none comes after the next start
 
-    def end(self) -> None:
-        """End them, and give their devices back."""
+    def end(self, without_ray: bool) -> None:
+        """End them, and give their devices back. `without_ray`: it has died, and takes no requests."""
         # killed workers end their servers too, but leave their folders
         ends = {r: a.last_act.remote().future() for r, a in enumerate(self.actors) if r not in self.deaf}
         wait(ends.values(), END_S)
-        for actor in self.actors:
+        for actor in self.actors if not without_ray else ():
             ray.kill(actor)
         # Ray asks them to end; one that hears nothing would live on, and hold its memory
         deaf = [p for r, p in enumerate(self.processes) if r not in ends or not ends[r].done()]
-        wait([process.end() for process in deaf], 2 * KILL_S)
-        remove_placement_group(self._group)
+        wait([process.end() for process in (self.processes if without_ray else deaf)], 2 * KILL_S)
+        if not without_ray:
+            remove_placement_group(self._group)
 
 
 def _start_actors(
-    worker: type[Any], group: PlacementGroup, demand: Demand, joined: bool
+    worker: type[Any], group: PlacementGroup, demand: Demand, joined: bool, check: Callable[[], None]
 ) -> tuple[list[Any], list[tuple[int, float, int]]]:
     """One actor for each rank, those of a host in its bundle, and their processes (`RayWorker.ready`).
     `joined`: the Ray was there before."""
@@ -98,12 +110,22 @@ def _start_actors(
     ]
     starts = [actor.ready.remote().future() for actor in actors]
     try:
-        for ready in wait(starts, START_WAIT_S, FIRST_EXCEPTION).done:
-            ready.result()
+        _await(starts, check)
     except RayActorError as error:
         raise WorkerFailure(Diagnostic("HF402", f"a worker died while it started: {error}")) from None
     except RayError as error:
         raise HflowError(Diagnostic("HF404", f"workers do not start: {error}")) from None
-    if not all(ready.done() for ready in starts):
-        raise HflowError(Diagnostic("HF404", f"workers do not start within {START_WAIT_S} s"))
     return actors, [ready.result() for ready in starts]
+
+
+def _await(starts: list[Future[Any]], check: Callable[[], None]) -> None:
+    """Raises what a start has, or HflowError HF404 after too long."""
+    deadline = time.monotonic() + START_WAIT_S
+    while time.monotonic() < deadline:
+        done, waiting = wait(starts, START_PAUSE_S, FIRST_EXCEPTION)
+        for ready in done:
+            ready.result()
+        if not waiting:
+            return
+        check()
+    raise HflowError(Diagnostic("HF404", f"workers do not start within {START_WAIT_S} s"))
