@@ -1,22 +1,23 @@
 """Processes of runs are killed at random moments: does every run end as if nothing had happened?
 
-    python benchmarks/chaos.py [--kills 100] [--others 4] [--seed 0] [--engine megatron|sglang] [--save]
+    python benchmarks/chaos.py [--kills 100] [--others 4] [--parallel 1] [--engine megatron|sglang] [--save]
 
 GRPO (algorithms/grpo.yaml, a Qwen2 of 2 layers of 64) on two CPU workers and a Ray of its own, with a
 checkpoint after every second step. SIGKILL hits a worker, Ray's raylet or its GCS, a SGLang server, or the
 controller: while workers start and load, in a step (transfers included), while a checkpoint is written,
-while the model is exported. A run goes on by itself (`restarts`) from all but the controller's death; after
-that one `hflow exec --resume` is allowed. Among the kills, `--others` times each: a worker is stopped
-(SIGSTOP), the disk of the run folder (a tmpfs) is full for a while, /dev/shm is full for a while; afterwards
-the run may be resumed once, too. These need `unshare --mount`, and are left out where that is refused. Each
-run's metrics (without times) and exported weights must be equal, to the last bit, to those of a run that
-nobody disturbed. What is left behind (processes, temporary folders) is looked for.
+while the model is exported; in `--parallel` runs side by side. A run goes on by itself (`restarts`) from all
+but the controller's death; after that one `hflow exec --resume` is allowed. Then, `--others` times each, in
+one run after the other: a worker is stopped (SIGSTOP), the disk of the run folder (a tmpfs) is full for a
+while, /dev/shm is full for a while; after these the run may be resumed once, too. They need `unshare --mount`
+and are left out where that is refused. Each run's metrics (without times) and exported weights must be equal,
+to the last bit, to those of a run that nobody disturbed. What is left behind (processes, temporary folders)
+is looked for.
 
 In the table, per moment and victim: how many kills, how the run went on (`itself`, `resume`; `unneeded`: it
-did not need the process any more, as a step does not need Ray's GCS), and `back_s`, the median of seconds
-until the next step is recorded, or the run has ended. `equal`, `unequal`, `lost`: how runs ended, `lost`
-those that failed or hung. Exits with 1 if there is an `unequal` or a `lost`, or something is left. The last
-line is one JSON object; with --save it also goes to benchmarks/results/.
+did not need the process any more, as at its end), and `back_s`, the median of seconds until the next step is
+recorded, or the run has ended. `equal`, `unequal`, `lost`: how runs ended, `lost` those that failed or hung.
+Exits with 1 if there is an `unequal` or a `lost`, or something is left. The last line is one JSON object;
+with --save it also goes to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -34,8 +35,10 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -238,16 +241,21 @@ def leftovers(folder: Path) -> Iterator[str]:
     yield from (path.name for path in folder.iterdir())
 
 
-def one_run(
-    model: Path, folder: Path, engine: str, chance: random.Random, kinds: list[str], whole: Any, tally: Tally
-) -> None:
+def runs_until_none_is_left(kinds: list[str], begin: Callable[[], Running], whole: Any, tally: Tally) -> None:
+    """`kinds`: the disturbances that are left."""
+    while kinds:
+        run = begin()
+        one_run(run, random.Random(run.folder.name), kinds, whole, tally)
+
+
+def one_run(run: Running, chance: random.Random, kinds: list[str], whole: Any, tally: Tally) -> None:
     """Takes up to four of the disturbances that are left off `kinds`."""
-    run = Running(model, folder, engine)
     for _ in range(4):
         if run.process.poll() is not None or not kinds:
             break
-        if disturb(run, chance, kinds[-1], tally):
-            kinds.pop()
+        kind = kinds.pop()
+        if not disturb(run, chance, kind, tally):
+            kinds.append(kind)
     try:
         code = run.process.wait(LIMIT_S)
     except subprocess.TimeoutExpired:
@@ -256,9 +264,9 @@ def one_run(
         return
     if code:
         tally.runs["lost"] += 1
-        print(f"exit {code}", *folder.with_suffix(".log").read_text().splitlines()[-15:], sep="\n")
+        print(f"exit {code}", *run.folder.with_suffix(".log").read_text().splitlines()[-15:], sep="\n")
         return
-    tally.runs["equal" if result_of(folder) == whole else "unequal"] += 1
+    tally.runs["equal" if result_of(run.folder) == whole else "unequal"] += 1
 
 
 def has_private_mounts() -> bool:
@@ -281,15 +289,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Kills processes of runs at random moments.")
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--others", type=int, default=4, help="how often each of what is no kill (default 4)")
+    parser.add_argument("--parallel", type=int, default=1, help="so many runs at once (default 1)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--engine", choices=("megatron", "sglang"), default="megatron")
     parser.add_argument("--save", action="store_true", help="also write results/chaos-DATE.json")
     options = parser.parse_args()
     is_private = has_private_mounts()
     chance, tally = random.Random(options.seed), Tally()
-    killed = [kind for kind in KILLED if kind != "server" or options.engine == "sglang"]
-    kinds = [*chance.choices(killed, k=options.kills), *(OTHERS * options.others if is_private else ())]
-    chance.shuffle(kinds)
+    kinds = [kind for kind in KILLED if kind != "server" or options.engine == "sglang"]
+    killed = chance.choices(kinds, k=options.kills)
+    others = [*OTHERS] * options.others if is_private else []
     with tempfile.TemporaryDirectory() as folder:
         model, own, runs = (Path(folder) / name for name in ("model", "t", "runs"))
         own.mkdir()
@@ -305,17 +314,27 @@ def main() -> None:
         if plain.process.wait():
             sys.exit(plain.folder.with_suffix(".log").read_text())
         whole = result_of(plain.folder)
-        number = 0
-        while kinds:
-            number += 1
-            one_run(model, runs / f"run{number}", options.engine, chance, kinds, whole, tally)
+        numbers = count(1)
+
+        def begin() -> Running:
+            return Running(model, runs / f"{options.seed}-{next(numbers)}", options.engine)
+
+        for left, parallel in ((killed, options.parallel), (others, 1)):
+            chance.shuffle(left)
+            with ThreadPoolExecutor(parallel) as threads:
+                jobs = [
+                    threads.submit(runs_until_none_is_left, left, begin, whole, tally)
+                    for _ in range(parallel)
+                ]
+            for job in jobs:
+                job.result()
         time.sleep(10)  # what was begun ends by itself
         tally.left += leftovers(own)
         if is_private:
             subprocess.run(["umount", "--lazy", runs], check=True)  # logs are open
     report = {
         "benchmark": "chaos", "engine": options.engine, "seed": options.seed, "kills": options.kills,
-        "others": len(tally.kills) - options.kills, "runs": number,
+        "others": len(tally.kills) - options.kills, "runs": sum(tally.runs.values()),
         **tally.runs, "left": tally.left, "table": table(tally.kills), **machine(),
     }  # fmt: skip
     line = json.dumps(report)
