@@ -20,7 +20,7 @@ import pytest
 pytestmark = pytest.mark.slow
 FOLDER = Path(__file__).parent
 HFLOW = [sys.executable, "-m", "hflow.cli.app"]
-DEADLINE_S = 200
+DEADLINE_S = 400
 SHARED_MEMORY = Path("/dev/shm")
 ALONE = "--cluster", "local1"  # one worker, where nothing depends on others: the half of a start
 
