@@ -23,7 +23,7 @@ from hflow.graph.ir import Graph
 from hflow.graph.run_config import CheckpointPolicy, RunConfig
 from hflow.plan.parameters import parameters
 from hflow.plan.plan import Plan
-from hflow.plan.run_state import run_state
+from hflow.plan.run_state import run_state, trained_models
 from hflow.runtime.checkpoint.manifest import NAME, read_manifest
 from hflow.runtime.checkpoint.reader import CheckpointReader
 from hflow.runtime.controller.checkpoints import complete, name_of
@@ -66,8 +66,9 @@ def graph_of(name: str, model: Path, reward: Path, steps: int = 0) -> Graph:
 def plan_of(graph: Graph, layout: str) -> Plan:
     """All nodes with models in one layout on the same devices; or, without one, on meshes apart."""
     trained = {n.name for n in graph.nodes if n.op == "train"}
+    follow = {n.name for model in trained_models(graph) for n in graph.trainers(model)[1:]}
     pins: list[str] = []
-    for node in (n for n in graph.nodes if n.model):
+    for node in (n for n in graph.nodes if n.model and n.name not in follow):
         text = layout or APART.get(node.name, ELSEWHERE)
         if node.name not in trained:
             text = text.replace(",zero1", "")
