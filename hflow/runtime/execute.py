@@ -127,7 +127,7 @@ def _begin(plan: Plan, folder: RunFolder, run: Run, former: FormerRun | None, co
         return
     folder.event("resumed", plan=plan.hash, step=former.step)
     after = f"after {units.plural(former.step, 'step')}" if former.checkpoint else "at its beginning"
-    done = ", which are all; more: set what `loop.times` reads" if former.step >= plan.graph.steps else ""
+    done = ", which are all that `loop.times` asks for" if former.step >= plan.graph.steps else ""
     _say(console, f"resuming {former.folder} {after}{done}")
 
 
