@@ -7,6 +7,7 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -134,6 +135,38 @@ def test_a_second_signal_does_not_stop_the_cleaning_up(
     process.send_signal(signal.SIGCONT)
     told = assert_ended(process, 143, run_dir, temporary)
     assert has_ended or "still ending" in told, told
+
+
+RAY_FROM_START_TO_END = f"""
+import os, sys
+sys.path.insert(0, {str(Path.cwd())!r})
+from hflow.runtime.controller.local_ray import LocalRay
+from hflow.ending_signals import EndingSignals
+local = LocalRay()
+from hflow.runtime.controller.ray_session import RaySession, let_ray_take_its_signals
+from tests.runtime.test_signals import catches
+with EndingSignals() as signals:
+    let_ray_take_its_signals()
+    signals.install()
+    session = RaySession()
+    session.start(1, local)
+    print(catches(os.getpid(), {signal.SIGTERM:d}))
+    session.end()
+    print(catches(os.getpid(), {signal.SIGTERM:d}))
+    os.kill(os.getpid(), {signal.SIGTERM:d})
+    print(signals.asked)
+local.remove()
+"""
+
+
+@pytest.mark.slow
+def test_ray_leaves_sigterm_to_us_when_it_shuts_down(temporary: Path) -> None:
+    """Its own shutdown would put the default action back, which kills."""
+    command = [sys.executable, "-c", RAY_FROM_START_TO_END]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert ended.stdout.splitlines() == ["True", "True", "[15]"], ended
+    _, alive = psutil.wait_procs(processes(temporary), LEAVE_S)
+    assert not alive, [p.cmdline() for p in alive]
 
 
 @pytest.mark.slow

@@ -25,6 +25,8 @@ OBJECT_STORE_BYTES = 100 * 2**20  # programs and reports only
 PRINTER = "print_to_stdstream"
 # ray::RayLog::InstallFailureSignalHandler(char const*, bool)
 HANDLER_INSTALLER = "_ZN3ray6RayLog27InstallFailureSignalHandlerEPKcb"
+# ray::RayLog::is_failure_signal_handler_installed_
+HANDLER_INSTALLED = "_ZN3ray6RayLog36is_failure_signal_handler_installed_E"
 
 
 class RaySession:
@@ -60,7 +62,7 @@ class RaySession:
         """Twice is once."""
         if not self._thread.is_alive():
             return
-        self._call(ray.shutdown)
+        self._call(_shut_down)
         self._jobs.put(None)
         self._thread.join()
 
@@ -84,9 +86,26 @@ class RaySession:
 def let_ray_take_its_signals() -> None:
     """Ray puts a handler in place that aborts the process at SIGTERM, once per process, half a second before
     its start returns. This has it do so now, so that the caller can take the signal back, and keep it."""
-    library: Any = ctypes.CDLL(ray._raylet.__file__)  # pyright: ignore[reportAttributeAccessIssue]
     with suppress(AttributeError):  # another version of Ray: the half second stays
-        library[HANDLER_INSTALLER](None, ctypes.c_bool(False))
+        _library()[HANDLER_INSTALLER](None, ctypes.c_bool(False))
+
+
+def _shut_down() -> None:
+    """Ray's shutdown puts the default action in place of every handler that it has installed: a SIGTERM that
+    came afterwards would kill the process before it has cleaned up. It is told that there is none."""
+    _say_installed(False)
+    ray.shutdown()
+    _say_installed(True)  # the next start would install it again
+
+
+def _say_installed(is_installed: bool) -> None:
+    with suppress(ValueError):  # another version of Ray
+        ctypes.c_bool.in_dll(_library(), HANDLER_INSTALLED).value = is_installed
+
+
+def _library() -> ctypes.CDLL:
+    path: Any = ray._raylet.__file__  # pyright: ignore[reportAttributeAccessIssue]
+    return ctypes.CDLL(path)
 
 
 def _shorten_messages() -> None:
