@@ -6,6 +6,8 @@ import json
 import shutil
 import subprocess
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +86,7 @@ def test_ray_itself_dies(name: str, tiny_model: Path, tmp_path: Path) -> None:
         command(tmp_path, "killed", graph, tiny_model, "run.restarts=1"),
         stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
-    await_steps(process, tmp_path / "killed", 2)
+    await_checkpoints(process, tmp_path / "killed", 2)
     [victim] = [p for p in psutil.Process(process.pid).children(recursive=True) if p.name() == name]
     victim.kill()
     code, told = finish(process)
@@ -93,9 +95,37 @@ def test_ray_itself_dies(name: str, tiny_model: Path, tmp_path: Path) -> None:
     assert_equal(tmp_path / "killed", tmp_path / "plain")
 
 
-def await_steps(process: subprocess.Popen[str], folder: Path, count: int) -> None:
+@pytest.mark.slow
+def test_a_worker_dies_while_it_starts(tiny_model: Path, tmp_path: Path) -> None:
+    """Ray then has room for all workers again, also that of the one which had started."""
+    graph = GRAPHS.parent / "grpo_small.yaml"
+    process = subprocess.Popen(
+        command(tmp_path, "killed", graph, tiny_model, "run.restarts=1", "run.wait=20"),
+        stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    wait_for(process, lambda: len(workers_of(process)) == 2)
+    workers_of(process)[0].kill()
+    code, told = finish(process)
+    assert code == 0 and "a worker died while it started" in told and "Traceback" not in told, told
+    assert "going on from the beginning" in told and len(metrics_of(tmp_path / "killed")) == STEPS, told
+
+
+def workers_of(controller: subprocess.Popen[str]) -> list[psutil.Process]:
+    found: list[psutil.Process] = []
+    for process in psutil.Process(controller.pid).children(recursive=True):
+        with suppress(psutil.Error):
+            if "ray::RayWorker" in " ".join(process.cmdline()):
+                found.append(process)
+    return found
+
+
+def await_checkpoints(process: subprocess.Popen[str], folder: Path, count: int) -> None:
+    wait_for(process, lambda: len(checkpoints(folder)) >= count)
+
+
+def wait_for(process: subprocess.Popen[str], is_so: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 200
-    while len(checkpoints(folder)) < count:
+    while not is_so():
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
 

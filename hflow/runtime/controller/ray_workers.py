@@ -48,7 +48,7 @@ class RayWorkers:
 
         Raises:
             HflowError: HF404 when they do not start.
-            WorkerFailure: HF402 when one dies meanwhile.
+            WorkerFailure: HF402 when one dies meanwhile; then the others have been ended.
         """
         self._group = group
         names = node_names(group)
@@ -112,7 +112,9 @@ def _start_actors(
     try:
         _await(starts, check)
     except RayActorError as error:
-        raise WorkerFailure(Diagnostic("HF402", f"a worker died while it started: {error}")) from None
+        remove_placement_group(group)  # which ends the others, too
+        reason = str(error).strip().partition("\n")[0]
+        raise WorkerFailure(Diagnostic("HF402", f"a worker died while it started: {reason}")) from None
     except RayError as error:
         raise HflowError(Diagnostic("HF404", f"workers do not start: {error}")) from None
     return actors, [ready.result() for ready in starts]
