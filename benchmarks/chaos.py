@@ -73,10 +73,10 @@ class Tally:
 
 
 class Running:
-    """One `hflow exec`, resumed after its controller was killed."""
+    """One `hflow exec`, resumed after its controller was killed. `own`: where its temporary files are."""
 
-    def __init__(self, model: Path, folder: Path, engine: str):
-        self.folder = folder
+    def __init__(self, model: Path, folder: Path, engine: str, own: Path):
+        self.folder, self.own = folder, own
         sets = [f"params.model={model}", *SETTINGS]
         self.command = [sys.executable, "-m", "hflow.cli.app", "exec"]
         self.begin = [str(GRAPH), *(t for s in sets for t in ("--set", s)), "--engine", f"rollout={engine}"]
@@ -84,7 +84,7 @@ class Running:
         self.process = self._start([*self.begin, "--run-dir", str(folder)])
 
     def _start(self, arguments: list[str]) -> subprocess.Popen[bytes]:
-        own = os.environ | {"TMPDIR": str(self.folder.parent / "t")}
+        own = os.environ | {"TMPDIR": str(self.own)}
         return subprocess.Popen([*self.command, *arguments], stdout=self.log, stderr=self.log, env=own)
 
     def resume(self) -> None:
@@ -310,14 +310,14 @@ def main() -> None:
             model, family="qwen2", layers=2, hidden=64, heads=4, kv_heads=4, ffn=128,
             alphabet="0123456789+=", max_positions=128, tied=True, seed=0, force=False,
         )  # fmt: skip
-        plain = Running(model, runs / "plain", options.engine)
+        plain = Running(model, runs / "plain", options.engine, own)
         if plain.process.wait():
             sys.exit(plain.folder.with_suffix(".log").read_text())
         whole = result_of(plain.folder)
         numbers = count(1)
 
         def begin() -> Running:
-            return Running(model, runs / f"{options.seed}-{next(numbers)}", options.engine)
+            return Running(model, runs / f"{options.seed}-{next(numbers)}", options.engine, own)
 
         for left, parallel in ((killed, options.parallel), (others, 1)):
             chance.shuffle(left)
