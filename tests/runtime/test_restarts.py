@@ -87,7 +87,7 @@ def test_ray_itself_dies(name: str, tiny_model: Path, tmp_path: Path) -> None:
         stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     await_checkpoints(process, tmp_path / "killed", 2)
-    [victim] = [p for p in psutil.Process(process.pid).children(recursive=True) if p.name() == name]
+    [victim] = named(process, name)
     victim.kill()
     code, told = finish(process)
     assert code == 0 and "going on from step" in told and "Traceback" not in told, told
@@ -108,6 +108,29 @@ def test_a_worker_dies_while_it_starts(tiny_model: Path, tmp_path: Path) -> None
     code, told = finish(process)
     assert code == 0 and "a worker died while it started" in told and "Traceback" not in told, told
     assert "going on from the beginning" in told and len(metrics_of(tmp_path / "killed")) == STEPS, told
+
+
+@pytest.mark.slow
+def test_ray_dies_while_it_starts(tiny_model: Path, tmp_path: Path) -> None:
+    """Ray raises a bare exception then, after half a minute."""
+    process = subprocess.Popen(
+        command(tmp_path, "killed", GRAPHS.parent / "grpo_small.yaml", tiny_model),
+        stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    wait_for(process, lambda: bool(named(process, "gcs_server")))
+    named(process, "gcs_server")[0].kill()
+    code, told = finish(process)
+    assert code == 1 and "error[HF404]: Ray cannot be reached or started" in told, told
+    assert "Traceback" not in told, told
+
+
+def named(controller: subprocess.Popen[str], name: str) -> list[psutil.Process]:
+    found: list[psutil.Process] = []
+    for process in psutil.Process(controller.pid).children(recursive=True):
+        with suppress(psutil.Error):
+            if process.name() == name:
+                found.append(process)
+    return found
 
 
 def workers_of(controller: subprocess.Popen[str]) -> list[psutil.Process]:

@@ -16,7 +16,6 @@ from queue import SimpleQueue
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
 
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.runtime.controller.local_ray import LocalRay
@@ -55,7 +54,7 @@ class RaySession:
         try:
             self._call(lambda: ray.init(**options))
             _shorten_messages()
-        except (RayError, ConnectionError, RuntimeError, ValueError, TimeoutError, OSError) as error:
+        except Exception as error:  # Ray raises just that when a process of its own dies meanwhile
             raise HflowError(Diagnostic("HF404", f"Ray cannot be reached or started: {error}")) from None
 
     def end(self) -> None:
