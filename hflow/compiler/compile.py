@@ -21,6 +21,7 @@ from hflow.graph.evaluation import evaluation_graph
 from hflow.graph.ir import Graph
 from hflow.plan.cluster import Cluster
 from hflow.plan.digests import digests_of
+from hflow.plan.frozen import unusable_patterns
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.plan import VERSION, Plan
 from hflow.plan.program import Program
@@ -46,7 +47,7 @@ def compile_graph(
         after: called with the name of each pass and what it has made.
 
     Raises:
-        HflowError: HF226, HF302-HF305, HF307, HF308, HF310.
+        HflowError: HF212, HF226, HF302-HF305, HF307, HF308, HF310.
     """
     with gc_pause():
         draft = new_draft(graph, cluster, pins, options)
@@ -63,14 +64,18 @@ def compile_graph(
 def new_draft(
     graph: Graph, cluster: Cluster, pins: Iterable[str] = (), options: PlannerOptions = DEFAULTS
 ) -> Draft:
-    """What the first pass is given. Raises HflowError HF302-HF304, HF307, HF308, HF310."""
+    """What the first pass is given. Raises HflowError HF212, HF302-HF304, HF307, HF308, HF310."""
     if foreign := tuple(foreign_tokens(graph)):
         raise HflowError(foreign)
     _refuse_mixed(cluster)
     found = parse_pins(pins, graph, cluster)
     engines = generation_engines(options.engines, graph, cluster)
     shapes = _shapes(graph)
-    if unfit := (*tokens_beyond(graph, shapes), *too_few_positions(graph, shapes)):
+    if unfit := (
+        *tokens_beyond(graph, shapes),
+        *too_few_positions(graph, shapes),
+        *unusable_patterns(graph, shapes),
+    ):
         raise HflowError(unfit)
     step = Program(graph, (), ())
     return Draft(graph, evaluation_graph(graph), cluster, shapes, step, found, options, engines)

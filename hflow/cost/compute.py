@@ -28,12 +28,14 @@ from hflow.cost.generation import generate_s
 from hflow.graph.ir import OpKind
 from hflow.plan.cluster import Cluster
 from hflow.plan.flops import expert_parameters, head_parameters, matmul_parameters, read_parameters
+from hflow.plan.frozen import frozen_names, trained_share
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
-from hflow.plan.parameters import num_parameters
+from hflow.plan.parameters import EMBEDDING, LM_HEAD, SCALAR_HEAD, num_parameters, parameters
 from hflow.plan.strategy import PLAIN, Strategy
 from hflow.plan.workload import Workload
 
+AVERAGED_BYTES = 12  # per parameter: reads of average and weight, write of the average, in float32
 ADAM_BYTES = 32  # per parameter: reads and writes of weight, gradient and two moments in float32
 
 
@@ -52,7 +54,8 @@ def node_time_s(
     if op == "generate":
         return generate_s(run)
     if op == "train":
-        return work.optimizer_steps * (train_passes_s(run) + update_s(shape, dtype, mesh, cluster, strategy))
+        update = update_s(shape, dtype, mesh, cluster, strategy, work.freeze)
+        return work.optimizer_steps * (train_passes_s(run) + update)
     tokens = _tokens(run)
     slot = _layers_s(run, tokens, "score") + _head_s(run, tokens, "score")
     slot += run.messages_s(tokens) / mesh.pp + run.hop_s(tokens)
@@ -63,11 +66,23 @@ def node_time_s(
 def train_passes_s(run: Execution) -> float:
     """Forward and backward passes over the rows of one update, without the update."""
     again, tokens = 1 if run.strategy.recompute == "full" else 0, _tokens(run)
-    slot = (3 + again) * _layers_s(run, tokens, "train") + 3 * _head_s(run, tokens, "train")
+    layers, head = _trained_parts(run.shape, run.work.freeze)
+    slot = (2 + layers + again) * _layers_s(run, tokens, "train") + (2 + head) * _head_s(run, tokens, "train")
     slot += (2 + again) * (run.messages_s(tokens) / run.mesh.pp) + 2 * run.hop_s(tokens)
     # The third gather scatters gradients.
     slot += 3 * gather_s(run.shape, run.dtype, run.mesh, run.cluster, run.strategy)
     return (ceil(run.work.rows_per_update / run.mesh.dp / run.micro_batch) + run.mesh.pp - 1) * slot
+
+
+@lru_cache(maxsize=256)
+def _trained_parts(shape: ModelShape, freeze: tuple[str, ...]) -> tuple[float, float]:
+    """What part of the layers' parameters, and of the head's, has gradients: a third of the work of training
+    them. The gradients of what enters a frozen layer count as if something before it were trained."""
+    frozen = frozen_names(shape, freeze)
+    inside = [p for p in parameters(shape) if p.layer is not None]
+    held = sum(p.size for p in inside if p.name in frozen)
+    head = EMBEDDING if shape.tied else SCALAR_HEAD if shape.head == "scalar" else LM_HEAD
+    return 1 - held / sum(p.size for p in inside), float(head not in frozen)
 
 
 def _tokens(run: Execution) -> float:
@@ -94,15 +109,21 @@ def _head_s(run: Execution, tokens: float, kind: Literal["train", "score"]) -> f
 
 @lru_cache(maxsize=4096)
 def update_s(
-    shape: ModelShape, dtype: str, mesh: Mesh, cluster: Cluster, strategy: Strategy = PLAIN
+    shape: ModelShape,
+    dtype: str,
+    mesh: Mesh,
+    cluster: Cluster,
+    strategy: Strategy = PLAIN,
+    freeze: tuple[str, ...] = (),
 ) -> float:
     """Float32 gradients are reduced over dp (those of experts over the ranks that have the same ones), then
     Adam updates what a device owns. ZeRO-1 scatters the gradients and gathers the weights afterwards; ZeRO-3
-    has moved both in the passes."""
-    common, experts = _local_parameters(shape, mesh, strategy)
+    has moved both in the passes. All of it is for parameters that are trained, wherever they are."""
+    share = trained_share(shape, freeze) if freeze else 1
+    common, experts = (share * part for part in _local_parameters(shape, mesh, strategy))
     owned = common + experts
     if strategy.zero:
-        owned = num_parameters(shape) / len(mesh.devices)
+        owned = share * num_parameters(shape) / len(mesh.devices)
     adam = stream_s(ADAM_BYTES * owned, device_of(cluster, mesh))
     if strategy.zero == 3:
         return adam
@@ -110,6 +131,12 @@ def update_s(
     if experts:
         seconds += _reduce_s(experts, dtype, expert_replicas(mesh, strategy.ep), cluster, strategy)
     return seconds
+
+
+def average_s(shape: ModelShape, mesh: Mesh, cluster: Cluster) -> float:
+    """Of moving an average of the weights on: the average is read and written, and the weights read."""
+    parameters = num_parameters(shape) / (mesh.pp * mesh.tp)
+    return stream_s(AVERAGED_BYTES * parameters, device_of(cluster, mesh))
 
 
 def gather_s(shape: ModelShape, dtype: str, mesh: Mesh, cluster: Cluster, strategy: Strategy) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from hflow.cost.residency import Residency, Use, residency
 from hflow.graph.ir import Graph
 from hflow.plan.cluster import Cluster
+from hflow.plan.frozen import trained_with
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.replicas import Instance, instance_of
@@ -48,5 +49,6 @@ def instance_residency(
         graph.model(instance.model), shapes[instance.model], instance.mesh,
         deciding[0].strategy, cluster, use, instance.lag,
         offload=all(plan.offload for plan in deciding),
+        trained=trained_with(graph, instance.model),
         tokens=max((p.micro_batch * workload(graph.node(p.node)).sequence for p in generating), default=0),
     )  # fmt: skip

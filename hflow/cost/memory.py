@@ -16,6 +16,7 @@ from hflow.graph.ir import OpKind
 from hflow.plan.activations import forward_elements, routed_width
 from hflow.plan.engine_registry import profile_of
 from hflow.plan.flops import expert_parameters
+from hflow.plan.frozen import frozen_names
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.parameters import num_parameters, parameters, stage_elements
@@ -24,37 +25,62 @@ from hflow.plan.workload import Workload
 
 GRADIENT_BYTES = 4
 TRAINED_BYTES = 12  # per parameter in a checkpoint: float32 weight and two moments
+MOMENTS_BYTES = 8  # of these, the moments
+AVERAGE_BYTES = 4  # per parameter and moving average, on the device and in a checkpoint: float32
 OPTIMIZER_BYTES = {"f32": 8, "bf16": 12}  # two moments, and the master copy of bf16 weights
 LOGITS_CHUNK_BYTES = 64 * 2**20  # float32 copies of logits are made in parts of this size
 
 
 def resident_bytes(
-    shape: ModelShape, dtype: str, mesh: Mesh, trains: bool, strategy: Strategy = PLAIN
+    shape: ModelShape,
+    dtype: str,
+    mesh: Mesh,
+    trains: bool,
+    strategy: Strategy = PLAIN,
+    freeze: tuple[str, ...] = (),
 ) -> int:
-    """Weights of a model's shard, with gradients and optimizer state if it is trained there."""
+    """Weights of a model's shard, with gradients and optimizer state of what is trained there.
+
+    Args:
+        freeze: patterns of the names of parameters that are not trained. The stage with the most weights and
+            that with the most to train need not be one, so that over several stages this is a bound.
+    """
     elements = _elements(shape, mesh, strategy)
     if not trains:
         return elements * BYTES[dtype]
-    return elements * (BYTES[dtype] + GRADIENT_BYTES) + optimizer_bytes(shape, dtype, mesh, strategy)
+    gradients = _elements(shape, mesh, strategy, freeze) * GRADIENT_BYTES
+    return elements * BYTES[dtype] + gradients + optimizer_bytes(shape, dtype, mesh, strategy, freeze)
 
 
-def optimizer_bytes(shape: ModelShape, dtype: str, mesh: Mesh, strategy: Strategy = PLAIN) -> int:
+def optimizer_bytes(
+    shape: ModelShape, dtype: str, mesh: Mesh, strategy: Strategy = PLAIN, freeze: tuple[str, ...] = ()
+) -> int:
     """Adam's state on a device: what an offload between updates moves. ZeRO-1 splits that of experts over the
     ranks that have the same ones, so that each device has its part of the whole stage's."""
     if strategy.zero == 1:
-        return ceil(stage_elements(shape, mesh.pp, mesh.tp) * OPTIMIZER_BYTES[dtype] / mesh.dp)
-    return _elements(shape, mesh, strategy) * OPTIMIZER_BYTES[dtype]
+        elements = stage_elements(shape, mesh.pp, mesh.tp, without=frozen_names(shape, freeze))
+        return ceil(elements * OPTIMIZER_BYTES[dtype] / mesh.dp)
+    return _elements(shape, mesh, strategy, freeze) * OPTIMIZER_BYTES[dtype]
 
 
-def snapshot_bytes(shape: ModelShape, mesh: Mesh, element_bytes: int) -> int:
+def average_bytes(shape: ModelShape, mesh: Mesh, strategy: Strategy = PLAIN) -> int:
+    """One moving average of the weights of a trainer's shard."""
+    return _elements(shape, mesh, strategy) * AVERAGE_BYTES
+
+
+def snapshot_bytes(shape: ModelShape, mesh: Mesh, element_bytes: int, freeze: tuple[str, ...] = ()) -> int:
     """What a device copies for a checkpoint of a model of which so many bytes are kept per parameter: the
-    replicas of a shard share the writing, whoever holds the optimizer's state."""
-    return ceil(stage_elements(shape, mesh.pp, mesh.tp) * element_bytes / mesh.dp)
+    replicas of a shard share the writing, whoever holds the optimizer's state. Without parameters that match
+    a pattern of `freeze`."""
+    elements = stage_elements(shape, mesh.pp, mesh.tp, without=frozen_names(shape, freeze))
+    return ceil(elements * element_bytes / mesh.dp)
 
 
-def _elements(shape: ModelShape, mesh: Mesh, strategy: Strategy) -> int:
-    """Weights on the fullest device."""
-    return stage_elements(shape, mesh.pp, mesh.tp, strategy.ep, mesh.dp if strategy.zero == 3 else 1)
+def _elements(shape: ModelShape, mesh: Mesh, strategy: Strategy, freeze: tuple[str, ...] = ()) -> int:
+    """Weights on the fullest device, without those that match a pattern of `freeze`."""
+    fully_over = mesh.dp if strategy.zero == 3 else 1
+    without = frozen_names(shape, freeze)
+    return stage_elements(shape, mesh.pp, mesh.tp, strategy.ep, fully_over, without)
 
 
 def working_bytes(

@@ -18,7 +18,10 @@ from typing import Literal, NamedTuple
 
 from hflow.cost.device import BYTES
 from hflow.cost.memory import (
+    AVERAGE_BYTES,
+    MOMENTS_BYTES,
     TRAINED_BYTES,
+    average_bytes,
     awake_bytes,
     optimizer_bytes,
     pinned_bytes,
@@ -28,6 +31,7 @@ from hflow.cost.memory import (
 from hflow.graph.ir import Model
 from hflow.plan.cluster import Cluster
 from hflow.plan.engine_registry import GenerationEngine, profile_of
+from hflow.plan.frozen import ALL_TRAINED, TrainedWith
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.strategy import Strategy
@@ -126,21 +130,36 @@ def residency(
     evaluated: bool = False,
     offload: bool = False,
     tokens: int = 0,
+    trained: TrainedWith = ALL_TRAINED,
 ) -> Residency:
     """Of an instance with weights `lag` updates old, `tokens` positions in the KV cache of its server.
 
     Args:
         evaluated: the evaluation reads the newest weights as well.
         offload: what trains the model, or the weights of a frozen one, waits on the host.
+        trained: how, if it is.
     """
-    how = strategy, cluster, use, lag, evaluated, offload, tokens
+    how = strategy, cluster, use, lag, evaluated, offload, tokens, trained
     kept = _without_snapshot(model, shape, mesh, *how)
-    per_parameter = TRAINED_BYTES if use == "train" else BYTES[model.dtype] if lag or model.refresh else 0
-    size = snapshot_bytes(shape, mesh, per_parameter)
+    size = _snapshot_bytes(model, shape, mesh, use, lag, trained)
     if size and cluster.device.platform == "cpu":
         always, in_use = (_with_snapshot(part, size) for part in (kept.always, kept.in_use))
         kept = replace(kept, always=always, in_use=in_use)
     return replace(kept, snapshot_bytes=size)
+
+
+def _snapshot_bytes(
+    model: Model, shape: ModelShape, mesh: Mesh, use: Use, lag: int, trained: TrainedWith
+) -> int:
+    """A model that takes over an average is as its trainer's checkpoint says."""
+    if use != "train":
+        is_older = lag or (model.refresh and not model.refresh.decay)
+        return snapshot_bytes(shape, mesh, BYTES[model.dtype] if is_older else 0)
+    per_parameter = TRAINED_BYTES + AVERAGE_BYTES * trained.averages
+    if not trained.freeze:
+        return snapshot_bytes(shape, mesh, per_parameter)
+    moments = snapshot_bytes(shape, mesh, MOMENTS_BYTES, trained.freeze)
+    return snapshot_bytes(shape, mesh, per_parameter - MOMENTS_BYTES) + moments
 
 
 def _with_snapshot(kept: LabelledBytes, size: int) -> LabelledBytes:
@@ -158,15 +177,21 @@ def _without_snapshot(
     evaluated: bool,
     offload: bool,
     tokens: int,
+    trained: TrainedWith,
 ) -> Residency:
     what = shape, model.dtype, mesh
     weights = resident_bytes(*what, False, strategy)
     whole = LabelledBytes("weights", weights)
     if use == "train":
-        state = LabelledBytes("weights, gradients, Adam", resident_bytes(*what, True, strategy))
-        moved = optimizer_bytes(*what, strategy)
+        averages, label = trained.averages * average_bytes(shape, mesh, strategy), ", averages"
+        size = resident_bytes(*what, True, strategy, trained.freeze) + averages
+        state = LabelledBytes(f"weights, gradients, Adam{label if averages else ''}", size)
+        if not offload:
+            return Residency(state, state, weights)
+        moved = optimizer_bytes(*what, strategy, trained.freeze)
         adam = LabelledBytes("Adam", pinned_bytes(shape, moved, OPTIMIZER_ELEMENT_BYTES, mesh.tp))
-        return Residency(whole, state, weights, adam, moved) if offload else Residency(state, state, weights)
+        between = LabelledBytes(f"weights{label}", weights + averages) if averages else whole
+        return Residency(between, state, weights, adam, moved)
     own = cluster.server_bytes if profile_of(strategy.engine).server else 0  # always there
     if is_awake(strategy.engine, cluster, use, lag):
         changes = use == "read" or model.refresh is not None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hflow.graph.infer.kinds import call
+from hflow.graph.infer.kinds import call, train
 from hflow.graph.ir import Graph, Node
 from hflow.graph.types import ValueType
 
@@ -24,7 +24,9 @@ _ONLY_SAVED = "its trained weights are in the checkpoint only; untrained, it wou
 def is_harmless(key: str, old: Graph, new: Graph) -> bool:
     """Whether training is the same whatever the value is."""
     match key.split("."):
-        case ["name" | "doc"] | ["loop", "name" | "times"] | ["eval", *_]:
+        case ["loop", "times"]:
+            return not _shifting(old, new)
+        case ["name" | "doc"] | ["loop", "name"] | ["eval", *_]:
             return True
         case ["nodes", _, "in", _, "derived"]:  # the source is a key of its own
             return True
@@ -43,6 +45,10 @@ def is_possible(key: str, old: Graph, new: Graph) -> bool:
     match key.split("."):
         case ["models", name] | ["models", name, "frozen"]:
             return name not in _gained(old, new) | _lost(old, new)
+        case ["models", name, "refresh", *_] if _has_model(name, new) and new.model(name).refresh:
+            return _average_of(name, new) == _average_of(name, old)
+        case ["nodes", name, "with", "freeze"] if _trains(name, old) == _trains(name, new):
+            return False
         case ["models", name, "head" | "dtype"]:
             return not (_is_saved(name, old) and _is_saved(name, new))
         case ["nodes", name] | ["nodes", name, "model"]:
@@ -66,6 +72,9 @@ def meaning(key: str, old: Graph, new: Graph) -> str:
     match key.split("."):
         case ["name" | "doc"] | ["loop", "name"]:
             return "only what people read differs"
+        case ["loop", "times"] if shifting := _shifting(old, new):
+            names = " and ".join(f"`schedule: {schedule}` of `{name}`" for name, schedule in shifting.items())
+            return f"{names} ends with the last step, so its learning rates differ from here on"
         case ["loop", "times"]:
             return "the run ends after another number of steps; each of them is the same"
         case ["eval", *_]:
@@ -78,6 +87,8 @@ def meaning(key: str, old: Graph, new: Graph) -> str:
             return _of_whole_node(name, old, new)
         case ["nodes", name, "with", call.TIMEOUT] if is_harmless(key, old, new):
             return _BOUND
+        case ["nodes", _, "with", "freeze"] if not is_possible(key, old, new):
+            return "the checkpoint has moments of the parameters that were trained, and of no others"
         case ["nodes", name, "with", *option]:
             return _of_option(_op(name, new), option[0])
         case ["nodes", name, "in" | "until" | "out" as part, *rest]:
@@ -109,6 +120,10 @@ def _of_model(name: str, rest: Sequence[str], old: Graph, new: Graph) -> str:
             return "another model judges from here on"
         case ["dtype"]:
             return "what the model computes is rounded otherwise from here on"
+        case ["refresh", *_] if not is_possible(f"models.{name}.refresh", old, new):
+            return "the checkpoint does not have the weights that the model would hold by now"
+        case ["refresh", "decay"]:
+            return "the moving average goes on with another decay"
         case ["refresh"] if _has_model(name, new) and new.model(name).refresh:
             return "the model takes over trained weights from here on"
         case ["refresh"]:
@@ -184,7 +199,7 @@ def _of_part(name: str, rest: Sequence[str], old: Graph, new: Graph) -> str:
         case ["fn" | "loss", *_]:
             return "another function computes this from here on"
         case ["repeat", *_]:
-            return "the updates of a step are made in other parts, and `warmup_steps` counts others"
+            return "a step makes other updates, and these are what `warmup_steps` and `schedule` count"
         case ["place"]:
             return "a node draws by its place among those of its kind: other samples or rows from here on"
         case ["times"] if is_harmless(f"nodes.{name}.times", old, new):
@@ -248,6 +263,20 @@ def _trains(node: str, graph: Graph) -> str:
     """The model that a node trains; empty for one that trains none."""
     found = _node(node, graph)
     return found.model.model if found and found.op == "train" and found.model else ""
+
+
+def _shifting(old: Graph, new: Graph) -> dict[str, str]:
+    """The train nodes of both graphs whose learning rates depend on the number of steps, with their
+    schedules."""
+    before = {n.name for n in old.nodes if n.op == "train"}
+    schedules = {n.name: n.options.get("schedule") for n in new.nodes if n.op == "train"}
+    return {name: s for name, s in schedules.items() if s in train.FALLING and name in before}
+
+
+def _average_of(name: str, graph: Graph) -> str:
+    """The model of whose weights `name` takes over a moving average; empty where it takes over none."""
+    refresh = graph.model(name).refresh if _has_model(name, graph) else None
+    return refresh.model if refresh and refresh.decay else ""
 
 
 def _trained(graph: Graph) -> set[str]:

@@ -23,10 +23,13 @@ Head = Literal["lm", "scalar"]
 
 @dataclass(frozen=True)
 class Refresh:
-    """A frozen model takes over the weights of the trained `model` before every `every`-th step."""
+    """A frozen model takes over the weights of the trained `model` before every `every`-th step; with a
+    `decay`, their moving average: decay * average + (1 - decay) * weights, which begins as the frozen model
+    and moves just then."""
 
     model: str
     every: int
+    decay: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -158,6 +161,13 @@ class Node:
     def rows(self) -> int:
         """Rows that the node works on: those of its first output, or of its first input."""
         return (self.outputs[0].type if self.outputs else self.inputs[0].type).rows
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps of a train node in one step of the loop; 0 of other nodes."""
+        if self.repeat is None:
+            return 0
+        return self.repeat.epochs * (self.rows // (self.repeat.minibatch or self.rows))
 
     @property
     def in_flight(self) -> bool:

@@ -20,6 +20,7 @@ from hflow.graph.checks.checks import (
 )
 from hflow.graph.checks.log_probs import check_sampler, check_staleness, check_temperatures
 from hflow.graph.checks.run import check_reward, check_run, drafted_metric_names
+from hflow.graph.checks.training import check_freezes, check_schedules
 from hflow.graph.infer.drafting import draft_nodes, node_names
 from hflow.graph.infer.infer import infer
 from hflow.graph.infer.regions import check_ages, check_borders
@@ -180,6 +181,8 @@ def _graph(spec: GraphSpec, document: Document, problems: Problems) -> Graph | N
     check_staleness(nodes, drafts, problems)
     check_sampler(nodes, drafts, problems)
     check_groups(nodes, drafts, problems)
+    check_schedules(nodes, drafts, spec.loop.times, problems)
+    check_freezes(nodes, drafts, problems)
     if spec.eval:
         check_evaluation(spec.eval, drafts, nodes, declared, problems)
     if spec.run:
@@ -211,7 +214,7 @@ def _models(spec: GraphSpec, document: Document) -> tuple[Model, ...]:
             m.head,
             m.frozen,
             m.dtype,
-            Refresh(m.refresh.from_, m.refresh.every) if m.refresh else None,
+            Refresh(m.refresh.from_, m.refresh.every, m.refresh.decay) if m.refresh else None,
             document.span(("models", name), key=True),
         )
         for name, m in spec.models.items()

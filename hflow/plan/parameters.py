@@ -16,6 +16,8 @@ from hflow.plan.model_shape import ModelShape
 from hflow.plan.sharding import Sharding
 
 SCALAR_HEAD = "score.weight"
+LM_HEAD = "lm_head.weight"
+EMBEDDING = "model.embed_tokens.weight"
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,9 @@ def parameters(shape: ModelShape) -> tuple[Parameter, ...]:
 def _outside(shape: ModelShape) -> tuple[Parameter, ...]:
     """The parameters before and after the layers."""
     vocab = (shape.vocab, shape.hidden)
-    embedding = Parameter("model.embed_tokens.weight", vocab, 0, None, (True, shape.tied))
+    embedding = Parameter(EMBEDDING, vocab, 0, None, (True, shape.tied))
     norm = Parameter("model.norm.weight", (shape.hidden,), None, None, (False, True))
-    head = Parameter("lm_head.weight", vocab, 0, None, (False, True))
+    head = Parameter(LM_HEAD, vocab, 0, None, (False, True))
     if shape.head == "scalar":
         head = Parameter(SCALAR_HEAD, (1, shape.hidden), None, None, (False, True))
     return (embedding, norm) if shape.tied else (embedding, norm, head)
@@ -142,13 +144,21 @@ def active_parameters(shape: ModelShape) -> int:
 
 
 @lru_cache(maxsize=4096)
-def stage_elements(shape: ModelShape, pp: int, tp: int, ep: int = 1, fully_over: int = 1) -> int:
+def stage_elements(
+    shape: ModelShape,
+    pp: int,
+    tp: int,
+    ep: int = 1,
+    fully_over: int = 1,
+    without: frozenset[str] = frozenset(),
+) -> int:
     """Elements that the fullest device of the fullest pipeline stage holds: the last rank of each axis, which
     gets the larger part of what `split` cannot divide evenly.
 
     Args:
         ep: the parts of the experts, over so many ranks of dp.
         fully_over: the size of dp, if shards are split over it (`Sharding.fully`).
+        without: names of parameters that are not counted.
     """
 
     def local(parameter: Parameter) -> int:
@@ -158,11 +168,15 @@ def stage_elements(shape: ModelShape, pp: int, tp: int, ep: int = 1, fully_over:
         holders = fully_over if parameter.expert is None else max(1, fully_over // ep)
         return ceil(sizes[0] / holders) * prod(sizes[1:])
 
+    def held(layer: int) -> int:
+        here = (p for p in _layer(shape, layer) if not expert_part(shape, ep, p))
+        return sum(local(p) for p in here if p.name not in without)
+
     stages = [0] * pp
-    in_layer = sum(local(p) for p in _layer(shape, 0) if not expert_part(shape, ep, p))
+    first = held(0)  # all layers are alike, but for what is left out
     for layer in range(shape.num_layers):
-        stages[layer * pp // shape.num_layers] += in_layer
-    for parameter in _outside(shape):
+        stages[layer * pp // shape.num_layers] += held(layer) if without else first
+    for parameter in (p for p in _outside(shape) if p.name not in without):
         for stage in stages_of(shape, pp, parameter):
             stages[stage] += local(parameter)
     return max(stages)

@@ -18,6 +18,7 @@ from typing import Literal
 from hflow.graph.ir import Graph
 from hflow.graph.types import DType
 from hflow.plan.edges import WeightEdge
+from hflow.plan.frozen import averaging, frozen_names, trained_with
 from hflow.plan.layout import Box, cut, volume
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.parameters import Parameter, parameters, weight_boxes
@@ -66,6 +67,14 @@ class CountTensor(StateTensor):
 
 
 @dataclass(frozen=True)
+class AverageTensor(StateTensor):
+    """A parameter of a moving average, in float32, of a model's trained weights; `reader` takes it over."""
+
+    reader: str
+    parameter: Parameter
+
+
+@dataclass(frozen=True)
 class OlderTensor(StateTensor):
     """A parameter of older weights; None for their version."""
 
@@ -97,6 +106,7 @@ def run_state(plan: Plan) -> tuple[StateTensor, ...]:
     instructions = tuple(with_bodies(plan.step.instructions))
     return (
         *(t for model in trained_models(plan.graph) for t in _trained(plan, model)),
+        *(t for model in trained_models(plan.graph) for t in _averages(plan, model)),
         *(t for older in older_weights(plan) for t in _older(plan, older)),
         *(t for i in instructions if isinstance(i, Carry) for t in _carried(i)),
         *(t for i in instructions if isinstance(i, Loop) for t in _collected(i, plan.graph)),
@@ -135,14 +145,27 @@ def reader_of(plan: Plan, older: OlderWeights) -> Instance:
 
 
 def _is_kept(plan: Plan, sync: SyncWeights) -> bool:
+    """A reader of an average has nothing that its trainer has not."""
     reader = plan.graph.node(plan.step.weight_edge(sync).target)
-    return sync.every > 0 or reader.model_use.lag > 0
+    is_refreshed = sync.every > 0 and not is_average(plan.graph, plan.step.weight_edge(sync))
+    return is_refreshed or reader.model_use.lag > 0
+
+
+def is_average(graph: Graph, edge: WeightEdge) -> bool:
+    """Whether a moving average of trained weights moves over an edge, instead of the weights."""
+    refresh = graph.model_of(graph.node(edge.target)).refresh
+    return refresh is not None and refresh.decay > 0
 
 
 def _left_by(plan: Plan, sync: SyncWeights) -> OlderWeights:
     edge = plan.step.weight_edge(sync)
     source, reader = plan.graph.node(edge.source), plan.graph.node(edge.target)
     return OlderWeights(source.model_use.model, reader.model_use.model)
+
+
+def frozen_parameters(plan: Plan, model: str) -> frozenset[str]:
+    """The parameters of a trained model that its training leaves as they are."""
+    return frozen_names(plan.shapes[model], trained_with(plan.graph, model).freeze)
 
 
 def parts_to_write(plan: Plan, model: str, device: int, splits: bool = False) -> Mapping[str, Box]:
@@ -192,12 +215,21 @@ def _first_group(trainer: Instance, holders: list[int]) -> tuple[int, ...]:
 
 def _trained(plan: Plan, model: str) -> Iterator[StateTensor]:
     devices, prefix = trainer_of(plan, model).mesh.devices, f"models/{model}/"
+    frozen = frozen_parameters(plan, model)
     for parameter in parameters(plan.shapes[model]):
-        for kind in TRAINED:
+        for kind in TRAINED[:1] if parameter.name in frozen else TRAINED:
             name = f"{prefix}{kind}/{parameter.name}"
             yield TrainedTensor(name, "f32", parameter.shape, model, devices, kind, parameter)
     yield CountTensor(f"{prefix}updates", "i64", (), model, devices, "updates")
     yield CountTensor(f"{prefix}version", "i64", (), model, devices, "version")
+
+
+def _averages(plan: Plan, model: str) -> Iterator[StateTensor]:
+    devices = trainer_of(plan, model).mesh.devices
+    for reader in averaging(plan.graph, model):
+        for parameter in parameters(plan.shapes[model]):
+            name = f"models/{model}/average/{reader}/{parameter.name}"
+            yield AverageTensor(name, "f32", parameter.shape, model, devices, reader, parameter)
 
 
 def _older(plan: Plan, older: OlderWeights) -> Iterator[StateTensor]:

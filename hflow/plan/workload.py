@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil, prod
 
+from hflow.graph.infer.kinds.train import frozen_patterns
 from hflow.graph.infer.signature import parse_signature
 from hflow.graph.ir import Function, Graph, Node
 from hflow.graph.types import ValueType
@@ -17,7 +18,8 @@ class Workload:
 
     `samples`: sequences that share one prompt; `group`: rows that a loss sees together;
     `optimizer_steps`: updates per step of a train node, each over `rows_per_update` rows;
-    `mean`: mean length of the responses where it is known, else they count with the greatest.
+    `mean`: mean length of the responses where it is known, else they count with the greatest; `freeze`:
+    patterns of the names of parameters that a train node leaves as they are.
     """
 
     rows: int
@@ -28,6 +30,7 @@ class Workload:
     rows_per_update: int = 0
     group: int = 1
     mean: float | None = None
+    freeze: tuple[str, ...] = ()
 
     @property
     def sequence(self) -> int:
@@ -55,7 +58,8 @@ def workload(node: Node) -> Workload:
     size = node.repeat.minibatch or rows
     updates = node.repeat.epochs * (rows // size)
     group = _group(node.function, tokens)
-    return Workload(rows, longest - response, response, 1, updates, size, group)
+    freeze = frozen_patterns(node)
+    return Workload(rows, longest - response, response, 1, updates, size, group, freeze=freeze)
 
 
 def rounds(graph: Graph, node: Node) -> int:

@@ -46,7 +46,8 @@ def rule(region: Region) -> str:
 def age(model: Model, lag: int) -> str:
     """Which weights a reader sees: ``1 update old``, ``every 50 steps``; empty for the newest."""
     if model.refresh:
-        return f"every {units.plural(model.refresh.every, 'step')}"
+        average = f", EMA {model.refresh.decay:g}" if model.refresh.decay else ""
+        return f"every {units.plural(model.refresh.every, 'step')}{average}"
     return f"{units.plural(lag, 'update')} old" if lag else ""
 
 

@@ -85,11 +85,14 @@ def make_engine(
     head: Head = "lm",
     frozen: bool = False,
     strategy: Strategy = PLAIN,
+    freeze: tuple[str, ...] = (),
+    averaging: tuple[Model, ...] = (),
 ) -> MegatronModel:
     model = Model("actor", folder, head, frozen, dtype)
     shape, device = read_shape(folder).with_head(head), torch.device("cpu")
     tokenizer = load_tokenizer(folder)
-    return MegatronModel(model, shape, mesh, rank, new_group, tokenizer, device, train_options, strategy)
+    more = tokenizer, device, train_options, strategy, freeze, averaging
+    return MegatronModel(model, shape, mesh, rank, new_group, *more)
 
 
 def read_weights(engine: MegatronModel) -> dict[str, Any]:

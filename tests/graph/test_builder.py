@@ -249,7 +249,8 @@ def graphs(draw: st.DrawFn) -> Graph:
     names = ["actor", "critic", "ref"][: draw(st.integers(1, 3))]
     num_trains = draw(st.integers(0, 2))
     refreshed = {"refresh_from": "actor", "refresh_every": 5}
-    refresh = draw(st.sampled_from([{}, refreshed])) if num_trains else {}
+    averaged = {**refreshed, "refresh_decay": 0.5}
+    refresh = draw(st.sampled_from([{}, refreshed, averaged])) if num_trains else {}
     actor, *others = [
         g.model(
             name,

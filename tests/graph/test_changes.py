@@ -37,6 +37,7 @@ CLASSES = (
     *(Dim, Factor, Provenance, ValueType),
 )
 NOT_TOLD = {(("Graph", "params"),)}  # what they became is
+FREEZE, AVERAGE = "nodes.actor_train.with.freeze=embed*", "models.ref.refresh.decay=0.9"
 HARMLESS = {
     "name": "name=other",
     "doc": "doc=other",
@@ -173,6 +174,24 @@ def test_what_is_computed_from_the_number_of_steps_is_told() -> None:
     ]
 
 
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "wsd"])
+def test_more_steps_name_the_schedule_that_shifts(schedule: str) -> None:
+    option = "nodes.actor_train.with"
+    given = (f"{option}.schedule={schedule}", *([f"{option}.decay_steps=5"] if schedule == "wsd" else []))
+    (found,) = changes(load("grpo", given), load("grpo", (*given, "params.steps=500")))
+    assert found.key == "loop.times" and not found.harmless and found.possible
+    assert f"`schedule: {schedule}` of `actor_train`" in found.meaning
+    with pytest.raises(HflowError, match="--allow loop.times"):
+        check_changes(load("grpo", given), load("grpo", (*given, "params.steps=500")))
+    assert check_changes(load("grpo", given), load("grpo", (*given, "params.steps=500")), ["loop.times"])
+
+
+def test_more_steps_do_not_shift_a_constant_rate() -> None:
+    given = ("nodes.actor_train.with.schedule=constant",)
+    (found,) = changes(load("grpo", given), load("grpo", (*given, "params.steps=500")))
+    assert found.key == "loop.times" and found.harmless
+
+
 @pytest.mark.parametrize(
     ("old", "new", "impossible"),
     [
@@ -180,6 +199,13 @@ def test_what_is_computed_from_the_number_of_steps_is_told() -> None:
         (("grpo",), ("grpo", "models.actor.dtype=bf16"), ["models.actor.dtype"]),
         (("iterative_grpo",), ("iterative_grpo", "models.ref.dtype=bf16"), ["models.ref.dtype"]),
         (("grpo",), ("grpo", "models.ref.dtype=bf16"), []),
+        (("grpo",), ("grpo", FREEZE), ["nodes.actor_train.with.freeze"]),
+        (("grpo", FREEZE), ("grpo",), ["nodes.actor_train.with.freeze"]),
+        (("iterative_grpo",), ("iterative_grpo", AVERAGE), ["models.ref.refresh.decay"]),
+        (("iterative_grpo", AVERAGE), ("iterative_grpo",), ["models.ref.refresh.decay"]),
+        (("iterative_grpo", AVERAGE), ("iterative_grpo", "models.ref.refresh.decay=0.5"), []),
+        (("iterative_grpo", AVERAGE), ("grpo",), []),
+        (("grpo",), ("iterative_grpo", AVERAGE), ["models.ref.refresh"]),
         (("ppo",), ("grpo",), []),  # the critic goes
         (("grpo",), ("async_grpo",), []),
         (("iterative_grpo",), ("grpo",), []),

@@ -39,11 +39,13 @@ from tests.runtime.test_signals import heed_signals, wait_until
 
 EVERY = RunConfig(CheckpointPolicy(every=1, keep=99))
 STEPS = 4
-# Everything that a run carries: moments, a critic, older weights, a refreshed model, scalars, waiting rows.
+# Everything that a run carries: moments, a critic, older weights, a refreshed model, an average beside frozen
+# parameters and a schedule, scalars, waiting rows.
 CASES: dict[str, dict[str, object]] = {
     "ppo_small": {"steps": STEPS},
     "lagged": {"steps": STEPS},
     "refreshed": {"steps": STEPS + 1},
+    "averaged": {"steps": STEPS},
     "carried": {"every": 1},
     "region": {"rows": 2, "batch": 12, "age": 1, "steps": STEPS},
 }

@@ -12,6 +12,7 @@ from hflow.cost.residency import Residency, Use
 from hflow.graph.ir import Graph, Node
 from hflow.plan.engine_profile import EngineProfile
 from hflow.plan.engine_registry import DEFAULT_ENGINE, GenerationEngine, profile_of
+from hflow.plan.frozen import ALL_TRAINED, TrainedWith, trained_with
 from hflow.plan.layout import Mesh
 from hflow.plan.sharding import Sharding
 from hflow.plan.strategy import Strategy
@@ -25,7 +26,8 @@ class NodeGroup:
     """The nodes that train a model (they share its optimizer), that generate or that score with one which is
     trained (each set has one copy of its weights at most), or all that use a frozen one. `evaluated`: the
     evaluation runs one of them too, with the newest weights whatever their `lag`. `engine`: of its generate
-    nodes; those of two engines are two node groups, since these share no weights."""
+    nodes; those of two engines are two node groups, since these share no weights. `trained`: how the model
+    is, if any node trains it."""
 
     name: str
     model: str
@@ -34,6 +36,7 @@ class NodeGroup:
     lag: int = 0
     evaluated: bool = False
     engine: GenerationEngine = DEFAULT_ENGINE
+    trained: TrainedWith = ALL_TRAINED
 
     @cached_property
     def works(self) -> tuple[Workload, ...]:
@@ -162,9 +165,12 @@ def node_groups(
         members.setdefault(key, []).append(node)
     again = {n.name for n in evaluation.nodes} if evaluation else set[str]()
     return tuple(
-        NodeGroup(nodes[0].name, model, role, tuple(nodes), lag, any(n.name in again for n in nodes), engine)
+        NodeGroup(
+            nodes[0].name, model, role, tuple(nodes), lag, any(n.name in again for n in nodes), engine,
+            trained_with(graph, model),
+        )
         for (model, role, lag, _, engine), nodes in members.items()
-    )
+    )  # fmt: skip
 
 
 def _role(graph: Graph, node: Node) -> GroupRole:

@@ -111,7 +111,7 @@ class Pricing:
         group = self.group
         return residency(
             self.model, self.shape, mesh, strategy, self.cluster, group.use, group.lag,
-            evaluated=group.evaluated, offload=offload, tokens=tokens,
+            evaluated=group.evaluated, offload=offload, tokens=tokens, trained=group.trained,
         )  # fmt: skip
 
     def _offloads(self, mesh: Mesh, strategy: Strategy) -> Sequence[bool]:

@@ -20,6 +20,7 @@ from hflow.compiler.state import Draft
 from hflow.cost.comm import host_transfer_s
 from hflow.cost.residency import residency
 from hflow.graph.ir import Graph, Node
+from hflow.plan.frozen import trained_with
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.program import Await, Call, Instruction, Loop, Offload, Onload
 from hflow.plan.replicas import Instance
@@ -129,4 +130,6 @@ class _Walk:
         model = draft.graph.model_of(node)
         use = "train" if node.op == "train" else "frozen"
         what = model, draft.shapes[model.name], plan.mesh, plan.strategy, draft.cluster
-        return host_transfer_s(residency(*what, use, offload=True).loaded_bytes, draft.cluster)
+        trained = trained_with(draft.graph, model.name)
+        kept = residency(*what, use, offload=True, trained=trained)
+        return host_transfer_s(kept.loaded_bytes, draft.cluster)

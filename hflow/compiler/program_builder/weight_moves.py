@@ -9,6 +9,7 @@ from hflow.compiler.lowering import UnloweredWeightEdge
 from hflow.compiler.program_builder.script import Key
 from hflow.compiler.program_builder.unfinished import UnfinishedProgram
 from hflow.compiler.state import WeightRead
+from hflow.cost.compute import average_s
 from hflow.graph.ir import Node
 from hflow.plan.program import Release, SyncWeights
 from hflow.plan.replicas import Instance
@@ -79,7 +80,8 @@ class WeightMoves:
             if reader in self.copies and self._donates(source, reader):
                 self.donated[reader] = source
             devices = tuple(sorted({*source.mesh.devices, *reader.mesh.devices}))
-            number, seconds = len(program.edges) - 1, moved.time_s(program.draft.cluster)
+            number = len(program.edges) - 1
+            seconds = moved.time_s(program.draft.cluster) + self._average_s(edge, source)
             sync = SyncWeights(
                 edge.reader, devices, number, edge.every, reader in self.donated,
                 time_s=seconds / max(1, edge.every),
@@ -88,10 +90,22 @@ class WeightMoves:
 
     def _edge(self, edge: WeightRead, source: Instance, target: Instance) -> UnloweredWeightEdge:
         draft = self.program.draft
+        dtype = "f32" if self._is_average(edge) else draft.graph.model(source.model).dtype
         return UnloweredWeightEdge(
             f"{source.model} => {edge.reader}", edge.trainer, edge.reader, draft.shapes[edge.model],
-            draft.graph.model(source.model).dtype, source.sharding, target.sharding, source == target,
+            dtype, source.sharding, target.sharding, source == target,
         )  # fmt: skip
+
+    def _is_average(self, edge: WeightRead) -> bool:
+        """Whether what moves is a moving average, which is of float32, and not the weights themselves."""
+        refresh = self.program.draft.graph.model(edge.model).refresh
+        return refresh is not None and refresh.decay > 0
+
+    def _average_s(self, edge: WeightRead, source: Instance) -> float:
+        draft = self.program.draft
+        if not self._is_average(edge):
+            return 0.0
+        return average_s(draft.shapes[edge.model], source.mesh, draft.cluster)
 
     def _donates(self, source: Instance, copy: Instance) -> bool:
         program = self.program

@@ -80,15 +80,16 @@ class GraphBuilder:
         dtype: str = "f32",
         refresh_from: str | ModelHandle | None = None,
         refresh_every: int | str | None = None,
+        refresh_decay: float | str | None = None,
     ) -> ModelHandle:
         """One set of weights. A frozen model with `refresh_from` takes over the weights of that model before
-        every `refresh_every`-th step."""
+        every `refresh_every`-th step; with `refresh_decay`, their moving average."""
         spec = {
             "path": path,
             "head": head if head != "lm" else None,
             "frozen": frozen or None,
             "dtype": dtype if dtype != "f32" else None,
-            "refresh": _said(**{"from": refresh_from}, every=refresh_every),
+            "refresh": _said(**{"from": refresh_from}, every=refresh_every, decay=refresh_decay),
         }
         self._add(self._models, name, spec)
         return ModelHandle(name)

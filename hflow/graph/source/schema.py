@@ -67,10 +67,12 @@ def _hang(value: Any) -> Any:
 
 
 class RefreshSpec(_Shape):
-    """A frozen model takes over the weights of a trained one before every `every`-th step."""
+    """A frozen model takes over the weights of a trained one before every `every`-th step; with `decay`,
+    their moving average."""
 
     from_: str = Field(alias="from")
     every: Positive
+    decay: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
 
 
 class ModelSpec(_Shape):

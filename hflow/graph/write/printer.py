@@ -28,7 +28,8 @@ def ir(graph: Graph) -> str:
 def _model(model: Model) -> str:
     words = [model.name, "=", model.path, model.head, model.dtype, "frozen" if model.frozen else ""]
     if model.refresh:
-        words.append(f"refresh({model.refresh.model}, every={model.refresh.every})")
+        decay = f", decay={model.refresh.decay:g}" if model.refresh.decay else ""
+        words.append(f"refresh({model.refresh.model}, every={model.refresh.every}{decay})")
     return " ".join(filter(None, words))
 
 

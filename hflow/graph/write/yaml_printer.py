@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from hflow.graph.infer.kinds import call, data, generate, score, train
-from hflow.graph.ir import Graph, Input, Model, ModelUse, Node
+from hflow.graph.ir import Graph, Input, Model, ModelUse, Node, Refresh
 from hflow.graph.options import REQUIRED, Option
 from hflow.graph.source.yaml_text import WIDTH, flow, key, scalar
 from hflow.graph.types import ValueType
@@ -108,8 +108,12 @@ def _known(**entries: Any) -> YamlTree:
 def _model(model: Model) -> YamlTree:
     head = model.head if model.head != "lm" else None
     dtype = model.dtype if model.dtype != "f32" else None
-    refresh = {"from": model.refresh.model, "every": model.refresh.every} if model.refresh else None
+    refresh = _refresh(model.refresh) if model.refresh else None
     return {"path": model.path, **_known(head=head, frozen=model.frozen, dtype=dtype, refresh=refresh)}
+
+
+def _refresh(refresh: Refresh) -> YamlTree:
+    return {"from": refresh.model, "every": refresh.every, **_known(decay=refresh.decay)}
 
 
 def _node(graph: Graph, node: Node) -> YamlTree:

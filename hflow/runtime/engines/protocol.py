@@ -12,6 +12,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol, Self
 
 import torch
@@ -41,6 +42,7 @@ class EngineCall:
     (for a `data` node: of its batch) and `num_rows` how many it holds; with the run's `seed` and
     `step` they make sampling and data order independent of the plan. In a repeat region `step` counts its
     rounds, over the whole run. `stream` tells the generate nodes of a graph apart, and so its data nodes.
+    `steps`: of the whole run, over which schedules of learning rates go.
     """
 
     node: Node
@@ -51,6 +53,7 @@ class EngineCall:
     step: int
     evaluation: bool = False
     stream: int = 0
+    steps: int = 0
 
     @property
     def when(self) -> str:
@@ -167,6 +170,17 @@ class ModelWeights(ABC):
         raise NotImplementedError(f"{type(self).__name__} do not donate their memory")
 
 
+class AveragedWeights(Weights, Protocol):
+    """A moving average, in float32, of the weights of a model that is trained here, for a model that takes it
+    over. `version`: of the weights that came into it last."""
+
+    version: int
+
+    def advance(self, step: int) -> None:
+        """Let the present weights come into it, once in each step of the run."""
+        ...
+
+
 class TrainingState(ABC):
     """What the trainer of a model carries from one update to the next, beside the weights that it computes
     with. Values are float32 and lie on the host."""
@@ -192,7 +206,8 @@ class ModelSetup:
 
     `rank`: of this process in the torch.distributed world, which is its device's number in the plan.
     `new_group`: makes (or remembers) the process group of some ranks. `nodes`: those that use the copy, in
-    the order of their programs. `renewed`: its weights come anew in every step and are released between.
+    the order of their programs. `averaging`: the models that take over an average of its weights, if it is
+    trained. `renewed`: its weights come anew in every step and are released between.
     `server_bytes`: what a server takes of a device before it computes anything (`Cluster`). `cores`: that the
     ranks of this machine may count on. `stopped`: set when nobody waits for results any more. `told`: hears
     what is done while it takes long.
@@ -212,14 +227,16 @@ class ModelSetup:
     cores: Mapping[int, Cores]
     stopped: threading.Event
     told: Callable[[str], None]
+    averaging: tuple[Model, ...] = ()
 
 
 class ModelEngine(ABC):
     """One copy of a model on one device, and the nodes that use it. `training`: of a model that is trained
-    here."""
+    here; `averages`: of its weights, by the name of the model that takes each over."""
 
     weights: ModelWeights
     training: TrainingState | None = None
+    averages: Mapping[str, AveragedWeights] = MappingProxyType({})
 
     @classmethod
     @abstractmethod

@@ -15,12 +15,14 @@ from torch import Tensor
 
 from hflow.plan.layout import Box
 from hflow.plan.run_state import (
+    AverageTensor,
     CountTensor,
     OlderTensor,
     OlderWeights,
     StateTensor,
     TrainedTensor,
     WorkerTensor,
+    frozen_parameters,
     is_split,
     older_parts_to_write,
     older_weights,
@@ -32,7 +34,7 @@ from hflow.plan.run_state import (
 )
 from hflow.runtime.checkpoint.manifest import damaged
 from hflow.runtime.checkpoint.reader import CheckpointReader
-from hflow.runtime.engines.protocol import ModelEngine, ModelWeights
+from hflow.runtime.engines.protocol import ModelEngine, Weights
 from hflow.runtime.worker.interpreter import Interpreter
 
 
@@ -68,6 +70,7 @@ def restore(interpreter: Interpreter, reader: CheckpointReader) -> None:
             _restore_older(interpreter, reader, older)
     for model in trained_models(plan.graph):
         _restore_trained(interpreter, reader, model)
+    _restore_averages(interpreter, reader)
     own = (t.name for t in run_state(plan) if isinstance(t, WorkerTensor) and rank in t.devices)
     try:
         interpreter.state.restore((name for name in own if name in reader), reader.whole)
@@ -114,6 +117,8 @@ def _parts(interpreter: Interpreter) -> Iterator[StatePart]:
                 yield from _trained_parts(interpreter, state)
             case OlderTensor():
                 yield from _older_parts(interpreter, state)
+            case AverageTensor():
+                yield from _average_parts(interpreter, state)
             case CountTensor() if rank == state.devices[0]:
                 yield _whole(state, torch.tensor(_count(interpreter, state)))
             case WorkerTensor() if rank == state.devices[0] and state.name in kept:
@@ -124,11 +129,19 @@ def _parts(interpreter: Interpreter) -> Iterator[StatePart]:
 
 def _trained_parts(interpreter: Interpreter, state: TrainedTensor) -> Iterator[StatePart]:
     plan, name = interpreter.plan, state.parameter.name
-    box = parts_to_write(plan, state.owner, interpreter.world.rank, is_split(plan, state.owner)).get(name)
+    splits = is_split(plan, state.owner) and name not in frozen_parameters(plan, state.owner)
+    box = parts_to_write(plan, state.owner, interpreter.world.rank, splits).get(name)
     training = interpreter.engines.models[trainer_of(plan, state.owner)].training
     assert training
     for part, values in training.parts(state.kind, name, box) if box else ():
         yield StatePart(state, state.parameter.shape, part, values)
+
+
+def _average_parts(interpreter: Interpreter, state: AverageTensor) -> Iterator[StatePart]:
+    plan, name, shape = interpreter.plan, state.parameter.name, state.parameter.shape
+    average = interpreter.engines.models[trainer_of(plan, state.owner)].averages[state.reader]
+    if box := parts_to_write(plan, state.owner, interpreter.world.rank).get(name):
+        yield StatePart(state, shape, box, _copy_of(average, name, box))
 
 
 def _older_parts(interpreter: Interpreter, state: OlderTensor) -> Iterator[StatePart]:
@@ -145,7 +158,7 @@ def _older_parts(interpreter: Interpreter, state: OlderTensor) -> Iterator[State
         yield StatePart(state, shape, box, _copy_of(reader.weights, name, box))
 
 
-def _copy_of(weights: ModelWeights, name: str, box: Box) -> Tensor:
+def _copy_of(weights: Weights, name: str, box: Box) -> Tensor:
     """The values in `box`, which may cut through what an engine keeps together."""
     held = weights.box(name)
     whole = weights.view(name, held).detach().reshape([stop - start for start, stop in held])
@@ -174,10 +187,22 @@ def _restore_older(interpreter: Interpreter, reader: CheckpointReader, older: Ol
     interpreter.send_again(older)
 
 
-def _write(weights: ModelWeights, name: str, values: Tensor) -> None:
+def _write(weights: Weights, name: str, values: Tensor) -> None:
     view = weights.view(name, weights.box(name))
     view.copy_(values.reshape(view.shape))
     weights.changed = True
+
+
+def _restore_averages(interpreter: Interpreter, reader: CheckpointReader) -> None:
+    """The models that take them over get them as in a step."""
+    plan = interpreter.plan
+    for model in trained_models(plan.graph):
+        trainer = interpreter.engines.models.get(trainer_of(plan, model))
+        for name, average in trainer.averages.items() if trainer else ():
+            for parameter in average.names():
+                stored = f"models/{model}/average/{name}/{parameter}"
+                _write(average, parameter, reader.read(stored, average.box(parameter)))
+    interpreter.send_averages()
 
 
 def _restore_trained(interpreter: Interpreter, reader: CheckpointReader, model: str) -> None:

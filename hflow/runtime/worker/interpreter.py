@@ -36,10 +36,17 @@ from hflow.plan.program import (
     with_bodies,
 )
 from hflow.plan.replicas import Instance, instance_of
-from hflow.plan.run_state import OlderWeights, older_edges
+from hflow.plan.run_state import OlderWeights, is_average, older_edges
 from hflow.plan.workload import token_makers
 from hflow.runtime.engines.implementation import implementation
-from hflow.runtime.engines.protocol import EngineCall, ModelEngine, ModelWeights, Result
+from hflow.runtime.engines.protocol import (
+    AveragedWeights,
+    EngineCall,
+    ModelEngine,
+    ModelWeights,
+    Result,
+    Weights,
+)
 from hflow.runtime.rows import TORCH_DTYPES, Rows
 from hflow.runtime.worker.collector import Collector
 from hflow.runtime.worker.models import Engines
@@ -198,6 +205,14 @@ class Interpreter:
         """The trained weights that a weight edge begins with, where this device has some."""
         return self.engines.weights(Instance(self._trained(edge).name, edge.source_sharding))
 
+    def _average(self, edge: WeightEdge) -> AveragedWeights | None:
+        """The average of trained weights that an edge begins with, where this device has some."""
+        if not is_average(self.plan.graph, edge):
+            return None
+        trainer = self.engines.models.get(Instance(self._trained(edge).name, edge.source_sharding))
+        reader = self.plan.graph.model_of(self.plan.graph.node(edge.target))
+        return trainer.averages[reader.name] if trainer else None
+
     def _trained(self, edge: WeightEdge) -> Model:
         """The model with whose weights a weight edge begins."""
         return self.plan.graph.model_of(self.plan.graph.node(edge.source))
@@ -283,7 +298,8 @@ class Interpreter:
         number = self.state.rounds[node.region] if in_region else step.number
         stream = self._streams.get(node.name, 0)
         share = start // unit, (stop - start) // unit
-        return EngineCall(node, plan, *share, self.plan.graph.seed, number, step.evaluation, stream)
+        graph = self.plan.graph
+        return EngineCall(node, plan, *share, graph.seed, number, step.evaluation, stream, graph.steps)
 
     def _transfer(self, instruction: Transfer, step: _StepRun) -> Received:
         edge = step.program.data_edge(instruction)
@@ -302,9 +318,19 @@ class Interpreter:
             if edges.get(sync.edge) == older and self.world.rank in sync.devices:
                 self._sync(sync, self.plan.step)
 
+    def send_averages(self) -> None:
+        """Let the models that take over averages have them as they are now. Collective over the devices of
+        their edges."""
+        for sync in (i for i in with_bodies(self.plan.step.instructions) if isinstance(i, SyncWeights)):
+            edge = self.plan.step.weight_edge(sync)
+            if is_average(self.plan.graph, edge) and self.world.rank in sync.devices:
+                self._sync(sync, self.plan.step)
+
     def _weights(self, instruction: SyncWeights, step: _StepRun) -> Received:
-        received = self._sync(instruction, step.program)
         edge = step.program.weight_edge(instruction)
+        if average := self._average(edge):
+            average.advance(step.number)
+        received = self._sync(instruction, step.program)
         source = self._source(edge)
         if instruction.donates and source:
             source.donate()
@@ -314,10 +340,10 @@ class Interpreter:
         """Returns bytes received."""
         edge = program.weight_edge(instruction)
         reader = instance_of(program.graph.node(edge.target), edge.target_sharding)
-        source = self._source(edge)
+        source = self._average(edge) or self._source(edge)
         target = self.engines.weights(reader)
         trained = self._trained(edge)
-        dtype = TORCH_DTYPES[trained.dtype]
+        dtype = TORCH_DTYPES["f32" if is_average(self.plan.graph, edge) else trained.dtype]
         peers = self._peers[_ranks(edge.source_mesh, edge.target_mesh)]
         tell_version(edge, source, target, self.world, peers)  # and so wait for the trainer
         if target:
@@ -333,7 +359,7 @@ class Interpreter:
         return received
 
     def _make_routes(
-        self, edge: WeightEdge, shape: ModelShape, source: ModelWeights | None, target: ModelWeights | None
+        self, edge: WeightEdge, shape: ModelShape, source: Weights | None, target: ModelWeights | None
     ) -> tuple[Route, ...]:
         """One for each part in which the target's engine takes its weights."""
         parts = implementation(edge.target_sharding.engine).parts(shape, edge.target_mesh.tp)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from hflow.graph.ir import Node
+from hflow.plan.frozen import averaging
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.plan import Plan
 from hflow.plan.program import Offload, Release, with_bodies
@@ -106,6 +107,7 @@ def _setup(
         tokenizer=tokenizer,
         new_group=world.group,
         nodes=tuple((n, own) for n, own in planned if instance_of(n, own.sharding) == instance),
+        averaging=tuple(plan.graph.model(name) for name in averaging(plan.graph, instance.model)),
         renewed=renewed,
         server_bytes=plan.cluster.server_bytes,
         seed=plan.graph.seed,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hflow.plan.edges import WeightEdge
-from hflow.runtime.engines.protocol import ModelWeights, Weights
+from hflow.runtime.engines.protocol import AveragedWeights, ModelWeights, Weights
 from hflow.runtime.worker.cross_memory import RowsInMemory, place
 from hflow.runtime.worker.route import Message, ParameterPart, Phase, Route
 from hflow.runtime.worker.world import Peers, World
@@ -101,7 +101,11 @@ def _copy(
 
 
 def tell_version(
-    edge: WeightEdge, source: ModelWeights | None, target: ModelWeights | None, world: World, peers: Peers
+    edge: WeightEdge,
+    source: ModelWeights | AveragedWeights | None,
+    target: ModelWeights | None,
+    world: World,
+    peers: Peers,
 ) -> None:
     """Along a weight edge: the version of the weights that moved, from the first of the trainer's devices."""
     teller = edge.source_mesh.devices[0]

@@ -7,7 +7,7 @@ from typing import Any
 
 from hflow.graph.infer.functions import FunctionSource
 from hflow.graph.infer.signature import Port, Signature
-from hflow.graph.ir import Head
+from hflow.graph.ir import Head, Node
 from hflow.graph.options import Option, OptionProblem
 from hflow.graph.types import Dim, Factor, ValueType
 
@@ -21,7 +21,13 @@ OPTIONS = (
     Option("aggregate", "str", "token_mean", choices=("token_mean", "sequence_mean", "sequence_sum")),
     Option("temperature", "float", 1.0, above=0),
     Option("max_lag", "int", 0, least=0),  # how many updates old the values may be that it learns from
+    # A node without the following does not have them: what was planned and saved before they existed stays.
+    Option("schedule", "str", optional=True, choices=("constant", "linear", "cosine", "wsd")),
+    Option("min_lr", "float", optional=True, least=0),
+    Option("decay_steps", "int", optional=True, above=0),  # of `wsd`
+    Option("freeze", "texts", optional=True),  # patterns of names of parameters
 )
+FALLING = ("linear", "cosine", "wsd")  # schedules that end at `min_lr` with the last update of the run
 SHARED = ("betas", "eps")  # of the optimizer, which all train nodes of a model share
 # What a train node computes with the model that it trains, by the head that this takes.
 COMPUTED: dict[str, Head] = {"logprobs": "lm", "entropy": "lm", "values": "scalar"}
@@ -101,6 +107,30 @@ def option_problems(
         yield OptionProblem(
             "HF212", "`temperature` has no effect: a scalar head has no logits", "temperature"
         )
+    yield from _schedule_problems(written)
+
+
+def _schedule_problems(written: Mapping[str, Any]) -> Iterator[OptionProblem]:
+    """What schedules need and what has no effect on them. Bad values of the options are told elsewhere."""
+    schedule, lr, min_lr = (written.get(name) for name in ("schedule", "lr", "min_lr"))
+    falls = "choose one that falls: " + ", ".join(f"`schedule: {name}`" for name in FALLING)
+    if "min_lr" in written and schedule in (None, "constant"):
+        yield OptionProblem("HF212", "`min_lr` has no effect: the rate does not fall", "min_lr", falls)
+    if "decay_steps" in written and schedule in (None, "constant", "linear", "cosine"):
+        message = "`decay_steps` has no effect: only `schedule: wsd` has a stretch in which it falls"
+        yield OptionProblem("HF212", message, "decay_steps")
+    if schedule == "wsd" and "decay_steps" not in written:
+        help_ = "`decay_steps` is how many of the last updates the rate falls over"
+        yield OptionProblem("HF101", "missing option `decay_steps` of `schedule: wsd`", None, help_)
+    are_numbers = all(isinstance(rate, (int, float)) for rate in (lr, min_lr))
+    if are_numbers and min_lr > lr:  # pyright: ignore[reportOptionalOperand]
+        yield OptionProblem("HF212", f"`min_lr` {min_lr:g} is above `lr` {lr:g}", "min_lr")
+
+
+def frozen_patterns(node: Node) -> tuple[str, ...]:
+    """Of the names of parameters that a train node leaves as they are."""
+    written = node.options.get("freeze", ())
+    return (written,) if isinstance(written, str) else tuple(written)
 
 
 def _rows(loss: Signature) -> Dim:

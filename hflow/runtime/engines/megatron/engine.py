@@ -8,7 +8,9 @@ from typing import Any, Self
 
 import torch
 
+from hflow.graph.infer.kinds.train import frozen_patterns
 from hflow.graph.ir import Model
+from hflow.plan.frozen import frozen_names
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.strategy import PLAIN, Strategy
@@ -18,13 +20,14 @@ from hflow.runtime.engines.megatron.build import build_model
 from hflow.runtime.engines.megatron.divergence import agreed, diverged
 from hflow.runtime.engines.megatron.generate import generate
 from hflow.runtime.engines.megatron.load import load_safetensors
+from hflow.runtime.engines.megatron.moving_average import moving_averages
 from hflow.runtime.engines.megatron.optimizer import Adam, AdamOptions
 from hflow.runtime.engines.megatron.padding import freeze_padding, padding_token
 from hflow.runtime.engines.megatron.score import judge, score
 from hflow.runtime.engines.megatron.sequences import Sequences
 from hflow.runtime.engines.megatron.train import Training
 from hflow.runtime.engines.megatron.training_state import MegatronTrainingState
-from hflow.runtime.engines.megatron.weights import MegatronWeights
+from hflow.runtime.engines.megatron.weights import MegatronWeights, freeze_parameters
 from hflow.runtime.engines.protocol import EngineCall, ModelEngine, ModelSetup, NodeError, Result
 from hflow.runtime.engines.rollout import Rollout
 from hflow.runtime.engines.sampler import Answers, NotFinite, Sampling
@@ -50,6 +53,8 @@ class MegatronModel(ModelEngine):
         device: torch.device,
         train_options: Mapping[str, Any] | None = None,
         strategy: Strategy = PLAIN,
+        freeze: tuple[str, ...] = (),
+        averaging: tuple[Model, ...] = (),
     ):
         """Build the model and load its weights from ``model.path``. Collective over the whole world.
 
@@ -59,6 +64,8 @@ class MegatronModel(ModelEngine):
             rank: this process's rank in the torch.distributed world = its device id in the plan.
             new_group: makes (or remembers) the process group of some ranks.
             train_options, strategy: of the train node, for a model that is trained here.
+            freeze: patterns of the names of parameters that are not trained.
+            averaging: the models that take over an average of the weights.
 
         Raises:
             HflowError: HF406 when the weights cannot be read.
@@ -78,6 +85,8 @@ class MegatronModel(ModelEngine):
             _LOG.warning("%s: `%s` has no %s: it begins with zeros", model.name, model.path, ", ".join(fresh))
         self.adam = None
         if train_options is not None:
+            freeze_parameters(self.weights, frozen_names(shape, freeze))
+            self.averages = moving_averages(self.weights, averaging, shape)
             self.adam = Adam(self.model, groups, AdamOptions.of(train_options), strategy.zero == 1)
             self.training = MegatronTrainingState(self.weights, self.adam)
         self.weights.changed = False
@@ -90,6 +99,7 @@ class MegatronModel(ModelEngine):
         made = cls(
             setup.model, setup.shape, setup.sharding.mesh, setup.rank, setup.new_group, setup.tokenizer,
             setup.device, trainer.options if trainer else None, plan.strategy if plan else PLAIN,
+            frozen_patterns(trainer) if trainer else (), setup.averaging,
         )  # fmt: skip
         return made if made.member else None
 

@@ -10,14 +10,14 @@ import torch
 from hflow.graph.ir import Model
 from hflow.plan.layout import Box
 from hflow.plan.model_shape import ModelShape
-from hflow.runtime.engines.megatron.weights import MegatronWeights
+from hflow.runtime.engines.megatron.weights import PlacedWeights
 from hflow.runtime.model_folder import unusable
 from hflow.runtime.weight_files import LM_HEAD, StoredTensor, opened, stored_tensors
 
 EMBEDDING = "model.embed_tokens.weight"
 
 
-def load_safetensors(weights: MegatronWeights, model: Model, shape: ModelShape) -> tuple[str, ...]:
+def load_safetensors(weights: PlacedWeights, model: Model, shape: ModelShape) -> tuple[str, ...]:
     """Set all weights from ``model.safetensors``, or the files named by its index, in ``model.path``.
 
     The scalar head of a model that is not frozen begins with zeros where the folder has none.
@@ -59,7 +59,7 @@ def _read(found: StoredTensor, name: str, box: Box) -> torch.Tensor:
         return _cut(tensors.get_slice(name), box)
 
 
-def _check_finite(weights: MegatronWeights, name: str, file: Path) -> None:
+def _check_finite(weights: PlacedWeights, name: str, file: Path) -> None:
     """As it was written: a float32 number may be beyond bf16. The norm takes one pass and no memory."""
     values = weights.read(name, weights.box(name))
     if torch.linalg.vector_norm(values, dtype=torch.float32).isfinite() or values.isfinite().all():

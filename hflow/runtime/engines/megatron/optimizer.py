@@ -24,6 +24,7 @@ from hflow.runtime.engines.gather_json import gather_json
 from hflow.runtime.engines.groups import Groups
 from hflow.runtime.engines.megatron.collection import collection
 from hflow.runtime.engines.megatron.host import HostMemory, drop
+from hflow.runtime.engines.megatron.learning_rate import LearningRate
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 SCALARS = (bool, int, float, str, type(None))
@@ -36,36 +37,31 @@ class AdamOptions:
     Several train nodes may share one optimizer: its moments decay by the `betas` of the one it was made
     for, the rest is each node's own.
 
-    `clip_grad`: greatest norm of the gradient, 0 for no limit; `warmup_steps`: updates during which the
-    learning rate rises linearly to `lr`. Norm weights and biases do not decay.
+    `clip_grad`: greatest norm of the gradient, 0 for no limit. Norm weights and biases do not decay.
     """
 
-    lr: float
+    rate: LearningRate
     betas: tuple[float, float]
     eps: float
     weight_decay: float
     clip_grad: float
-    warmup_steps: int
 
     @staticmethod
-    def of(options: Mapping[str, Any]) -> AdamOptions:
+    def of(options: Mapping[str, Any], total_updates: int = 0) -> AdamOptions:
+        """Of a train node that makes so many updates in the whole run, which only schedules ask for."""
         beta1, beta2 = options["betas"]
         return AdamOptions(
-            lr=float(options["lr"]),
+            rate=LearningRate.of(options, total_updates),
             betas=(float(beta1), float(beta2)),
             eps=float(options["eps"]),
             weight_decay=float(options["weight_decay"]),
             clip_grad=float(options["clip_grad"]),
-            warmup_steps=int(options["warmup_steps"]),
         )
-
-    def lr_at(self, update: int) -> float:
-        """The learning rate of the node's update number `update`, counted from 0 over the whole run."""
-        return self.lr * min(1.0, (update + 1) / max(1, self.warmup_steps))
 
 
 class Adam:
-    """The optimizer of one model on one rank. Weights must be loaded before it is made.
+    """The optimizer of one model on one rank. Weights must be loaded before it is made, and those that it is
+    to leave as they are must not require gradients: it holds nothing for them.
 
     With `split` (ZeRO-1, arXiv:1910.02054) a rank reduces, and keeps moments and float32 copies for, its part
     of the weights, one of as many as there are data-parallel ranks; updated weights are gathered.
@@ -94,6 +90,7 @@ class Adam:
         self._trains_copies = config.bf16
         self.dtype: torch.dtype = config.params_dtype
         self._host = HostMemory()
+        self._updates = 0
         self.present = True
 
     def zero_grad(self) -> None:
@@ -113,6 +110,7 @@ class Adam:
             group["lr"] = lr
             group["weight_decay"] = weight_decay * group["wd_mult"]
         self.inner.step_with_ready_grads()
+        self._updates += 1
 
     def reload_weights(self) -> None:
         """Take over weights that were written into the model (the float32 copies of bf16 weights)."""
@@ -126,12 +124,12 @@ class Adam:
 
     @property
     def updates(self) -> int:
-        """How many have been made."""
-        groups, states = self.inner.param_groups, self.inner.optimizer.state.values()
-        return max((int(holder.get("step", 0)) for holder in (*groups, *states)), default=0)
+        """How many have been made, also on a rank that has nothing to train."""
+        return self._updates
 
     @updates.setter
     def updates(self, number: int) -> None:
+        self._updates = number
         for state in self.inner.optimizer.state.values():
             if "step" in state:
                 state["step"].fill_(number)
@@ -145,8 +143,11 @@ class Adam:
 
         Returns:
             The values in one dimension, a view; and the element of the parameter that the first belongs to.
-            Of an optimizer that is split, they may be none.
+            Of an optimizer that is split, they may be none; of a parameter that is not trained, there are no
+            moments, and its weights are the model's own.
         """
+        if not parameter.requires_grad and key == "weights":
+            return parameter.detach().view(-1), 0
         if parameter not in self._places:
             return torch.empty(0), 0
         place, start = self._places[parameter]
@@ -244,14 +245,14 @@ def _fuse(adam: Any) -> None:
     """On GPUs torch's AdamW would update tensors together, each step of it with temporaries of all of them: 4
     bytes per parameter that no plan counts. Fused, it has none. Transformer Engine's and Apex's are fused."""
     for group in adam.param_groups if type(adam) is torch.optim.AdamW else ():
-        if all(parameter.is_cuda for parameter in group["params"]):
+        if group["params"] and all(parameter.is_cuda for parameter in group["params"]):
             group["fused"], group["foreach"] = True, False
 
 
 def _config(options: AdamOptions, dtype: torch.dtype, split: bool) -> OptimizerConfig:
     return OptimizerConfig(
         optimizer="adam",
-        lr=options.lr,
+        lr=options.rate.lr,
         adam_beta1=options.betas[0],
         adam_beta2=options.betas[1],
         adam_eps=options.eps,

@@ -112,7 +112,8 @@ class Training:
         for name in filter(loss.reads, inputs):
             rows = exchange(inputs[name])
             read[name] = (rows.values if rows.lengths is None else rows.padded()).to(device)
-        sequences, options = Sequences.of(tokens, mask, device), AdamOptions.of(call.node.options)
+        options = AdamOptions.of(call.node.options, call.steps * call.node.updates)
+        sequences = Sequences.of(tokens, mask, device)
         present = mask.padded().to(device)
         return Training(call, loss, options, adam, weights, groups, exchange.rows, sequences, read, present)
 
@@ -172,7 +173,7 @@ class Training:
         if not (isfinite(loss) and isfinite(grad_norm)):
             problem = f"update {number}: loss {loss}, gradient norm {grad_norm}"
             raise diverged(self.call, self.weights, self.groups.mesh, problem, _not_finite(sums))
-        lr = self.options.lr_at(number)
+        lr = self.options.rate.at(number)
         if signal:
             self.adam.update(lr, self.options.weight_decay)
             if not agreed(norms_are_finite(self.adam.model), self.groups.mesh):

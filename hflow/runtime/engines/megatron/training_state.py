@@ -52,7 +52,7 @@ class MegatronTrainingState(TrainingState):
         self.adam.onload()
         for name, place in self.weights.places.items():
             self.weights.write(name, place.box, read("weights", name, place.box))
-            for kind in TRAINED:
+            for kind in TRAINED if place.parameter.requires_grad else ():
                 kept, start = self.adam.kept(place.parameter, kind)
                 for box in _boxes(place, start, start + len(kept)):
                     for mine, there in _runs(place, box, read(kind, name, box), kept, start):

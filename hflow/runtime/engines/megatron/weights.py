@@ -7,7 +7,7 @@ queries, keys and values, a list of rows; along its columns it is always the Meg
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -62,7 +62,42 @@ class ParameterPlace:
         return inside
 
 
-class MegatronWeights(ModelWeights):
+class PlacedWeights:
+    """Boxes of HF parameters, in the memory where `places` says that they lie."""
+
+    def __init__(self, places: Mapping[str, ParameterPlace]):
+        self.places = places
+        self.changed = False
+        self.version = 0
+
+    def names(self) -> tuple[str, ...]:
+        """HF names of the parameters present on this rank, in the order of the forward pass."""
+        return tuple(self.places)
+
+    def box(self, name: str) -> Box:
+        """The part of the parameter that this rank holds."""
+        return self.places[name].box
+
+    def view(self, name: str, box: Box) -> Tensor:
+        """The memory of `box` (global indices, inside this rank's part): its elements in order, in whatever
+        shape. Several query groups are whole ones. Whoever writes there sets `changed`."""
+        return self._place(name).view(box)
+
+    def read(self, name: str, box: Box) -> Tensor:
+        """The values in `box`, in its shape; a view where they lie together."""
+        return self.view(name, box).reshape([stop - start for start, stop in box])
+
+    def write(self, name: str, box: Box, values: Tensor) -> None:
+        """Set the values in `box`, converting them to the model's dtype and device."""
+        view = self.view(name, box)
+        view.copy_(values.expand([stop - start for start, stop in box]).reshape(view.shape))
+        self.changed = True
+
+    def _place(self, name: str) -> ParameterPlace:
+        return self.places[name]
+
+
+class MegatronWeights(PlacedWeights, ModelWeights):
     """The weights of one model on one device.
 
     They can give their memory back (`release`, `offload`, `donate`) and take it again (`allocate`, `onload`,
@@ -70,10 +105,8 @@ class MegatronWeights(ModelWeights):
     """
 
     def __init__(self, model: GPTModel, shape: ModelShape, mesh: Mesh, rank: int):
-        self.places = _places(model, shape, mesh, rank)
+        super().__init__(_places(model, shape, mesh, rank))
         self.shapes = {parameter.name: parameter.shape for parameter in parameters(shape)}
-        self.changed = False
-        self.version = 0
         self._parameters = {p: p.shape for p in model.parameters()}
         self._host = HostMemory()
         self._donated: list[tuple[UntypedStorage, int]] = []
@@ -127,33 +160,20 @@ class MegatronWeights(ModelWeights):
         self.present = True
         return self._host.restore(self._parameters)
 
-    def names(self) -> tuple[str, ...]:
-        """HF names of the parameters present on this rank, in the order of the forward pass."""
-        return tuple(self.places)
-
-    def box(self, name: str) -> Box:
-        """The part of the parameter that this rank holds."""
-        return self.places[name].box
-
-    def view(self, name: str, box: Box) -> Tensor:
-        """The memory of `box` (global indices, inside this rank's part): its elements in order, in whatever
-        shape. Several query groups are whole ones. Whoever writes there sets `changed`."""
-        return self._present(name).view(box)
-
-    def read(self, name: str, box: Box) -> Tensor:
-        """The values in `box`, in its shape; a view where they lie together."""
-        return self.view(name, box).reshape([stop - start for start, stop in box])
-
-    def write(self, name: str, box: Box, values: Tensor) -> None:
-        """Set the values in `box`, converting them to the model's dtype and device."""
-        view = self.view(name, box)
-        view.copy_(values.expand([stop - start for start, stop in box]).reshape(view.shape))
-        self.changed = True
-
-    def _present(self, name: str) -> ParameterPlace:
+    def _place(self, name: str) -> ParameterPlace:
         if not self.present:
             raise RuntimeError(f"`{name}` is not on this device: its weights were released or offloaded")
         return self.places[name]
+
+
+def freeze_parameters(weights: MegatronWeights, names: Collection[str]) -> None:
+    """Let the HF parameters of some `names` be without gradients. What lies with them in one Megatron
+    parameter must be among them."""
+    frozen = {place.parameter for name, place in weights.places.items() if name in names}
+    others = {place.parameter for name, place in weights.places.items() if name not in names}
+    assert not frozen & others, "a Megatron parameter can only be frozen as a whole"
+    for parameter in frozen:
+        parameter.requires_grad_(False)
 
 
 def _places(model: GPTModel, shape: ModelShape, mesh: Mesh, rank: int) -> dict[str, ParameterPlace]:

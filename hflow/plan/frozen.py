@@ -1,0 +1,107 @@
+"""Which parameters of a trained model stay as they are: the patterns of `freeze`, applied to its parameters.
+
+A pattern is one of fnmatch, over the HF name of a parameter with or without ``model.`` before it: ``embed*``,
+``layers.0.*``, ``*norm.weight``. What an engine keeps in one matrix can only be frozen as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import lru_cache
+
+from hflow.diagnostics import Diagnostic
+from hflow.graph.infer.kinds.train import frozen_patterns
+from hflow.graph.ir import Graph, Node
+from hflow.plan.model_shape import ModelShape
+from hflow.plan.parameters import num_parameters, parameters
+
+_PREFIX = "model."
+NONE: frozenset[str] = frozenset()
+# Modules whose weights engines that train keep in one matrix, and whose biases in one vector.
+FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+@dataclass(frozen=True)
+class TrainedWith:
+    """What the trainer of a model keeps otherwise than weights, gradients and moments of all parameters.
+
+    `freeze`: patterns of the names of parameters that have weights only. `averages`: moving averages of the
+    weights in float32, one for each model that takes them over.
+    """
+
+    freeze: tuple[str, ...] = ()
+    averages: int = 0
+
+
+ALL_TRAINED = TrainedWith()
+
+
+def trained_with(graph: Graph, model: str) -> TrainedWith:
+    """Of the trainer of `model`; what holds for all models where no node trains it."""
+    trainers = graph.trainers(model)
+    if not trainers:
+        return ALL_TRAINED
+    return TrainedWith(frozen_patterns(trainers[0]), len(averaging(graph, model)))
+
+
+def averaging(graph: Graph, model: str) -> tuple[str, ...]:
+    """The models that take over a moving average of the weights of `model`."""
+    return tuple(m.name for m in graph.models if m.refresh and m.refresh.decay and m.refresh.model == model)
+
+
+@lru_cache(maxsize=256)
+def frozen_names(shape: ModelShape, freeze: tuple[str, ...]) -> frozenset[str]:
+    """The parameters of a model that match a pattern."""
+    return frozenset(p.name for p in parameters(shape) if any(_matches(p.name, f) for f in freeze))
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return fnmatchcase(name, pattern) or fnmatchcase(name.removeprefix(_PREFIX), pattern)
+
+
+@lru_cache(maxsize=256)
+def trained_share(shape: ModelShape, freeze: tuple[str, ...]) -> float:
+    """What part of a model's parameters learns."""
+    frozen = frozen_names(shape, freeze)
+    held = sum(p.size for p in parameters(shape) if p.name in frozen)
+    return 1 - held / num_parameters(shape)
+
+
+def unusable_patterns(graph: Graph, shapes: Mapping[str, ModelShape]) -> Iterator[Diagnostic]:
+    """HF212 for every train node that cannot freeze what its patterns say."""
+    for node in (n for n in graph.nodes if n.op == "train"):
+        problem, help_ = _problem(shapes[node.model_use.model], frozen_patterns(node), node)
+        if problem:
+            yield Diagnostic("HF212", problem, node.span, help_)
+
+
+def _problem(shape: ModelShape, freeze: tuple[str, ...], node: Node) -> tuple[str, str]:
+    """A message and help; both empty where there is nothing to say."""
+    model = node.model_use.model
+    idle = next((pattern for pattern in freeze if not frozen_names(shape, (pattern,))), None)
+    if idle is not None:
+        names = [p.name for p in parameters(shape)]
+        help_ = f"`*` stands for any text; parameters are called `{names[0]}`, `{names[1]}`, …"
+        return f"`{node.name}` freezes `{idle}`, but `{model}` has no parameter of such a name", help_
+    frozen = frozen_names(shape, freeze)
+    if len(frozen) == len(parameters(shape)):
+        return f"`{node.name}` freezes all of `{model}`, and so trains nothing", "freeze fewer parameters"
+    for parameter in parameters(shape):
+        other = next(
+            (n for n in _together(parameter.name) if (n in frozen) != (parameter.name in frozen)), ""
+        )
+        if other:
+            help_ = "freeze all or none of " + ", ".join(_together(parameter.name))
+            return f"`{node.name}` splits `{parameter.name}` from `{other}`: they are one matrix", help_
+    return "", ""
+
+
+def _together(name: str) -> tuple[str, ...]:
+    """The parameters that are one with another, itself included."""
+    for modules in FUSED:
+        own = next((m for m in modules if f".{m}." in name), None)
+        if own:
+            return tuple(name.replace(f".{own}.", f".{module}.") for module in modules)
+    return (name,)
