@@ -18,7 +18,6 @@ from hflow.plan.model_shape import ModelShape
 from hflow.plan.parameters import num_parameters, parameters
 
 _PREFIX = "model."
-NONE: frozenset[str] = frozenset()
 # Modules whose weights engines that train keep in one matrix, and whose biases in one vector.
 FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
@@ -54,6 +53,8 @@ def averaging(graph: Graph, model: str) -> tuple[str, ...]:
 @lru_cache(maxsize=256)
 def frozen_names(shape: ModelShape, freeze: tuple[str, ...]) -> frozenset[str]:
     """The parameters of a model that match a pattern."""
+    if not freeze:  # as most models are
+        return frozenset()
     return frozenset(p.name for p in parameters(shape) if any(_matches(p.name, f) for f in freeze))
 
 
@@ -71,7 +72,7 @@ def trained_share(shape: ModelShape, freeze: tuple[str, ...]) -> float:
 
 def unusable_patterns(graph: Graph, shapes: Mapping[str, ModelShape]) -> Iterator[Diagnostic]:
     """HF212 for every train node that cannot freeze what its patterns say."""
-    for node in (n for n in graph.nodes if n.op == "train"):
+    for node in (n for n in graph.nodes if n.op == "train" and frozen_patterns(n)):
         problem, help_ = _problem(shapes[node.model_use.model], frozen_patterns(node), node)
         if problem:
             yield Diagnostic("HF212", problem, node.span, help_)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fnmatch import fnmatch
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,7 @@ from hflow.plan.layout import Mesh
 from hflow.plan.named_shapes import NAMED_SHAPES
 from hflow.plan.parameters import parameters
 from hflow.plan.plan import Plan
+from hflow.plan.plan_file import load_plan
 from hflow.plan.run_state import AverageTensor, TrainedTensor, run_state
 from hflow.plan.strategy import PLAIN, Strategy
 
@@ -139,6 +141,15 @@ def test_what_cannot_be_frozen_is_refused(freeze: str, message: str) -> None:
         hflow.compile(graph_of(f"nodes.actor_train.with.freeze={freeze}"), "h100x8")
     (problem,) = caught.value.diagnostics
     assert problem.code == "HF212" and message in problem.message and problem.help and problem.span
+
+
+def test_a_plan_edited_by_hand_cannot_take_matrices_apart(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    hflow.compile(graph_of("nodes.actor_train.with.freeze=embed*"), "h100x8").save(file)
+    file.write_text(file.read_text().replace('"embed*"', '"*.q_proj.*"'))
+    with pytest.raises(HflowError, match="they are one matrix") as caught:
+        load_plan(file)
+    assert caught.value.diagnostics[0].code == "HF306"
 
 
 def test_a_tied_model_has_no_head_to_freeze() -> None:

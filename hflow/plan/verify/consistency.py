@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hflow.plan.digests import CONFIG
+from hflow.plan.frozen import unusable_patterns
 from hflow.plan.model_shape import NAMED
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.plan import Plan
@@ -23,6 +24,8 @@ def inconsistencies(plan: Plan) -> Iterator[str]:
         yield from _bad_awaits(program)
     yield from _half_offloaded(plan)
     yield from _unknown_models(plan)
+    if all(m.name in plan.shapes for m in plan.graph.models):
+        yield from (problem.message for problem in unusable_patterns(plan.graph, plan.shapes))
 
 
 def _unknown_models(plan: Plan) -> Iterator[str]:
