@@ -1,10 +1,11 @@
-"""`data`: draws `batch` rows of a dataset each step, as text fields or as tokens."""
+"""`data`: draws `batch` rows of a dataset each step, as text fields, as numbers or as tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
+from hflow.diagnostics import did_you_mean
 from hflow.graph.infer.draft import NodeDraft
 from hflow.graph.options import Option, OptionProblem
 from hflow.graph.templates.budget import BadTemplateError
@@ -23,19 +24,31 @@ OPTIONS = (
     Option("options", "mapping", {}),
     Option("max_prompt_tokens", "int", 512, above=0),
     Option("max_response_tokens", "int", 512, above=0),
+    Option("numbers", "mapping", optional=True),
 )
 PROCEDURAL = "reasoning-gym/"
 FILES = (".jsonl", ".parquet")
 # (dtype, ragged dim) of the columns that a data node can make, and those that are of responses.
-_COLUMNS = {("i32", "prompt"), ("i32", "seq"), ("bool", "resp"), ("str", None)}
+_COLUMNS = {("i32", "prompt"), ("i32", "seq"), ("bool", "resp"), ("str", None), ("f32", None)}
 _OF_RESPONSES = ("seq", "resp")
-_COLUMNS_TEXT = "i32[batch, prompt~], i32[batch, seq~], bool[batch, resp~] or str[batch]"
+_COLUMNS_TEXT = "i32[batch, prompt~], i32[batch, seq~], bool[batch, resp~], str[batch] or f32[batch]"
 
 
 def num_responses(written: Mapping[str, Any]) -> int | None:
     """How many responses a row has, where `response` is a list; each is a row of its own then."""
     response = written.get("response")
     return len(cast("list[Any]", response)) if isinstance(response, list) else None
+
+
+def number_columns(columns: Mapping[str, ValueType]) -> dict[str, bool]:
+    """The columns of numbers, and whether each response has one."""
+    return {name: len(t.dims[0].factors) > 1 for name, t in columns.items() if t.dtype == "f32"}
+
+
+def number_templates(written: Any) -> tuple[str, ...]:
+    """What `numbers` says of a column, as templates: a number stands for itself."""
+    items = cast("list[Any]", written) if isinstance(written, list | tuple) else [written]
+    return tuple(str(item) for item in items if item is not None)
 
 
 def column_problem(type_: ValueType, responses: int | None) -> str | None:
@@ -49,6 +62,8 @@ def column_problem(type_: ValueType, responses: int | None) -> str | None:
         several = len(rows.factors) == 2
         column = f"{type_.dtype}[{rows}*k, {ragged}~]"
         return None if several else f"`{type_}`: `response` is a list of {responses}, so write `{column}`"
+    if responses is not None and type_.dtype == "f32" and len(rows.factors) == 2:
+        return None
     if len(rows.factors) != 1:
         return f"rows of a data node are one new dim, not `{rows}`"
     return None
@@ -62,6 +77,7 @@ def option_problems(declared: Mapping[str, ValueType], written: Mapping[str, Any
         help_ = f"datasets: FILE.jsonl, FILE.parquet, {PROCEDURAL}NAME"
         yield OptionProblem("HF212", f"dataset `{dataset}` is of no known kind", "dataset", help_)
     ragged = {d.factors[0].name for t in declared.values() for d in t.dims if d.ragged}
+    numbers = number_columns(declared)
     responds = bool(ragged & {"resp", "seq"})
     procedural = str(written.get("dataset", PROCEDURAL)).startswith(PROCEDURAL)
     if ragged and "prompt" not in written:
@@ -83,6 +99,27 @@ def option_problems(declared: Mapping[str, ValueType], written: Mapping[str, Any
         value = written.get(name)
         for text in cast("list[Any]", value) if isinstance(value, list) else [value]:
             yield from _template_problems(name, text)
+    yield from _number_problems(numbers, num_responses(written), written.get("numbers"))
+
+
+def _number_problems(
+    columns: Mapping[str, bool], responses: int | None, written: Any
+) -> Iterator[OptionProblem]:
+    """HF212: `numbers` says something of no column, or not one template for each number."""
+    for name, value in cast("dict[str, Any]", written).items() if isinstance(written, dict) else ():
+        if name not in columns:
+            message = f"`numbers.{name}` has no effect: no column `{name}` is `f32[batch]`"
+            yield OptionProblem("HF212", message, "numbers", did_you_mean(name, columns, "columns"))
+            continue
+        wanted = (responses or 1) if columns[name] else 1
+        given = cast("list[Any]", value) if isinstance(value, list) else [value]
+        if isinstance(value, list) != columns[name] or len(given) != wanted:
+            what = f"a list of {wanted}, one for each response" if columns[name] else "one number or template"
+            yield OptionProblem("HF212", f"`numbers.{name}` must be {what}", "numbers")
+        elif any(isinstance(item, bool) or not isinstance(item, str | int | float) for item in given):
+            yield OptionProblem("HF212", f"`numbers.{name}` must hold templates or numbers", "numbers")
+        for text in given:
+            yield from _template_problems("numbers", text)
 
 
 def _template_problems(name: str, text: Any) -> Iterator[OptionProblem]:

@@ -30,7 +30,8 @@ OPTIONS = (
 FALLING = ("linear", "cosine", "wsd")  # schedules that end at `min_lr` with the last update of the run
 SHARED = ("betas", "eps")  # of the optimizer, which all train nodes of a model share
 # What a train node computes with the model that it trains, by the head that this takes.
-COMPUTED: dict[str, Head] = {"logprobs": "lm", "entropy": "lm", "values": "scalar"}
+COMPUTED: dict[str, Head] = {"logprobs": "lm", "entropy": "lm", "values": "scalar", "score": "scalar"}
+OF_ROWS = ("score",)  # those of them that are one number per row; the others are one per response token
 HEAD_TEXT = {name: f"`head: {head}`" for name, head in COMPUTED.items()}
 _LOSS_FORM = (
     "`loss: f32[rows, resp~]` or `loss: f32[rows]`, or `loss: f32[groups]` of inputs over `groups*k` rows"
@@ -69,26 +70,24 @@ def _signature_problem(loss: Signature, options: Sequence[str]) -> str | None:
         if port.type.dtype != "f32" or port.type.dims not in shapes:
             return f"a loss returns {_LOSS_FORM}, not `{port}`"
     for port in loss.inputs:
-        if problem := _input_problem(port, per_row, per_token, optional_token, options):
+        if problem := _input_problem(port, [*shapes, optional_token], options):
             return problem
     return None
 
 
-def _input_problem(
-    port: Port,
-    per_row: tuple[Dim, ...],
-    per_token: tuple[Dim, ...],
-    optional_token: tuple[Dim, ...],
-    options: Sequence[str],
-) -> str | None:
-    if port.tag == "trained" and (port.name not in COMPUTED or port.type != ValueType("f32", per_token)):
-        return f"`{port}`: a train node computes {', '.join(COMPUTED)}, as `{ValueType('f32', per_token)}`"
+def _input_problem(port: Port, shapes: Sequence[tuple[Dim, ...]], options: Sequence[str]) -> str | None:
+    """`shapes`: per row, per response token, and what else a loss may read."""
+    per_row, per_token = (ValueType("f32", dims) for dims in shapes[:2])
+    computed = per_row if port.name in OF_ROWS else per_token
+    if port.tag == "trained" and (port.name not in COMPUTED or port.type != computed):
+        return f"`{port}`: a train node computes {', '.join(COMPUTED)}, as `{computed}`"
     if port.tag == "trained" and port.optional and f"{port.name}_coef" not in options:
         return f"`{port}` is computed where the option `{port.name}_coef` is not 0, and there is none"
-    if port.type.dims not in (per_row, per_token, optional_token) or port.type.dtype == "str":
-        return f"`{port}`: a loss reads numbers per row or per response token of the rows that it returns"
-    if port.name == "mask" and port.type != ValueType("bool", per_token):
-        return f"`{port}`: the mask of a loss is `{ValueType('bool', per_token)}`"
+    if port.type.dims not in shapes or port.type.dtype == "str":
+        what = "per row, per group or per response token"
+        return f"`{port}`: a loss reads numbers {what} of the rows that it returns"
+    if port.name == "mask" and port.type != ValueType("bool", per_token.dims):
+        return f"`{port}`: the mask of a loss is `{ValueType('bool', per_token.dims)}`"
     return None
 
 

@@ -64,7 +64,7 @@ class Exchange:
             device: of tensors that `group` exchanges.
         """
         assert first_row % unit == len(tokens) % unit == 0, "a group is on several ranks"
-        self._group, self._device, self._rank = group, device, group.rank()
+        self._group, self._device, self._rank, self._unit = group, device, group.rank(), unit
         facts = torch.zeros(3, total, dtype=torch.int64)
         own = slice(first_row, first_row + len(tokens))
         facts[0, own], facts[1, own], facts[2, own] = tokens.row_lengths, mask.row_lengths, self._rank
@@ -79,19 +79,21 @@ class Exchange:
         self._after = owners.repeat_interleave(unit)
         self.rows = (self._after == self._rank).nonzero().squeeze(1)
 
-    def __call__(self, rows: Rows, whole: bool = False) -> Rows:
+    def __call__(self, rows: Rows, whole: bool = False, per_group: bool = False) -> Rows:
         """This rank's part of dense rows, or of those that have a value per response token; or, of `whole`
-        ones, also per token of the prompt. Collective."""
+        ones, also per token of the prompt; or of dense values `per_group` of `unit` rows. Collective."""
         if torch.equal(self._before, self._after):
             return rows
-        given = (self._before == self._rank).nonzero().squeeze(1)
+        unit = self._unit if per_group else 1
+        before, after, wanted = self._before[::unit], self._after[::unit], self.rows[::unit] // unit
+        given = (before == self._rank).nonzero().squeeze(1)
         sizes = self._tokens if whole else self._responses
         if rows.lengths is None:
-            sizes = torch.ones_like(sizes)
-        sent, come = self._after[given].argsort(stable=True), self._before[self.rows].argsort(stable=True)
-        gives, gets = self._splits(given, self._after, sizes), self._splits(self.rows, self._before, sizes)
+            sizes = torch.ones_like(before)
+        sent, come = after[given].argsort(stable=True), before[wanted].argsort(stable=True)
+        gives, gets = self._splits(given, after, sizes), self._splits(wanted, before, sizes)
         received = self._swap(rows.take(sent).values, gives, gets)
-        lengths = None if rows.lengths is None else sizes[self.rows[come]]
+        lengths = None if rows.lengths is None else sizes[wanted[come]]
         return Rows(received, lengths).take(come.argsort())
 
     def _splits(self, rows: Tensor, peers: Tensor, sizes: Tensor) -> list[int]:

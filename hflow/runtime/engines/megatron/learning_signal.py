@@ -22,7 +22,8 @@ ROUNDING: dict[torch.dtype, float] = {
     torch.float32: 2**7 * torch.finfo(torch.float32).eps,
     torch.bfloat16: 2**4 * torch.finfo(torch.bfloat16).eps,
 }
-RELATIVE = frozenset({"values"})  # numbers in units of the reward: their rounding is proportional to them
+# Numbers in units of the reward: their rounding is proportional to them.
+RELATIVE = frozenset({"values", "score"})
 
 
 def carries_signal(loss: Tensor, computed: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
@@ -37,7 +38,7 @@ def carries_signal(loss: Tensor, computed: Mapping[str, Tensor], dtype: torch.dt
 
     Args:
         loss: of a micro-batch, a scalar; its graph is kept.
-        computed: what it reads of the model, ``[rows, longest]`` each.
+        computed: what it reads of the model, ``[rows, longest]`` each, or ``[rows]``.
         dtype: the model's.
 
     Returns:
@@ -73,5 +74,5 @@ def _curvatures(slopes: list[Tensor], at: list[Tensor]) -> list[Tensor]:
 
 
 def _signs(values: Tensor) -> Tensor:
-    """1, -1, 1, … along the tokens of a row."""
+    """1, -1, 1, … along the tokens of a row, or along the rows."""
     return 1.0 - 2.0 * (torch.arange(values.shape[-1], device=values.device) % 2)

@@ -23,7 +23,8 @@ class Loss:
     """`function` maps tensors named `inputs` to one tensor per output.
 
     `computed` are the inputs that the model itself gives. A function over groups of rows sees `group`
-    (one size, else none) as a dim of its own: ``[groups, k]`` and ``[groups, k, T]``. `aggregate` and
+    (one size, else none) as a dim of its own: ``[groups, k]`` and ``[groups, k, T]``; what it reads per group
+    is ``[groups]``. `aggregate` and
     `temperature` say how losses per token are summed, and at which temperature log-probs are taken.
     """
 
@@ -71,6 +72,10 @@ class Loss:
     def reads(self, name: str) -> bool:
         return any(port.name == name for port in self.inputs)
 
+    def per_group(self, name: str) -> bool:
+        """Whether an input has one number per group of rows."""
+        return any(port.name == name and self.level(port) == "group" for port in self.inputs)
+
     def level(self, port: Port) -> Level:
         rows = port.type.dims[0]
         if len(port.type.dims) > 1:
@@ -78,7 +83,7 @@ class Loss:
         return "row" if rows == self.inputs[0].type.dims[0] else "group"
 
     def __call__(self, inputs: Mapping[str, Tensor], rows: int, width: int) -> dict[str, Tensor]:
-        """Call the function on `inputs`, each ``[rows]`` or ``[rows, width]``.
+        """Call the function on `inputs`, each ``[rows]``, ``[rows, width]`` or, per group, ``[rows / unit]``.
 
         Returns:
             The outputs by name: ``[rows, width]``, ``[rows]`` or ``[rows / unit]``.
@@ -91,7 +96,8 @@ class Loss:
                 differentiated.
         """
         arguments: dict[str, Any] = {port.name: None for port in self.inputs if port.tag == "trained"}
-        arguments |= {name: self._grouped(values) for name, values in inputs.items()}
+        for name, values in inputs.items():
+            arguments[name] = values if self.per_group(name) else self._grouped(values)
         result = self._called(arguments)
         values = result if isinstance(result, tuple) else (result,)
         if len(values) != len(self.outputs):

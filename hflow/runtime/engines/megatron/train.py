@@ -20,9 +20,9 @@ from hflow.graph.ir import Node
 from hflow.ops.aggregate import token_weights
 from hflow.runtime.engines.groups import Groups
 from hflow.runtime.engines.megatron.balance import Exchange
+from hflow.runtime.engines.megatron.computed import Computed
 from hflow.runtime.engines.megatron.divergence import NO_FAULT, agreed, diverged, norms_are_finite
 from hflow.runtime.engines.megatron.learning_signal import carries_signal
-from hflow.runtime.engines.megatron.logprobs import log_probs
 from hflow.runtime.engines.megatron.loss import Level, Loss
 from hflow.runtime.engines.megatron.micro_batches import MicroBatch, micro_batches
 from hflow.runtime.engines.megatron.optimizer import Adam, AdamOptions
@@ -65,12 +65,14 @@ class Sums:
 class Training:
     """One execution of a train node on this rank's rows.
 
-    `rows`: their global numbers, int64, ascending. `inputs` holds what the loss reads: ``[rows]``, or
-    ``[rows, longest response]``, right-padded, like `mask`.
+    `rows`: their global numbers, int64, ascending. `inputs` holds what the loss reads: ``[rows]``,
+    ``[groups]`` or ``[rows, longest response]``, right-padded, like `mask`. `sequences` has the places that
+    `computed` asks for.
     """
 
     call: EngineCall
     loss: Loss
+    computed: Computed
     options: AdamOptions
     adam: Adam
     weights: MegatronWeights
@@ -110,12 +112,16 @@ class Training:
         tokens, mask = exchange(inputs["tokens"], whole=True), exchange(mask)
         read: dict[str, Tensor] = {}
         for name in filter(loss.reads, inputs):
-            rows = exchange(inputs[name])
+            rows = exchange(inputs[name], per_group=loss.per_group(name))
             read[name] = (rows.values if rows.lengths is None else rows.padded()).to(device)
-        options = AdamOptions.of(call.node.options, call.steps * call.node.updates)
-        sequences = Sequences.of(tokens, mask, device)
-        present = mask.padded().to(device)
-        return Training(call, loss, options, adam, weights, groups, exchange.rows, sequences, read, present)
+        computed, options = (
+            Computed(frozenset(loss.computed), groups.tp, loss.temperature),
+            AdamOptions.of(call.node.options, call.steps * call.node.updates),
+        )
+        sequences, present = computed.places(Sequences.of(tokens, mask, device)), mask.padded().to(device)
+        return Training(
+            call, loss, computed, options, adam, weights, groups, exchange.rows, sequences, read, present
+        )
 
     def run(self) -> MetricSums:
         """Make all updates. Collective over the mesh.
@@ -193,13 +199,10 @@ class Training:
         Args:
             heads: what the model's head gives, ``[tokens, vocab / tp]`` or ``[tokens, 1]``.
         """
-        response = part.sequences.response_mask
-        rows, width = response.shape
-        trained = {
-            name: values.new_zeros(response.shape).masked_scatter(response, values)
-            for name, values in self._computed(heads, part.sequences.targets).items()
-        }
-        given = {name: _rows_of(values, part, width) for name, values in self.inputs.items()}
+        rows, width = len(part.sequences), self.computed.width(part.sequences)
+        trained = self.computed(heads, part.sequences)
+        units = {name: self.loss.unit if self.loss.per_group(name) else 1 for name in self.inputs}
+        given = {name: _rows_of(x, part, width, units[name]) for name, x in self.inputs.items()}
         outputs = self.loss(given | trained, rows, width)
         counted = self._counted(part, _rows_of(self.mask, part, width))
         sums: dict[str, tuple[Tensor, Tensor]] = {}
@@ -215,14 +218,6 @@ class Training:
         signal = carries_signal(total, trained, self.adam.dtype)
         finite = {name: values.detach().isfinite().all() for name, values in trained.items()}
         return total, Sums(total.detach().clone(), sums, signal, finite)
-
-    def _computed(self, heads: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """What the loss wants of the model itself, ``[tokens]`` each."""
-        wanted = self.loss.computed
-        if wanted == ("values",):
-            return {"values": heads.squeeze(1)}
-        found = log_probs(heads, targets, self.groups.tp, self.loss.temperature, "entropy" in wanted)
-        return {name: values for name, values in zip(("logprobs", "entropy"), found) if name in wanted}
 
     def _counted(self, part: MicroBatch, mask: Tensor) -> dict[Level, Tensor]:
         """Which tokens, rows and groups of a micro-batch count: no padding, and no rows without tokens."""
@@ -254,10 +249,11 @@ def _minibatches(node: Node) -> int:
     return node.rows // (node.repeat.minibatch or node.rows)
 
 
-def _rows_of(values: Tensor, part: MicroBatch, width: int) -> Tensor:
-    """A micro-batch's rows of ``[rows]`` or ``[rows, longest]``, with its empty rows and width."""
-    chosen = values[part.rows]
-    empty = len(part.sequences) - len(part.rows)
+def _rows_of(values: Tensor, part: MicroBatch, width: int, unit: int = 1) -> Tensor:
+    """A micro-batch's rows of ``[rows]`` or ``[rows, longest]``, with its empty rows and width; of values per
+    group of `unit` rows, its groups."""
+    chosen = values[part.rows[::unit] // unit]
+    empty = len(part.sequences) // unit - len(chosen)
     if empty:
         chosen = torch.cat([chosen, chosen.new_zeros(empty, *chosen.shape[1:])])
     return chosen[:, :width] if chosen.dim() > 1 else chosen

@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import field as default
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from hflow.graph.templates.template import Template
 from hflow.runtime.data_files import refused
 from hflow.runtime.datasets import Dataset, hold_out, read_rows
 from hflow.runtime.engines.protocol import EngineCall, Result
+from hflow.runtime.engines.python.number_columns import read_numbers
 from hflow.runtime.rows import Rows, from_lists, from_strings
 from hflow.runtime.tokenizer import Tokenizer, UnknownTextError
 
@@ -28,6 +30,7 @@ _LOG = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Example:
     """Row `number` of the source, ready to be drawn. Each of the `responses` ends with the end token.
+    `numbers`: of every column of numbers one, or one for each response.
 
     `key` is the text of the prompt or, for a node without one, all of the row.
     """
@@ -37,11 +40,12 @@ class Example:
     prompt: tuple[int, ...]
     responses: tuple[tuple[int, ...], ...]
     fields: Mapping[str, str]
+    numbers: Mapping[str, tuple[float, ...]] = default(default_factory=dict[str, tuple[float, ...]])
 
     @property
     def content(self) -> Hashable:
         """What rows of the same content have in common: everything that the node hands on."""
-        return self.key, self.responses, tuple(self.fields.items())
+        return self.key, self.responses, tuple(self.fields.items()), tuple(self.numbers.items())
 
 
 @dataclass(frozen=True)
@@ -113,13 +117,13 @@ def _examples(node: Node, rows: Sequence[RowValues], tokenizer: Tokenizer | None
         prompts = _encode(name, "prompt", tokenizer, keys)
         texts = {what: _render_all(name, what, t, rows) for what, t in _responses(node.options).items()}
         responses = [_encode(name, what, tokenizer, rendered) for what, rendered in texts.items()]
-    examples: list[Example] = []
+    numbers, examples = read_numbers(node, rows, _render_all), list[Example]()
     for number, (key, row, prompt) in enumerate(zip(keys, rows, prompts)):
         if tokenizer and not prompt:
             raise refused(f"row {number} of `{name}` has an empty prompt")
         strings = {field: _field(name, number, row, field) for field in fields}
         ended = tuple((*column[number], tokenizer.eos_id) for column in responses) if tokenizer else ()
-        examples.append(Example(number, key, tuple(prompt), ended, strings))
+        examples.append(Example(number, key, tuple(prompt), ended, strings, numbers[number]))
     return examples
 
 
@@ -191,6 +195,8 @@ def _column(output: Output, rows: Sequence[Example]) -> Rows:
     """The values of one output port; which ones they are is told by its type. Each response has a row."""
     if output.type.dtype == "str":
         return from_strings([row.fields[output.port] for row in rows])
+    if output.type.dtype == "f32":
+        return Rows(torch.tensor([x for row in rows for x in row.numbers[output.port]], dtype=torch.float32))
     match str(output.type.dims[-1]):
         case "prompt~":
             return from_lists([row.prompt for row in rows])

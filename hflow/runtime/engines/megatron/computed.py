@@ -1,0 +1,64 @@
+"""What a loss reads of the model that is trained: log-probs and entropies, or values and scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from hflow.runtime.engines.megatron.logprobs import log_probs
+from hflow.runtime.engines.megatron.sequences import Sequences
+from hflow.runtime.rows import length_mask
+
+SCORE = "score"
+
+
+@dataclass(frozen=True)
+class Computed:
+    """`wanted`: the inputs of a loss that a train node computes. `tp`: the tensor-parallel group.
+    `temperature`: at which log-probs are taken."""
+
+    wanted: frozenset[str]
+    tp: ProcessGroup
+    temperature: float
+
+    def places(self, sequences: Sequences) -> Sequences:
+        """The rows to run: with one more token each where the loss reads a score, which is what the head
+        gives after the last token of a row."""
+        return sequences.extended() if SCORE in self.wanted else sequences
+
+    def width(self, sequences: Sequences) -> int:
+        """The longest response among rows that `places` gave."""
+        longest = sequences.response_mask.shape[1]
+        return max(longest - 1, 0) if SCORE in self.wanted else longest
+
+    def __call__(self, heads: Tensor, sequences: Sequences) -> dict[str, Tensor]:
+        """By name, of rows that `places` gave; 0 where a row has no token.
+
+        Args:
+            heads: what the head gives at the places that predict responses, ``[tokens, vocab / tp]`` or
+                ``[tokens, 1]``, row by row.
+
+        Returns:
+            float32 ``[rows, width]``, but for scores, ``[rows]``; with gradients to `heads`.
+        """
+        response = sequences.response_mask
+        if not self.wanted & {"values", SCORE}:
+            found = log_probs(heads, sequences.targets, self.tp, self.temperature, "entropy" in self.wanted)
+            named = zip(("logprobs", "entropy"), found)
+            return {name: _padded(values, response) for name, values in named if name in self.wanted}
+        numbers = _padded(heads.squeeze(1), response)
+        if SCORE not in self.wanted:
+            return {"values": numbers}
+        lengths, width = sequences.response_lengths - 1, self.width(sequences)
+        # One column more, for rows without any place: those that fill up a micro-batch of no rows.
+        last = torch.nn.functional.pad(numbers, (0, 1)).gather(1, lengths.clamp(min=0)[:, None])[:, 0]
+        values = numbers[:, :width].masked_fill(~length_mask(lengths, width), 0)
+        return {name: x for name, x in (("values", values), (SCORE, last)) if name in self.wanted}
+
+
+def _padded(values: Tensor, present: Tensor) -> Tensor:
+    """``[tokens]`` as ``[rows, longest]``, 0 where there is no token."""
+    return values.new_zeros(present.shape).masked_scatter(present, values)
