@@ -64,6 +64,9 @@ def test_groups_are_asked_for_by_what_compares_responses() -> None:
         "advantages.group_normalise": 2,
         "advantages.leave_one_out": 2,
         "filters.mixed_groups": 2,
+        "pairwise.bradley_terry": 2,
+        "pairwise.cost": 2,
+        "pairwise.pair_accuracy": 2,
         "preferences.dpo": 2,
     }
     assert all(read_function(name, Path()).min_group == f.__hflow_min_group__ for name, f in OPS.items())
