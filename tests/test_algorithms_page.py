@@ -25,6 +25,8 @@ MOST_LINES = 70
 FILES = {
     "SFT": "sft",
     "DPO": "dpo",
+    "Reward model": "reward_model",
+    "Cost model": "cost_model",
     "GRPO": "grpo",
     "Dr. GRPO": "dr_grpo",
     "RLOO": "rloo",

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import save_file
 from torch import Tensor
 
 from hflow.plan.parameters import SCALAR_HEAD
 from hflow.runtime.model_folder import read_object
+from hflow.runtime.tokenizer import load_tokenizer
 from hflow.runtime.whole_folder import whole_folder
 
 SCALAR_CLASSES = {
@@ -26,7 +28,9 @@ def write_hf(folder: Path | str, source: Path | str, tensors: Iterable[tuple[str
     """Write `tensors` beside the configuration and tokenizer files of `source`.
 
     Tensors that end in a scalar head make a model for transformers' ``AutoModelForSequenceClassification``,
-    whatever head the source has.
+    whatever head the source has. That reads the score of a row at its last token that is not padding; hflow
+    reads it at the row's end token. Where the two are one token, ``config.json`` gets no ``pad_token_id``:
+    transformers then takes rows one at a time, and reads the last token.
 
     The folder appears complete or not at all; one that is there already is replaced. Tensors are taken
     one after the other and written in files of at most 4 GiB (a larger tensor has a file of its own).
@@ -102,6 +106,12 @@ def _size(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
+def _pads_with_end(folder: Path, config: Mapping[str, Any]) -> bool:
+    """As transformers counts them, a negative token is one from the end of the vocabulary."""
+    padding = config["pad_token_id"] % config["vocab_size"]
+    return padding == load_tokenizer(folder).eos_id
+
+
 def _describe(config_file: Path, dtypes: dict[str, str]) -> None:
     """Let config.json say what was written: the head, and the dtype, in which transformers loads weights."""
     config = read_object(config_file)
@@ -112,4 +122,6 @@ def _describe(config_file: Path, dtypes: dict[str, str]) -> None:
         config["num_labels"] = 1
         for labels in ("id2label", "label2id"):
             config.pop(labels, None)
+        if config.get("pad_token_id") is not None and _pads_with_end(config_file.parent, config):
+            config["pad_token_id"] = None
     config_file.write_text(json.dumps(config, indent=2) + "\n")

@@ -11,7 +11,7 @@ from hflow.graph.ir import Graph
 ROOT = Path(__file__).resolve().parent.parent.parent
 ALGORITHMS = tuple(sorted(f.stem for f in (ROOT / "algorithms").glob("*.yaml")))
 TOKENS = 1024
-WITHOUT_ROLLOUTS = ("sft", "dpo")
+WITHOUT_ROLLOUTS = ("sft", "dpo", "reward_model", "cost_model")
 GROUPS_OF_8 = ("grpo", "async_grpo", "cispo", "dr_grpo", "gspo", "iterative_grpo", "rloo", "tool_grpo")
 SHAPE = "shape:{shape}"
 MORE: dict[str, dict[str, object]] = {
@@ -49,7 +49,13 @@ def _params(algorithm: str) -> dict[str, object]:
 
 def _lengths(algorithm: str) -> list[str]:
     """The greatest lengths of what data nodes give."""
-    node = {"dapo": "sampling.nodes.prompts", "dpo": "pairs", "sft": "examples"}.get(algorithm, "prompts")
+    node = {
+        "dapo": "sampling.nodes.prompts",
+        "dpo": "pairs",
+        "reward_model": "pairs",
+        "cost_model": "pairs",
+        "sft": "examples",
+    }.get(algorithm, "prompts")
     lengths = {node: ("prompt", "response") if algorithm in WITHOUT_ROLLOUTS else ("prompt",)}
     if algorithm == "safe_rlhf":
         lengths["texts"] = ("prompt", "response")

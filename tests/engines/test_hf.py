@@ -12,7 +12,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from hflow.diagnostics import HflowError
 from hflow.plan.layout import Mesh
@@ -103,3 +103,21 @@ def test_weights_may_be_read_by_whom_other_files_may(tmp_path: Path, umask: int,
     written = {file.name: file.stat().st_mode & 0o777 for file in target.iterdir()}
     assert written == made == dict.fromkeys(made, mode)
     assert "model.safetensors" in made
+
+
+@pytest.mark.parametrize(("padding", "written"), [(0, 0), (1, None), (-1, -1), (-15, None), (None, None)])
+def test_a_classifier_never_pads_with_its_end_token(
+    tmp_path: Path, padding: int | None, written: int | None
+) -> None:
+    """transformers would take the end token, 1 of 16, for padding, and read the score one token early."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    new_model(source, layers=1, hidden=32, heads=4, alphabet="abcdefghi", head="scalar")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, "pad_token_id": padding}))
+    hf.write_hf(target, source, load_file(source / "model.safetensors").items())
+    assert json.loads((target / "config.json").read_text())["pad_token_id"] == written
+    if padding == 1:
+        found, tokens = AutoModelForSequenceClassification.from_pretrained(target), torch.tensor([[5, 6, 1]])
+        with torch.no_grad():
+            hidden = found.model(tokens).last_hidden_state[0]  # type: ignore[operator]
+            assert torch.equal(found(tokens).logits[0], hidden[-1] @ found.score.weight.T)
