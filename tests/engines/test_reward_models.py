@@ -82,9 +82,9 @@ def reference(folder: str, data: dict[str, Rows]) -> Any:
             extra = OPTIONS["margin"] + float(data["margins"].values[pair])
             centred = OPTIONS["centre_coef"] * (chosen + rejected) ** 2
             losses.append(-logsigmoid(chosen - rejected - extra) + centred)
-            found["margin"].append(float(chosen - rejected))
+            found["margin"].append(float((chosen - rejected).detach()))
             found["accuracy"].append(float(chosen > rejected))
-            found["mean_score"].append(float(chosen + rejected) / 2)
+            found["mean_score"].append(float((chosen + rejected).detach()) / 2)
         loss = torch.stack(losses).mean()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf"))

@@ -21,6 +21,8 @@ SINGLE = ["params.minibatch=4"]
 SMALL = {
     "sft": [],
     "dpo": [],
+    "reward_model": [],
+    "cost_model": [],
     "ppo": SINGLE,
     "safe_rlhf": SINGLE,
     "remax": [*SINGLE, f"nodes.reward.fn={DENSE}", f"nodes.greedy_reward.fn={DENSE}"],

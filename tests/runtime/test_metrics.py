@@ -65,12 +65,14 @@ def test_a_validation_alone_is_no_reward(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_shipped_algorithms_show_their_reward(name: str) -> None:
-    assert hflow.load(name).reward == ("" if name in ("sft", "dpo") else "reward.score")
+    others = {"sft": "", "dpo": "", "reward_model": "agreement.accuracy", "cost_model": "agreement.accuracy"}
+    assert hflow.load(name).reward == others.get(name, "reward.score")
 
 
 def test_tokens_are_those_of_rollouts_that_are_trained_on(validated: Graph) -> None:
     """ReMax's greedy rollout only gives a baseline; of several turns the last has all texts."""
     makers = {name: [n.name for n in token_makers(hflow.load(name))] for name in ALGORITHMS}
     others = {"sft": ["actor_train"], "dpo": ["actor_train"], "tool_grpo": ["turn_3"]}
+    others |= {"reward_model": ["reward_train"], "cost_model": ["cost_train"]}
     assert makers == {name: others.get(name, ["rollout"]) for name in ALGORITHMS}
     assert [n.name for n in token_makers(validated)] == ["rollout"]
