@@ -60,6 +60,7 @@ CODES: dict[str, str] = {
     "HF226": "bad refresh of a model",
     "HF227": "param that nothing reads",
     "HF228": "bad way of keeping a run (run)",
+    "HF229": "log-probs over different tokens",
     # 3xx: graph on a cluster
     "HF301": "bad cluster file value",
     "HF302": "bad pin, or node that cannot be explained",

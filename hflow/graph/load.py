@@ -18,7 +18,8 @@ from hflow.graph.checks.checks import (
     check_trained,
     check_unused,
 )
-from hflow.graph.checks.log_probs import check_sampler, check_staleness, check_temperatures
+from hflow.graph.checks.distributions import check_distributions
+from hflow.graph.checks.log_probs import check_sampler, check_staleness
 from hflow.graph.checks.run import check_reward, check_run, drafted_metric_names
 from hflow.graph.checks.training import check_freezes, check_schedules
 from hflow.graph.infer.drafting import draft_nodes, node_names
@@ -177,7 +178,7 @@ def _graph(spec: GraphSpec, document: Document, problems: Problems) -> Graph | N
     check_ages(drafts, problems)
     check_optimizers(nodes, drafts, problems)
     check_refresh(drafts, spec, problems)
-    check_temperatures(nodes, drafts, problems)
+    check_distributions(nodes, drafts, problems)
     check_staleness(nodes, drafts, problems)
     check_sampler(nodes, drafts, problems)
     check_groups(nodes, drafts, problems)

@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 
 from hflow.diagnostics import did_you_mean
 
-Kind = Literal["int", "float", "bool", "str", "mapping", "floats", "texts"]
+Kind = Literal["int", "float", "bool", "str", "mapping", "floats", "texts", "ints"]
 REQUIRED: Any = ...  # the default of an option that has none
 INT64 = 2**63  # whole numbers are smaller than this
 
@@ -23,6 +23,7 @@ _NOUNS: dict[Kind, str] = {
     "mapping": "a mapping",
     "floats": "finite numbers",
     "texts": "a string or a list of strings",
+    "ints": "a list of integers",
 }
 
 
@@ -41,6 +42,7 @@ class Option:
     choices: tuple[Any, ...] = ()
     nullable: bool = False
     optional: bool = False
+    most: float | None = None
 
     @property
     def expectation(self) -> str:
@@ -48,7 +50,7 @@ class Option:
         if self.choices:
             return "one of " + ", ".join(map(str, self.choices))
         count = f"{self.length} " if self.length else ""
-        limits = [(">=", self.least), (">", self.above), ("<", self.below)]
+        limits = [(">=", self.least), (">", self.above), ("<", self.below), ("<=", self.most)]
         bounds = " and ".join(f"{sign} {limit:g}" for sign, limit in limits if limit is not None)
         return f"{count}{_NOUNS[self.kind]} {bounds}".strip() + (" or null" if self.nullable else "")
 
@@ -64,6 +66,9 @@ class Option:
             numbers = cast("list[Any]", value) if isinstance(value, list) else []
             fits = isinstance(value, list) and self.length in (None, len(numbers))
             return fits and all(_is_number(n) and self._within(n) for n in numbers)
+        if self.kind == "ints":
+            numbers = cast("list[Any]", value) if isinstance(value, list) else []
+            return bool(numbers) and all(_is_number(n, integer=True) and self._within(n) for n in numbers)
         if self.kind in ("int", "float"):
             return _is_number(value, self.kind == "int") and self._within(value)
         return isinstance(value, {"bool": bool, "str": str, "mapping": dict}[self.kind])
@@ -77,11 +82,13 @@ class Option:
         return float(value) if self.kind == "float" else value
 
     def _within(self, value: float) -> bool:
-        if self.kind == "int" and abs(value) >= INT64:
+        if self.kind in ("int", "ints") and abs(value) >= INT64:
             return False
         if self.least is not None and value < self.least:
             return False
         if self.above is not None and value <= self.above:
+            return False
+        if self.most is not None and value > self.most:
             return False
         return self.below is None or value < self.below
 

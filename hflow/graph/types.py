@@ -6,7 +6,8 @@ are equally long:
 
 - `batch` is made by a `data` node, `group` (samples per prompt) by a `generate` node;
 - the ragged dims are `prompt~`, `resp~` and `seq~` (= prompt followed by response); each is made by
-  the node that made the text, so log-probs of one rollout never align with tokens of another.
+  the node that made the text, so log-probs of one rollout never align with tokens of another;
+- `kept~`, inside of `resp~`, has a length per token: the tokens among which a truncated sampler chose.
 
 One sample per prompt is a row of its prompt: such a factor may be missing where rows are compared, but two
 nodes that each draw one sample make different rows.
@@ -17,12 +18,13 @@ A type without dims, ``f32[]``, is a scalar: one number for the whole batch, the
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import prod
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 DType = Literal["i32", "i64", "f32", "bf16", "bool", "str"]
-Role = Literal["behaviour", "scored", "value", "score", "derived"]
+Role = Literal["behaviour", "scored", "value", "score", "derived", "support"]
 RAGGED_DIMS = ("prompt", "resp", "seq")
 
 
@@ -77,29 +79,95 @@ def group_size(rows: Dim, pattern: Dim) -> int:
 
 
 @dataclass(frozen=True)
+class Truncation:
+    """Which tokens a sampler chooses among, of the distribution at its temperature: the `top_k` most likely;
+    of these the most likely that together have the probability `top_p`; of these those that have at least
+    `min_p` of the probability of the most likely. None: this does not apply. `runtime.truncation` says it
+    exactly."""
+
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+
+    @staticmethod
+    def of(options: Mapping[str, Any]) -> Truncation:
+        """From a node's options; a `top_p` of 1 and a `min_p` of 0 say nothing."""
+        top_p, min_p = options.get("top_p"), options.get("min_p")
+        return Truncation(options.get("top_k"), None if top_p == 1 else top_p, min_p or None)
+
+    def __bool__(self) -> bool:
+        return self != Truncation()
+
+    def __str__(self) -> str:
+        limits = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
+        return " ".join(f"{name}={limit}" for name, limit in limits.items() if limit is not None)
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Over the next token: softmax of the logits divided by `temperature` (0: all on the most likely), over
+    the tokens that `truncation` leaves."""
+
+    temperature: float = 1.0
+    truncation: Truncation = Truncation()
+
+    def __str__(self) -> str:
+        heat = f"temperature={self.temperature}" if self.temperature != 1 else ""
+        return " ".join(filter(None, (heat, str(self.truncation))))
+
+
+PLAIN = Distribution()  # that of the model itself
+
+
+@dataclass(frozen=True)
 class Provenance:
     """Which model made a value, and how.
 
     `behaviour`: log-probs that it sampled with; `scored`: log-probs by a forward pass over given tokens;
     `value`: its estimates per token (scalar head); `score`: its judgement of whole rows (scalar head);
-    `derived`: numbers that calls made from its values (returns, advantages).
-    `lag` is how many updates old the weights may be.
+    `derived`: numbers that calls made from its values (returns, advantages); `support`: the tokens among
+    which it sampled. `lag` is how many updates old the weights may be.
     """
 
     model: str
     role: Role
     lag: int = 0
 
+    @property
+    def distribution(self) -> Distribution:
+        """Of log-probs: that which they are of."""
+        return PLAIN
+
     def __str__(self) -> str:
         age = f"-{self.lag}" if self.lag else ""
-        return f"<{self.model}@k{age} {self.role}>"
+        of = f" {self.distribution}" if self.distribution != PLAIN else ""
+        return f"<{self.model}@k{age} {self.role}{of}>"
+
+
+@dataclass(frozen=True)
+class ShapedProvenance(Provenance):
+    """Of log-probs, or of kept sets, of another distribution than the model's own. A class of its own, so
+    that plans without such values read as they did before there were any."""
+
+    shape: Distribution = field(kw_only=True)
+
+    @property
+    def distribution(self) -> Distribution:
+        return self.shape
+
+    @staticmethod
+    def of(model: str, role: Role, lag: int, distribution: Distribution) -> Provenance:
+        """A `Provenance` where the distribution is the model's own."""
+        if distribution == PLAIN:
+            return Provenance(model, role, lag)
+        return ShapedProvenance(model, role, lag, shape=distribution)
 
 
 @dataclass(frozen=True)
 class ValueType:
     dtype: DType
     dims: tuple[Dim, ...]
-    provenance: Provenance | None = None
+    provenance: ShapedProvenance | Provenance | None = None
 
     @property
     def ragged(self) -> bool:

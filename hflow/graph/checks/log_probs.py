@@ -1,61 +1,19 @@
-"""What holds for log-probs and the texts they are of: one temperature, known age, the right sampler."""
+"""What holds for log-probs and the texts they are of: known age, the right sampler."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from hflow.graph.infer.draft import NodeDraft
 from hflow.graph.infer.regions import maker
-from hflow.graph.ir import Input, Node, Ref
+from hflow.graph.ir import Input, Node
 from hflow.graph.source.problems import Problems
-
-_LOG_PROBS = ("behaviour", "scored")
-
-
-def check_temperatures(
-    nodes: Mapping[str, Node], drafts: Mapping[str, NodeDraft], problems: Problems
-) -> None:
-    """HF212 log-probs that a node compares, or goes on from, are of different temperatures, or greedy."""
-    for node in (n for n in nodes.values() if n.op in ("train", "generate", "call")):
-        known = list(_temperatures(node, nodes))
-        own = node.options.get("temperature") if node.op != "call" else known[0][2] if known else None
-        for value, source, made_at in known if isinstance(own, (int, float)) else ():
-            path = (*drafts[node.name].path, "with", "temperature")
-            path = drafts[node.name].input_path(value.port) if node.op == "call" else path
-            if made_at == 0 and node.op != "generate":
-                message = (
-                    f"`{value.source}` is greedy (temperature 0): nothing was sampled, so it has no log-probs"
-                )
-                problems.add("HF212", message, drafts[node.name].input_path(value.port))
-            elif made_at != own:
-                other = known[0][1].name if node.op == "call" else node.name
-                message = f"`{other}` has log-probs at temperature {own}, `{source.name}` at {made_at}"
-                help_ = "only at one temperature can they be compared"
-                problems.add("HF212", message, path, help=help_)
-
-
-def _temperatures(node: Node, nodes: Mapping[str, Node]) -> Iterator[tuple[Input, Node, float]]:
-    """The log-probs that a node reads: the edge, who made them, and at which temperature."""
-    for value in node.inputs:
-        made_by, source = value.type.provenance, behind(value.source, nodes)
-        made_at = source.options.get("temperature") if source else None
-        if made_by and made_by.role in _LOG_PROBS and source and isinstance(made_at, (int, float)):
-            yield value, source, made_at
-
-
-def behind(ref: Ref, nodes: Mapping[str, Node]) -> Node | None:
-    """The node that made a value, in the region where it was made."""
-    node = nodes.get(ref.node)
-    if node is None or node.op != "repeat":
-        return node
-    value = node.input(ref.port)
-    return nodes.get(value.source.node) if value else None
 
 
 def check_sampler(nodes: Mapping[str, Node], drafts: Mapping[str, NodeDraft], problems: Problems) -> None:
     """HF210 a loss that compares with what was sampled learns from the texts of another model."""
     for node in (n for n in nodes.values() if n.op == "train"):
-        draft, text_of = drafts[node.name], _sampler(node.input("tokens"), nodes)
+        draft, text_of = drafts[node.name], sampler_of(node.input("tokens"), nodes)
         compares = draft.signature and any(p.tag in ("old", "behaviour") for p in draft.signature.inputs)
         if not (compares and text_of):
             continue
@@ -66,7 +24,7 @@ def check_sampler(nodes: Mapping[str, Node], drafts: Mapping[str, NodeDraft], pr
             problems.add("HF210", message, draft.input_path("tokens"), help=help_)
 
 
-def _sampler(tokens: Input | None, nodes: Mapping[str, Node]) -> Node | None:
+def sampler_of(tokens: Input | None, nodes: Mapping[str, Node]) -> Node | None:
     """The generate node that made the texts which enter at `tokens`."""
     origin = tokens.type.dims[-1].factors[0].origin if tokens else None
     node = nodes.get(maker(origin)) if origin else None
@@ -97,7 +55,7 @@ def _is_derived(value: Input) -> bool:
 
 def _age(node: Node, value: Input, nodes: Mapping[str, Node]) -> int:
     """How many updates old the weights are that made a value; 0 unless `node` trains the model."""
-    text_of = _sampler(value, nodes) if value.port == "tokens" else None
+    text_of = sampler_of(value, nodes) if value.port == "tokens" else None
     sampled = text_of.output("logprobs") if text_of else None
     made_by = sampled.type.provenance if sampled else value.type.provenance
     if not made_by or made_by.model != node.model_use.model:

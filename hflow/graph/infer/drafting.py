@@ -66,14 +66,17 @@ class _Drafter:
                 if drafted.head == "scalar":
                     self._wrong_head(drafted, "generates with", "`head: lm`, which predicts tokens")
                     drafted = replace(drafted, head=None)
-                drafted = replace(drafted, inputs=generate.inputs(set(node.in_)))
-                drafted = self._reading(drafted, node, generate.options(set(node.in_)), node.with_)
+                wired = set(node.in_)
+                drafted = replace(drafted, inputs=generate.inputs(wired, node.with_))
+                drafted = self._reading(drafted, node, generate.options(wired), node.with_)
+                self._report(bare.path, generate.option_problems(node.with_, generate.continues(wired)))
                 made = generate.ports(drafted.options)
                 return replace(drafted, outputs=made, declared=self._types(bare, node.out))
             case schema.ScoreSpec():
                 drafted = self._using(bare, node.model)
                 outputs = score.output_ports(drafted.head) if drafted.head else None
-                drafted = self._reading(replace(drafted, outputs=outputs), node, score.OPTIONS, node.with_)
+                drafted = replace(drafted, inputs=score.inputs(drafted.head), outputs=outputs)
+                drafted = self._reading(drafted, node, score.OPTIONS, node.with_)
                 self._report(bare.path, score.option_problems(drafted.head, node.with_))
                 return replace(drafted, declared=self._types(bare, node.out))
             case schema.TrainSpec():

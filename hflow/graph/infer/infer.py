@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from hflow.diagnostics import did_you_mean
 from hflow.graph.infer import kinds, regions
 from hflow.graph.infer.draft import CarriedInput, NodeDraft
+from hflow.graph.infer.inherited import inherited
+from hflow.graph.infer.kinds import generate
 from hflow.graph.infer.signature import Port
 from hflow.graph.infer.unify import Argument, unify
 from hflow.graph.infer.wiring import DERIVED
@@ -38,6 +41,7 @@ class _Inference:
         self.problems = problems
         self.types: dict[Ref, ValueType] = {}
         self.nodes: dict[str, Node] = {}
+        self.read = {ref for draft in drafts.values() for ref in draft.sources.values()}
 
     def add(self, draft: NodeDraft) -> None:
         if draft.op == "repeat":
@@ -62,13 +66,26 @@ class _Inference:
         complete = all(p.name in values or (p.optional and p.name not in sources) for p in draft.inputs)
         if mismatches or not complete or (draft.model and draft.head is None):
             return
+        draft = replace(draft, options={**draft.options, **self._inherited(draft, sources)})
         types = kinds.output_types(draft, bound)
         if types is None:
             return
+        types = {port: t for port, t in types.items() if self._is_made(draft, port)}
         if draft.op != "data":
             self._check_declared(draft, types)
         self.types.update({Ref(draft.name, port): t for port, t in types.items()})
         self.nodes[draft.name] = self._node(draft, sources, types)
+
+    def _inherited(self, draft: NodeDraft, sources: Mapping[str, Ref]) -> Mapping[str, Any]:
+        """What a node that says nothing else takes over from the sampler of its texts."""
+        origin = self._text_origin(sources["tokens"]) if "tokens" in sources else None
+        sampler = self.nodes.get(regions.maker(origin)) if origin else None
+        return inherited(draft, sampler) if sampler and sampler.op == "generate" else {}
+
+    def _is_made(self, draft: NodeDraft, port: str) -> bool:
+        """Whether a node makes a value that nobody may want."""
+        optional = draft.op == "generate" and port == generate.FINISH
+        return not optional or Ref(draft.name, port) in self.read or port in draft.declared
 
     def _add_region(self, draft: NodeDraft) -> None:
         if not all(self._has(draft, ref) for ref in draft.sources.values()):

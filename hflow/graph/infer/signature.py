@@ -21,10 +21,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
-from hflow.graph.types import RAGGED_DIMS, Dim, ValueType, parse_type
+from hflow.graph.types import RAGGED_DIMS, Dim, Factor, ValueType, parse_type
 
 Tag = Literal["trained", "behaviour", "old", "scored", "value"]  # of an input
 OutputTag = Literal["mixed"]
+BuiltinTag = Literal[
+    "kept"
+]  # of an input of score and train nodes, and of later turns; no function asks for it
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Port:
 
     name: str
     type: ValueType
-    tag: Tag | OutputTag | None = None
+    tag: Tag | OutputTag | BuiltinTag | None = None
     optional: bool = False
 
     @property
@@ -59,6 +62,12 @@ class Signature:
 
     def __str__(self) -> str:
         return f"{', '.join(map(str, self.inputs))} -> {', '.join(map(str, self.outputs))}"
+
+
+def kept_port(rows: Dim, optional: bool) -> Port:
+    """The tokens among which a truncated sampler chose each token of the responses."""
+    resp, kept = (Dim((Factor(name),), ragged=True) for name in ("resp", "kept"))
+    return Port("kept", ValueType("i32", (rows, resp, kept)), "kept", optional)
 
 
 _PORT = re.compile(r"\s*([A-Za-z_]\w*)\s*(\?)?\s*:\s*(\w+\s*\[[^\]]*\])\s*(?:<(\w*)>)?\s*")

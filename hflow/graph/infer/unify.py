@@ -250,7 +250,9 @@ _ROLES: Mapping[str, tuple[Role, ...]] = {
     "old": ("behaviour", "scored"),
     "scored": ("scored",),
     "value": ("value",),
+    "kept": ("support",),
 }
+_OF_ANY_MODEL = ("scored", "kept")
 _PLAIN: tuple[Role, ...] = ("score", "derived")  # made by a model, and numbers like others
 _FROM_VALUES: tuple[Role, ...] = ("value", "derived")
 _VALUES = "<value>"  # no name of a dim
@@ -262,6 +264,7 @@ _WANTED = {
     ),
     "scored": ("log-probs from a score node", "wire the `logprobs` of a score node"),
     "value": ("values of {who}", "wire the `values` of a score node that uses it (`head: scalar`)"),
+    "kept": ("the kept sets of a sampler", "wire the `kept` of the generate node that made the texts"),
 }
 
 
@@ -270,7 +273,7 @@ def provenance_mismatch(port: Port, value: Argument, trained: str | None) -> Mis
 
     Log-probs and values are no plain numbers: they enter only where a tag asks for them.
     """
-    have, of_trained = value.type.provenance, port.tag != "scored"
+    have, of_trained = value.type.provenance, port.tag not in _OF_ANY_MODEL
     if port.tag is None or port.tag not in _ROLES:
         return _untagged_mismatch(port, value) if have and have.role not in _PLAIN else None
     right_model = have is not None and (not of_trained or trained in (None, have.model))
@@ -285,7 +288,7 @@ def provenance_mismatch(port: Port, value: Argument, trained: str | None) -> Mis
 def _untagged_mismatch(port: Port, value: Argument) -> Mismatch:
     made = _made_by(value.type.provenance)
     message = f"`{port.name}` takes plain numbers, but `{value.source}` {made}"
-    tags = ", ".join(f"`<{tag}>`" for tag in _ROLES)
+    tags = ", ".join(f"`<{tag}>`" for tag in _ROLES if tag != "kept")
     help_ = f"a signature that takes log-probs or values says which: {tags}"
     return Mismatch(port.name, "HF210", message, help_)
 
@@ -296,6 +299,7 @@ _VERBS: Mapping[Role, str] = {
     "value": "has values of",
     "score": "is a score of",
     "derived": "was made from values of",
+    "support": "holds the tokens that were likely enough to",
 }
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from hflow.graph.infer.kinds import call, data, generate, score, train
+from hflow.graph.infer.regions import maker
 from hflow.graph.ir import Graph, Input, Model, ModelUse, Node, Refresh
 from hflow.graph.options import REQUIRED, Option
 from hflow.graph.source.yaml_text import WIDTH, flow, key, scalar
@@ -204,9 +205,21 @@ def _options(graph: Graph, node: Node, options: Sequence[Option]) -> YamlTree:
     defaults |= dict(node.function.options) if node.function else {}
     if node.op == "data" and len({m.path for m in graph.models}) == 1:  # then any model's tokenizer will do
         defaults["tokenizer"] = graph.models[0].name
+    if "temperature" in defaults:
+        defaults["temperature"] = _inherited_temperature(graph, node, defaults["temperature"])
     required = {o.name for o in options if o.default is REQUIRED}
     return {
         name: value
         for name, value in node.options.items()
         if name in required or value != defaults.get(name, REQUIRED)
     }
+
+
+def _inherited_temperature(graph: Graph, node: Node, default: float) -> float:
+    """What the node has where its file says nothing (`hflow.graph.infer.inherited`)."""
+    tokens = node.input("tokens") if node.model and graph.model_of(node).head == "lm" else None
+    origin = tokens.type.dims[-1].factors[0].origin if tokens else None
+    sampler = graph.node(maker(origin)) if origin else None
+    if sampler is None or sampler.op != "generate":
+        return default
+    return sampler.options["temperature"] or (0.0 if node.op == "generate" else default)

@@ -6,37 +6,59 @@ out, and the model goes on from there. A row with an empty observation is finish
 
 With `in_flight`, weights that come while the first form samples serve the rest of every response
 (PipelineRL, arXiv:2509.19128); the node then also tells the `versions` of all tokens.
+
+With `max_kept` a node that truncates its distribution tells of every token among which it was chosen, so that
+others can take log-probs of the same distribution. `finish` says how each response ended; it is made where
+some node reads it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 from hflow.graph.infer.draft import NodeDraft
-from hflow.graph.infer.signature import Port, parse_ports
+from hflow.graph.infer.signature import Port, kept_port, parse_ports
 from hflow.graph.infer.unify import Bindings
-from hflow.graph.options import Option
-from hflow.graph.types import Dim, Factor, Provenance, ValueType
+from hflow.graph.options import Option, OptionProblem
+from hflow.graph.types import Dim, Distribution, Factor, Role, ShapedProvenance, Truncation, ValueType
 
 _SAMPLING = (
     Option("max_new_tokens", "int", above=0),
     Option("temperature", "float", 1.0, least=0),  # 0: greedy
 )
-OPTIONS = (Option("n", "int", 1, above=0), *_SAMPLING, Option("in_flight", "bool", False))
-CONTINUE_OPTIONS = (Option("max_observation_tokens", "int", above=0), *_SAMPLING)
+_SHAPING = (
+    Option("top_p", "float", above=0, most=1, optional=True),
+    Option("top_k", "int", above=0, optional=True),
+    Option("min_p", "float", least=0, most=1, optional=True),
+    Option("max_kept", "int", above=0, optional=True),
+    Option("stop", "texts", optional=True),
+    Option("stop_token_ids", "ints", least=0, optional=True),
+    Option("mask_truncated", "bool", optional=True),
+)
+OPTIONS = (Option("n", "int", 1, above=0), *_SAMPLING, Option("in_flight", "bool", False), *_SHAPING)
+CONTINUE_OPTIONS = (Option("max_observation_tokens", "int", above=0), *_SAMPLING, *_SHAPING)
+INHERITED = ("temperature", "top_p", "top_k", "min_p")  # by later turns, where these do not say it
 INPUTS = parse_ports("prompt: i32[rows, prompt~]")
 CONTINUE_INPUTS = parse_ports(
     "tokens: i32[rows, seq~], mask: bool[rows, resp~], logprobs: f32[rows, resp~]<behaviour>, "
     "observation: str[rows]"
 )
 OUTPUTS = ("tokens", "logprobs", "mask", "text")
+_ROLES: tuple[Role, ...] = ("behaviour", "support")
 VERSIONS = "versions"
+KEPT = "kept"
+FINISH = "finish"
+# What `finish` says of a response.
+LENGTH, END_TOKEN, STOP, WAS_FINISHED = 0, 1, 2, 3
 
 
-def inputs(written: Set[str]) -> tuple[Port, ...]:
-    """The ports of a node whose file entry wires `written`."""
-    return CONTINUE_INPUTS if continues(written) else INPUTS
+def inputs(written: Set[str], options: Mapping[str, Any]) -> tuple[Port, ...]:
+    """The ports of a node whose file entry wires `written` and says these `options`."""
+    if not continues(written):
+        return INPUTS
+    earlier = (kept_port(Dim((Factor("rows"),)), optional=False),) if "max_kept" in options else ()
+    return (*CONTINUE_INPUTS, *earlier)
 
 
 def options(written: Set[str]) -> tuple[Option, ...]:
@@ -44,8 +66,32 @@ def options(written: Set[str]) -> tuple[Option, ...]:
 
 
 def ports(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a node with these options makes."""
-    return (*OUTPUTS, VERSIONS) if options.get("in_flight") else OUTPUTS
+    """What a node with these options makes; `finish` only where some node reads it."""
+    versions = (VERSIONS,) if options.get("in_flight") else ()
+    kept = (KEPT,) if "max_kept" in options else ()
+    return (*OUTPUTS, *versions, *kept, FINISH)
+
+
+def option_problems(written: Mapping[str, Any], further: bool) -> Iterator[OptionProblem]:
+    """HF212 for options that contradict each other, or have no effect. A `further` turn takes over what
+    earlier ones say."""
+    texts: Any = written.get("stop")
+    if texts == "" or (isinstance(texts, list) and "" in texts):
+        yield OptionProblem("HF212", "`stop` has an empty string: every response would end at once", "stop")
+    truncates = [name for name in ("top_p", "top_k", "min_p") if name in written]
+    greedy = written.get("temperature") == 0 and not isinstance(written.get("temperature"), bool)
+    if greedy:
+        for name in (*truncates, *(n for n in ("max_kept",) if n in written)):
+            message = f"`{name}` has no effect: at temperature 0 the most likely token is taken"
+            yield OptionProblem("HF212", message, name)
+    elif "max_kept" in written and not further and not Truncation.of(written):
+        message = "`max_kept` has no effect: without `top_p`, `top_k` or `min_p` all tokens are kept"
+        yield OptionProblem("HF212", message, "max_kept")
+
+
+def distribution(options: Mapping[str, Any]) -> Distribution:
+    """That a node with these options samples from."""
+    return Distribution(options.get("temperature", 1.0), Truncation.of(options))
 
 
 def continues(written: Set[str]) -> bool:
@@ -68,7 +114,8 @@ def outputs(draft: NodeDraft, bound: Bindings) -> dict[str, ValueType] | None:
     if group is None or longest_prompt is None:
         return None
     rows = Dim((*bound.rows["rows"], Factor("group", group, draft.name)))
-    return _made(draft, rows, longest_prompt + longest, longest, lag=0)
+    kept = draft.options.get("max_kept", 0)
+    return _made(draft, rows, longest_prompt + longest, longest, kept, lag=0)
 
 
 def _continued(draft: NodeDraft, bound: Bindings, longest: int) -> dict[str, ValueType] | None:
@@ -78,22 +125,27 @@ def _continued(draft: NodeDraft, bound: Bindings, longest: int) -> dict[str, Val
         return None
     more = observation + longest
     earlier = bound.made_by["logprobs"].lag
-    return _made(draft, Dim(bound.rows["rows"]), before + more, response + more, earlier)
+    kept = max(draft.options.get("max_kept", 0), bound.texts[KEPT].size or 0 if KEPT in bound.texts else 0)
+    return _made(draft, Dim(bound.rows["rows"]), before + more, response + more, kept, earlier)
 
 
 def _made(
-    draft: NodeDraft, rows: Dim, longest_sequence: int, longest_response: int, lag: int
+    draft: NodeDraft, rows: Dim, longest_sequence: int, longest_response: int, most_kept: int, lag: int
 ) -> dict[str, ValueType]:
     """`lag` is that of the turns before: a conversation is as old as its oldest turn."""
     assert draft.model
     response = Dim((Factor("resp", longest_response, draft.name),), ragged=True)
     sequence = Dim((Factor("seq", longest_sequence, draft.name),), ragged=True)
-    sampled = Provenance(draft.model.model, "behaviour", max(lag, draft.model.lag))
+    kept = Dim((Factor("kept", most_kept, draft.name),), ragged=True)
+    of = draft.model.model, max(lag, draft.model.lag), distribution(draft.options)
+    sampled, support = (ShapedProvenance.of(of[0], role, *of[1:]) for role in _ROLES)
     made = {
         "tokens": ValueType("i32", (rows, sequence)),
         "logprobs": ValueType("f32", (rows, response), sampled),
         "mask": ValueType("bool", (rows, response)),
         "text": ValueType("str", (rows,)),
         VERSIONS: ValueType("i32", (rows, response)),
+        KEPT: ValueType("i32", (rows, response, kept), support),
+        FINISH: ValueType("i32", (rows,)),
     }
     return {port: made[port] for port in ports(draft.options)}

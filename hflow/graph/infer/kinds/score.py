@@ -3,6 +3,9 @@
 A model that predicts tokens gives the log-probs and the entropy of every response token; one with a
 scalar head gives an estimate per response token (at the position that predicts it, so a value is
 that before the token), and a score of the whole row (at its last token).
+
+With `kept`, log-probs and entropy are of the distribution over the tokens among which a truncated sampler
+chose.
 """
 
 from __future__ import annotations
@@ -12,11 +15,11 @@ from dataclasses import replace
 from typing import Any
 
 from hflow.graph.infer.draft import NodeDraft
-from hflow.graph.infer.signature import parse_signature
+from hflow.graph.infer.signature import Port, kept_port, parse_signature
 from hflow.graph.infer.unify import Bindings
 from hflow.graph.ir import Head
 from hflow.graph.options import Option, OptionProblem
-from hflow.graph.types import Provenance, Role, ValueType
+from hflow.graph.types import PLAIN, Distribution, Role, ShapedProvenance, Truncation, ValueType
 
 OPTIONS = (Option("temperature", "float", 1.0, above=0),)
 _READS = "tokens: i32[rows, seq~], mask: bool[rows, resp~]"
@@ -25,7 +28,13 @@ SIGNATURES = {
     "scalar": parse_signature(f"{_READS} -> values: f32[rows, resp~], score: f32[rows]"),
 }
 INPUTS = SIGNATURES["lm"].inputs
+_KEPT = kept_port(INPUTS[0].type.dims[0], optional=True)
 _ROLES: dict[str, Role] = {"logprobs": "scored", "values": "value", "score": "score"}
+
+
+def inputs(head: Head | None) -> tuple[Port, ...]:
+    """A scalar head has no distribution that could be truncated."""
+    return INPUTS if head == "scalar" else (*INPUTS, _KEPT)
 
 
 def output_ports(head: Head) -> tuple[str, ...]:
@@ -49,8 +58,12 @@ def option_problems(head: Head | None, written: Mapping[str, Any]) -> Iterator[O
 def outputs(draft: NodeDraft, bound: Bindings) -> dict[str, ValueType]:
     assert draft.model and draft.head
     made: dict[str, ValueType] = {}
+    kept = bound.made_by.get("kept")
+    truncation = kept.distribution.truncation if kept else Truncation()
+    shape = Distribution(draft.options.get("temperature", 1.0), truncation)
     for port in SIGNATURES[draft.head].outputs:
         role = _ROLES.get(port.name)
-        provenance = Provenance(draft.model.model, role, draft.model.lag) if role else None
+        of = shape if role == "scored" else PLAIN
+        provenance = ShapedProvenance.of(draft.model.model, role, draft.model.lag, of) if role else None
         made[port.name] = replace(bound.apply(port.type), provenance=provenance)
     return made
