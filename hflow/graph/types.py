@@ -103,13 +103,16 @@ class Truncation:
         return " ".join(f"{name}={limit}" for name, limit in limits.items() if limit is not None)
 
 
+NO_TRUNCATION = Truncation()
+
+
 @dataclass(frozen=True)
 class Distribution:
     """Over the next token: softmax of the logits divided by `temperature` (0: all on the most likely), over
     the tokens that `truncation` leaves."""
 
     temperature: float = 1.0
-    truncation: Truncation = Truncation()
+    truncation: Truncation = NO_TRUNCATION
 
     def __str__(self) -> str:
         heat = f"temperature={self.temperature}" if self.temperature != 1 else ""

@@ -57,7 +57,7 @@ def sample(logits: Tensor, u: Tensor, temperature: float) -> tuple[Tensor, Tenso
     """Draw one token per row by inverting the cumulative distribution, in float64.
 
     Args:
-        logits: ``[rows, vocab]``.
+        logits: ``[rows, vocab]``; minus infinity for a token that cannot be drawn.
         u: uniform numbers in [0, 1), float64 ``[rows]``.
         temperature: divides the logits; 0 takes the most likely token.
 

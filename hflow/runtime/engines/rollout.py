@@ -10,11 +10,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
 
 from hflow.graph.infer.kinds.generate import VERSIONS
+from hflow.graph.types import Truncation
+from hflow.runtime.ends import Ends
+from hflow.runtime.engines.ended import Ended, masked
 from hflow.runtime.engines.protocol import EngineCall, MetricSums, NodeError, Result
 from hflow.runtime.engines.sampler import Answers, NotFinite, Sampler, Sampling
 from hflow.runtime.rows import Rows, from_lists, from_strings, joined
@@ -55,8 +59,9 @@ class Rollout:
         def result() -> Result:
             answers = sampling()
             tokens = joined(prompts.take(rows // n), answers.tokens)
-            mask = _filled(answers.tokens, True)
-            made = self._result(tokens, answers.log_probs, mask, {}, n)
+            ended = Ended.of(answers, self._ends, self.call.node)
+            mask = masked(_filled(answers.tokens, True), ended.dropped)
+            made = self._result(tokens, answers.log_probs, mask, ended, {}, n)
             return replace(self._with_versions(made, answers), end_s=answers.end_s)
 
         return result
@@ -74,11 +79,13 @@ class Rollout:
                 _spread(found.tokens, going, len(texts)), _spread(found.log_probs, going, len(texts))
             )
             tokens = joined(before, answers.tokens)
+            ended = Ended.of(found, self._ends, self.call.node).after(inputs, observed, going, answers.tokens)
             mask = joined(inputs["mask"], _filled(observed, False), _filled(answers.tokens, True))
+            mask = masked(mask, ended.dropped)
             log_probs = joined(inputs["logprobs"], _filled(observed, 0.0), answers.log_probs)
             # A count over all rows: the weights of the data-parallel ranks add up to 1.
             metrics = {"cut_observations": (float(cut), float(self.dp == 0))}
-            return self._result(tokens, log_probs, mask, metrics, 1)
+            return self._result(tokens, log_probs, mask, ended, metrics, 1)
 
         return result
 
@@ -101,7 +108,9 @@ class Rollout:
             seed=self.call.seed,
             step=self.call.step,
             stream=self.call.stream,
-            eos_id=self.tokenizer.eos_id,
+            ends=self._ends,
+            truncation=Truncation.of(options),
+            max_kept=options.get("max_kept"),
         )
         self._check_length(prompts, sampling.max_new_tokens)
         waiting = self.sampler(prompts, ids, sampling)
@@ -113,6 +122,13 @@ class Rollout:
                 raise NodeError(self.call.node.name, f"{self.call.when}: {problem}", "HF405") from None
 
         return answers
+
+    @cached_property
+    def _ends(self) -> Ends:
+        stop: str | list[str] = self.call.node.options.get("stop", [])
+        texts = (stop,) if isinstance(stop, str) else tuple(stop)
+        token_ids = frozenset(self.call.node.options.get("stop_token_ids", ()))
+        return Ends(self.tokenizer.eos_id, token_ids, texts, self.tokenizer.decode)
 
     def _check_length(self, prompts: Rows, new: int) -> None:
         needed = int(prompts.row_lengths.max()) + new if len(prompts) else 0
@@ -130,14 +146,18 @@ class Rollout:
         metrics = {**result.metrics, "renewed_tokens": renewed} if result.metrics else {}
         return replace(result, outputs={**result.outputs, VERSIONS: answers.versions}, metrics=metrics)
 
-    def _result(self, tokens: Rows, log_probs: Rows, mask: Rows, metrics: MetricSums, n: int) -> Result:
-        outputs = {"tokens": tokens, "logprobs": log_probs, "mask": mask}
+    def _result(
+        self, tokens: Rows, log_probs: Rows, mask: Rows, ended: Ended, metrics: MetricSums, n: int
+    ) -> Result:
+        outputs = {"tokens": tokens, "logprobs": log_probs, "mask": mask, **ended.outputs(self.call.node)}
         if self.call.node.output("text"):
             outputs["text"] = from_strings(self.tokenizer.decode(_tails(tokens, mask.row_lengths)))
         if self.tp > 0:
             return Result(outputs)
         length = {"response_length": (float(mask.row_lengths.sum()), float(len(mask)))}
-        return Result(outputs, length | metrics, digest(tokens, self.call.first_row * n))
+        # Counts over all rows: the weights of the data-parallel ranks add up to 1.
+        dropped = {name: (float(count), float(self.dp == 0)) for name, count in ended.counts.items()}
+        return Result(outputs, length | dropped | metrics, digest(tokens, self.call.first_row * n))
 
     def _refused(self, problem: str) -> NodeError:
         return NodeError(self.call.node.name, problem)

@@ -84,12 +84,25 @@ class Exchange:
         ones, also per token of the prompt; or of dense values `per_group` of `unit` rows. Collective."""
         if torch.equal(self._before, self._after):
             return rows
-        unit = self._unit if per_group else 1
-        before, after, wanted = self._before[::unit], self._after[::unit], self.rows[::unit] // unit
-        given = (before == self._rank).nonzero().squeeze(1)
         sizes = self._tokens if whole else self._responses
         if rows.lengths is None:
-            sizes = torch.ones_like(before)
+            sizes = torch.ones_like(sizes)
+        return self._moved(rows, sizes, self._unit if per_group else 1)
+
+    def ragged(self, rows: Rows) -> Rows:
+        """This rank's part of rows of any lengths. Collective."""
+        if torch.equal(self._before, self._after):
+            return rows
+        sizes = torch.zeros_like(self._tokens)
+        sizes[self._before == self._rank] = rows.row_lengths
+        sizes = sizes.to(self._device)
+        all_reduce(sizes, group=self._group)
+        return self._moved(rows, sizes.cpu())
+
+    def _moved(self, rows: Rows, sizes: Tensor, unit: int = 1) -> Rows:
+        """`sizes`: values of every row, on all ranks. `unit`: rows to which one of `rows` belongs."""
+        before, after, wanted = self._before[::unit], self._after[::unit], self.rows[::unit] // unit
+        given = (before == self._rank).nonzero().squeeze(1)
         sent, come = after[given].argsort(stable=True), before[wanted].argsort(stable=True)
         gives, gets = self._splits(given, after, sizes), self._splits(wanted, before, sizes)
         received = self._swap(rows.take(sent).values, gives, gets)

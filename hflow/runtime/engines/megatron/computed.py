@@ -46,7 +46,14 @@ class Computed:
         """
         response = sequences.response_mask
         if not self.wanted & {"values", SCORE}:
-            found = log_probs(heads, sequences.targets, self.tp, self.temperature, "entropy" in self.wanted)
+            found = log_probs(
+                heads,
+                sequences.targets,
+                self.tp,
+                self.temperature,
+                "entropy" in self.wanted,
+                sequences.kept_ids,
+            )
             named = zip(("logprobs", "entropy"), found)
             return {name: _padded(values, response) for name, values in named if name in self.wanted}
         numbers = _padded(heads.squeeze(1), response)

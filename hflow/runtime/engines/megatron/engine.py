@@ -16,6 +16,7 @@ from hflow.plan.model_shape import ModelShape
 from hflow.plan.strategy import PLAIN, Strategy
 from hflow.runtime.engines.finite import not_finite
 from hflow.runtime.engines.groups import NewGroup, make_groups
+from hflow.runtime.engines.kept_input import check_kept
 from hflow.runtime.engines.megatron.build import build_model
 from hflow.runtime.engines.megatron.divergence import agreed, diverged
 from hflow.runtime.engines.megatron.generate import generate
@@ -136,7 +137,9 @@ class MegatronModel(ModelEngine):
                 raise diverged(call, self.weights, self.groups.tp, str(problem)) from None
             lengths = found.lengths.cpu()
             tokens = from_padded(found.tokens.cpu().to(torch.int32), lengths)
-            answers = Answers(tokens, from_padded(found.log_probs.cpu(), lengths))
+            kept, overflown = found.kept or (None, None)
+            log_probs = from_padded(found.log_probs.cpu(), lengths)
+            answers = Answers(tokens, log_probs, kept=kept, overflown=overflown)
             return lambda: answers
 
         at = self.groups.dp.rank(), self.groups.tp.rank()
@@ -144,7 +147,8 @@ class MegatronModel(ModelEngine):
 
     def _score(self, call: EngineCall, inputs: Mapping[str, Rows]) -> Result:
         """Metrics: the mean score, value or entropy."""
-        sequences = Sequences.of(inputs["tokens"], inputs["mask"], self.device)
+        check_kept(call, inputs)
+        sequences = Sequences.of(inputs["tokens"], inputs["mask"], self.device, inputs.get("kept"))
         lengths, limit = inputs["mask"].lengths, call.plan.micro_batch
         if self.shape.head == "scalar":
             judged = judge(self.model, self.groups, sequences, limit)
@@ -167,6 +171,7 @@ class MegatronModel(ModelEngine):
             raise diverged(call, self.weights, self.groups.replica, problem)
 
     def _train(self, call: EngineCall, inputs: Mapping[str, Rows]) -> Result:
+        check_kept(call, inputs)
         assert self.adam is not None, f"{call.node.name}: this model was built without an optimizer"
         if not self.adam.present:
             raise NodeError(call.node.name, "its optimizer's state was offloaded")

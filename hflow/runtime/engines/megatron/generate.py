@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from megatron.core.models.gpt import GPTModel
@@ -11,27 +11,31 @@ from torch import Tensor
 from hflow.runtime.engines.finite import check_logits
 from hflow.runtime.engines.megatron.decoder import Decoder
 from hflow.runtime.engines.sampler import Sampling
-from hflow.runtime.rows import Rows, length_mask
+from hflow.runtime.kept import KeptCollector, KeptSets
+from hflow.runtime.rows import Rows, concatenate, length_mask
 from hflow.runtime.sampling import sample, uniform
+from hflow.runtime.truncation import OUT, truncate
 
 
 @dataclass(frozen=True)
 class Responses:
     """`tokens`: int64, `log_probs`: float32, both ``[rows, max_new_tokens]``; `lengths`: int64 ``[rows]``.
 
-    What lies after a row's length is undefined.
+    What lies after a row's length is undefined. `kept`, with `max_kept`: the sets of tokens that truncation
+    left, and which rows have overflown.
     """
 
     tokens: Tensor
     log_probs: Tensor
     lengths: Tensor
+    kept: tuple[KeptSets, Tensor] | None = None
 
 
 @torch.no_grad()
 def generate(
     model: GPTModel, prompts: Rows, ids: Tensor, sampling: Sampling, limit: int, device: torch.device
 ) -> Responses:
-    """Sample responses to each prompt; a response ends with (and includes) its end-of-sequence token.
+    """Sample responses to each prompt, each until it ends (`Ends`).
 
     `ids`, int64 ``[prompts * n]``, are the global numbers of the rows to be made, to which their random
     numbers belong; row r continues prompt r // n. At most `limit` rows are in memory at once. Collective
@@ -51,12 +55,22 @@ def generate(
         inputs = left_padded(prompts.slice(first, last), device)
         parts.append(_generate_batch(model, *inputs, rows // n - first, ids.to(device)[rows], sampling))
     if not parts:
-        parts = [_empty(0, sampling.max_new_tokens, device)]
+        nothing = _empty(0, sampling.max_new_tokens, device)
+        parts = [replace(nothing, kept=KeptCollector(0, 0).collected() if sampling.max_kept else None)]
     return Responses(
         torch.cat([p.tokens for p in parts]),
         torch.cat([p.log_probs for p in parts]),
         torch.cat([p.lengths for p in parts]),
+        _together([p.kept for p in parts if p.kept]),
     )
+
+
+def _together(parts: list[tuple[KeptSets, Tensor]]) -> tuple[KeptSets, Tensor] | None:
+    if not parts:
+        return None
+    sets, overflown = zip(*parts)
+    lengths = torch.cat([part.lengths for part in sets])
+    return KeptSets(concatenate([part.rows for part in sets]), lengths), torch.cat(overflown)
 
 
 def left_padded(prompts: Rows, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -89,13 +103,18 @@ def _generate_batch(
     cache.repeat(prompt_of)
     seen = present[prompt_of] if padded else None
     active = torch.arange(len(prompt_of), device=prompts.device)
+    sets = KeptCollector(len(prompt_of), sampling.max_kept) if sampling.max_kept else None
     for step in range(steps):
         check_logits(logits, ids[active], step)
+        if sampling.truncation:
+            truncate(logits, sampling.temperature, sampling.truncation)
+        if sets:
+            sets.add(active, logits > OUT)
         u = uniform(sampling.seed, sampling.step, ids[active], step, sampling.stream)
         tokens, log_probs = sample(logits, u, sampling.temperature)
         out.tokens[active, step] = tokens
         out.log_probs[active, step] = log_probs
-        going = tokens != sampling.eos_id
+        going = sampling.ends.going(out.tokens[active, : step + 1])
         out.lengths[active[~going]] = step + 1
         if step == steps - 1 or not going.any():
             break
@@ -104,7 +123,7 @@ def _generate_batch(
             active, tokens = active[kept], tokens[kept]
             seen = None if seen is None else seen[kept]
         logits = decoder(tokens[:, None], _decode_mask(seen, step + 1), cache)
-    return out
+    return replace(out, kept=sets.collected()) if sets else out
 
 
 def _prefill_mask(present: Tensor) -> Tensor:

@@ -4,6 +4,11 @@ z are the logits divided by the temperature, computed in float32:
 
     log p(token) = z[token] - log sum exp z          H = log sum exp z - sum p z
 
+With kept sets both sums are over a token's set only, so log-probs and entropy are those of the truncated
+distribution, whatever the logits of today would leave:
+
+    log p(token) = z[token] - log sum over the kept exp z
+
 Softmax and its gradient are made for a chunk of tokens at a time, so that the float32 values of a
 large vocabulary are never in memory for the whole batch; between forward and backward only the logits
 themselves (in the model's dtype) are kept.
@@ -18,10 +23,18 @@ from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp, all_reduce
 
 CHUNK_BYTES = 64 * 2**20
+FAR = (
+    -1e9
+)  # in the place of a logit that is on another rank, or is no more of a set: finite, so that 0 * FAR is 0
 
 
 def log_probs(
-    logits: Tensor, targets: Tensor, group: ProcessGroup, temperature: float = 1.0, entropy: bool = True
+    logits: Tensor,
+    targets: Tensor,
+    group: ProcessGroup,
+    temperature: float = 1.0,
+    entropy: bool = True,
+    kept: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of `targets` and entropy of the distributions, with gradients to `logits`.
 
@@ -30,22 +43,39 @@ def log_probs(
         targets: int64 ``[tokens]``, ids of the whole vocabulary, the same on all ranks of `group`.
         group: the tensor-parallel group; collective over it.
         entropy: leave it out (zeros, without gradient) where False.
+        kept: sets of ids that contain the targets, int64 ``[tokens, largest set]``, padded with -1; the
+            distribution is over these. Of an empty set both numbers are 0.
 
     Returns:
         float32 ``[tokens]`` twice, the same on all ranks of `group`.
     """
-    return _LogProbs.apply(logits, targets, group, temperature, entropy)
+    width = logits.shape[1]
+    local = targets - group.rank() * width
+    mine = (local >= 0) & (local < width)
+    if kept is None:
+        return _LogProbs.apply(logits, local.clamp(0, width - 1), mine, group, temperature, entropy)
+    inside = kept - group.rank() * width
+    here = (kept >= 0) & (inside >= 0) & (inside < width)
+    chosen = logits.gather(1, inside.clamp(0, width - 1)).masked_fill(~here, FAR)
+    place = (kept == targets[:, None]).to(torch.uint8).argmax(1)
+    found = _LogProbs.apply(chosen, place, mine, group, temperature, entropy)
+    sampled = (kept >= 0).any(1)
+    return found[0].where(sampled, 0.0), found[1].where(sampled, 0.0)
 
 
 class _LogProbs(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, logits: Tensor, targets: Tensor, group: ProcessGroup, temperature: float, entropy: bool
+        ctx: Any,
+        logits: Tensor,
+        local: Tensor,
+        mine: Tensor,
+        group: ProcessGroup,
+        temperature: float,
+        entropy: bool,
     ) -> tuple[Tensor, Tensor]:
-        count, width = logits.shape
-        local = targets - group.rank() * width
-        mine = (local >= 0) & (local < width)
-        local = local.clamp(0, width - 1)
+        """`local`: the column of each target, where it is `mine`, on this rank."""
+        count = len(logits)
         top = torch.full((count,), -torch.inf, device=logits.device)
         for part in _chunks(logits):
             top[part] = logits[part].amax(-1).float() / temperature
@@ -66,7 +96,7 @@ class _LogProbs(torch.autograd.Function):
         return sums[1] - log_sum, uncertainty
 
     @staticmethod
-    def backward(ctx: Any, to_log_prob: Tensor, to_entropy: Tensor) -> tuple[Tensor, None, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, to_log_prob: Tensor, to_entropy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         logits, local, mine, log_total, uncertainty = ctx.saved_tensors
         gradient = torch.empty_like(logits)
         for part in _chunks(logits):
@@ -77,7 +107,7 @@ class _LogProbs(torch.autograd.Function):
             if ctx.entropy:
                 g -= p * (log_p + uncertainty[part, None]) * to_entropy[part, None]
             gradient[part] = g.div_(ctx.temperature)
-        return gradient, None, None, None, None
+        return gradient, None, None, None, None, None
 
 
 def _chunks(logits: Tensor) -> list[slice]:

@@ -17,15 +17,16 @@ from hflow.runtime.engines.megatron.sequences import Sequences
 def score(
     model: torch.nn.Module, groups: Groups, sequences: Sequences, micro_batch: int, temperature: float
 ) -> tuple[Tensor, Tensor] | None:
-    """Log-probability of every response token and entropy of the distribution it is drawn from.
+    """Log-probability of every response token and entropy of the distribution it is drawn from, over its kept
+    set if there is one.
 
     Returns:
         float32 ``[response tokens]`` each, row by row, on the ranks of the last pipeline stage; None on
         the others.
     """
 
-    def read(logits: Tensor, targets: Tensor) -> Tensor:
-        return torch.stack(log_probs(logits, targets, groups.tp, temperature))
+    def read(logits: Tensor, of: Sequences) -> Tensor:
+        return torch.stack(log_probs(logits, of.targets, groups.tp, temperature, kept=of.kept_ids))
 
     found = _at_responses(model, groups, sequences, micro_batch, read)
     return None if found is None else (found[0], found[1])
@@ -56,14 +57,14 @@ def _at_responses(
     groups: Groups,
     sequences: Sequences,
     micro_batch: int,
-    read: Callable[[Tensor, Tensor], Tensor],
+    read: Callable[[Tensor, Sequences], Tensor],
 ) -> Tensor | None:
-    """``[kinds, response tokens]``: what `read` makes of the head's outputs and the tokens they predict."""
+    """``[kinds, response tokens]``: what `read` makes of the head's outputs for the sequences."""
     everyone = torch.arange(len(sequences), device=sequences.tokens.device)
     batches = micro_batches(sequences, everyone, micro_batch, same_shape=groups.pp.size() > 1)
 
     def finish(outputs: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        return outputs.new_zeros(()), read(outputs, batch.sequences.targets)
+        return outputs.new_zeros(()), read(outputs, batch.sequences)
 
     model.eval()
     parts = run_schedule(model, groups, batches, finish, forward_only=True)

@@ -12,20 +12,23 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from hflow.runtime.kept import KeptSets
 from hflow.runtime.rows import Rows, length_mask
 
 
 @dataclass(frozen=True)
 class Sequences:
-    """`tokens`: int64 ``[rows, longest]``, right-padded; lengths: int64 ``[rows]``."""
+    """`tokens`: int64 ``[rows, longest]``, right-padded; lengths: int64 ``[rows]``. `kept`: on the host, the
+    sets of tokens among which those of the responses were chosen; None: among all."""
 
     tokens: Tensor
     prompt_lengths: Tensor
     response_lengths: Tensor
+    kept: KeptSets | None = None
 
     @staticmethod
-    def of(tokens: Rows, mask: Rows, device: torch.device) -> Sequences:
-        """From ragged tokens (prompt followed by response) and a ragged mask of the response.
+    def of(tokens: Rows, mask: Rows, device: torch.device, kept: Rows | None = None) -> Sequences:
+        """From ragged tokens (prompt followed by response), a ragged mask of the response, and kept sets.
 
         Raises:
             ValueError: a row has no prompt, so that nothing predicts its first response token.
@@ -34,7 +37,8 @@ class Sequences:
         if len(prompts) and int(prompts.min()) < 1:
             raise ValueError("a row has no prompt before its response")
         padded = tokens.padded().to(device, torch.int64)
-        return Sequences(padded, prompts.to(device), mask.row_lengths.to(device))
+        sets = None if kept is None else KeptSets(kept, mask.row_lengths)
+        return Sequences(padded, prompts.to(device), mask.row_lengths.to(device), sets)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -48,7 +52,8 @@ class Sequences:
         """The given rows, cut to the longest of them."""
         prompts, responses = self.prompt_lengths[rows], self.response_lengths[rows]
         longest = int((prompts + responses).max()) if len(rows) else 0
-        return Sequences(self.tokens[rows, :longest], prompts, responses)
+        kept = self.kept.take(rows) if self.kept else None
+        return Sequences(self.tokens[rows, :longest], prompts, responses, kept)
 
     def extended(self) -> Sequences:
         """Each row with one more, arbitrary token: it would be predicted at what was the row's last token.
@@ -84,3 +89,8 @@ class Sequences:
         """The response tokens, row by row; int64 ``[tokens]``."""
         rows, positions = self.predicted_at
         return self.tokens[rows, positions + 1]
+
+    @cached_property
+    def kept_ids(self) -> Tensor | None:
+        """The set of each response token, row by row; int64 ``[tokens, largest set]``, padded with -1."""
+        return self.kept.padded().to(self.tokens.device) if self.kept else None

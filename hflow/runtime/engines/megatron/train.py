@@ -109,6 +109,7 @@ class Training:
             inputs["tokens"], mask, call.first_row, call.node.rows, loss.unit, _minibatches(call.node),
             groups.dp, device,
         )  # fmt: skip
+        kept = exchange.ragged(inputs["kept"]) if "kept" in inputs else None
         tokens, mask = exchange(inputs["tokens"], whole=True), exchange(mask)
         read: dict[str, Tensor] = {}
         for name in filter(loss.reads, inputs):
@@ -118,7 +119,8 @@ class Training:
             Computed(frozenset(loss.computed), groups.tp, loss.temperature),
             AdamOptions.of(call.node.options, call.steps * call.node.updates),
         )
-        sequences, present = computed.places(Sequences.of(tokens, mask, device)), mask.padded().to(device)
+        sequences = computed.places(Sequences.of(tokens, mask, device, kept))
+        present = mask.padded().to(device)
         return Training(
             call, loss, computed, options, adam, weights, groups, exchange.rows, sequences, read, present
         )

@@ -7,12 +7,15 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Self
 
 import torch
 
 from hflow.diagnostics import Diagnostic, HflowError
+from hflow.graph.infer.kinds.generate import LENGTH
 from hflow.graph.ir import Model, Node
+from hflow.graph.types import Truncation
 from hflow.plan.engines.sglang import SERVER_PROFILE
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.node_plan import NodePlan
@@ -28,6 +31,7 @@ from hflow.runtime.engines.sglang.replica import Replica
 from hflow.runtime.engines.sglang.requests import RequestRow, Response
 from hflow.runtime.engines.sglang.tiles import LOADER
 from hflow.runtime.engines.sglang.weights import ServedWeights, buckets
+from hflow.runtime.kept import KeptSets
 from hflow.runtime.rows import TORCH_DTYPES, Rows, from_lists
 from hflow.runtime.sampling import row_seeds
 from hflow.runtime.tokenizer import Tokenizer
@@ -104,6 +108,8 @@ class SglangModel(ModelEngine):
                 sleeps=SERVER_PROFILE.sleeps(device.type, renewed),
                 weight_loader=LOADER,
                 reserve_bytes=server_bytes + reserve,
+                truncates=any(Truncation.of(node.options) for node, _ in planned),
+                reads_texts=any("stop" in node.options for node, _ in planned),
             )
 
         node = planned[0][0].name
@@ -162,20 +168,42 @@ class SglangModel(ModelEngine):
         n = len(ids) // len(prompts) if len(prompts) else 1
         seeds = row_seeds(sampling.seed, sampling.step, ids, sampling.stream).tolist()
         rows = [RequestRow(texts[number // n], seed) for number, seed in enumerate(seeds)]
-        asked = self.replica.ask(rows, sampling)
+        # More sets than tokens there are cannot be asked for.
+        most = None if sampling.max_kept is None else min(sampling.max_kept, self.shape.vocab - 1)
+        asked = self.replica.ask(rows, replace(sampling, max_kept=most))
         begun, unnamed = self.weights.version, not self.weights.renewed
 
         def answers() -> Answers:
             responses = self.replica.answers(asked, self.weights.restore)
             _check_finite(responses, ids)
+            responses = [self._ended(response, sampling) for response in responses]
             numbers = self._numbers(responses, begun, unnamed)
             log_probs = torch.tensor([x for r in responses for x in r.log_probs], dtype=torch.float32)
             tokens = from_lists([r.tokens for r in responses])
             versions = torch.tensor([numbers[v] for r in responses for v in r.versions], dtype=torch.int32)
             told = Rows(log_probs, tokens.lengths), Rows(versions, tokens.lengths)
-            return Answers(tokens, *told, begun, asked.end_s)
+            kept, overflown = _kept(responses, sampling.max_kept)
+            return Answers(tokens, *told, begun, asked.end_s, kept, overflown)
 
         return answers
+
+    def _ended(self, response: Response, sampling: Sampling) -> Response:
+        """Where it ends by hflow's own check, which every engine has. SGLang may look at more or fewer tokens
+        for a stop text, and go on for some tokens.
+
+        Raises:
+            NodeError: it has ended before.
+        """
+        if not (sampling.ends.texts or sampling.ends.token_ids):
+            return response
+        tokens, by = sampling.ends.first(response.tokens)
+        if by == LENGTH and len(response.tokens) < sampling.max_new_tokens:
+            last = response.tokens[-1]
+            problem = (
+                f"SGLang ended a response after token {last}, which neither ends it nor completes a `stop`"
+            )
+            raise NodeError(self.replica.node, problem)
+        return response.first(tokens)
 
     def _numbers(self, responses: Iterable[Response], begun: int, unnamed: bool) -> dict[str, int]:
         """The versions that the server names.
@@ -208,6 +236,18 @@ def _check_finite(responses: Iterable[Response], ids: torch.Tensor) -> None:
         bad = ((place, x) for place, x in enumerate(response.log_probs) if not math.isfinite(x))
         for place, value in bad:
             raise NotFinite(f"SGLang's log-prob of response token {place} of row {row} is {value}")
+
+
+def _kept(responses: Sequence[Response], most: int | None) -> tuple[KeptSets | None, torch.Tensor | None]:
+    """The sets, and the rows that have one of more than `most` tokens; nothing where nobody asked."""
+    if most is None:
+        return None, None
+    sets = [response.kept or [] for response in responses]
+    overflown = torch.tensor([any(len(s) > most for s in of) for of in sets], dtype=torch.bool)
+    counts = torch.tensor([len(s) for of in sets for s in of], dtype=torch.int64)
+    ids = torch.tensor([i for of in sets for s in of for i in s], dtype=torch.int64)
+    lengths = torch.tensor([len(of) for of in sets], dtype=torch.int64)
+    return KeptSets.of(counts, ids, lengths).without(overflown), overflown
 
 
 def _check_installed(model: Model) -> None:

@@ -15,6 +15,8 @@ class ServerOptions:
     taken again (CUDA). `weight_loader` is the import path of a function(model, named_tensors) that a weight
     update may name as its `load_format`. `reserve_bytes`: what a server with devices needs of each beside
     weights and KV cache; `free_bytes`: what it finds free there when it starts (0: nobody has looked).
+    `truncates`: requests may bring a processor of logits (`truncate`). `reads_texts`: it has a tokenizer, for
+    requests that end with a text.
 
     Raises:
         ValueError: the options contradict each other.
@@ -33,6 +35,8 @@ class ServerOptions:
     weight_loader: str = ""
     reserve_bytes: int = 0
     free_bytes: int = 0
+    truncates: bool = False
+    reads_texts: bool = False
 
     def __post_init__(self) -> None:
         if self.devices and len(self.devices) != self.tp:

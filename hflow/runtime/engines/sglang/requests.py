@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 import time
@@ -20,6 +21,12 @@ POLL_S = 1.0
 STALL_S = 300.0  # without any answer, until the server is asked whether it is well
 DEATH_S = 15.0  # the longest that a server takes to notice that a part of it died
 LONGEST_S = 24 * 3600.0
+IMPOSSIBLE = (
+    -1e30
+)  # the log-prob of no token that can be drawn; SGLang tells minus infinity as the least float32
+# A reference to the class that the server loads, as a pickle has it: the module is hflow's, and the server this
+# worker's own.
+_TRUNCATE = b"chflow.runtime.engines.sglang.truncate\nTruncate\n."
 
 
 class Lost(Exception):  # noqa: N818  (it is what happened)
@@ -36,11 +43,18 @@ class RequestRow:
 
 @dataclass(frozen=True)
 class Response:
-    """Token ids, their log-probs, and the versions of the weights that sampled them."""
+    """Token ids, their log-probs, and the versions of the weights that sampled them. `kept`: where sets were
+    asked for, that of each token, at most one id larger than was asked for."""
 
     tokens: list[int]
     log_probs: list[float]
     versions: list[str]
+    kept: list[list[int]] | None = None
+
+    def first(self, tokens: int) -> Response:
+        """Cut after so many tokens."""
+        kept = None if self.kept is None else self.kept[:tokens]
+        return Response(self.tokens[:tokens], self.log_probs[:tokens], self.versions[:tokens], kept)
 
 
 def ask(
@@ -118,24 +132,35 @@ def _dies(server: Server) -> bool:
 
 
 def _post(server: Server, rows: Sequence[RequestRow], sampling: Sampling) -> list[Response]:
-    body = {
+    body: dict[str, Any] = {
         "input_ids": [row.prompt for row in rows],
         "sampling_params": [_params(row, sampling) for row in rows],
         "return_logprob": True,
     }
-    return [_response(answer) for answer in server.post("/generate", body, LONGEST_S)]
+    if sampling.truncation:
+        body["custom_logit_processor"] = json.dumps({"callable": _TRUNCATE.hex()})
+    if sampling.max_kept is not None:
+        body["top_logprobs_num"] = sampling.max_kept + 1
+    return [_response(answer, sampling) for answer in server.post("/generate", body, LONGEST_S)]
 
 
 def _params(row: RequestRow, sampling: Sampling) -> dict[str, Any]:
-    return {
+    params: dict[str, Any] = {
         "max_new_tokens": sampling.max_new_tokens,
         "temperature": sampling.temperature,
         "sampling_seed": row.seed,
-        "stop_token_ids": [sampling.eos_id],
+        "stop_token_ids": [sampling.ends.eos_id, *sorted(sampling.ends.token_ids)],
     }
+    if sampling.ends.texts:
+        params |= {"stop": list(sampling.ends.texts), "no_stop_trim": True}
+        # Which of the tokenizer's special tokens are written is hflow's own choice (`Tokenizer.decode`).
+        params["skip_special_tokens"] = False
+    if sampling.truncation:
+        params["custom_params"] = {"temperature": sampling.temperature, **vars(sampling.truncation)}
+    return params
 
 
-def _response(answer: Mapping[str, Any]) -> Response:
+def _response(answer: Mapping[str, Any], sampling: Sampling) -> Response:
     meta = answer["meta_info"]
     log_probs = [_number(told[0]) for told in meta["output_token_logprobs"]]
     tokens, reason = answer["output_ids"], (meta["finish_reason"] or {}).get("type")
@@ -144,7 +169,17 @@ def _response(answer: Mapping[str, Any]) -> Response:
     versions = list(_versions(meta, len(tokens)))
     if len(versions) != len(tokens):
         raise ServerError(f"a row has {len(tokens)} tokens and versions of {len(versions)}")
-    return Response(tokens, log_probs, versions)
+    kept = None
+    if sampling.max_kept is not None:
+        kept = [_likely(tops) for tops in meta["output_top_logprobs"]]
+        if len(kept) != len(tokens):
+            raise ServerError(f"a row has {len(tokens)} tokens and kept sets of {len(kept)}")
+    return Response(tokens, log_probs, versions, kept)
+
+
+def _likely(tops: Sequence[Sequence[Any]]) -> list[int]:
+    """The ids that truncation has left among the most likely ones, each told as [log-prob, id, text]."""
+    return sorted(int(told[1]) for told in tops if told[0] is not None and told[0] > IMPOSSIBLE)
 
 
 def _number(told: float | None) -> float:

@@ -78,7 +78,7 @@ def arguments(options: ServerOptions, port: int, key: str) -> dict[str, Any]:
     """SGLang's arguments, for CPUs and CUDA alike.
 
     Deterministic inference gives a request with a `sampling_seed` the same tokens alone and in any batch.
-    Texts are none of the server's business: requests and answers are token ids.
+    Requests and answers are token ids; texts are the server's business only where one ends a response.
     """
     loaders = [options.weight_loader] if options.weight_loader else None
     # The attention that SGLang prefers knows half precision only.
@@ -102,7 +102,8 @@ def arguments(options: ServerOptions, port: int, key: str) -> dict[str, Any]:
             "enable_memory_saver": options.sleeps,
             "custom_weight_loader": loaders,
             "sleep_on_idle": True,  # its scheduler would take a core while other nodes run
-            "skip_tokenizer_init": True,
+            "skip_tokenizer_init": not options.reads_texts,
+            "enable_custom_logit_processor": options.truncates,
             "grammar_backend": "none",
             "log_level": "warning",
         }

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from hflow.plan.parameters import SCALAR_HEAD
 from hflow.runtime.engines.finite import not_finite
+from hflow.runtime.engines.kept_input import check_kept
 from hflow.runtime.engines.protocol import EngineCall, ModelEngine, ModelSetup, NodeError, Result
 from hflow.runtime.engines.rollout import Rollout
 from hflow.runtime.engines.sampler import Answers, Sampling
@@ -66,7 +67,9 @@ class TransformersModel(ModelEngine):
             values, scores = judge(self.model, tokens, mask, self.device)
             outputs = {"values": Rows(values, mask.lengths), "score": Rows(scores)}
         else:
-            found = score(self.model, tokens, mask, call.node.options["temperature"], self.device)
+            check_kept(call, inputs)
+            heat = call.node.options["temperature"]
+            found = score(self.model, tokens, mask, heat, self.device, inputs.get("kept"))
             outputs = {name: Rows(x, mask.lengths) for name, x in zip(("logprobs", "entropy"), found)}
         if problem := not_finite(outputs, call.first_row):
             raise NodeError(call.node.name, f"{call.when}: {problem}", "HF405")
