@@ -102,12 +102,12 @@ UnloweredEdge = UnloweredDataEdge | UnloweredWeightEdge
 
 
 def row_bytes(type_: ValueType) -> int:
-    """Bytes of one row, at the greatest length that the type admits."""
+    """Bytes of one row, at the greatest length that the type admits. A kept set has its size with it."""
     if type_.dtype == "str":
         return STRING_BYTES
     per_row = ELEMENT_BYTES[type_.dtype]
-    for dim in type_.dims[1:]:
-        per_row *= dim.size or 1
+    for number, dim in enumerate(type_.dims[1:]):
+        per_row *= (dim.size or 1) + (dim.ragged and number > 0)
     return per_row
 
 

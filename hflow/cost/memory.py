@@ -99,6 +99,7 @@ def working_bytes(
     outputs = micro_batch * work.response * outputs_per_position(shape, mesh)
     if op == "score":
         held = outputs * BYTES[dtype] + _chunk_bytes(outputs) + gathered_bytes(shape, dtype, mesh, strategy)
+        held += kept_bytes(dtype, work, micro_batch)
         return forward_bytes(shape, dtype, tokens, mesh) + held
     return _training_bytes(shape, dtype, work, mesh, micro_batch, strategy)
 
@@ -120,8 +121,15 @@ def _training_bytes(
         kept, live = layers * tokens * shape.hidden * BYTES[dtype], layer
     in_flight = min(mesh.pp, ceil(work.rows_per_update / mesh.dp / micro_batch))
     outputs = micro_batch * work.response * outputs_per_position(shape, mesh)
-    last = kept + max(live, 2 * outputs * BYTES[dtype] + _chunk_bytes(outputs))
+    held = 2 * outputs * BYTES[dtype] + _chunk_bytes(outputs) + kept_bytes(dtype, work, micro_batch)
+    last = kept + max(live, held)
     return max(in_flight * kept + live, last) + gathered_bytes(shape, dtype, mesh, strategy)
+
+
+def kept_bytes(dtype: str, work: Workload, micro_batch: int) -> int:
+    """Beside the logits, for log-probs over kept sets: ids and places of the tokens, int64, and their logits
+    with a gradient."""
+    return micro_batch * work.response * work.kept * (16 + 2 * BYTES[dtype])
 
 
 def layer_activation_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mesh) -> int:

@@ -19,7 +19,8 @@ class Workload:
     `samples`: sequences that share one prompt; `group`: rows that a loss sees together;
     `optimizer_steps`: updates per step of a train node, each over `rows_per_update` rows;
     `mean`: mean length of the responses where it is known, else they count with the greatest; `freeze`:
-    patterns of the names of parameters that a train node leaves as they are.
+    patterns of the names of parameters that a train node leaves as they are; `kept`: the most tokens over
+    which log-probs of a truncated distribution are taken; 0: over all.
     """
 
     rows: int
@@ -31,6 +32,7 @@ class Workload:
     group: int = 1
     mean: float | None = None
     freeze: tuple[str, ...] = ()
+    kept: int = 0
 
     @property
     def sequence(self) -> int:
@@ -54,12 +56,12 @@ def workload(node: Node) -> Workload:
         return Workload(tokens.rows, longest - response, response, node.options.get("n", 1))
     rows, response = tokens.rows, _ragged_size(node.type_of("mask"))
     if node.repeat is None or node.function is None:  # a score node
-        return Workload(rows, longest - response, response)
+        return Workload(rows, longest - response, response, kept=_most_kept(node))
     size = node.repeat.minibatch or rows
     updates = node.repeat.epochs * (rows // size)
     group = _group(node.function, tokens)
-    freeze = frozen_patterns(node)
-    return Workload(rows, longest - response, response, 1, updates, size, group, freeze=freeze)
+    freeze, kept = frozen_patterns(node), _most_kept(node)
+    return Workload(rows, longest - response, response, 1, updates, size, group, freeze=freeze, kept=kept)
 
 
 def rounds(graph: Graph, node: Node) -> int:
@@ -100,6 +102,11 @@ def _group(loss: Function, rows: ValueType) -> int:
     factors = max(len(p.type.dims[0].factors) for p in signature.inputs if p.type.dims)
     inner = rows.dims[0].factors[len(rows.dims[0].factors) - factors + 1 :]
     return prod(f.size or 1 for f in inner)
+
+
+def _most_kept(node: Node) -> int:
+    kept = node.input("kept")
+    return kept.type.dims[-1].size or 0 if kept else 0
 
 
 def _ragged_size(type_: ValueType) -> int:

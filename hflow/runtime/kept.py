@@ -1,8 +1,8 @@
 """Kept sets: for every token of a response the ids of the tokens among which it was chosen.
 
 A value ``i32[rows, resp~, kept~]`` has a length per row and, within, one per token. A row of `Rows` holds
-first the number of ids of each of its tokens, then all ids, token after token. So rows are moved, cut and joined
-like any other ragged ones, and whoever knows how long the responses are can read them.
+first the number of ids of each of its tokens, then all ids, token after token. So rows are moved and cut like
+any other ragged ones, and whoever knows how long the responses are can read them.
 
 A token that no model chose, of an observation or of a row that is dropped, has an empty set.
 """

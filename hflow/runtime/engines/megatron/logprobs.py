@@ -23,9 +23,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp, all_reduce
 
 CHUNK_BYTES = 64 * 2**20
-FAR = (
-    -1e9
-)  # in the place of a logit that is on another rank, or is no more of a set: finite, so that 0 * FAR is 0
+FAR = -1e9  # in the place of a logit that another rank has, or none: finite, so that 0 * FAR is 0
 
 
 def log_probs(

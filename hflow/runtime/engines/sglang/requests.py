@@ -21,10 +21,8 @@ POLL_S = 1.0
 STALL_S = 300.0  # without any answer, until the server is asked whether it is well
 DEATH_S = 15.0  # the longest that a server takes to notice that a part of it died
 LONGEST_S = 24 * 3600.0
-IMPOSSIBLE = (
-    -1e30
-)  # the log-prob of no token that can be drawn; SGLang tells minus infinity as the least float32
-# A reference to the class that the server loads, as a pickle has it: the module is hflow's, and the server this
+IMPOSSIBLE = -1e30  # less than any log-prob; SGLang tells minus infinity as the least float32
+# A reference to the class that the server loads, as a pickle has it. The module is hflow's, the server this
 # worker's own.
 _TRUNCATE = b"chflow.runtime.engines.sglang.truncate\nTruncate\n."
 

@@ -1,9 +1,9 @@
 """hflow's truncation inside of an SGLang server.
 
 SGLang's own has other borders: `top_p` is of the probabilities before `top_k`, ties are broken by a sort, and
-`min_p` is not for requests with a seed. Its ``return_sampling_mask`` demands a `top_k` and aborts a request whose
-set is too large. So a request brings this processor of logits: SGLang then samples from what is left, and its
-log-probs are of that.
+`min_p` is not for requests with a seed. Its ``return_sampling_mask`` demands a `top_k` and aborts a request
+whose set is too large. So a request brings this processor of logits: SGLang then samples from what is left,
+and its log-probs are of that.
 """
 
 # SGLang is installed on demand

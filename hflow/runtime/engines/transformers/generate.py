@@ -49,7 +49,7 @@ def _respond(
     sets: KeptCollector | None,
     first: int,
 ) -> list[SampledResponse]:
-    """The samples of one prompt, int64 ``[length]``, with the global numbers `ids`, int64 ``[rows]``. Of these
+    """The samples of one prompt, int64 ``[length]``, with the global numbers `ids`, int64 ``[rows]``. Of them
     the first is row `first` of `sets`."""
     read, cache = prompt.expand(len(ids), -1), None
     so_far = read[:, :0]
