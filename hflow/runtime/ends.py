@@ -32,8 +32,8 @@ class Ends:
 
     @property
     def window(self) -> int:
-        """How many tokens are looked at for a stop text."""
-        return TOKENS_PER_CHARACTER * max(map(len, self.texts), default=0) + BEFORE
+        """How many of the last tokens decide whether a response ends."""
+        return TOKENS_PER_CHARACTER * max(map(len, self.texts)) + BEFORE if self.texts else 1
 
     def now(self, responses: Sequence[Sequence[int]]) -> list[int]:
         """By what each response ends with its last token; `LENGTH`: it does not."""
@@ -41,7 +41,8 @@ class Ends:
         return [self._by_token(row[-1]) or text for row, text in zip(responses, by_text)]
 
     def going(self, responses: Tensor) -> Tensor:
-        """bool ``[rows]``: whether responses, int64 ``[rows, so far]``, go on after their last tokens."""
+        """bool ``[rows]``: whether responses, int64 ``[rows, so far]``, go on after their last tokens. The last
+        `window` of these suffice."""
         last = responses[:, -1]
         going = last != self.eos_id
         for token in self.token_ids:

@@ -114,7 +114,8 @@ def _generate_batch(
         tokens, log_probs = sample(logits, u, sampling.temperature)
         out.tokens[active, step] = tokens
         out.log_probs[active, step] = log_probs
-        going = sampling.ends.going(out.tokens[active, : step + 1])
+        first = max(0, step + 1 - sampling.ends.window)
+        going = sampling.ends.going(out.tokens[active, first : step + 1])
         out.lengths[active[~going]] = step + 1
         if step == steps - 1 or not going.any():
             break

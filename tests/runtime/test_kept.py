@@ -1,0 +1,34 @@
+"""Runs of truncated samples: the first update compares log-probs of one distribution, under any plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import hflow
+from hflow.runtime.controller.pool import Pool
+from hflow.runtime.execute import execute
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+GRAPH = Path(__file__).parent / "graphs" / "kept.yaml"
+
+
+def test_the_first_ratio_is_one_and_plans_agree(workers: Pool, tiny_model: Path, tmp_path: Path) -> None:
+    """On one worker, and with the sets moved from two that sample to two that train and one that scores."""
+    graph = hflow.load(GRAPH, [f"params.model={tiny_model}", "params.steps=2"])
+    one = hflow.compile(graph, "local1")
+    pins = ("rollout=dp2@0-1", "actor_train=tp2@2-3", "ref_logprobs=dp2@1-2")
+    apart = hflow.compile(graph, "local4", pins)
+    folders = {"one": one, "apart": apart}
+    runs = [execute(p, tmp_path / name, pool=workers, export=False) for name, p in folders.items()]
+    for mine, other in zip(*(run.metrics for run in runs), strict=True):
+        for line in (mine, other):
+            assert line["actor_train.mismatch"] < 1e-5
+            assert line["actor_train.grad_norm"] > 1e-4
+        assert mine["digest.rollout"] == other["digest.rollout"]
+        for name in ("rollout.overflown_rows", "rollout.truncated_rows"):
+            assert mine[name] == other[name]
+        assert mine["loss.actor_train"] == pytest.approx(other["loss.actor_train"], rel=1e-5, abs=1e-7)
+    first = runs[0].metrics[0]
+    assert 0 < first["rollout.overflown_rows"] + first["rollout.truncated_rows"] < graph.node("rollout").rows
