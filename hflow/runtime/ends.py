@@ -22,7 +22,7 @@ Decode = Callable[[Sequence[Sequence[int]]], list[str]]  # the text of each row
 
 
 @dataclass(frozen=True)
-class Ends:
+class EndRule:
     """`eos_id`: the end token. `decode`: needed for `texts`."""
 
     eos_id: int
@@ -41,8 +41,8 @@ class Ends:
         return [self._by_token(row[-1]) or text for row, text in zip(responses, by_text)]
 
     def going(self, responses: Tensor) -> Tensor:
-        """bool ``[rows]``: whether responses, int64 ``[rows, so far]``, go on after their last tokens. The last
-        `window` of these suffice."""
+        """bool ``[rows]``: whether responses, int64 ``[rows, so far]``, go on after their last token. Their
+        last `window` tokens suffice."""
         last = responses[:, -1]
         going = last != self.eos_id
         for token in self.token_ids:

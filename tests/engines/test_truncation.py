@@ -18,7 +18,7 @@ from transformers import (
 
 from hflow.graph.infer.kinds.generate import END_TOKEN, LENGTH, STOP
 from hflow.graph.types import Truncation
-from hflow.runtime.ends import Ends
+from hflow.runtime.ends import EndRule
 from hflow.runtime.kept import KeptCollector, KeptSets, joined_sets
 from hflow.runtime.rows import concatenate
 from hflow.runtime.sampling import sample
@@ -144,7 +144,7 @@ def spelled(rows: Any) -> list[str]:
     ],
 )
 def test_a_response_ends_where_its_text_first_has_a_stop(response: list[int], end: tuple[int, int]) -> None:
-    ends = Ends(1, frozenset({7}), ("</s>",), spelled)
+    ends = EndRule(1, frozenset({7}), ("</s>",), spelled)
     assert ends.first(response) == end
     brute = next(
         (

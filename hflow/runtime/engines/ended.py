@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hflow.graph.infer.kinds.generate import FINISH, KEPT, LENGTH, WAS_FINISHED
 from hflow.graph.ir import Node
-from hflow.runtime.ends import Ends
+from hflow.runtime.ends import EndRule
 from hflow.runtime.engines.sampler import Answers
 from hflow.runtime.kept import KeptSets, joined_sets
 from hflow.runtime.rows import Rows
@@ -29,7 +29,7 @@ class Ended:
     kept: KeptSets | None = None
 
     @staticmethod
-    def of(answers: Answers, ends: Ends, node: Node) -> Ended:
+    def of(answers: Answers, ends: EndRule, node: Node) -> Ended:
         """Of one turn of `node`."""
         dropped, counts = torch.zeros(len(answers.tokens), dtype=torch.bool), dict[str, int]()
         finish = None

@@ -17,7 +17,7 @@ import torch
 
 from hflow.graph.infer.kinds.generate import VERSIONS
 from hflow.graph.types import Truncation
-from hflow.runtime.ends import Ends
+from hflow.runtime.ends import EndRule
 from hflow.runtime.engines.ended import Ended, masked
 from hflow.runtime.engines.protocol import EngineCall, MetricSums, NodeError, Result
 from hflow.runtime.engines.sampler import Answers, NotFinite, Sampler, Sampling
@@ -124,11 +124,11 @@ class Rollout:
         return answers
 
     @cached_property
-    def _ends(self) -> Ends:
+    def _ends(self) -> EndRule:
         stop: str | list[str] = self.call.node.options.get("stop", [])
         texts = (stop,) if isinstance(stop, str) else tuple(stop)
         token_ids = frozenset(self.call.node.options.get("stop_token_ids", ()))
-        return Ends(self.tokenizer.eos_id, token_ids, texts, self.tokenizer.decode)
+        return EndRule(self.tokenizer.eos_id, token_ids, texts, self.tokenizer.decode)
 
     def _check_length(self, prompts: Rows, new: int) -> None:
         needed = int(prompts.row_lengths.max()) + new if len(prompts) else 0

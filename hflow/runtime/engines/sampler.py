@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from hflow.graph.types import NO_TRUNCATION, Truncation
-from hflow.runtime.ends import Ends
+from hflow.runtime.ends import EndRule
 from hflow.runtime.kept import KeptSets
 from hflow.runtime.rows import Rows
 
@@ -25,7 +25,7 @@ class Sampling:
     seed: int
     step: int
     stream: int
-    ends: Ends
+    ends: EndRule
     truncation: Truncation = NO_TRUNCATION
     max_kept: int | None = None
 
@@ -52,7 +52,7 @@ class NotFinite(ArithmeticError):  # noqa: N818  (it is what a number is)
 
 class Sampler(Protocol):
     def __call__(self, prompts: Rows, ids: Tensor, sampling: Sampling) -> Callable[[], Answers]:
-        """Begin to continue prompts (ragged int32 token ids); a response ends as `Ends` says, and its
+        """Begin to continue prompts (ragged int32 token ids); a response ends as `EndRule` says, and its
         log-probs are of the truncated distribution. Gives what waits for the answers.
 
         Args:

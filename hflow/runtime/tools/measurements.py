@@ -16,7 +16,7 @@ from hflow import units
 from hflow.plan.flops import forward_flops
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
-from hflow.runtime.ends import Ends
+from hflow.runtime.ends import EndRule
 from hflow.runtime.engines.groups import Groups
 from hflow.runtime.engines.megatron.build import build_model
 from hflow.runtime.engines.megatron.generate import Sampling, generate
@@ -180,7 +180,8 @@ def layer_overhead_s(seat: Seat) -> float:
     model, prompt, row = seat.model(64), from_lists([[1]]), torch.arange(1)
 
     def decode_s(tokens: int) -> float:
-        sampling = Sampling(tokens, 1.0, seed=0, step=0, stream=0, ends=Ends(-1))  # -1: it never ends early
+        never = EndRule(-1)  # -1 is no token
+        sampling = Sampling(tokens, 1.0, seed=0, step=0, stream=0, ends=never)
         return seat.median_s(lambda: generate(model, prompt, row, sampling, 1, seat.device))
 
     return (decode_s(DECODED + 1) - decode_s(1)) / DECODED / LAYERS

@@ -35,7 +35,7 @@ class Responses:
 def generate(
     model: GPTModel, prompts: Rows, ids: Tensor, sampling: Sampling, limit: int, device: torch.device
 ) -> Responses:
-    """Sample responses to each prompt, each until it ends (`Ends`).
+    """Sample responses to each prompt, each until it ends (`EndRule`).
 
     `ids`, int64 ``[prompts * n]``, are the global numbers of the rows to be made, to which their random
     numbers belong; row r continues prompt r // n. At most `limit` rows are in memory at once. Collective
