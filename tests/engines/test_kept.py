@@ -3,6 +3,7 @@ plain transformers."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -79,10 +80,13 @@ def whole_on_rank(
     return rows, metrics, sampled.digest
 
 
+hf_model = functools.cache(load_hf)
+
+
 def oracle(folder: str, row: list[int], length: int, options: dict[str, Any]) -> tuple[Any, Any, Any]:
     """By transformers, of the response: its kept sets, and log-probs and entropy over these."""
     with torch.no_grad():
-        logits = load_hf(folder)(torch.tensor([row])).logits[0, len(row) - length - 1 : -1]
+        logits = hf_model(folder)(torch.tensor([row])).logits[0, len(row) - length - 1 : -1]
     inside = of_transformers(logits, HEAT, Truncation.of(options))
     every = (logits / HEAT).masked_fill(~inside, -torch.inf).log_softmax(-1)
     chosen = every.gather(1, torch.tensor(row[len(row) - length :])[:, None]).squeeze(1)

@@ -28,27 +28,21 @@ def check_distributions(
         own = _own(node, known)
         if own is None:
             continue
+        compared = known[0][1].name if node.op == "call" else node.name
         for value, source, made_at in known:
-            path = (*drafts[node.name].path, "with", "temperature")
-            path = drafts[node.name].input_path(value.port) if node.op == "call" else path
-            other = known[0][1].name if node.op == "call" else node.name
+            at = drafts[node.name].input_path(value.port)
             if made_at.temperature == 0 and node.op not in ("generate", "score"):
-                message = (
-                    f"`{value.source}` is greedy (temperature 0): nothing was sampled, so it has no log-probs"
-                )
-                problems.add("HF212", message, drafts[node.name].input_path(value.port))
+                message = f"`{value.source}` is greedy (temperature 0)"
+                problems.add("HF212", f"{message}: nothing was sampled, so it has no log-probs", at)
             elif made_at.temperature != own.temperature:
-                message = (
-                    f"`{other}` has log-probs at temperature {own.temperature}, "
-                    f"`{source.name}` at {made_at.temperature}"
-                )
-                help_ = "only at one temperature can they be compared"
-                problems.add("HF212", message, path, help=help_)
+                mine, theirs = own.temperature, made_at.temperature
+                message = f"`{compared}` has log-probs at temperature {mine}, `{source.name}` at {theirs}"
+                path = at if node.op == "call" else (*drafts[node.name].path, "with", "temperature")
+                problems.add("HF212", message, path, help="only at one temperature can they be compared")
             elif made_at.truncation != own.truncation:
-                first, second = (str(d.truncation) or "all tokens" for d in (own, made_at))
-                message = f"`{other}` has log-probs over {first}, `{value.source}` over {second}"
-                help_ = _help(node, value, nodes, drafts)
-                problems.add("HF229", message, drafts[node.name].input_path(value.port), help=help_)
+                mine, theirs = (str(d.truncation) or "all tokens" for d in (own, made_at))
+                message = f"`{compared}` has log-probs over {mine}, `{value.source}` over {theirs}"
+                problems.add("HF229", message, at, help=_help(node, value, nodes, drafts))
 
 
 def _log_probs(node: Node, nodes: Mapping[str, Node]) -> Iterator[tuple[Input, Node, Distribution]]:
