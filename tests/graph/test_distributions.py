@@ -103,3 +103,26 @@ def test_types_survive_plan_files(shape: Distribution) -> None:
     value = ValueType("f32", (), made_by)
     assert adapter.validate_json(adapter.dump_json(value)) == value
     assert (type(made_by) is Provenance) == (shape == PLAIN), "plans without such values are as they were"
+
+
+def test_a_region_hands_the_sets_out(tmp_path: Path) -> None:
+    """And the help names the region's output."""
+    text = f"""
+hflow: 1
+extends: {Path("algorithms/dapo.yaml").absolute()}
+name: kept_of_a_region
+nodes:
+  sampling:
+    nodes:
+      rollout: {{with: {{top_p: 0.9, max_kept: 32, stop: "</answer>"}}}}
+    out: {{kept: rollout.kept}}
+  actor_train: {{in: {{kept: sampling.kept}}}}
+"""
+    (file := tmp_path / "region.yaml").write_text(text)
+    graph = load(file)
+    assert distribution(graph, "sampling", "kept").truncation == Truncation(top_p=0.9)
+    file.write_text(text.replace("in: {kept: sampling.kept}", "with: {}"))
+    with pytest.raises(HflowError) as refused:
+        load(file)
+    assert [d.code for d in refused.value.diagnostics] == ["HF229"]
+    assert "`kept: sampling.kept`" in refused.value.diagnostics[0].help
