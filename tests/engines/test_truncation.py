@@ -28,7 +28,8 @@ from hflow.runtime.truncation import kept_tokens, truncate
 def of_transformers(logits: Tensor, temperature: float, truncation: Truncation) -> Tensor:
     """Whether each token stays, by transformers' warpers in the order of its `generate`."""
     no_ids: Any = None
-    scores = TemperatureLogitsWarper(temperature)(no_ids, logits.clone())
+    scores: Any = logits.clone()
+    scores = TemperatureLogitsWarper(temperature)(no_ids, scores)
     if truncation.top_k is not None:
         scores = TopKLogitsWarper(truncation.top_k)(no_ids, scores)
     if truncation.top_p is not None:

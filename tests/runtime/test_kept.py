@@ -23,12 +23,12 @@ def test_the_first_ratio_is_one_and_plans_agree(workers: Pool, tiny_model: Path,
     folders = {"one": one, "apart": apart}
     runs = [execute(p, tmp_path / name, pool=workers, export=False) for name, p in folders.items()]
     for mine, other in zip(*(run.metrics for run in runs), strict=True):
-        for line in (mine, other):
-            assert line["actor_train.mismatch"] < 1e-5
-            assert line["actor_train.grad_norm"] > 1e-4
+        for line in (mine, other):  # a step may have nothing but rows that were cut
+            assert line.get("actor_train.mismatch", 0.0) < 1e-5
         assert mine["digest.rollout"] == other["digest.rollout"]
         for name in ("rollout.overflown_rows", "rollout.truncated_rows"):
             assert mine[name] == other[name]
         assert mine["loss.actor_train"] == pytest.approx(other["loss.actor_train"], rel=1e-5, abs=1e-7)
     first = runs[0].metrics[0]
+    assert "actor_train.mismatch" in first and first["actor_train.grad_norm"] > 1e-3
     assert 0 < first["rollout.overflown_rows"] + first["rollout.truncated_rows"] < graph.node("rollout").rows
