@@ -25,7 +25,7 @@ from tests.engines.sglang.installed import needs_sglang
 from tests.engines.test_truncation import of_transformers
 
 pytestmark = [needs_sglang, pytest.mark.slow, pytest.mark.timeout(1800)]
-COUNT, NEW, HEAT, MOST = 400, 6, 0.8, 9
+COUNT, NEW, HEAT, MOST = 400, 6, 0.8, 11
 PROMPTS = [[7, 12, 5], [9, 4]]
 SHAPE = {"top_k": 14, "top_p": 0.9, "min_p": 0.01}
 STOPS = {"stop": ["1", "22"], "stop_token_ids": [9]}
