@@ -37,6 +37,7 @@ CASES: dict[str, tuple[list[str], str]] = {
     "async_grpo": ([], "models/actor/lagging/"),
     "safe_rlhf": ([], "carried/"),
     "iterative_grpo": (["params.refresh=2"], "models/actor/refreshed/ref/"),
+    "cost_model": ([], "models/cost/exp_avg/"),
 }
 
 
