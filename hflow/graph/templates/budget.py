@@ -34,9 +34,10 @@ class BadTemplateError(Exception):
 
 
 class Budget:
-    """What is left for the row that is being rendered."""
+    """What is left for the row that is being rendered; `most` characters at first."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MAX_CHARACTERS) -> None:
+        self._most = most
         self.operations = 0
         self.characters = 0
 
@@ -45,9 +46,16 @@ class Budget:
         self.operations += max(0, operations)
         self.characters += max(0, characters)
         if self.operations > MAX_OPERATIONS:
-            raise BadTemplateError(f"more than {MAX_OPERATIONS} operations", _LIMITS)
-        if self.characters > MAX_CHARACTERS:
-            raise BadTemplateError(f"texts of more than {MAX_CHARACTERS} characters in all", _LIMITS)
+            raise BadTemplateError(f"more than {MAX_OPERATIONS} operations", self._limits)
+        if self.characters > self._most:
+            raise BadTemplateError(f"texts of more than {self._most} characters in all", self._limits)
+
+    @property
+    def _limits(self) -> str:
+        return (
+            f"a row's template may take {MAX_OPERATIONS} operations, and {self._most} characters of texts,"
+            " those in between included"
+        )
 
     def weigh(self, value: Any) -> tuple[int, int]:
         """Count every item and character inside a value: those who read it may go through all of them.
@@ -102,12 +110,6 @@ class Budget:
             raise BadTemplateError(f"`{value}` would be written, which is no number")
         self.weigh(value)
         return str(value)
-
-
-_LIMITS = (
-    f"a row's template may take {MAX_OPERATIONS} operations, and {MAX_CHARACTERS} characters of texts, those"
-    " in between included"
-)
 
 
 def _inside(value: Any) -> Sequence[Any]:
