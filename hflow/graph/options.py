@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 
 from hflow.diagnostics import did_you_mean
 
-Kind = Literal["int", "float", "bool", "str", "mapping", "floats", "texts", "ints"]
+Kind = Literal["int", "float", "bool", "str", "mapping", "floats", "texts", "ints", "tools"]
 REQUIRED: Any = ...  # the default of an option that has none
 INT64 = 2**63  # whole numbers are smaller than this
 
@@ -24,6 +24,7 @@ _NOUNS: dict[Kind, str] = {
     "floats": "finite numbers",
     "texts": "a string or a list of strings",
     "ints": "a list of integers",
+    "tools": "a string or a list of mappings",
 }
 
 
@@ -62,6 +63,9 @@ class Option:
         if self.kind == "texts":
             texts = cast("list[Any]", value) if isinstance(value, list) else [value]
             return bool(texts) and all(isinstance(t, str) for t in texts)
+        if self.kind == "tools":
+            tools = cast("list[Any]", value) if isinstance(value, list) else []
+            return isinstance(value, str) or (bool(tools) and all(isinstance(t, dict) for t in tools))
         if self.kind == "floats":
             numbers = cast("list[Any]", value) if isinstance(value, list) else []
             fits = isinstance(value, list) and self.length in (None, len(numbers))

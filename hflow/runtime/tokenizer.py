@@ -34,11 +34,24 @@ class Tokenizer:
     """A tokenizer as the runtime uses it: batches in, batches out, no padding, no added tokens.
 
     Nothing is put before a text (no beginning-of-sequence token): a template that wants one writes it.
+    `more_ends` are further tokens with which a chat model may end its turn, as ``generation_config.json``
+    lists them.
     """
 
     fast: PreTrainedTokenizerFast
     eos_id: int
     pad_id: int
+    more_ends: frozenset[int] = frozenset()
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """What may end a turn of a chat. A rollout ends with `eos_id`."""
+        return self.more_ends | {self.eos_id}
+
+    @cached_property
+    def end_texts(self) -> tuple[str, ...]:
+        """How these are written in a text."""
+        return tuple(str(self.fast.convert_ids_to_tokens(i)) for i in sorted(self.end_ids))
 
     @cached_property
     def _silent(self) -> frozenset[int]:
@@ -117,10 +130,17 @@ def load_tokenizer(folder: Path | str, vocab: int | None = None) -> Tokenizer:
     eos, pad = fast.eos_token_id, fast.pad_token_id
     if not isinstance(eos, int):
         raise _unusable(folder, "the tokenizer names no eos_token")
-    tokenizer = Tokenizer(fast, eos, pad if isinstance(pad, int) else eos)
+    tokenizer = Tokenizer(fast, eos, pad if isinstance(pad, int) else eos, _ends(fast, files[GENERATION]))
     for probe in PROBES:
         _check_round_trip(tokenizer, probe, folder)
     return tokenizer
+
+
+def _ends(fast: PreTrainedTokenizerFast, generation: Mapping[str, Any]) -> frozenset[int]:
+    """`eos_token_id` of ``generation_config.json``, a number or a list of them, as far as they are tokens."""
+    found: Any = generation.get("eos_token_id")
+    ids = found if isinstance(found, list) else [found]
+    return frozenset(i for i in ids if isinstance(i, int) and fast.convert_ids_to_tokens(i) is not None)
 
 
 def _loaded(folder: Path | str) -> PreTrainedTokenizerFast:

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from hflow.diagnostics import did_you_mean
 from hflow.graph.infer.draft import NodeDraft
+from hflow.graph.infer.kinds import chat
 from hflow.graph.options import Option, OptionProblem
 from hflow.graph.templates.budget import BadTemplateError
 from hflow.graph.templates.template import Template
@@ -25,6 +26,7 @@ OPTIONS = (
     Option("max_prompt_tokens", "int", 512, above=0),
     Option("max_response_tokens", "int", 512, above=0),
     Option("numbers", "mapping", optional=True),
+    *chat.OPTIONS,
 )
 PROCEDURAL = "reasoning-gym/"
 FILES = (".jsonl", ".parquet")
@@ -35,9 +37,10 @@ _COLUMNS_TEXT = "i32[batch, prompt~], i32[batch, seq~], bool[batch, resp~], str[
 
 
 def num_responses(written: Mapping[str, Any]) -> int | None:
-    """How many responses a row has, where `response` is a list; each is a row of its own then."""
+    """How many responses a row has, where `response`, `messages` or `completion` is a list; each is a row of
+    its own then."""
     response = written.get("response")
-    return len(cast("list[Any]", response)) if isinstance(response, list) else None
+    return len(cast("list[Any]", response)) if isinstance(response, list) else chat.conversations(written)
 
 
 def number_columns(columns: Mapping[str, ValueType]) -> dict[str, bool]:
@@ -61,7 +64,9 @@ def column_problem(type_: ValueType, responses: int | None) -> str | None:
     if responses is not None and ragged in _OF_RESPONSES:
         several = len(rows.factors) == 2
         column = f"{type_.dtype}[{rows}*k, {ragged}~]"
-        return None if several else f"`{type_}`: `response` is a list of {responses}, so write `{column}`"
+        return (
+            None if several else f"`{type_}`: a row has a list of {responses} responses, so write `{column}`"
+        )
     if responses is not None and type_.dtype == "f32" and len(rows.factors) == 2:
         return None
     if len(rows.factors) != 1:
@@ -80,10 +85,11 @@ def option_problems(declared: Mapping[str, ValueType], written: Mapping[str, Any
     numbers = number_columns(declared)
     responds = bool(ragged & {"resp", "seq"})
     procedural = str(written.get("dataset", PROCEDURAL)).startswith(PROCEDURAL)
-    if ragged and "prompt" not in written:
+    is_chat = chat.is_chat(written)
+    if ragged and "prompt" not in written and not is_chat:
         help_ = "a jinja2 template over the row's fields, like `{{ question }}`"
         yield OptionProblem("HF101", "missing option `prompt`", None, help_)
-    if responds and "response" not in written:
+    if responds and "response" not in written and not is_chat:
         help_ = "a jinja2 template over the row's fields, like `{{ answer }}`"
         yield OptionProblem("HF101", "missing option `response`", None, help_)
     effects = {
@@ -95,7 +101,8 @@ def option_problems(declared: Mapping[str, ValueType], written: Mapping[str, Any
         for name in names:
             if name in written:
                 yield OptionProblem("HF212", f"`{name}` has no effect: {reason}", name)
-    for name in ("prompt", "response"):
+    yield from chat.option_problems(written, bool(ragged), responds)
+    for name in ("prompt", "response", *chat.TEMPLATES):
         value = written.get(name)
         for text in cast("list[Any]", value) if isinstance(value, list) else [value]:
             yield from _template_problems(name, text)

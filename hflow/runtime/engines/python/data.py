@@ -11,11 +11,14 @@ from typing import Any
 
 import torch
 
-from hflow.diagnostics import did_you_mean
+from hflow.diagnostics import HflowError, did_you_mean
+from hflow.graph.infer.kinds import chat
 from hflow.graph.ir import Node, Output
 from hflow.graph.templates.budget import BadTemplateError
 from hflow.graph.templates.null_field import guarded, unwritable
 from hflow.graph.templates.template import Template
+from hflow.runtime.chat.problem import ChatProblem
+from hflow.runtime.chat.rows import chat_rows
 from hflow.runtime.data_files import refused
 from hflow.runtime.datasets import Dataset, hold_out, read_rows
 from hflow.runtime.engines.protocol import EngineCall, Result
@@ -32,7 +35,8 @@ class Example:
     """Row `number` of the source, ready to be drawn. Each of the `responses` ends with the end token.
     `numbers`: of every column of numbers one, or one for each response.
 
-    `key` is the text of the prompt or, for a node without one, all of the row.
+    `key` is the text of the prompt (of a conversation its messages) or, for a node without one, all of the
+    row. `masks` say which tokens of the responses of a conversation are learned; empty: all of them.
     """
 
     number: int
@@ -41,6 +45,7 @@ class Example:
     responses: tuple[tuple[int, ...], ...]
     fields: Mapping[str, str]
     numbers: Mapping[str, tuple[float, ...]] = default(default_factory=dict[str, tuple[float, ...]])
+    masks: tuple[tuple[bool, ...], ...] = ()
 
     @property
     def content(self) -> Hashable:
@@ -68,7 +73,8 @@ class DataSource:
             batch = self.dataset.batch(call.seed, call.step, size, shuffle, call.stream)
         rows = batch[call.first_row : call.first_row + call.num_rows]
         outputs = {output.port: _column(output, rows) for output in call.node.outputs}
-        return Result(outputs, {name: (float(n), 1.0) for name, n in self._left_out().items() if n})
+        counts = {name: (float(n), 1.0) for name, n in self._left_out().items() if n}
+        return Result(outputs, counts | _learned(rows))
 
     def _left_out(self) -> dict[str, int]:
         """Rows of the source that are never drawn, by the metric that tells of them."""
@@ -92,14 +98,17 @@ def open_source(node: Node, tokenizers: Mapping[str, Tokenizer]) -> DataSource:
     """
     options = node.options
     rows = read_rows(options["dataset"], options["size"], options["options"])
-    tokenizer = tokenizers[options["tokenizer"]] if options.get("prompt") is not None else None
-    examples = _examples(node, rows, tokenizer)
+    if chat.is_chat(options):
+        examples = _talks(node, rows, tokenizers[options["tokenizer"]])
+    else:
+        tokenizer = tokenizers[options["tokenizer"]] if options.get("prompt") is not None else None
+        examples = _examples(node, rows, tokenizer)
     fitting = [e for e in examples if _fits(e, options)]
     dropped = len(examples) - len(fitting)
     if dropped:
         _LOG.warning("%s: left out %d of %d rows, which are too long", node.name, dropped, len(examples))
     if not fitting:
-        raise refused(f"all {len(rows)} rows of `{options['dataset']}` are too long", _limits(options))
+        raise refused(f"all {len(examples)} rows of `{options['dataset']}` are too long", _limits(options))
     holdout = options["holdout"]
     dataset = hold_out(options["dataset"], fitting, lambda e: e.key, lambda e: e.content, holdout, dropped)
     dataset.require(options["batch"])
@@ -125,6 +134,39 @@ def _examples(node: Node, rows: Sequence[RowValues], tokenizer: Tokenizer | None
         ended = tuple((*column[number], tokenizer.eos_id) for column in responses) if tokenizer else ()
         examples.append(Example(number, key, tuple(prompt), ended, strings, numbers[number]))
     return examples
+
+
+def _talks(node: Node, rows: Sequence[RowValues], tokenizer: Tokenizer) -> list[Example]:
+    """The rows of a node with conversations."""
+    options, name = node.options, node.options["dataset"]
+    own = {what: options[what] for what in chat.TEMPLATES if what in options}
+    texts = {what: _render_all(name, what, t, rows) for what, t in (own | _responses(options)).items()}
+    columns = [o.port for o in node.outputs if o.type.dtype == "str"]
+    fields = [{f: _field(name, number, row, f) for f in columns} for number, row in enumerate(rows)]
+
+    def refuse(number: int, problem: ChatProblem) -> HflowError:
+        return refused(f"row {number} of `{name}`: {problem.message}", problem.help)
+
+    found = chat_rows(node, rows, texts, tokenizer, refuse)
+    examples = [Example(r.number, r.key, r.prompt, r.responses, fields[r.number], r.masks) for r in found]
+    learned, total, _ = _count(examples)
+    if learned:
+        turns = sum(len(e.responses) for e in examples)
+        _LOG.info("%s: %d of %d tokens are learned, in %d responses", node.name, learned, total, turns)
+    return examples
+
+
+def _learned(rows: Sequence[Example]) -> dict[str, tuple[float, float]]:
+    """Of conversations with responses: the share of their tokens that are learned."""
+    learned, total, marked = _count(rows)
+    return {"learned_tokens": (float(learned), float(total))} if marked else {}
+
+
+def _count(rows: Sequence[Example]) -> tuple[int, int, bool]:
+    """Learned tokens, all tokens, and whether the rows say which are learned."""
+    learned = sum(sum(mask) for row in rows for mask in row.masks)
+    total = sum(len(row.prompt) + len(response) for row in rows for response in row.responses)
+    return learned, total, any(row.masks for row in rows)
 
 
 def _responses(options: Mapping[str, Any]) -> dict[str, str]:
@@ -203,6 +245,6 @@ def _column(output: Output, rows: Sequence[Example]) -> Rows:
         case "seq~":
             return from_lists([(*row.prompt, *response) for row in rows for response in row.responses])
         case "resp~":
-            masks = [[1] * len(response) for row in rows for response in row.responses]
+            masks = [m for row in rows for m in row.masks or [[True] * len(r) for r in row.responses]]
             return from_lists(masks, torch.bool)
     raise AssertionError(f"a data node has no port of type {output.type}")
