@@ -58,8 +58,10 @@ def graph_to_resume(
         HflowError: HF411 for differences that were not allowed; as `hflow.graph.load.load`.
     """
     from hflow.graph.changes import check_changes
+    from hflow.plan.chat_dates import keep_dates
 
     graph = load_run(given, files, overrides)[0] if given else _own_graph(run, former, files, overrides)
+    graph = keep_dates(former, graph)
     for change in check_changes(former, graph, allowed):
         print(f"{change.key}: {change.before} -> {change.after}; {change.meaning}", file=sys.stderr)
     return graph

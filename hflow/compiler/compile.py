@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from datetime import date
 
 from hflow.compiler.engines import generation_engines
 from hflow.compiler.gc_pause import gc_pause
@@ -19,6 +20,7 @@ from hflow.compiler.state import Draft
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.graph.evaluation import evaluation_graph
 from hflow.graph.ir import Graph
+from hflow.plan.chat_dates import with_dates
 from hflow.plan.cluster import Cluster
 from hflow.plan.digests import digests_of
 from hflow.plan.frozen import unusable_patterns
@@ -39,16 +41,21 @@ def compile_graph(
     pins: Iterable[str] = (),
     options: PlannerOptions = DEFAULTS,
     after: Callable[[str, Draft], None] | None = None,
+    today: date | None = None,
 ) -> Plan:
     """Compile `graph` for `cluster`.
 
     Args:
+        today: what chat templates that ask for the date write, where the graph says none; default: the
+        present
+            day, local time.
         pins: texts like ``actor_train=tp2,dp2@0-3``.
         after: called with the name of each pass and what it has made.
 
     Raises:
         HflowError: HF212, HF226, HF302-HF305, HF307, HF308, HF310.
     """
+    graph = with_dates(graph, today or date.today())
     with gc_pause():
         draft = new_draft(graph, cluster, pins, options)
         for step in PASSES:

@@ -157,6 +157,8 @@ def _of_option(op: str, name: str) -> str:
             return (
                 f"updates from here on are made with another `{name}`; a run from the beginning would differ"
             )
+        case "data" if name == "date":
+            return "prompts from here on say another date"
         case "data":
             return _OTHER_DATA
         case "generate":

@@ -17,6 +17,7 @@ CONFIG = "config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+CHAT_TEMPLATE, MORE_TEMPLATES = "chat_template.jinja", "additional_chat_templates"
 HEADER_BYTES = 100_000_000  # safetensors takes no longer header
 
 
@@ -70,7 +71,8 @@ def digests_of(graph: Graph) -> Digests:
 def model_digests(folder: Path) -> dict[str, str]:
     """Of the files in a model folder that decide what is built, and which tokens texts have; those that are
     there, and of weights those that are loaded."""
-    found = {name: _file_digest(folder / name) for name in (CONFIG, *TOKENIZER)}
+    more = [f"{MORE_TEMPLATES}/{name}" for name in _more_templates(folder)]
+    found = {name: _file_digest(folder / name) for name in (CONFIG, *TOKENIZER, CHAT_TEMPLATE, *more)}
     single = _header_digest(folder / SINGLE)
     found |= {SINGLE: single} if single else {INDEX: _file_digest(folder / INDEX)}
     return {name: digest for name, digest in found.items() if digest}
@@ -131,6 +133,13 @@ def changed_functions(graph: Graph, then: Digests) -> Iterator[Diagnostic]:
 def function_files(graph: Graph, then: Digests) -> tuple[FunctionFile, ...]:
     """The functions that a graph runs, in order of their first use, and whether their files have changed."""
     return tuple(_function_file(r, nodes, then.functions.get(r)) for r, nodes in _users(graph).items())
+
+
+def _more_templates(folder: Path) -> list[str]:
+    try:
+        return sorted(file.name for file in (folder / MORE_TEMPLATES).glob("*.jinja"))
+    except OSError:
+        return []
 
 
 def _compared(then: str, now: str | None) -> State:

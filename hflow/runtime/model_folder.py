@@ -7,9 +7,9 @@ from typing import Any
 
 from hflow.bounded_read import UnreadableError, read_json
 from hflow.diagnostics import Diagnostic, HflowError, Span
+from hflow.plan.digests import MORE_TEMPLATES
 from hflow.plan.vocabulary import MAX_TOKENIZER_BYTES
 
-TEMPLATES = "additional_chat_templates"
 GENERATION = "generation_config.json"
 TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 
@@ -18,7 +18,7 @@ def check_files(folder: Path | str) -> None:
     """Raises HflowError HF406 unless all entries of `folder`, and of what transformers reads below, are
     regular files or folders: whoever opens a pipe waits for its other end, and a device never ends."""
     try:
-        entries = [*Path(folder).iterdir(), *(Path(folder) / TEMPLATES).glob("*")]
+        entries = [*Path(folder).iterdir(), *(Path(folder) / MORE_TEMPLATES).glob("*")]
         odd = [e for e in sorted(entries) if e.exists() and not (e.is_file() or e.is_dir())]
     except OSError as error:
         raise unusable(folder, f"it cannot be read: {error.strerror}") from None
