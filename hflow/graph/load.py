@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hflow.bounded_read import UnreadableError, read_text
 from hflow.diagnostics import Diagnostic, HflowError, ordered
+from hflow.graph.checks.chat import inherit_chat
 from hflow.graph.checks.checks import (
     check_evaluation,
     check_groups,
@@ -171,7 +172,7 @@ def _graph(spec: GraphSpec, document: Document, problems: Problems) -> Graph | N
     drafts = draft_nodes(spec, document, problems)
     check_wiring(drafts, declared, problems)
     check_borders(drafts, problems)
-    nodes = infer(drafts, order(drafts, problems), problems)
+    nodes = inherit_chat(infer(drafts, order(drafts, problems), problems))
     check_trained(drafts, spec, problems)
     check_lags(drafts, problems)
     check_in_flight(drafts, problems)

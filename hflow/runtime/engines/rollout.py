@@ -17,6 +17,8 @@ import torch
 
 from hflow.graph.infer.kinds.generate import VERSIONS
 from hflow.graph.types import Truncation
+from hflow.runtime.chat.observations import observations, observed
+from hflow.runtime.chat.problem import ChatProblem
 from hflow.runtime.ends import EndRule
 from hflow.runtime.engines.ended import Ended, masked
 from hflow.runtime.engines.protocol import EngineCall, MetricSums, NodeError, Result
@@ -69,7 +71,7 @@ class Rollout:
     def _further(self, inputs: Mapping[str, Rows]) -> Callable[[], Result]:
         texts = inputs["observation"].strings()
         going = torch.tensor([i for i, text in enumerate(texts) if text], dtype=torch.int64)
-        observed, cut = self._observed(texts)
+        observed, cut = self._observed(texts, inputs["tokens"])
         before = joined(inputs["tokens"], observed)
         sampling = self._sample(before.take(going), going + self.call.first_row)
 
@@ -89,14 +91,20 @@ class Rollout:
 
         return result
 
-    def _observed(self, texts: list[str]) -> tuple[Rows, int]:
+    def _observed(self, texts: list[str], before: Rows) -> tuple[Rows, int]:
         """The observations' tokens, none for a finished row, and how many were cut short."""
         limit = self.call.node.options["max_observation_tokens"]
+        written = observations(self.call.node.options, self.tokenizer)
         try:
+            if written:
+                rows, cut = observed(written, texts, _lasts(before), limit)
+                return from_lists(rows), cut
             encoded = self.tokenizer.encode(texts)
         except UnknownTextError as error:
             row = self.call.first_row + error.index
             raise self._refused(f"observation of row {row}: {error}") from None
+        except ChatProblem as error:
+            raise self._refused(error.message) from None
         return from_lists([row[:limit] for row in encoded]), sum(len(row) > limit for row in encoded)
 
     def _sample(self, prompts: Rows, ids: torch.Tensor) -> Callable[[], Answers]:
@@ -172,6 +180,11 @@ def _spread(rows: Rows, places: torch.Tensor, total: int) -> Rows:
     """`total` ragged rows: the given ones at ascending `places`, empty ones elsewhere."""
     lengths = torch.zeros(total, dtype=torch.int64).index_copy_(0, places, rows.row_lengths)
     return Rows(rows.values, lengths)
+
+
+def _lasts(tokens: Rows) -> list[int | None]:
+    """The last token of every row, None of an empty one."""
+    return [row[-1] if row else None for row in tokens.lists()]
 
 
 def _tails(tokens: Rows, lengths: torch.Tensor) -> list[list[int]]:

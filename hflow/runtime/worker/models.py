@@ -11,6 +11,7 @@ from hflow.plan.node_plan import NodePlan
 from hflow.plan.plan import Plan
 from hflow.plan.program import Offload, Release, with_bodies
 from hflow.plan.replicas import Instance, instance_of, instances
+from hflow.runtime.chat.load_checks import check_chats
 from hflow.runtime.engines.implementation import implementation
 from hflow.runtime.engines.protocol import ModelEngine, ModelSetup, ModelWeights, NodeEngine
 from hflow.runtime.engines.python.engine import PythonEngine
@@ -58,6 +59,7 @@ def build_engines(
     """
     vocab = {name: shape.vocab for name, shape in plan.shapes.items()}
     tokenizers = {m.name: load_tokenizer(m.path, vocab[m.name]) for m in plan.graph.models}
+    check_chats(plan, tokenizers)
     engines = Engines({}, PythonEngine(tokenizers, functions))
     try:
         _build(engines, plan, world, tokenizers, told)

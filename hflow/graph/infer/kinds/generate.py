@@ -2,7 +2,8 @@
 
 The first form reads `prompt`. The other reads what an earlier turn made (`tokens`, `mask`, `logprobs`) and an
 `observation` per row (what a tool or an environment answered): the observation is appended, masked
-out, and the model goes on from there. A row with an empty observation is finished and stays as it is.
+out, and the model goes on from there. A row with an empty observation is finished and stays as it is. With a
+`role`, the observation becomes a message of that role, written by the chat template.
 
 With `in_flight`, weights that come while the first form samples serve the rest of every response
 (PipelineRL, arXiv:2509.19128); the node then also tells the `versions` of all tokens.
@@ -18,6 +19,7 @@ from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 from hflow.graph.infer.draft import NodeDraft
+from hflow.graph.infer.kinds import chat
 from hflow.graph.infer.signature import Port, kept_port, parse_ports
 from hflow.graph.infer.unify import Bindings
 from hflow.graph.options import Option, OptionProblem
@@ -36,8 +38,13 @@ _SHAPING = (
     Option("stop_token_ids", "ints", least=0, optional=True),
     Option("mask_truncated", "bool", optional=True),
 )
+_TURNS = (
+    Option("role", "str", optional=True),
+    Option("chat_template", "str", optional=True),
+    Option("template_args", "mapping", optional=True),
+)
 OPTIONS = (Option("n", "int", 1, above=0), *_SAMPLING, Option("in_flight", "bool", False), *_SHAPING)
-CONTINUE_OPTIONS = (Option("max_observation_tokens", "int", above=0), *_SAMPLING, *_SHAPING)
+CONTINUE_OPTIONS = (Option("max_observation_tokens", "int", above=0), *_SAMPLING, *_SHAPING, *_TURNS)
 INHERITED = ("temperature", "top_p", "top_k", "min_p")  # by later turns, where these do not say it
 INPUTS = parse_ports("prompt: i32[rows, prompt~]")
 CONTINUE_INPUTS = parse_ports(
@@ -75,6 +82,11 @@ def ports(options: Mapping[str, Any]) -> tuple[str, ...]:
 def option_problems(written: Mapping[str, Any], further: bool) -> Iterator[OptionProblem]:
     """HF212 for options that contradict each other, or have no effect. A `further` turn takes over what
     earlier ones say."""
+    yield from _sampling_problems(written, further)
+    yield from _turn_problems(written, further)
+
+
+def _sampling_problems(written: Mapping[str, Any], further: bool) -> Iterator[OptionProblem]:
     texts: Any = written.get("stop")
     if texts == "" or (isinstance(texts, list) and "" in texts):
         yield OptionProblem("HF212", "`stop` has an empty string: every response would end at once", "stop")
@@ -92,6 +104,18 @@ def option_problems(written: Mapping[str, Any], further: bool) -> Iterator[Optio
 def distribution(options: Mapping[str, Any]) -> Distribution:
     """That a node with these options samples from."""
     return Distribution(options.get("temperature", 1.0), Truncation.of(options))
+
+
+def _turn_problems(written: Mapping[str, Any], further: bool) -> Iterator[OptionProblem]:
+    """What has no effect without a `role`, which only a further turn has; and arguments that no template takes."""
+    if further and "role" not in written:
+        for name in (n for n in ("chat_template", "template_args") if n in written):
+            help_ = "`role: tool` makes an observation a message, which the chat template writes"
+            yield OptionProblem("HF212", f"`{name}` has no effect without `role`", name, help_)
+    if further and written.get("role") == "assistant":
+        help_ = "`tool`, `user`, or what the chat template calls it"
+        yield OptionProblem("HF212", "an observation is not the assistant's", "role", help_)
+    yield from chat.argument_problems(written)
 
 
 def continues(written: Set[str]) -> bool:
