@@ -54,7 +54,8 @@ FLAGS = {
     "doctor": ["--json", "--no-start"],
     "new-model": [
         "folder", "--family", "--layers", "--hidden", "--heads", "--kv-heads", "--ffn", "--alphabet",
-        "--max-positions", "--tied", "--no-tied", "--head", "--seed", "--force", "--no-force",
+        "--max-positions", "--tied", "--no-tied", "--head", "--chat-template", "--seed",
+        "--force", "--no-force",
     ],
 }  # fmt: skip
 

@@ -163,6 +163,9 @@ def new_model_command(
     max_positions: Annotated[int, typer.Option(min=1)] = 512,
     tied: Annotated[bool, typer.Option(help="Share embedding and output weights.")] = False,
     head: Annotated[HeadOption, typer.Option(help="scalar: a critic, reward or cost model.")] = HeadOption.lm,
+    chat_template: Annotated[
+        str | None, typer.Option(metavar="NAME", help="chatml: with a chat template and its special tokens.")
+    ] = None,
     seed: Annotated[int, typer.Option()] = 0,
     force: Annotated[bool, typer.Option(help="Overwrite the folder.")] = False,
 ) -> None:
@@ -173,7 +176,7 @@ def new_model_command(
     size = new_model(
         folder, family=family, layers=layers, hidden=hidden, heads=heads, kv_heads=kv_heads, ffn=ffn,
         alphabet=alphabet or ALPHABET, max_positions=max_positions, tied=tied, head=head.value, seed=seed,
-        force=force,
+        force=force, chat_template=chat_template,
     )  # fmt: skip
     print(f"wrote {folder}: {family}, {size:,} parameters")
 

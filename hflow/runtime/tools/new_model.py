@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import string
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import (
     GenerationConfig,
     LlamaConfig,
@@ -30,6 +31,17 @@ MODELS = {
 }
 ALPHABET = string.digits + string.ascii_letters + string.punctuation + " \n"
 SPECIAL = ("<pad>", "<eos>", "<unk>")
+CHAT_SPECIAL = ("<pad>", "<|im_end|>", "<unk>", "<|im_start|>")
+CHAT_TEMPLATES = {
+    "chatml": """\
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+}
 VOCABULARY_MULTIPLE = 16  # so that tensor parallelism of up to 16 divides the embedding
 
 
@@ -47,6 +59,7 @@ def new_model(
     seed: int = 0,
     force: bool = False,
     head: str = "lm",
+    chat_template: str | None = None,
 ) -> int:
     """Write a Hugging Face model of random float32 weights; return its number of parameters.
 
@@ -60,10 +73,11 @@ def new_model(
         tied: use the embedding as output matrix too.
         force: replace the model files in a folder that is not empty.
         head: ``lm``, or ``scalar`` for a critic, reward or cost model: one number per position.
+        chat_template: ``chatml``, with its special tokens; its ``<|im_end|>`` is the end token.
 
     Raises:
-        HflowError: HF406 when the folder is not empty or cannot be made, the family or head is unknown,
-            the alphabet is empty, the sizes do not fit, or a scalar head should be tied.
+        HflowError: HF406 when the folder is not empty or cannot be made, the family, head or template is
+            unknown, the alphabet is empty, the sizes do not fit, or a scalar head should be tied.
     """
     folder = Path(folder)
     kv_heads = heads if kv_heads is None else kv_heads
@@ -71,8 +85,12 @@ def new_model(
     _check_sizes(folder, layers, hidden, heads, kv_heads)
     if not alphabet:
         raise _refused(folder, "the alphabet is empty")
+    if chat_template and chat_template not in CHAT_TEMPLATES:
+        help_ = f"templates: {', '.join(CHAT_TEMPLATES)}"
+        raise _refused(folder, f"unknown chat template `{chat_template}`", help_)
     _check_place(folder, force)
-    tokenizer = character_tokenizer(alphabet)
+    tokenizer = character_tokenizer(alphabet, CHAT_SPECIAL if chat_template else SPECIAL)
+    tokenizer.chat_template = CHAT_TEMPLATES[chat_template] if chat_template else None
     config = CONFIGS[family](
         vocab_size=len(tokenizer),
         num_hidden_layers=layers,
@@ -105,17 +123,19 @@ def new_model(
     return sum(p.numel() for p in model.parameters())
 
 
-def character_tokenizer(alphabet: str) -> PreTrainedTokenizerFast:
-    """One token per character, after ``<pad>``, ``<eos>`` and ``<unk>``.
+def character_tokenizer(alphabet: str, special: Sequence[str] = SPECIAL) -> PreTrainedTokenizerFast:
+    """One token per character, after the `special` ones, of which the first three are the padding, the end
+    and the unknown token.
 
     The vocabulary is filled up with reserved tokens to a multiple of 16.
     """
-    names = [*SPECIAL, *dict.fromkeys(alphabet)]
+    names = [*special, *dict.fromkeys(alphabet)]
     names += [f"<reserved-{i}>" for i in range(-len(names) % VOCABULARY_MULTIPLE)]
     vocabulary = {name: i for i, name in enumerate(names)}
-    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token=special[2]))
     backend.decoder = decoders.Fuse()
-    pad, eos, unknown = SPECIAL
+    pad, eos, unknown, *more = special
+    backend.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in more])
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         pad_token=pad,
