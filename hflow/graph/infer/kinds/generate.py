@@ -107,7 +107,7 @@ def distribution(options: Mapping[str, Any]) -> Distribution:
 
 
 def _turn_problems(written: Mapping[str, Any], further: bool) -> Iterator[OptionProblem]:
-    """What has no effect without a `role`, which only a further turn has; and arguments that no template takes."""
+    """What has no effect without a `role`, which only a further turn has; and arguments for no template."""
     if further and "role" not in written:
         for name in (n for n in ("chat_template", "template_args") if n in written):
             help_ = "`role: tool` makes an observation a message, which the chat template writes"
