@@ -33,7 +33,7 @@ def same(text, answer):
 HFLOW = [sys.executable, "-m", "hflow.cli.app"]
 FLAGS = {
     "check": ["graph", "-f", "--file", "--set"],
-    "show": ["graph", "-f", "--file", "--set", "--resolved", "--ir", "--svg"],
+    "show": ["graph", "-f", "--file", "--set", "--resolved", "--ir", "--svg", "--prompts"],
     "fmt": ["files", "--check"],
     "schema": [],
     "new": ["name", "--from", "--force"],

@@ -66,6 +66,10 @@ def show(
         ),
     ] = False,
     svg: Annotated[Path | None, typer.Option("--svg", help="Draw the graph into this file instead.")] = None,
+    prompts: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="The first N rows of its data, as models read them, instead."),
+    ] = None,
 ) -> None:
     """Print what a graph file comes to, as text, or draw it."""
     from hflow.graph import load
@@ -76,10 +80,20 @@ def show(
     if resolved:  # before it is checked: it helps to find out what is wrong
         print(resolving.resolved(load.assembled(load.read_graph(graph), set_ or (), file or ())), end="")
     checked = load_graph(graph, file, set_)
+    if prompts:
+        _print_prompts(checked, prompts)
     if svg:
         _draw(checked, svg)
-    elif not resolved:
+    elif not (resolved or prompts):
         print(printer.ir(checked), end="")
+
+
+def _print_prompts(graph: Any, count: int) -> None:
+    require_address_space(TORCH_BYTES, "show --prompts")
+    from hflow.runtime.tools.first_prompts import first_prompts
+
+    for text in first_prompts(graph, count):
+        print(text)
 
 
 def _draw(graph: Any, path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
+from hflow.plan.digests import MORE_TEMPLATES
 from hflow.plan.parameters import SCALAR_HEAD
 from hflow.runtime.model_folder import read_object
 from hflow.runtime.tokenizer import load_tokenizer
@@ -55,6 +56,9 @@ def _copy_companions(source: Path, target: Path) -> None:
     for file in sorted(source.iterdir()):
         if file.is_file() and not file.name.endswith(WEIGHT_SUFFIXES):
             shutil.copyfile(file, target / file.name)
+    for template in sorted((source / MORE_TEMPLATES).glob("*.jinja")):
+        (target / MORE_TEMPLATES).mkdir(exist_ok=True)
+        shutil.copyfile(template, target / MORE_TEMPLATES / template.name)
 
 
 def _write_shards(folder: Path, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:

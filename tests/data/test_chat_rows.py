@@ -236,7 +236,7 @@ def test_an_end_that_no_rollout_ends_with_is_refused(tmp_path: Path) -> None:
 def test_system_user_and_response_are_templates_of_the_row(tmp_path: Path) -> None:
     tokenizer = tokenizer_of("chatml")
     rows = [{"question": f"{i} + 1?", "answer": i + 1} for i in range(3)]
-    options = {"system": "Be {{ 'brief' }}.", "user": "What is {{ question }}"}
+    options: dict[str, Any] = {"system": "Be {{ 'brief' }}.", "user": "What is {{ question }}"}
     result = draw(chat_node(tmp_path, rows, response="{{ answer }}", **options), tokenizer)
     expected = [
         f"{S}system\nBe brief.{E}\n{S}user\nWhat is {i} + 1?{E}\n{S}assistant\n«{i + 1}{E}»" for i in range(3)

@@ -19,14 +19,12 @@ from jinja2.meta import TrackingCodeGenerator
 from jinja2.nodes import Call, Name, Node, Test
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from transformers.utils.chat_template_utils import (
-    _compile_jinja_template,  # pyright: ignore[reportPrivateUsage]  (what `apply_chat_template` renders with)
-)
 
 from hflow.graph.templates.budget import MAX_BITS, MAX_OPERATIONS, BadTemplateError, Budget
 from hflow.graph.templates.costs import FILTER_COSTS, METHOD_COSTS, Cost
 from hflow.graph.templates.syntax import Counted
 from hflow.graph.templates.vocabulary import METHODS
+from hflow.runtime.chat.problem import ChatProblem
 
 MAX_CHARACTERS = 10**8  # of one rendering: a conversation is read and copied some ten times
 _PASSED = "jinja_pass_arg"  # how jinja2 marks filters whose first argument is its own
@@ -47,13 +45,25 @@ def _tojson(budget: Budget, value: Any, *_: Any, indent: Any = None, **__: Any) 
     FILTER_COSTS["tojson"](budget, value, indent)
 
 
+def _library() -> Any:
+    """The environment in which `apply_chat_template` renders; transformers makes it in no public function."""
+    try:
+        from transformers.utils.chat_template_utils import (
+            _compile_jinja_template,  # pyright: ignore[reportPrivateUsage]
+        )
+    except ImportError as error:
+        help_ = "use one that is as old as hflow"
+        raise ChatProblem(f"this version of transformers renders otherwise: {error}", help_) from None
+    return _compile_jinja_template("").environment
+
+
 class ChatEnvironment(ImmutableSandboxedEnvironment):
     """`budget`: of what is being rendered; whoever renders sets a new one."""
 
     intercepted_binops = frozenset(("+", "-", "*", "/", "//", "%", "**"))
 
     def __init__(self) -> None:
-        library: Any = _compile_jinja_template("").environment
+        library = _library()
         super().__init__(
             trim_blocks=library.trim_blocks,
             lstrip_blocks=library.lstrip_blocks,

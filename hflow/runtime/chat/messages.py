@@ -10,7 +10,7 @@ from typing import Any
 from hflow.bounded_read import UnreadableError, parse_json, read_json
 from hflow.diagnostics import did_you_mean
 from hflow.runtime.chat.problem import ChatProblem
-from hflow.runtime.chat.template import Message
+from hflow.runtime.chat.template import ChatMessage
 
 MAX_TOOL_BYTES = 2**24
 ASSISTANT, SYSTEM, USER = "assistant", "system", "user"
@@ -25,7 +25,7 @@ def field_of(row: Mapping[str, Any], name: str) -> Any:
     return row[name]
 
 
-def conversation(value: Any, name: str) -> list[Message]:
+def conversation(value: Any, name: str) -> list[ChatMessage]:
     """The messages in the field `name`, of which entries that are null are left out, but for `content`: files
     of columns have all keys in each message.
 
@@ -38,7 +38,7 @@ def conversation(value: Any, name: str) -> list[Message]:
     return [_message(entry, f"{name}[{number}]") for number, entry in enumerate(value)]
 
 
-def continuation(value: Any, name: str) -> list[Message]:
+def continuation(value: Any, name: str) -> list[ChatMessage]:
     """The messages of a field with a conversation, or the text of an answer. Raises as `conversation`."""
     return [{"role": ASSISTANT, "content": value}] if isinstance(value, str) else conversation(value, name)
 
@@ -70,7 +70,7 @@ def tools_in(path: Path) -> list[Mapping[str, Any]] | None:
         raise ChatProblem(f"tools `{path}` cannot be read: {error}") from None
 
 
-def common_start(conversations: Sequence[Sequence[Message]]) -> int:
+def common_start(conversations: Sequence[Sequence[ChatMessage]]) -> int:
     """How many messages the conversations have in common before the assistant's that differ.
 
     Raises:
@@ -88,12 +88,12 @@ def common_start(conversations: Sequence[Sequence[Message]]) -> int:
     return same
 
 
-def answers(messages: Sequence[Message], start: int = 0) -> list[int]:
+def answers(messages: Sequence[ChatMessage], start: int = 0) -> list[int]:
     """The numbers of the assistant's messages from `start` on."""
     return [i for i in range(start, len(messages)) if messages[i]["role"] == ASSISTANT]
 
 
-def _message(entry: Any, name: str) -> Message:
+def _message(entry: Any, name: str) -> ChatMessage:
     if not isinstance(entry, dict):
         raise ChatProblem(f"`{name}` is {type(entry).__name__}", f"a conversation is {_SHAPE}")
     foreign = [f"`{old}` is `{new}`" for old, new in _FOREIGN.items() if old in entry]

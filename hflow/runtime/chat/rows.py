@@ -22,7 +22,7 @@ from hflow.runtime.chat.messages import (
     tools_of,
 )
 from hflow.runtime.chat.problem import ChatProblem
-from hflow.runtime.chat.template import ChatTemplate, Message, Tools
+from hflow.runtime.chat.template import ChatTemplate, ChatMessage, Tools
 from hflow.runtime.chat.tokens import TokenisedTurns, tokenised
 from hflow.runtime.chat.turns import Turns, learned_turns
 from hflow.runtime.tokenizer import Tokenizer
@@ -53,7 +53,7 @@ class _Talk:
     key: str
     tools: Tools
     start: int
-    conversations: tuple[tuple[Sequence[Message], Sequence[int]], ...]
+    conversations: tuple[tuple[Sequence[ChatMessage], Sequence[int]], ...]
 
 
 def chat_template(options: Mapping[str, Any], tokenizer: Tokenizer) -> ChatTemplate:
@@ -163,16 +163,16 @@ def _talks(
 
 def _conversations(
     options: Mapping[str, Any], number: int, row: Row, texts: Texts
-) -> tuple[list[list[Message]], int]:
+) -> tuple[list[list[ChatMessage]], int]:
     """The conversations of a row, and how many messages are the prompt; 0: the options do not say."""
     written = options.get("messages")
     names = [written] if isinstance(written, str) else list(written or ())
-    begun: list[list[Message]] = [conversation(field_of(row, name), name) for name in names]
+    begun: list[list[ChatMessage]] = [conversation(field_of(row, name), name) for name in names]
     if "user" in texts:
         begun = [[{"role": USER, "content": texts["user"][number]}]]
     if "system" in texts:
         begun = [_with_system(messages, texts["system"][number]) for messages in begun]
-    after: list[list[Message]] = [
+    after: list[list[ChatMessage]] = [
         [{"role": ASSISTANT, "content": rendered[number]}]
         for what, rendered in texts.items()
         if what.startswith("response")
@@ -187,7 +187,7 @@ def _conversations(
     return begun, common_start(begun) if len(begun) > 1 else 0
 
 
-def _with_system(messages: list[Message], text: str) -> list[Message]:
+def _with_system(messages: list[ChatMessage], text: str) -> list[ChatMessage]:
     if messages[0]["role"] == SYSTEM:
         message = "the conversation has a message of the system, and `system` says another"
         raise ChatProblem(message, "leave `system` out, or take the message out of the data")
@@ -204,6 +204,6 @@ def _tools(written: Any, row: Row) -> Tools:
     return tools_of(field_of(row, written), written)
 
 
-def _key(messages: Sequence[Message], tools: Tools) -> str:
+def _key(messages: Sequence[ChatMessage], tools: Tools) -> str:
     """The same whatever the template, its arguments and the date: they do not decide what is held out."""
     return json.dumps([messages, tools] if tools else messages, sort_keys=True, ensure_ascii=False)

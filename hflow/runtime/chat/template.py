@@ -11,9 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Template, TemplateError
-from transformers.utils.chat_template_utils import (
-    _render_with_assistant_indices,  # pyright: ignore[reportPrivateUsage]
-)
 
 from hflow.bounded_read import UnreadableError, is_broken_text, read_text
 from hflow.diagnostics import did_you_mean
@@ -22,7 +19,7 @@ from hflow.runtime.chat.environment import MAX_CHARACTERS, ChatEnvironment
 from hflow.runtime.chat.problem import ChatProblem
 from hflow.runtime.tokenizer import Tokenizer
 
-Message = Mapping[str, Any]
+ChatMessage = Mapping[str, Any]
 Tools = Sequence[Mapping[str, Any]] | None
 MAX_BYTES = 2**24
 _MARK = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
@@ -50,7 +47,7 @@ class ChatTemplate:
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
     date: str = ""
 
-    def render(self, messages: Sequence[Message], tools: Tools = None, prompts: bool = False) -> str:
+    def render(self, messages: Sequence[ChatMessage], tools: Tools = None, prompts: bool = False) -> str:
         """The text of a conversation; with `prompts`, it ends with what begins the assistant's turn.
 
         Raises:
@@ -63,19 +60,22 @@ class ChatTemplate:
             )
         )
 
-    def marked(self, messages: Sequence[Message], tools: Tools = None) -> Marked:
+    def marked(self, messages: Sequence[ChatMessage], tools: Tools = None) -> Marked:
         """As `render`, with the parts that the template marks as the assistant's. Raises as `render`."""
         template, _ = self._compiled(tools is not None)
+        blocks: list[str] = []
         spans: list[tuple[int, int]] = []
+        given = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": False}
 
         def rendered() -> str:
-            text, found = _render_with_assistant_indices(
-                template, messages, tools, None, False, **self._names
-            )
-            spans.extend((start, end) for start, end in found if end > start)
-            return text
+            tracker: Any = self._environment
+            with tracker.activate_tracker(blocks, spans):  # of transformers' `{% generation %}`
+                for block in template.generate(**given, **self._names):
+                    blocks.append(block)
+            return "".join(blocks)
 
-        return Marked(self._guarded(rendered), tuple(spans))
+        text = self._guarded(rendered)
+        return Marked(text, tuple((start, end) for start, end in spans if end > start))
 
     def has_marks(self, tools: Tools = None) -> bool:
         """Whether the template says by ``{% generation %}`` what the assistant says."""

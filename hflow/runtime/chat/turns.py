@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hflow.runtime.chat.problem import ChatProblem
-from hflow.runtime.chat.template import ChatTemplate, Message, Tools
+from hflow.runtime.chat.template import ChatTemplate, ChatMessage, Tools
 
 _REWRITTEN = (
     "`per_turn: true` makes a row of each turn; `learn: last` learns the last one only; or"
@@ -30,7 +30,7 @@ class Turns:
 
 
 def learned_turns(
-    template: ChatTemplate, messages: Sequence[Message], start: int, learned: Sequence[int], tools: Tools
+    template: ChatTemplate, messages: Sequence[ChatMessage], start: int, learned: Sequence[int], tools: Tools
 ) -> Turns:
     """The conversation, of which messages before `start` are the prompt and the assistant's of numbers
     `learned` (ascending, from `start` on) are learned. What comes after the last of them is left out.
@@ -52,7 +52,7 @@ def learned_turns(
 
 
 def _by_prefixes(
-    template: ChatTemplate, messages: Sequence[Message], start: int, learned: Sequence[int], tools: Tools
+    template: ChatTemplate, messages: Sequence[ChatMessage], start: int, learned: Sequence[int], tools: Tools
 ) -> Turns:
     text = template.render(messages, tools)
     prompt = template.render(messages[:start], tools, prompts=True)
@@ -73,7 +73,7 @@ def _by_prefixes(
 
 
 def _marked(
-    template: ChatTemplate, messages: Sequence[Message], start: int, learned: Sequence[int], tools: Tools
+    template: ChatTemplate, messages: Sequence[ChatMessage], start: int, learned: Sequence[int], tools: Tools
 ) -> Turns:
     whole = template.marked(messages, tools)
     spans: list[tuple[int, int]] = []
@@ -101,7 +101,7 @@ def _end(template: ChatTemplate, text: str, begin: int) -> int:
     return min(ends)[1] if ends else len(text)
 
 
-def _check_contents(template: ChatTemplate, messages: Sequence[Message], learned: Sequence[int]) -> None:
+def _check_contents(template: ChatTemplate, messages: Sequence[ChatMessage], learned: Sequence[int]) -> None:
     for number in learned:
         content = messages[number].get("content")
         for mark in template.tokenizer.end_texts:
