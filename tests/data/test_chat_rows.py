@@ -325,6 +325,16 @@ def test_a_conversation_goes_with_its_beginning_when_rows_are_held_out(tmp_path:
     assert not any(f"user\n{question[1]}?" in text for text in marked(result, tokenizer_of("chatml")))
 
 
+def test_equal_answers_of_one_conversation_are_rows_of_their_own(tmp_path: Path) -> None:
+    rows = [{"messages": [asked("1?"), said("ok"), asked("2?"), said("ok")]}] * 2
+    node = with_rows(chat_node(tmp_path, rows, messages="messages", per_turn=True), 2)
+    result = draw(node, tokenizer_of("chatml"))
+    first, second = marked(result, tokenizer_of("chatml"))
+    assert first == f"{HELPFUL}{S}user\n1?{E}\n{S}assistant\n«ok{E}»"
+    assert second == f"{first.replace('«', '').replace('»', '')}\n{S}user\n2?{E}\n{S}assistant\n«ok{E}»"
+    assert result.metrics["duplicate_rows"] == (2, 1)
+
+
 @pytest.mark.parametrize(
     ("row", "options", "problem"),
     [

@@ -22,7 +22,7 @@ from hflow.runtime.chat.messages import (
     tools_of,
 )
 from hflow.runtime.chat.problem import ChatProblem
-from hflow.runtime.chat.template import ChatTemplate, ChatMessage, Tools
+from hflow.runtime.chat.template import ChatMessage, ChatTemplate, Tools
 from hflow.runtime.chat.tokens import TokenisedTurns, tokenised
 from hflow.runtime.chat.turns import Turns, learned_turns
 from hflow.runtime.tokenizer import Tokenizer

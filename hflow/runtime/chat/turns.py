@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hflow.runtime.chat.problem import ChatProblem
-from hflow.runtime.chat.template import ChatTemplate, ChatMessage, Tools
+from hflow.runtime.chat.template import ChatMessage, ChatTemplate, Tools
 
 _REWRITTEN = (
     "`per_turn: true` makes a row of each turn; `learn: last` learns the last one only; or"

@@ -50,7 +50,8 @@ class Example:
     @property
     def content(self) -> Hashable:
         """What rows of the same content have in common: everything that the node hands on."""
-        return self.key, self.responses, tuple(self.fields.items()), tuple(self.numbers.items())
+        fields, numbers = tuple(self.fields.items()), tuple(self.numbers.items())
+        return self.key, self.prompt, self.responses, fields, numbers
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,11 @@ def _talks(node: Node, rows: Sequence[RowValues], tokenizer: Tokenizer) -> list[
         return refused(f"row {number} of `{name}`: {problem.message}", problem.help)
 
     found = chat_rows(node, rows, texts, tokenizer, refuse)
-    examples = [Example(r.number, r.key, r.prompt, r.responses, fields[r.number], r.masks) for r in found]
+    numbers = read_numbers(node, rows, _render_all)
+    examples = [
+        Example(r.number, r.key, r.prompt, r.responses, fields[r.number], numbers[r.number], r.masks)
+        for r in found
+    ]
     learned, total, _ = _count(examples)
     if learned:
         turns = sum(len(e.responses) for e in examples)
