@@ -122,7 +122,7 @@ def _plan_bundle(plan: Plan) -> Bundle:
 def _run_bundle(run: Run) -> Bundle:
     from hflow.view.pages.notebook import run_bundle
 
-    return run_bundle(run.folder.name, run.status, run.metrics, run.evaluations)
+    return run_bundle(run.folder.name, run.status, run.metrics, run.evaluations, run.evaluated)
 
 
 show_with("Graph", _graph_bundle)

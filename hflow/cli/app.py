@@ -241,9 +241,13 @@ def _counts(graph: Any) -> str:
     from hflow.units import plural
 
     edges = sum(1 for _ in graph.edges())
-    return ", ".join(
-        (plural(len(graph.nodes), "node"), plural(edges, "data edge"), plural(len(graph.models), "model"))
-    )
+    counts = [
+        plural(len(graph.nodes), "node"),
+        plural(edges, "data edge"),
+        plural(len(graph.models), "model"),
+    ]
+    counts += [f"evaluation {named.name} ({plural(len(named.metrics), 'metric')})" for named in graph.evaluations]
+    return ", ".join(counts)
 
 
 def main() -> NoReturn:

@@ -64,7 +64,7 @@ def compile_graph(
                 after(step.__name__, draft)
     return Plan(
         VERSION, cluster, draft.shapes, draft.nodes, draft.step, draft.evaluation, draft.memory,
-        draft.step_time_s, _tokens_per_step(graph), draft.search, digests_of(graph),
+        draft.step_time_s, _tokens_per_step(graph), draft.search, digests_of(graph), draft.evaluations,
     )  # fmt: skip
 
 

@@ -33,6 +33,7 @@ def device_memory(
             wait for another reader while a node runs, and which trainers donate their memory to them; without
             them, none does.
     """
+    nodes = [*nodes, *(node for named in draft.evaluations for node in named.nodes)]
     plans = {n.node: n for n in nodes}
     users = instance_users(draft.graphs, plans.values())
     passing = [copy for number, p in enumerate(programs) for copy in _passing(number, p, plans)]

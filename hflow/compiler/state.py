@@ -13,7 +13,7 @@ from hflow.plan.cluster import Cluster
 from hflow.plan.engine_registry import GenerationEngine
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.node_plan import NodePlan
-from hflow.plan.plan import DeviceMemory, Search
+from hflow.plan.plan import DeviceMemory, EvaluationPlan, Search
 from hflow.plan.program import Program
 
 
@@ -35,7 +35,8 @@ class WeightRead:
 @dataclass(frozen=True)
 class Draft:
     """`engines`: of the generate nodes. `candidates`: the candidates of every node group, by its name.
-    `step`: without instructions until they are written."""
+    `step`: without instructions until they are written. `evaluations`: the named ones, as soon as all nodes
+    of the step have plans."""
 
     graph: Graph
     evaluation_graph: Graph | None
@@ -49,19 +50,22 @@ class Draft:
     candidates: Mapping[str, Candidates] = field(default_factory=dict[str, Candidates])
     nodes: tuple[NodePlan, ...] = ()
     evaluation: Program | None = None
+    evaluations: tuple[EvaluationPlan, ...] = ()
     memory: tuple[DeviceMemory, ...] = ()
     step_time_s: float = 0.0
     search: Search = field(default_factory=lambda: Search(0, 0.0))
 
     @property
     def graphs(self) -> tuple[Graph, ...]:
-        """Of the step, and of the evaluation if there is one."""
-        return (self.graph, self.evaluation_graph) if self.evaluation_graph else (self.graph,)
+        """Of the step, of the evaluation if there is one, and of the named evaluations that are planned."""
+        own = (self.graph, self.evaluation_graph) if self.evaluation_graph else (self.graph,)
+        return (*own, *(named.program.graph for named in self.evaluations))
 
     @property
     def programs(self) -> tuple[Program, ...]:
-        """Of the step, and of the evaluation if there is one."""
-        return (self.step, self.evaluation) if self.evaluation else (self.step,)
+        """Those of `graphs`."""
+        own = (self.step, self.evaluation) if self.evaluation else (self.step,)
+        return (*own, *(named.program for named in self.evaluations))
 
     def node_plan(self, name: str) -> NodePlan:
         return next(n for n in self.nodes if n.node == name)

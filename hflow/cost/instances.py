@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from hflow.cost.residency import Residency, Use, residency
-from hflow.graph.ir import Graph
+from hflow.graph.ir import Graph, step_node
 from hflow.plan.cluster import Cluster
 from hflow.plan.frozen import trained_with
 from hflow.plan.model_shape import ModelShape
@@ -13,7 +13,7 @@ from hflow.plan.node_plan import NodePlan
 from hflow.plan.replicas import Instance, instance_of
 from hflow.plan.workload import workload
 
-Moment = tuple[int, str]  # a node runs: of the step (0) or of the evaluation (1), its name
+Moment = tuple[int, str]  # a node runs: of the step (0) or of one of its evaluations (1, …), its name
 
 
 def instance_users(
@@ -50,5 +50,10 @@ def instance_residency(
         deciding[0].strategy, cluster, use, instance.lag,
         offload=all(plan.offload for plan in deciding),
         trained=trained_with(graph, instance.model),
-        tokens=max((p.micro_batch * workload(graph.node(p.node)).sequence for p in generating), default=0),
+        tokens=max((_tokens(graph, plan) for plan in generating), default=0),
     )  # fmt: skip
+
+
+def _tokens(graph: Graph, plan: NodePlan) -> int:
+    """At once; of an evaluation's node no more than of the node of the step that it stands for."""
+    return plan.micro_batch * workload(graph.node(step_node(plan.node))).sequence

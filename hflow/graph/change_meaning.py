@@ -26,7 +26,7 @@ def is_harmless(key: str, old: Graph, new: Graph) -> bool:
     match key.split("."):
         case ["loop", "times"]:
             return not _shifting(old, new)
-        case ["name" | "doc"] | ["loop", "name"] | ["eval", *_]:
+        case ["name" | "doc"] | ["loop", "name"] | ["eval" | "evaluations", *_]:
             return True
         case ["nodes", _, "in", _, "derived"]:  # the source is a key of its own
             return True
@@ -77,7 +77,7 @@ def meaning(key: str, old: Graph, new: Graph) -> str:
             return f"{names} ends with the last step, so its learning rates differ from here on"
         case ["loop", "times"]:
             return "the run ends after another number of steps; each of them is the same"
-        case ["eval", *_]:
+        case ["eval" | "evaluations", *_]:
             return "held-out rows are measured otherwise from here on; training does not see it"
         case ["seed"]:
             return "samples and the order of data differ from here on"

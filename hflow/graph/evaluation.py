@@ -1,4 +1,5 @@
-"""The graph that evaluates a graph: the nodes behind the metric, on held-out rows, greedily."""
+"""The graphs that evaluate a graph: the nodes behind the metric, on held-out rows, greedily; those of each
+named evaluation, as this says."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from hflow.graph.checks.checks import ancestors
-from hflow.graph.ir import Graph, ModelUse, Node
+from hflow.graph.ir import Graph, ModelUse, NamedEvaluation, Node
 from hflow.graph.types import Factor, ValueType
 
 
@@ -24,7 +25,14 @@ def evaluation_graph(graph: Graph) -> Graph | None:
     rows, loop = graph.evaluation.rows, graph.regions[:1]
     factors = dict(pair for node in kept for pair in _resized(node, rows))
     nodes = tuple(_evaluated(node, factors, _options(node, rows), loop[0].name) for node in kept)
-    return replace(graph, nodes=nodes, regions=loop, evaluation=None, text="")
+    return replace(graph, nodes=nodes, regions=loop, evaluation=None, evaluations=(), text="")
+
+
+def named_graph(graph: Graph, evaluation: NamedEvaluation) -> Graph:
+    """The graph of one of its named evaluations, whose nodes are typed when the file is read."""
+    return replace(
+        graph, nodes=evaluation.nodes, regions=graph.regions[:1], evaluation=None, evaluations=(), text=""
+    )
 
 
 def _resized(node: Node, rows: int) -> list[tuple[Factor, Factor]]:

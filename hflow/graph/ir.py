@@ -18,6 +18,8 @@ from hflow.display import Displayed
 from hflow.graph.types import ValueType
 
 OpKind = Literal["data", "generate", "score", "train", "call", "repeat"]
+MetricKind = Literal["mean", "pass", "majority", "length", "finished"]
+EvaluationTime = Literal["start", "end"]
 Head = Literal["lm", "scalar"]
 
 
@@ -207,6 +209,81 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class EvaluationMetric:
+    """One number of a named evaluation, a mean over its rows.
+
+    `source` is ``node.port`` for `mean`, `pass` and `majority`, and a generate node for `length` and
+    `finished`. `options` has those of the kind, defaults filled in: `k` and `threshold`, and of `majority`
+    also `correct` (``node.port``) and `by` (a function, or None).
+    """
+
+    name: str
+    kind: MetricKind
+    source: str
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def column(self, evaluation: str) -> str:
+        """What workers report it as: a metric of one of the evaluation's nodes."""
+        node, _, port = self.source.partition(".")
+        match self.kind:
+            case "mean":
+                return f"{evaluated_node(node, evaluation)}.{port}"
+            case "length":
+                return f"{evaluated_node(node, evaluation)}.response_length"
+            case "finished":
+                return f"{evaluated_node(node, evaluation)}.finished"
+            case "pass" | "majority":
+                return f"{metric_key(evaluation, self.name)}.rate"
+
+
+@dataclass(frozen=True)
+class NamedEvaluation:
+    """One of several evaluations, each with rows, sampling and metrics of its own.
+
+    `nodes`: those of the step that the metrics depend on, typed with this evaluation's options and called
+    ``node@evaluation``, and a call node for each metric that a function computes; in topological order.
+    `data` and `sampling`: options that differ from those of the step's data and generate nodes. Without
+    `data` the `rows` are held out of the step's own. It runs every so many steps (0: never between), and `at`
+    the start and the end.
+    """
+
+    name: str
+    rows: int
+    metrics: tuple[EvaluationMetric, ...]
+    nodes: tuple[Node, ...]
+    every: int = 0
+    at: tuple[EvaluationTime, ...] = ("start", "end")
+    data: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The names of its metrics for people and for `best`: ``eval/test/pass@1``."""
+        return tuple(metric_key(self.name, metric.name) for metric in self.metrics)
+
+    def is_due(self, done: int, steps: int) -> bool:
+        """Whether it runs when `done` of `steps` steps have been."""
+        named = (done == 0 and "start" in self.at) or (done == steps and "end" in self.at)
+        return named or bool(self.every and done > 0 and done % self.every == 0)
+
+
+def metric_key(evaluation: str, metric: str) -> str:
+    """``eval/test/pass@1``."""
+    return f"eval/{evaluation}/{metric}"
+
+
+def evaluated_node(node: str, evaluation: str) -> str:
+    """What a node of the step is called in a named evaluation: ``rollout@test``."""
+    return f"{node}@{evaluation}"
+
+
+def step_node(name: str) -> str:
+    """The node of the step that `name` is, or stands for in a named evaluation; of a metric's own node the
+    name itself, which is none of the step's."""
+    return name if "/" in name else name.partition("@")[0]
+
+
+@dataclass(frozen=True)
 class Graph(Displayed):
     name: str
     doc: str
@@ -217,6 +294,7 @@ class Graph(Displayed):
     evaluation: Evaluation | None = None
     seed: int = 0
     text: str = field(default="", compare=False)  # of a graph file that says the same, for people
+    evaluations: tuple[NamedEvaluation, ...] = ()
 
     @property
     def steps(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any, cast
 
-from hflow.graph.ir import Function, Graph, Input, Model, Node, Refresh, Region
+from hflow.graph.ir import Function, Graph, Input, Model, NamedEvaluation, Node, Refresh, Region
 
 Pair = tuple[str, Any]
 
@@ -30,11 +30,13 @@ def keyed_values(graph: Graph) -> dict[str, tuple[Any, ...]]:
 
 def _pairs(graph: Graph) -> Iterator[Pair]:
     loop, *regions = graph.regions
-    yield from _fields("", graph, "params", "models", "nodes", "regions", "evaluation")
+    yield from _fields("", graph, "params", "models", "nodes", "regions", "evaluation", "evaluations")
     yield from _fields("loop.", loop)
     if graph.evaluation:
         yield "eval", PRESENT
         yield from _fields("eval.", graph.evaluation)
+    for evaluation in graph.evaluations:
+        yield from _evaluation(f"evaluations.{evaluation.name}", evaluation)
     for model in graph.models:
         yield from _model(f"models.{model.name}", model)
     for node in graph.nodes:
@@ -50,6 +52,20 @@ def _fields(prefix: str, value: Any, *left_out: str) -> Iterator[Pair]:
     for field in fields(value):
         if field.compare and field.name not in left_out:
             yield f"{prefix}{field.name}", getattr(value, field.name)
+
+
+def _evaluation(key: str, evaluation: NamedEvaluation) -> Iterator[Pair]:
+    """Without its nodes, which follow from those of the step."""
+    yield key, PRESENT
+    yield from _fields(f"{key}.", evaluation, "name", "metrics", "nodes", "data", "sampling")
+    yield from _option(f"{key}.data", evaluation.data)
+    yield from _option(f"{key}.sampling", evaluation.sampling)
+    for metric in evaluation.metrics:
+        place = f"{key}.metrics.{metric.name}"
+        yield place, PRESENT
+        yield f"{place}.{metric.kind}", metric.source
+        for name, value in metric.options.items():
+            yield f"{place}.{name}", value
 
 
 def _model(key: str, model: Model) -> Iterator[Pair]:

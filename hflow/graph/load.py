@@ -20,6 +20,7 @@ from hflow.graph.checks.checks import (
     check_unused,
 )
 from hflow.graph.checks.distributions import check_distributions
+from hflow.graph.checks.evaluations import check_evaluations
 from hflow.graph.checks.log_probs import check_sampler, check_staleness
 from hflow.graph.checks.run import check_reward, check_run, drafted_metric_names
 from hflow.graph.checks.training import check_freezes, check_schedules
@@ -27,7 +28,7 @@ from hflow.graph.infer.drafting import draft_nodes, node_names
 from hflow.graph.infer.infer import infer
 from hflow.graph.infer.regions import check_ages, check_borders
 from hflow.graph.infer.wiring import check_wiring, order
-from hflow.graph.ir import Evaluation, Graph, Model, Ref, Refresh, Region
+from hflow.graph.ir import Evaluation, Graph, Model, Ref, Refresh, Region, metric_key
 from hflow.graph.run_config import RunConfig
 from hflow.graph.source import overrides as overriding
 from hflow.graph.source.document import MAX_BYTES, Document, dump, parse, read
@@ -187,8 +188,10 @@ def _graph(spec: GraphSpec, document: Document, problems: Problems) -> Graph | N
     check_freezes(nodes, drafts, problems)
     if spec.eval:
         check_evaluation(spec.eval, drafts, nodes, declared, problems)
+    evaluations = check_evaluations(spec, drafts, nodes, declared, problems)
     if spec.run:
-        check_run(spec.run, drafted_metric_names(drafts, declared), problems)
+        keys = frozenset(metric_key(name, m) for name, own in spec.evaluations.items() for m in own.metrics)
+        check_run(spec.run, drafted_metric_names(drafts, declared, keys), problems)
     if any(p.severity == "error" for p in problems.found):
         return None
     assert nodes.keys() == drafts.keys(), "a node without a type has an error"
@@ -201,6 +204,7 @@ def _graph(spec: GraphSpec, document: Document, problems: Problems) -> Graph | N
         (Region(spec.loop.name, spec.loop.times), *_regions(spec)),
         _evaluation(spec),
         spec.seed,
+        evaluations=evaluations,
     )
     check_unused(graph, drafts, problems)
     if spec.run:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.graph.infer.functions import source_file
-from hflow.graph.ir import Graph
+from hflow.graph.ir import Graph, Node
 from hflow.plan.model_shape import NAMED
 
 CONFIG = "config.json"
@@ -126,7 +126,7 @@ def changed_functions(graph: Graph, then: Digests) -> Iterator[Diagnostic]:
         message = f"`{file}` cannot be read" if gone else f"`{file}` has changed since the graph was compiled"
         names = ", ".join(f"`{f.reference}`" for f in changed)
         help_ = f"the plan runs {names} as it is now; after a change of a signature, compile the graph again"
-        span = graph.node(changed[0].nodes[0]).span
+        span = next((n.span for n in _all_nodes(graph) if n.name == changed[0].nodes[0]), None)
         yield Diagnostic("HF306", message, span, help_, severity="warning")
 
 
@@ -157,11 +157,15 @@ def _function_file(reference: str, nodes: tuple[str, ...], then: str | None) -> 
 def _users(graph: Graph) -> dict[str, tuple[str, ...]]:
     """The nodes that use each function."""
     users: dict[str, tuple[str, ...]] = {}
-    for node in graph.nodes:
+    for node in _all_nodes(graph):
         if node.function:
             reference = node.function.reference
             users[reference] = (*users.get(reference, ()), node.name)
     return users
+
+
+def _all_nodes(graph: Graph) -> tuple[Node, ...]:
+    return (*graph.nodes, *(node for named in graph.evaluations for node in named.nodes))
 
 
 def _found(reference: str) -> Path | None:

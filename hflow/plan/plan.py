@@ -24,6 +24,7 @@ from hflow.plan.program import Program
 from hflow.whole_file import write_whole
 
 VERSION = 7  # of the file
+_UNNAMED = {"evaluations": True}  # left out of the JSON of a graph that has none
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,21 @@ class Search:
 
 
 @dataclass(frozen=True)
+class EvaluationPlan:
+    """A named evaluation: its program, and the plans of its nodes, on the meshes of the nodes of the step
+    that they stand for. `time_s`: of one evaluation."""
+
+    name: str
+    program: Program
+    nodes: tuple[NodePlan, ...]
+    time_s: float = 0.0
+
+
+@dataclass(frozen=True)
 class Plan(Displayed):
-    """`step` runs every step; `evaluation` runs the held-out rows through the same nodes' plans. `digests`:
-    of the files of models and functions that the graph was compiled with."""
+    """`step` runs every step; `evaluation` runs the held-out rows through the same nodes' plans, each of
+    `evaluations` its own rows through plans of its own. `digests`: of the files of models and functions that
+    the graph was compiled with."""
 
     version: int
     cluster: Cluster
@@ -70,6 +83,7 @@ class Plan(Displayed):
     tokens_per_step: int
     search: Search
     digests: Digests
+    evaluations: tuple[EvaluationPlan, ...] = ()
 
     @property
     def graph(self) -> Graph:
@@ -82,12 +96,26 @@ class Plan(Displayed):
 
     @property
     def programs(self) -> tuple[Program, ...]:
-        """Of the step, and of the evaluation if there is one."""
-        return (self.step, self.evaluation) if self.evaluation else (self.step,)
+        """Of the step, of the evaluation if there is one, and of the named evaluations."""
+        own = (self.step, self.evaluation) if self.evaluation else (self.step,)
+        return (*own, *(named.program for named in self.evaluations))
+
+    def evaluating(self, name: str) -> Program:
+        """The program of a named evaluation; without a name, of the one that has none."""
+        found = (
+            next((e.program for e in self.evaluations if e.name == name), None) if name else self.evaluation
+        )
+        assert found, name
+        return found
+
+    @property
+    def all_nodes(self) -> tuple[NodePlan, ...]:
+        """Of the step, and of the named evaluations."""
+        return (*self.nodes, *(node for named in self.evaluations for node in named.nodes))
 
     @cached_property
     def _nodes(self) -> dict[str, NodePlan]:
-        return {n.node: n for n in self.nodes}
+        return {n.node: n for n in self.all_nodes}
 
     def node(self, name: str) -> NodePlan:
         return self._nodes[name]
@@ -101,7 +129,9 @@ class Plan(Displayed):
         """The first 12 hex digits of SHA-256 over what was decided: without places in files, source text and
         digests of files, whatever the version of the file, and however it was found."""
         step, evaluation = map(_without_places, (self.step, self.evaluation))
-        text = to_json(replace(self, step=step, evaluation=evaluation), {"version", "digests", "search"})
+        named = tuple(replace(e, program=_bare(e.program)) for e in self.evaluations)
+        own = replace(self, step=step, evaluation=evaluation, evaluations=named)
+        text = to_json(own, {"version", "digests", "search"})
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def save(self, path: Path) -> None:
@@ -110,10 +140,18 @@ class Plan(Displayed):
 
 
 def to_json(plan: Plan, leave_out: Set[str] = frozenset()) -> str:
-    """`leave_out`: fields of the plan."""
+    """`leave_out`: fields of the plan. Graphs without named evaluations do not say so: their plans are those
+    from before there were any."""
     from pydantic import TypeAdapter
 
-    return TypeAdapter(Plan).dump_json(plan, exclude=set(leave_out)).decode()
+    without: dict[str, Any] = dict.fromkeys(leave_out, True)
+    if not plan.evaluations:
+        without["evaluations"] = True
+    if not plan.graph.evaluations:
+        without["step"] = {"graph": _UNNAMED}
+    if plan.evaluation:
+        without["evaluation"] = {"graph": _UNNAMED}
+    return TypeAdapter(Plan).dump_json(plan, exclude=without).decode()
 
 
 def _without_places(program: Program | None) -> Program | None:
@@ -138,4 +176,5 @@ def graph_hash(graph: Graph) -> str:
     """As `Plan.hash`, of the graph alone."""
     from pydantic import TypeAdapter
 
-    return hashlib.sha256(TypeAdapter(Graph).dump_json(_bare(graph))).hexdigest()[:12]
+    without = None if graph.evaluations else _UNNAMED
+    return hashlib.sha256(TypeAdapter(Graph).dump_json(_bare(graph), exclude=without)).hexdigest()[:12]

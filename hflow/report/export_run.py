@@ -18,7 +18,7 @@ from hflow.report.runs import MANIFEST, checkpoint_folders, is_run, size_on_disk
 from hflow.report.runs_text import printable
 from hflow.runtime.checkpoint.export import export_checkpoint
 from hflow.runtime.controller.checkpoints import best_of, scores
-from hflow.runtime.controller.former_run import evaluations_of, read_lines
+from hflow.runtime.controller.former_run import evaluations_of, named_evaluations_of, read_lines
 from hflow.runtime.model_folder import check_files
 
 BEST = "best"
@@ -121,8 +121,9 @@ def _best(run: Path, plan: Plan, steps: Sequence[int]) -> int:
         message = f"`run.checkpoint.best` of `{printable(str(run))}` names no metric"
         raise HflowError(Diagnostic("HF407", message, help=help_))
     metrics = list(read_lines(run / "metrics.jsonl"))
-    evaluations = evaluations_of(read_lines(run / "events.jsonl"))
-    score = scores(plan.graph, policy.best, metrics, evaluations)
+    events = list(read_lines(run / "events.jsonl"))
+    evaluated = evaluations_of(events), named_evaluations_of(events)
+    score = scores(plan.graph, policy.best, metrics, *evaluated)
     for step in best_of([s for s in reversed(steps) if score(s) is not None], policy, score):
         return step
     raise HflowError(no_checkpoint(run, f"whose `{policy.best}` is known"))

@@ -32,7 +32,8 @@ class RunReport:
 
     `metrics` are the lines of ``metrics.jsonl``, one per step; `events` those of measured calls and
     transfers (step, device, name, kind, start_s, end_s); `summary` has status, steps, wall_s,
-    tokens_per_s, plan_hash and, where the graph is evaluated, eval: {before, after, by_step}.
+    tokens_per_s, plan_hash and, where the graph is evaluated, eval: {before, after, by_step},
+    and evaluations: the same for each metric of the named ones.
     """
 
     plan: Plan
@@ -90,6 +91,7 @@ def _figures(report: RunReport) -> list[Figure]:
         metric = str(plan.graph.evaluation.metric) if plan.graph.evaluation else "evaluation"
         before, after = evaluation.get("before"), evaluation.get("after")
         figures.append(Figure(metric, f"{_score(before)} → {_score(after)}", "held out, before → after"))
+    figures += _evaluated_figures(report)
     figures.append(Figure("steps", str(summary.get("steps", "-")), f"of {plan.graph.steps}"))
     if "wall_s" in summary:
         figures.append(Figure("wall time", units.duration(summary["wall_s"])))
@@ -100,22 +102,45 @@ def _figures(report: RunReport) -> list[Figure]:
     return figures
 
 
+def _evaluated_figures(report: RunReport) -> list[Figure]:
+    """The first metric of each named evaluation, before and after; others have charts."""
+    found: Mapping[str, Any] = report.summary.get("evaluations") or {}
+    figures: list[Figure] = []
+    for named in report.plan.graph.evaluations:
+        if told := found.get(named.keys[0]):
+            by_step = _by_step(told)
+            first, last = by_step[min(by_step)], by_step[max(by_step)]
+            when = f"{named.rows} rows, after {min(by_step)} → {units.plural(max(by_step), 'step')}"
+            figures.append(Figure(named.keys[0], f"{_score(first)} → {_score(last)}", when))
+    return figures
+
+
 def _score(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
 def _held_out(report: RunReport) -> list[Chart]:
-    """The metric of the evaluation after each number of steps at which it was taken."""
+    """The metrics of evaluations after each number of steps at which they were taken."""
     found: Mapping[str, Any] = report.summary.get("eval") or {}
-    by_step: Mapping[Any, float] = found.get("by_step") or {}
-    if not by_step:
-        return []
-    values = {int(step): value for step, value in by_step.items()}
-    steps = sorted(values)
     evaluation = report.plan.graph.evaluation
     name = f"held-out {evaluation.metric if evaluation else 'evaluation'}"
+    named: Mapping[str, Any] = report.summary.get("evaluations") or {}
+    return [*_by_steps(name, found), *(chart for key in named for chart in _by_steps(key, named[key]))]
+
+
+def _by_steps(name: str, found: Mapping[str, Any]) -> list[Chart]:
+    values = _by_step(found)
+    if not values:
+        return []
+    steps = sorted(values)
     svg = line_chart(f"{name} by steps done", steps, [values[step] for step in steps])
     return [Chart(name, units.figure(values[steps[-1]]), Markup(svg))]
+
+
+def _by_step(found: Mapping[str, Any]) -> dict[int, float]:
+    """In a file the keys are texts."""
+    by_step: Mapping[Any, float] = found.get("by_step") or {}
+    return {int(step): value for step, value in by_step.items()}
 
 
 def _charts(graph: Graph, metrics: Sequence[Metrics]) -> list[Chart]:

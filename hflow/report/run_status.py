@@ -32,6 +32,7 @@ class SummaryFile:
     pid: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     host: str | None = None
     eval: EvaluationSummary | None = None
+    evaluations: dict[str, EvaluationSummary] = field(default_factory=dict[str, EvaluationSummary])
 
 
 _SUMMARY = TypeAdapter(SummaryFile)

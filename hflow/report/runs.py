@@ -27,8 +27,9 @@ _STEP = re.compile(r"step-(\d{1,18})")
 class ListedRun:
     """A run as `hflow runs` tells of it.
 
-    `best` is the greatest value of `best_of`: of its evaluations (told when it ends) or, without, of
-    ``reward_mean``. `began` is in seconds since 1970. `checkpoints` are the steps of whole ones, ascending.
+    `best` is the greatest value of `best_of`: of its evaluations (told when it ends; of the named ones the
+    first metric) or, without, of ``reward_mean``. `began` is in seconds since 1970. `checkpoints` are the
+    steps of whole ones, ascending.
     """
 
     path: Path
@@ -148,7 +149,8 @@ def _metrics(run: Path) -> list[StepMetrics]:
 def _best(summary: SummaryFile | None, metrics: list[StepMetrics]) -> tuple[float | None, str]:
     evaluations = summary.eval.by_step.values() if summary and summary.eval else ()
     rewards = (line.reward_mean for line in metrics if line.reward_mean is not None)
-    for name, values in (("eval", evaluations), ("reward_mean", rewards)):
+    named = [(key, found.by_step.values()) for key, found in summary.evaluations.items()] if summary else []
+    for name, values in (("eval", evaluations), *named[:1], ("reward_mean", rewards)):
         best = max(filter(math.isfinite, values), default=None)
         if best is not None:
             return best, name

@@ -54,8 +54,12 @@ class Dataset(Generic[T]):
         order = permutation(len(self.train), seed, epoch, stream) if shuffle else range(len(self.train))
         return tuple(self.train[int(i)] for i in order[at * size : (at + 1) * size])
 
-    def require(self, size: int) -> None:
-        """Raises HflowError HF403 when there are fewer than `size` rows to train on."""
+    def require(self, size: int, evaluation: str = "") -> None:
+        """Raises HflowError HF403 when there are fewer than `size` rows to train on, or for the named
+        `evaluation`."""
+        if size > len(self.train) and evaluation:
+            have = f"{len(self.train)} rows ({self._origin()})"
+            raise refused(f"`{self.name}` has {have}, evaluation `{evaluation}` needs {size}")
         if size > len(self.train):
             have = f"{len(self.train)} rows to train on ({self._origin()})"
             raise refused(f"`{self.name}` has {have}, a batch needs {size}")

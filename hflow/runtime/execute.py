@@ -82,7 +82,8 @@ def execute(
         signals.notice = f"ending the workers and completing {folder.path} …"
         run, started = Run(folder.path, metrics=folder.metrics), time.time()
         if former:
-            run.evaluations, started = dict(former.evaluations), started - former.wall_s
+            run.evaluations, run.evaluated = dict(former.evaluations), dict(former.evaluated)
+            started -= former.wall_s
         error = None
         try:
             _begin(plan, folder, run, former, console)

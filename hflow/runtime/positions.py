@@ -18,7 +18,8 @@ def check_positions(plan: Plan, data: Node, rows: Sequence[Example]) -> None:
 
     How long conversations of several turns become is known when they are made.
     """
-    for node in (n for n in plan.graph.nodes if n.model and _reads(n, data)):
+    graph = next(p.graph for p in plan.programs if any(n.name == data.name for n in p.graph.nodes))
+    for node in (n for n in graph.nodes if n.model and _reads(n, data)):
         have = plan.shapes[node.model_use.model].max_positions
         new = node.options["max_new_tokens"] if node.op == "generate" else 0
         longest = max(rows, key=lambda row: _length(row, node.op), default=None)

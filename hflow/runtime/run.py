@@ -13,12 +13,14 @@ from hflow.plan.plan import Plan
 
 @dataclass
 class Run(Displayed):
-    """`metrics`: the lines of metrics.jsonl; `evaluations`: the metric by finished steps."""
+    """`metrics`: the lines of metrics.jsonl; `evaluations`: the metric of `eval` by finished steps;
+    `evaluated`: those of the named evaluations, each by its key (``eval/test/pass@1``)."""
 
     folder: Path
     status: Literal["running", "finished", "failed", "interrupted"] = "running"
     metrics: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     evaluations: dict[int, float] = field(default_factory=dict[int, float])
+    evaluated: dict[str, dict[int, float]] = field(default_factory=dict[str, dict[int, float]])
     wall_s: float = 0.0
     diagnostics: tuple[Diagnostic, ...] = ()
 
@@ -28,12 +30,17 @@ def summary(plan: Plan, run: Run) -> dict[str, Any]:
     step_s = sum(m["time_s"] for m in run.metrics)
     evaluations = run.evaluations
     before, after = evaluations.get(0), evaluations.get(plan.graph.steps)
+    named = {
+        key: {"before": by.get(0), "after": by.get(plan.graph.steps), "by_step": by}
+        for key, by in run.evaluated.items()
+    }
     return {
         "status": run.status,
         "steps": len(run.metrics),
         "wall_s": run.wall_s,
         "tokens_per_s": sum(m["tokens"] for m in run.metrics) / step_s if step_s else 0.0,
         "eval": {"before": before, "after": after, "by_step": evaluations} if evaluations else None,
+        **({"evaluations": named} if named else {}),
         "plan_hash": plan.hash,
         "graph": plan.graph.name,
         "seed": plan.graph.seed,

@@ -11,7 +11,7 @@ from hflow.compiler.candidates.node_groups import Candidate, Candidates, NodeGro
 from hflow.compiler.candidates.pricing import Pricing
 from hflow.compiler.pins import Pin
 from hflow.compiler.state import Draft
-from hflow.graph.ir import Node
+from hflow.graph.ir import Node, step_node
 from hflow.plan.cluster import Cluster
 from hflow.plan.engine_profile import EngineProfile
 from hflow.plan.layout import Mesh
@@ -146,4 +146,7 @@ def _rows_refusal(draft: Draft, node: Node, work: Workload, mesh: Mesh) -> str:
     held_out = draft.graph.evaluation
     if held_out and draft.evaluation_graph and held_out.rows < mesh.dp:
         return f"dp{mesh.dp} is more than the {held_out.rows} evaluation rows"
+    for named in draft.graph.evaluations:
+        if named.rows < mesh.dp and any(step_node(n.name) == node.name for n in named.nodes):
+            return f"dp{mesh.dp} is more than the {named.rows} rows of evaluation `{named.name}`"
     return ""

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Literal
 
 from hflow.cost.residency import Residency, Use
-from hflow.graph.ir import Graph, Node
+from hflow.graph.ir import Graph, Node, step_node
 from hflow.plan.engine_profile import EngineProfile
 from hflow.plan.engine_registry import DEFAULT_ENGINE, GenerationEngine, profile_of
 from hflow.plan.frozen import ALL_TRAINED, TrainedWith, trained_with
@@ -156,7 +156,7 @@ def node_groups(
 
     Args:
         engines: of its generate nodes.
-        evaluation: the graph that evaluates it.
+        evaluation: the graph that evaluates it; its named evaluations it has itself.
     """
     members: dict[tuple[str, GroupRole, int, bool, GenerationEngine], list[Node]] = {}
     for node in (n for n in graph.nodes if n.model):
@@ -164,6 +164,7 @@ def node_groups(
         key = use.model, _role(graph, node), use.lag, node.in_flight, engine
         members.setdefault(key, []).append(node)
     again = {n.name for n in evaluation.nodes} if evaluation else set[str]()
+    again |= {step_node(n.name) for named in graph.evaluations for n in named.nodes}
     return tuple(
         NodeGroup(
             nodes[0].name, model, role, tuple(nodes), lag, any(n.name in again for n in nodes), engine,

@@ -8,6 +8,7 @@ from hflow.compiler.memory import device_memory
 from hflow.compiler.state import Draft
 from hflow.cost.host_memory import host_memory
 from hflow.diagnostics import Diagnostic, HflowError
+from hflow.plan.node_plan import NodePlan
 from hflow.plan.plan import DeviceMemory
 from hflow.units import device_text
 
@@ -25,7 +26,7 @@ def check_memory(draft: Draft) -> Draft:
 def _check_hosts(draft: Draft) -> None:
     """Where the cluster says what memory its hosts have."""
     limit = draft.cluster.host_memory_bytes
-    hosts = host_memory(draft.graphs, draft.shapes, draft.cluster, draft.nodes)
+    hosts = host_memory(draft.graphs, draft.shapes, draft.cluster, _all_nodes(draft))
     worst = max(hosts, key=lambda host: hosts[host].total(), default=None)
     if limit is None or worst is None or hosts[worst].total() <= limit:
         return
@@ -38,6 +39,10 @@ def _check_hosts(draft: Draft) -> None:
     )
     helps = "a snapshot is what a checkpoint is written from", pins
     raise HflowError(Diagnostic("HF305", message, help="; ".join([f"{parts} GB", *filter(None, helps)])))
+
+
+def _all_nodes(draft: Draft) -> list[NodePlan]:
+    return [*draft.nodes, *(node for named in draft.evaluations for node in named.nodes)]
 
 
 def _too_full(memory: DeviceMemory) -> Diagnostic:

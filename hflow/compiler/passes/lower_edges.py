@@ -1,12 +1,16 @@
-"""Build the programs of the step and of its evaluation, and lower all edges: who sends what to whom."""
+"""Build the programs of the step and of its evaluations, and lower all edges: who sends what to whom."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from hflow.compiler.evaluation_nodes import evaluation_nodes
 from hflow.compiler.program_builder.builder import ProgramBuilder
 from hflow.compiler.state import Draft
-from hflow.graph.ir import Graph
+from hflow.graph.evaluation import named_graph
+from hflow.graph.ir import Graph, NamedEvaluation
+from hflow.plan.node_plan import NodePlan
+from hflow.plan.plan import EvaluationPlan
 from hflow.plan.program import Program
 
 
@@ -21,11 +25,19 @@ def lower_edges(draft: Draft) -> Draft:
     evaluation = draft.evaluation_graph
     return replace(
         draft,
+        evaluations=tuple(_planned(draft, named) for named in draft.graph.evaluations),
         step=_program(draft, draft.graph),
         evaluation=_program(draft, evaluation) if evaluation else None,
     )
 
 
-def _program(draft: Draft, graph: Graph) -> Program:
-    instructions, edges = ProgramBuilder(draft, graph).build(draft.nodes)
+def _planned(draft: Draft, evaluation: NamedEvaluation) -> EvaluationPlan:
+    graph = named_graph(draft.graph, evaluation)
+    nodes = evaluation_nodes(draft, graph)
+    return EvaluationPlan(evaluation.name, _program(draft, graph, nodes), nodes)
+
+
+def _program(draft: Draft, graph: Graph, more: tuple[NodePlan, ...] = ()) -> Program:
+    """`more`: plans of nodes that the step does not have."""
+    instructions, edges = ProgramBuilder(draft, graph).build((*draft.nodes, *more))
     return Program(graph, tuple(edge.lowered(draft.cluster) for edge in edges), tuple(instructions))

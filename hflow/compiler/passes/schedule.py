@@ -6,9 +6,10 @@ from collections import defaultdict
 from dataclasses import replace
 
 from hflow.compiler.state import Draft
+from hflow.plan.plan import EvaluationPlan
 from hflow.plan.program import Call
 from hflow.schedule.arrange import arranged
-from hflow.schedule.timed_span import steady_spans, step_time_s
+from hflow.schedule.timed_span import spans, steady_spans, step_time_s
 
 
 def schedule(draft: Draft) -> Draft:
@@ -25,5 +26,17 @@ def schedule(draft: Draft) -> Draft:
         nodes=tuple(replace(n, start_s=starts[n.node], time_s=times[n.node]) for n in draft.nodes),
         step=step,
         evaluation=arranged(draft.evaluation) if draft.evaluation else None,
+        evaluations=tuple(map(_scheduled, draft.evaluations)),
         step_time_s=step_time_s(step),
+    )
+
+
+def _scheduled(evaluation: EvaluationPlan) -> EvaluationPlan:
+    """It runs between steps, one at a time: what it takes is the end of its last instruction."""
+    program = arranged(evaluation.program)
+    timed = spans(program)
+    starts = {s.instruction.node: s.start_s for s in reversed(timed) if isinstance(s.instruction, Call)}
+    nodes = tuple(replace(n, start_s=starts.get(n.node, 0.0)) for n in evaluation.nodes)
+    return replace(
+        evaluation, program=program, nodes=nodes, time_s=max((s.end_s for s in timed), default=0.0)
     )

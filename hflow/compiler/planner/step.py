@@ -38,7 +38,7 @@ def node_plans(
     return tuple(
         _with_model(node, meshes[node.name], group, assignments, configs[node.name])
         if (group := group_of.get(node.name))
-        else _without_model(node, meshes[node.name])
+        else without_model(node, meshes[node.name])
         for node in graph.nodes
     )
 
@@ -54,6 +54,7 @@ def _with_model(
     )  # fmt: skip
 
 
-def _without_model(node: Node, mesh: Mesh) -> NodePlan:
+def without_model(node: Node, mesh: Mesh) -> NodePlan:
+    """Of a data or call node."""
     share = node.rows if is_replicated(node) else max(1, node.rows // mesh.dp)
     return NodePlan(node.name, node.op, None, MODELLESS_ENGINE, mesh, share, 0.0, PYTHON_CALL_S, 0)

@@ -12,7 +12,8 @@ from hflow.compiler.planner.assignments import Assignment, Assignments, sharding
 from hflow.compiler.state import Draft
 from hflow.cost.redistribution import weights_s
 from hflow.cost.residency import SHARED, OwnCopy
-from hflow.graph.ir import Graph
+from hflow.graph.evaluation import named_graph
+from hflow.graph.ir import Graph, step_node
 from hflow.plan.sharding import Sharding
 
 # Of a model: how and where it lies, its lag, whether in flight.
@@ -53,6 +54,7 @@ class WeightSyncs:
         self._of_first: dict[object, WeightSync | None] = {}
         self._assignments: dict[tuple[Candidate, int], Assignment] = {}
         self._graphs = [graph for graph in (self.draft.graph, self.draft.evaluation_graph) if graph]
+        self._graphs += [named_graph(draft.graph, named) for named in draft.graph.evaluations]
         self._donating: dict[tuple[str, ...], bool] = {}
         self._meanwhile = {group.name: _meanwhile(self.draft.graph, group) for group in groups}
 
@@ -100,16 +102,16 @@ class WeightSyncs:
 
     def may_donate(self, reader: NodeGroup, groups: Sequence[NodeGroup]) -> bool:
         """Whether a copy that `reader` alone of some node groups has may be donated its trainer's memory, as
-        far as the graphs of step and evaluation say."""
+        far as the graphs of step and evaluations say."""
         names = reader.name, *(group.name for group in groups)
         if names not in self._donating:
             self._donating[names] = all(self._may_donate(graph, reader, groups) for graph in self._graphs)
         return self._donating[names]
 
     def _may_donate(self, graph: Graph, reader: NodeGroup, groups: Sequence[NodeGroup]) -> bool:
-        there = {node.name for node in graph.nodes}
-        nodes = {node.name for group in groups for node in group.nodes} & there
-        readers = {node.name for node in reader.nodes} & there
+        there = {step_node(node.name): node.name for node in graph.nodes}
+        nodes = {there[node.name] for group in groups for node in group.nodes if node.name in there}
+        readers = {there[node.name] for node in reader.nodes if node.name in there}
         return may_donate(self.draft, graph, reader.model, readers, nodes - readers)
 
     def _weight_sync(

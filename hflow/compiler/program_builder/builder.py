@@ -29,7 +29,7 @@ Built = tuple[list[Instruction], list[UnloweredEdge]]
 
 
 class ProgramBuilder:
-    """Builds the programs of one graph of a draft: the training graph, or the one that evaluates it."""
+    """Builds the programs of one graph of a draft: the training graph, or one that evaluates it."""
 
     def __init__(self, draft: Draft, graph: Graph):
         self.draft, self.graph, self.order = draft, graph, node_order(graph)
@@ -52,7 +52,7 @@ class _Walk:
 
     def __init__(self, program: UnfinishedProgram):
         self.program, self.rows, self.weights = program, RowMoves(program), WeightMoves(program)
-        self.evaluates = program.graph is program.draft.evaluation_graph
+        self.evaluates = program.graph is not program.draft.graph
 
     def walk(self) -> None:
         order = self.program.order

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Iterator, Set
+from dataclasses import replace
 
 from hflow.compiler.donation import donates
 from hflow.compiler.lowering import UnloweredWeightEdge
@@ -10,7 +11,7 @@ from hflow.compiler.program_builder.script import Key
 from hflow.compiler.program_builder.unfinished import UnfinishedProgram
 from hflow.compiler.state import WeightRead
 from hflow.cost.compute import average_s
-from hflow.graph.ir import Node
+from hflow.graph.ir import Node, step_node
 from hflow.plan.program import Release, SyncWeights
 from hflow.plan.replicas import Instance
 
@@ -23,7 +24,7 @@ class WeightMoves:
     """
 
     def __init__(self, program: UnfinishedProgram):
-        self.program, self.edges = program, program.draft.weight_edges
+        self.program, self.edges = program, tuple(_edges(program))
         self.renewed: set[Instance] = set()
         self.trained: set[str] = set()
         self.copies: dict[Instance, str] = {}
@@ -118,3 +119,13 @@ class WeightMoves:
     def _last_reader(self, instance: Instance) -> Node:
         users = self.program.users()
         return [node for node, own in users if node.op != "train" and own == instance][-1]
+
+
+def _edges(program: UnfinishedProgram) -> Iterator[WeightRead]:
+    """The weight edges of the step, in an evaluation to the nodes that stand for their readers there."""
+    if program.graph is program.draft.graph:
+        yield from program.draft.weight_edges
+        return
+    for edge in program.draft.weight_edges:
+        readers = (node.name for node in program.graph.nodes if step_node(node.name) == edge.reader)
+        yield from (replace(edge, reader=reader) for reader in readers)

@@ -69,6 +69,7 @@ class GraphBuilder:
         self._head = self._entries(head)
         self._loop = self._item({"name": loop, "times": steps})
         self._eval: Item | None = None
+        self._evaluations: ItemsByKey = {}
 
     def model(
         self,
@@ -185,6 +186,24 @@ class GraphBuilder:
         """Measure `metric` on held-out rows before the first step, after the last, and `every` so many."""
         self._eval = self._item(_said(metric=str(metric), rows=rows, every=every or None))
 
+    def evaluation(
+        self,
+        name: str,
+        *,
+        rows: int | str,
+        metrics: Mapping[str, str | NodeOutput | Mapping[str, Any]],
+        data: Mapping[str, Any] | None = None,
+        sampling: Mapping[str, Any] | None = None,
+        every: int | str = 0,
+        at: Sequence[str] | None = None,
+    ) -> None:
+        """One of several evaluations, on `rows` held-out rows or those of `data`, with other options of the
+        generate nodes (`sampling`); `metrics` as graph files write them: ``{"pass": reward.score, "k": 4}``."""
+        spec = _said(rows=rows, metrics=metrics, data=data, sampling=sampling, every=every or None)
+        entries = self._add(self._evaluations, name, spec)
+        if at is not None:  # an empty list says something too
+            entries["at"] = self._item(list(at))
+
     def graph(self) -> Graph:
         """The typed graph.
 
@@ -211,6 +230,7 @@ class GraphBuilder:
             "models": Item(self._models, self._span) if self._models else None,
             "loop": self._loop,
             "eval": self._eval,
+            "evaluations": Item(self._evaluations, self._span) if self._evaluations else None,
             "nodes": Item(self._nodes, self._span),
         }
         root = in_order(Item({k: section for k, section in sections.items() if section}, self._span))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Set
 
 import networkx as nx
 
@@ -10,7 +10,7 @@ from hflow.diagnostics import did_you_mean
 from hflow.graph.infer.draft import NodeDraft
 from hflow.graph.infer.kinds.train import SHARED
 from hflow.graph.infer.wiring import step_dag
-from hflow.graph.ir import Graph, Node, Ref
+from hflow.graph.ir import Graph, NamedEvaluation, Node, Ref, step_node
 from hflow.graph.source.document import KeyPath
 from hflow.graph.source.problems import Problems
 from hflow.graph.source.schema import EvalSpec, GraphSpec
@@ -145,33 +145,40 @@ def check_evaluation(
         what = f"`{inner.source}`, which" if inner else "a value that"
         help_ = f"measure {what} is made inside the region"
         problems.add("HF220", message, path, help=help_)
-    _check_held_out(spec, ref, nodes, problems)
-    _check_kept_apart(spec, ref, nodes, drafts, problems)
+    measured = ancestors(nodes, ref.node)
+    check_held_out(spec.rows, measured, nodes, ("eval", "rows"), problems)
+    check_kept_apart(spec.rows, measured, nodes, drafts, problems)
 
 
-def _check_held_out(spec: EvalSpec, ref: Ref, nodes: Mapping[str, Node], problems: Problems) -> None:
-    for name in sorted(ancestors(nodes, ref.node)):
+def check_held_out(
+    rows: int, measured: Set[str], nodes: Mapping[str, Node], path: KeyPath, problems: Problems
+) -> None:
+    """HF220 at `path`: a data node among those `measured` holds out fewer rows than an evaluation wants."""
+    for name in sorted(measured):
         held_out = nodes[name].options.get("holdout") if nodes[name].op == "data" else None
-        if held_out is not None and held_out < spec.rows:
-            message = f"evaluation needs {spec.rows} held-out rows, but `{name}` holds out {held_out}"
-            help_ = f"set `holdout: {spec.rows}` in `{name}`"
-            problems.add("HF220", message, ("eval", "rows"), help=help_)
+        if held_out is not None and held_out < rows:
+            message = f"evaluation needs {rows} held-out rows, but `{name}` holds out {held_out}"
+            help_ = f"set `holdout: {rows}` in `{name}`"
+            problems.add("HF220", message, path, help=help_)
 
 
-def _check_kept_apart(
-    spec: EvalSpec, ref: Ref, nodes: Mapping[str, Node], drafts: Mapping[str, NodeDraft], problems: Problems
+def check_kept_apart(
+    rows: int,
+    measured: Set[str],
+    nodes: Mapping[str, Node],
+    drafts: Mapping[str, NodeDraft],
+    problems: Problems,
 ) -> None:
     """HF220: another data node draws from the dataset that evaluation holds rows out of."""
-    measured = ancestors(nodes, ref.node)
     evaluated = {nodes[n].options.get("dataset"): n for n in measured if nodes[n].op == "data"}
     for node in (n for n in nodes.values() if n.op == "data" and n.name not in measured):
         dataset, held_out = (node.options.get(option) for option in ("dataset", "holdout"))
         if dataset is None or held_out is None:  # a bad value, which has been reported
             continue
         name = evaluated.get(dataset)
-        if name is not None and held_out < spec.rows:
+        if name is not None and held_out < rows:
             message = f"`{node.name}` draws the rows that `{name}` holds out: they are of one dataset"
-            help_ = f"set `holdout: {spec.rows}` in `{node.name}`"
+            help_ = f"set `holdout: {rows}` in `{node.name}`"
             problems.add("HF220", message, drafts[node.name].path, key=True, help=help_)
 
 
@@ -196,6 +203,7 @@ def check_unused(graph: Graph, drafts: Mapping[str, NodeDraft], problems: Proble
             _warn(problems, "HF216", message, (*drafts[node.name].path, "model"))
     read = {i.source for node, i in graph.edges() if i.source.node != node.name}
     read |= {graph.evaluation.metric} if graph.evaluation else set()
+    read |= {ref for evaluation in graph.evaluations for ref in _measured(evaluation)}
     nodes_read = {ref.node for ref in read}
     for node in graph.nodes:
         path = drafts[node.name].path
@@ -211,6 +219,15 @@ def check_unused(graph: Graph, drafts: Mapping[str, NodeDraft], problems: Proble
     for model in graph.models:
         if model.name not in used:
             _warn(problems, "HF218", f"no node uses the model `{model.name}`", ("models", model.name))
+
+
+def _measured(evaluation: NamedEvaluation) -> Iterator[Ref]:
+    """The values of the step that the metrics of an evaluation read."""
+    for metric in evaluation.metrics:
+        if metric.kind == "mean":
+            yield Ref(*metric.source.split("."))
+    for value in (value for node in evaluation.nodes if "/" in node.name for value in node.inputs):
+        yield Ref(step_node(value.source.node), value.source.port)
 
 
 def _warn(problems: Problems, code: str, message: str, path: KeyPath) -> None:

@@ -24,20 +24,25 @@ _BEST = ("run", "checkpoint", "best")
 @dataclass(frozen=True)
 class MetricNames:
     """What is known of the columns of ``metrics.jsonl``: `nodes` are all nodes, `trains` those that train
-    (None where the kind of some node is unknown), `values` what calls compute."""
+    (None where the kind of some node is unknown), `values` what calls compute, `evaluated` the metrics of the
+    named evaluations, which stand in events."""
 
     nodes: frozenset[str]
     trains: frozenset[str] | None
     values: frozenset[str]
+    evaluated: frozenset[str] = frozenset()
 
     def names(self) -> Iterator[str]:
         """Likely ones, to suggest."""
         yield from _PLAIN
         yield from (f"loss.{name}" for name in sorted(self.trains or ()))
+        yield from sorted(self.evaluated)
         yield from sorted(self.values)
 
     def refusal(self, name: str) -> str:
         """Why there can be no such metric; empty if there may be one."""
+        if name.startswith("eval/"):
+            return "" if name in self.evaluated else f"no evaluation measures `{name}`"
         kind, dot, node = name.partition(".")
         if not dot:
             return "" if name in _PLAIN else f"no metric is called `{name}`"
@@ -59,17 +64,22 @@ def metric_names(graph: Graph) -> MetricNames:
         frozenset(node.name for node in graph.nodes),
         frozenset(node.name for node in graph.nodes if node.op == "train"),
         frozenset(f"{node.name}.{output.port}" for node in calls for output in node.outputs),
+        frozenset(key for evaluation in graph.evaluations for key in evaluation.keys),
     )
 
 
-def drafted_metric_names(drafts: Mapping[str, NodeDraft], declared: Iterable[str]) -> MetricNames:
-    """Those of a graph that may still be wrong; `declared` names all nodes of the file."""
+def drafted_metric_names(
+    drafts: Mapping[str, NodeDraft], declared: Iterable[str], evaluated: frozenset[str] = frozenset()
+) -> MetricNames:
+    """Those of a graph that may still be wrong; `declared` names all nodes of the file, `evaluated` the
+    metrics of its named evaluations."""
     calls = (draft for draft in drafts.values() if draft.op == "call")
     trains = frozenset(name for name, draft in drafts.items() if draft.op == "train")
     return MetricNames(
         frozenset(declared),
         trains if drafts.keys() >= {*declared} else None,
         frozenset(f"{draft.name}.{port}" for draft in calls for port in draft.outputs or ()),
+        evaluated,
     )
 
 
@@ -103,12 +113,27 @@ def _check_restarts(spec: RunSpec, problems: Problems) -> None:
 
 
 def check_reward(spec: RunSpec, graph: Graph, problems: Problems) -> None:
-    """HF228: `best` is the mean reward of a graph that has no reward."""
+    """HF228: `best` is the mean reward of a graph that has no reward; as a warning, it is measured at other
+    steps than checkpoints are written."""
+    _check_measured(spec, graph, problems)
     if spec.checkpoint.best == REWARD and not graph.reward:
         message = f"the graph has no reward, so there is no `{REWARD}`"
         losses = [f"loss.{node.name}" for node in graph.nodes if node.op == "train"]
         help_ = f"with `mode: min`, `{losses[0]}` may serve" if losses else ""
         problems.add("HF228", message, _BEST, help=help_)
+
+
+def _check_measured(spec: RunSpec, graph: Graph, problems: Problems) -> None:
+    """Checkpoints of which `best` stays unknown are not removed."""
+    every, best = spec.checkpoint.every, spec.checkpoint.best
+    measured = next((e for e in graph.evaluations if best in e.keys), None)
+    if measured is None or not every or (measured.every and every % measured.every == 0):
+        return
+    message = f"a checkpoint is written every {every} steps, and `{best}` is not measured at each of them"
+    help_ = (
+        f"those between are all kept; `evaluations.{measured.name}.every` may be {every}, or a divisor of it"
+    )
+    _warn(problems, message, "best", help_)
 
 
 def _warn(problems: Problems, message: str, key: Literal["best", "mode"], help_: str) -> None:

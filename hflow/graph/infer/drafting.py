@@ -190,7 +190,7 @@ class _Drafter:
         if source and (problem := train.loss_problem(source)):
             self.found.add("HF206", f"`{node.loss}`: {problem}", (*bare.path, "loss"))
             source = None
-        drafted = _with_function(used, source)
+        drafted = with_function(used, source)
         if source and used.head and (computed := train.missing_head(source.signature, used.head)):
             self._wrong_head(drafted, f"computes `{computed}` for its loss with", train.HEAD_TEXT[computed])
         if source:
@@ -205,7 +205,7 @@ class _Drafter:
             self.found.add("HF206", f"`{node.fn}`: {problem}", (*bare.path, "fn"))
             source = None
         options = (*call.OPTIONS, *source.options) if source else None
-        drafted = self._reading(_with_function(bare, source), node, options, node.with_)
+        drafted = self._reading(with_function(bare, source), node, options, node.with_)
         return replace(drafted, declared=self._types(bare, node.out))
 
     def _reading(
@@ -296,7 +296,8 @@ class _Drafter:
             self.found.add(p.code, p.message, place, key=p.code != "HF212", help=p.help)
 
 
-def _with_function(bare: NodeDraft, source: FunctionSource | None) -> NodeDraft:
+def with_function(bare: NodeDraft, source: FunctionSource | None) -> NodeDraft:
+    """`bare` with what the signature says; without one where the function could not be read."""
     if source is None:
         return bare
     function = Function(

@@ -203,6 +203,11 @@ def function_paths(document: Document) -> Iterator[KeyPath]:
     inner = [(*node, "nodes", name) for node in outer for name in document.keys((*node, "nodes"))]
     for node in (*outer, *inner):
         yield from ((*node, key) for key in ("fn", "loss") if key in document.keys(node))
+    for name in document.keys(("evaluations",)):
+        metrics = ("evaluations", name, "metrics")
+        yield from (
+            (*metrics, m, "by") for m in document.keys(metrics) if "by" in document.keys((*metrics, m))
+        )
 
 
 def relative(path: str) -> str:

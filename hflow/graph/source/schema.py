@@ -13,13 +13,18 @@ from pydantic_core import PydanticCustomError
 
 NAME_PATTERN = r"^[a-z_][a-z0-9_]*$"
 REF_PATTERN = r"^[a-z_][a-z0-9_]*\.[a-z_][a-z0-9_]*$"
-METRIC_PATTERN = r"^([a-z_][a-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?)?$"
+METRIC_PATTERN = (
+    r"^([a-z_][a-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?|eval/[a-z_][a-z0-9_]*/[A-Za-z_][A-Za-z0-9_@-]*)?$"
+)
+
+METRIC_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_@-]*$"
 
 _INT64 = 2**63  # sizes, steps and seeds are int64s
 
 Positive = Annotated[int, Field(gt=0, lt=_INT64)]
 Natural = Annotated[int, Field(ge=0, lt=_INT64)]
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
+MetricName = Annotated[str, Field(pattern=METRIC_NAME_PATTERN)]
 RefText = Annotated[str, Field(pattern=REF_PATTERN, description="node.port")]
 FailureCode = Annotated[str, Field(pattern=r"^HF4[0-9][0-9]$", description="of a failure, as HF401")]
 DurationS = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
@@ -42,6 +47,10 @@ def _use(value: Any) -> Any:
 
 def _source(value: Any) -> Any:
     return {"from": value} if isinstance(value, str) else value
+
+
+def _metric(value: Any) -> Any:
+    return {"mean": value} if isinstance(value, str) else value
 
 
 def _texts(value: Any) -> Any:
@@ -101,6 +110,33 @@ class EvalSpec(_Shape):
     metric: RefText
     rows: Positive
     every: Natural = 0
+
+
+class MetricSpec(_Shape):
+    """One number of an evaluation: one of the kinds `mean`, `pass`, `majority`, `length` and `finished` with
+    what it measures, and the options of that kind. `node.port` is short for the mean of it."""
+
+    mean: RefText | None = None
+    pass_: RefText | None = Field(None, alias="pass")
+    majority: RefText | None = None
+    length: Name | None = None
+    finished: Name | None = None
+    k: Positive | None = None
+    threshold: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    correct: RefText | None = None
+    by: str | None = None
+
+
+class NamedEvaluationSpec(_Shape):
+    """An evaluation with rows, sampling and metrics of its own; `data` and `sampling` are options that differ
+    from those of the data node and of the generate nodes."""
+
+    rows: Positive
+    data: dict[str, Any] = {}
+    sampling: dict[str, Any] = {}
+    metrics: dict[MetricName, Annotated[MetricSpec, BeforeValidator(_metric)]] = Field(min_length=1)
+    every: Natural = 0
+    at: list[Literal["start", "end"]] = ["start", "end"]
 
 
 class CheckpointSpec(_Shape):
@@ -243,6 +279,7 @@ class GraphSpec(_Shape):
     models: dict[Name, ModelSpec] = {}
     loop: LoopSpec
     eval: EvalSpec | None = None
+    evaluations: dict[Name, NamedEvaluationSpec] = {}
     run: RunSpec | None = None
     nodes: dict[Name, NodeSpec] = Field(min_length=1)
 
@@ -257,7 +294,7 @@ OPS: dict[str, type[BaseModel]] = {
 }
 CHECKPOINT, HANG = ("run", "checkpoint"), ("run", "hang")
 # Mappings whose keys are the user's own names.
-NAMED_SECTIONS = (("params",), ("models",), ("nodes",))
+NAMED_SECTIONS = (("params",), ("models",), ("evaluations",), ("nodes",))
 
 
 def keys_at(path: tuple[str | int, ...], op: str | None = None) -> tuple[str, ...] | None:
@@ -272,6 +309,10 @@ def keys_at(path: tuple[str | int, ...], op: str | None = None) -> tuple[str, ..
             return _keys(LoopSpec)
         case ("eval",):
             return _keys(EvalSpec)
+        case ("evaluations", _):
+            return _keys(NamedEvaluationSpec)
+        case ("evaluations", _, "metrics", _):
+            return _keys(MetricSpec)
         case ("run",):
             return _keys(RunSpec)
         case ("run", "checkpoint"):

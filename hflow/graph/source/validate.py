@@ -19,6 +19,7 @@ from hflow.graph.options import brief, spelling_help
 from hflow.graph.source.document import Document, KeyPath
 from hflow.graph.source.schema import (
     CHECKPOINT,
+    METRIC_NAME_PATTERN,
     METRIC_PATTERN,
     NAME_PATTERN,
     OPS,
@@ -124,7 +125,11 @@ def _take_out(plain: dict[str, Any], path: KeyPath) -> None:
         inner.pop(str(node[3]), None)
         if inner:
             return
-    if section in ("params", "models", "nodes") and len(path) > 1 and isinstance(plain.get(section), dict):
+    if (
+        section in ("params", "models", "evaluations", "nodes")
+        and len(path) > 1
+        and isinstance(plain.get(section), dict)
+    ):
         plain[section].pop(path[1], None)
         return
     plain.pop(section, None)
@@ -168,6 +173,10 @@ def _diagnostic(document: Document, error: ErrorDetails, path: KeyPath) -> Diagn
             help_ = "names are lower case: letters, digits and `_`, not starting with a digit"
             span = document.span(path, key=error["loc"][-1] == "[key]")
             return Diagnostic("HF106", f"bad name `{name}`", span, help_)
+        case "string_pattern_mismatch" if error.get("ctx", {}).get("pattern") == METRIC_NAME_PATTERN:
+            help_ = "letters, digits, `_`, `-` and `@`, like `pass@4`"
+            span = document.span(path, key=True)
+            return Diagnostic("HF106", f"bad name `{error['input']}` of a metric", span, help_)
         case _:
             expected = "a reference `node.port`" if _is_source(path) else _expectation(error)
             message = f"`{key}` must be {expected}, got {brief(error['input'])}"

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hflow.graph.ir import Graph, Input, Model, Node
+from hflow.graph.ir import Graph, Input, Model, NamedEvaluation, Node
 from hflow.graph.types import Factor
 
 
@@ -21,6 +21,8 @@ def ir(graph: Graph) -> str:
     if graph.evaluation:
         e = graph.evaluation
         lines.append(f"  eval %{e.metric} rows={e.rows} every={e.every}")
+    for named in graph.evaluations:
+        lines += [f"  {line}" for line in _evaluation(named)]
     lines += [f"  dim {line}" for line in _dims(graph)]
     return "\n".join(lines) + "\n"
 
@@ -63,6 +65,18 @@ def _input(value: Input) -> str:
     """`?` marks what the file did not write and inference wired; `@-1` a value of the step before."""
     carried = f"@-{value.lag} init {value.init}" if value.lag else ""
     return f"{value.port}{'?' * value.derived}=%{value.source}{carried}"
+
+
+def _evaluation(evaluation: NamedEvaluation) -> Iterator[str]:
+    at = ",".join(evaluation.at) or "-"
+    head = f"evaluation {evaluation.name} rows={evaluation.rows} every={evaluation.every} at={at}"
+    for what in ("data", "sampling"):
+        options: Mapping[str, Any] = getattr(evaluation, what)
+        head += f" {what}{{{_arguments(options)}}}" if options else ""
+    yield head
+    for metric in evaluation.metrics:
+        options = f" {{{_arguments(metric.options)}}}" if metric.options else ""
+        yield f"  {metric.name} = {metric.kind} %{metric.source}{options}"
 
 
 def _dims(graph: Graph) -> Iterator[str]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
+from hflow.graph.checks.evaluations import THRESHOLD
 from hflow.graph.infer.kinds import call, data, generate, score, train
 from hflow.graph.infer.regions import maker
-from hflow.graph.ir import Graph, Input, Model, ModelUse, Node, Refresh
+from hflow.graph.ir import EvaluationMetric, Graph, Input, Model, ModelUse, NamedEvaluation, Node, Refresh
 from hflow.graph.options import REQUIRED, Option
 from hflow.graph.source.yaml_text import WIDTH, flow, key, scalar
 from hflow.graph.types import ValueType
@@ -39,6 +40,7 @@ def tree(graph: Graph) -> YamlTree:
         "eval": _known(metric=str(evaluation.metric), rows=evaluation.rows, every=evaluation.every)
         if evaluation
         else None,
+        "evaluations": {e.name: _evaluation(e) for e in graph.evaluations},
         "nodes": {n.name: _node(graph, n) for n in graph.inside(loop.name)},
     }
     return {name: section for name, section in sections.items() if section}
@@ -58,7 +60,11 @@ def layout(plain: Mapping[str, Any]) -> str:
 
 
 def _section(name: str, section: Any) -> Iterator[str]:
-    if name not in ("params", "models", "nodes") or not isinstance(section, Mapping) or not section:
+    if (
+        name not in ("params", "models", "evaluations", "nodes")
+        or not isinstance(section, Mapping)
+        or not section
+    ):
         yield from _entry(name, section, 0)
         return
     yield f"{name}:"
@@ -159,6 +165,25 @@ def _region(graph: Graph, node: Node) -> YamlTree:
         **_known(short=node.options["short"] if node.options["short"] != "fail" else None),
         "out": {i.port: str(i.source) for i in handed_out},
     }
+
+
+def _evaluation(evaluation: NamedEvaluation) -> YamlTree:
+    at = list(evaluation.at)
+    return {
+        "rows": evaluation.rows,
+        **_known(data=dict(evaluation.data), sampling=dict(evaluation.sampling)),
+        "metrics": {metric.name: _metric(metric) for metric in evaluation.metrics},
+        **_known(every=evaluation.every),
+        **({"at": at} if at != ["start", "end"] else {}),
+    }
+
+
+def _metric(metric: EvaluationMetric) -> str | YamlTree:
+    if metric.kind == "mean":
+        return metric.source
+    defaults = {"k": 1 if metric.kind == "pass" else None, "threshold": THRESHOLD}
+    said = {name: value for name, value in metric.options.items() if value != defaults.get(name)}
+    return {metric.kind: metric.source, **said}
 
 
 def _use(use: ModelUse) -> str | YamlTree:

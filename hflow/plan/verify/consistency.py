@@ -16,7 +16,7 @@ from hflow.plan.sharding import Sharding
 def inconsistencies(plan: Plan) -> Iterator[str]:
     """Where the parts of a plan contradict each other, in words."""
     yield from (
-        f"node `{n.node}` has a micro-batch of {n.micro_batch}" for n in plan.nodes if n.micro_batch < 1
+        f"node `{n.node}` has a micro-batch of {n.micro_batch}" for n in plan.all_nodes if n.micro_batch < 1
     )
     for program in plan.programs:
         yield from _bad_instructions(program, program.instructions, "instruction ")
@@ -39,7 +39,7 @@ def _half_offloaded(plan: Plan) -> Iterator[str]:
     """Nodes that share weights, or an optimizer, which only some of them bring back to the devices."""
     trained = {n.model for n in plan.nodes if n.kind == "train"}
     together: dict[tuple[str, Sharding], NodePlan] = {}
-    for node in plan.nodes:
+    for node in plan.all_nodes:
         if node.model is None or (node.kind != "train" and node.model in trained):
             continue
         first = together.setdefault((node.model, node.sharding), node)

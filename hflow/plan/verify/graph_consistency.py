@@ -33,6 +33,9 @@ def broken_graph(graph: Graph) -> Iterator[str]:
         if model.refresh and model.refresh.model not in models:
             yield f"model `{model.name}` takes over the weights of `{model.refresh.model}`, which is no model"
     before: dict[str, Node] = {}
+    for named in graph.evaluations:
+        if len({n.name for n in named.nodes}) < len(named.nodes):
+            yield f"two nodes of evaluation `{named.name}` have one name"
     for node in graph.nodes:
         yield from _broken_node(graph, node, models)
         yield from _broken_inputs(graph, node, before)

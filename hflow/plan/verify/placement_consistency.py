@@ -17,13 +17,16 @@ AXES = ["pp", "dp", "tp"]
 def misplaced(plan: Plan) -> Iterator[str]:
     """Where node plans, edges and instructions contradict the graph, the cluster or each other, in words."""
     nodes = {node.name: node for program in reversed(plan.programs) for node in program.graph.nodes}
-    if [n.node for n in plan.nodes] != list(dict.fromkeys(n.node for n in plan.nodes)):
+    planned = [n.node for n in plan.all_nodes]
+    if planned != list(dict.fromkeys(planned)):
         yield "a node has two plans"
-    lacking = nodes.keys() - {n.node for n in plan.nodes}
+    lacking = nodes.keys() - set(planned)
     yield from (f"node `{name}` has no plan" for name in sorted(lacking))
-    for own in plan.nodes:
+    for own in plan.all_nodes:
         yield from _bad_node_plan(own, nodes.get(own.node))
-    used = {d for n in plan.nodes for d in n.mesh.devices} | {d for part in plan.memory for d in part.devices}
+    used = {d for n in plan.all_nodes for d in n.mesh.devices} | {
+        d for part in plan.memory for d in part.devices
+    }
     beyond = sorted(d for d in used if not 0 <= d < plan.cluster.num_devices)
     yield from (f"device {device} is not in its cluster" for device in beyond)
     if not plan.memory:
@@ -49,7 +52,7 @@ def _bad_node_plan(own: NodePlan, node: Node | None) -> Iterator[str]:
 
 
 def _bad_program(plan: Plan, program: Program) -> Iterator[str]:
-    nodes, planned = {n.name for n in program.graph.nodes}, {n.node for n in plan.nodes}
+    nodes, planned = {n.name for n in program.graph.nodes}, {n.node for n in plan.all_nodes}
     for number, edge in enumerate(program.edges):
         if edge.source not in planned or edge.target not in nodes:
             yield f"edge {number} joins `{edge.source}` and `{edge.target}`, of which one is no node"

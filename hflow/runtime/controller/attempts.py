@@ -90,8 +90,7 @@ class Attempts:
         notice = f"ending the step and writing a checkpoint within {grace_s:g} s; the next signal leaves"
         with RunProgress(plan.graph.steps, pool.where, self.console) as progress, _removing(checkpoints):
             loop = StepLoop(
-                plan, pool, folder, checkpoints, self.run.evaluations, progress, self.signals,
-                first, self._may_grow,
+                plan, pool, folder, checkpoints, self.run, progress, self.signals, first, self._may_grow,
             )  # fmt: skip
             with self.signals.graceful(grace_s, notice) if policy.on_signal else nullcontext():
                 loop.run()
@@ -146,8 +145,8 @@ class Attempts:
     def _back_to(self, former: FormerRun) -> None:
         self.folder.rewind(former)
         self.run.metrics = self.folder.metrics
-        self.run.evaluations.clear()
-        self.run.evaluations.update(former.evaluations)
+        self.run.evaluations = dict(former.evaluations)
+        self.run.evaluated = dict(former.evaluated)
 
     def _can_shrink(self, failure: HflowError) -> bool:
         is_lacking = failure.diagnostics[0].code == NO_DEVICES and self._has_begun
@@ -185,7 +184,8 @@ class Attempts:
     def _best(self) -> int | None:
         """The step of the best checkpoint that is there."""
         folder, policy = self.folder, self.folder.config.checkpoint
-        score = scores(folder.plan.graph, policy.best, folder.metrics, self.run.evaluations)
+        evaluated = self.run.evaluations, self.run.evaluated
+        score = scores(folder.plan.graph, policy.best, folder.metrics, *evaluated)
         known = [step for step in sorted(complete(folder.path)) if score(step) is not None]
         return next(iter(best_of(known, policy, score)), None)
 

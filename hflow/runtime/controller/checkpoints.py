@@ -254,9 +254,20 @@ def _sync(folder: Path) -> None:
 
 
 def scores(
-    graph: Graph, name: str, metrics: Sequence[Mapping[str, Any]], evaluations: Mapping[int, float]
+    graph: Graph,
+    name: str,
+    metrics: Sequence[Mapping[str, Any]],
+    evaluations: Mapping[int, float],
+    evaluated: Mapping[str, Mapping[int, float]],
 ) -> Callable[[int], float | None]:
-    """Of the state after so many steps: the evaluation, or the metric of the step before."""
+    """Of the state after so many steps: a metric of an evaluation, or the metric of the step before.
+
+    Args:
+        evaluations: the metric of `eval`, by steps.
+        evaluated: those of the named evaluations, by key and steps.
+    """
+    if any(name in own.keys for own in graph.evaluations):
+        return lambda step: evaluated.get(name, {}).get(step)
     evaluation = graph.evaluation
     if evaluation is not None and str(evaluation.metric) == name:
         return evaluations.get

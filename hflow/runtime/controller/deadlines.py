@@ -20,7 +20,7 @@ STATE_BYTES = 16  # of a parameter: its weights twice and two moments
 BYTES_PER_S = 1e9  # of what reads or writes all of that
 
 _MOVES = ("transfer", "weights")  # kinds of events in which workers do nothing but exchange
-_Key = tuple[bool, str, str]  # of the evaluation or of the step; the kind and the name of its events
+_Key = tuple[bool, str, str]  # of an evaluation or of the step; the kind and the name of its events
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Durations:
         for program in plan.programs:
             for instruction in with_bodies(program.instructions):
                 if isinstance(instruction, Activity):
-                    key = program is plan.evaluation, *program.kind_and_name(instruction)
+                    key = program is not plan.step, *program.kind_and_name(instruction)
                     self._predicted[key] = max(self._predicted.get(key, 0.0), instruction.time_s)
         self._whole_s = sum(map(num_parameters, plan.shapes.values())) * STATE_BYTES / BYTES_PER_S
 

@@ -32,7 +32,8 @@ class FormerRun:
         checkpoint: the checkpoint's folder.
         step: after how many steps it was taken.
         metrics: the lines of metrics.jsonl until then.
-        evaluations: the metric by finished steps.
+        evaluations: the metric of `eval` by finished steps.
+        evaluated: the metrics of the named evaluations, each by finished steps.
         events: what every worker did when, until then.
         wall_s: that the run has taken, the steps after the checkpoint included.
     """
@@ -42,6 +43,7 @@ class FormerRun:
     step: int
     metrics: tuple[dict[str, Any], ...]
     evaluations: dict[int, float]
+    evaluated: dict[str, dict[int, float]]
     events: tuple[dict[str, Any], ...]
     wall_s: float
 
@@ -68,6 +70,10 @@ def former_run(folder: Path, tell: Callable[[HflowError], None], before: float =
     metrics = {line["step"]: line for line in read_lines(folder / "metrics.jsonl") if line["step"] < step}
     events = list(read_lines(folder / "events.jsonl"))
     evaluated = {at: value for at, value in evaluations_of(events).items() if at <= step}
+    named = {
+        key: {at: value for at, value in by_step.items() if at <= step}
+        for key, by_step in named_evaluations_of(events).items()
+    }
     ran = {json.dumps(e): e for e in events if e.get("event") == "ran" and e["step"] < step}
     return FormerRun(
         folder,
@@ -75,6 +81,7 @@ def former_run(folder: Path, tell: Callable[[HflowError], None], before: float =
         step,
         tuple(metrics[number] for number in sorted(metrics)),
         evaluated if checkpoint else {},
+        {key: by_step for key, by_step in named.items() if by_step} if checkpoint else {},
         tuple(ran.values()),
         float(summary.get("wall_s") or 0.0),
     )
@@ -102,8 +109,17 @@ def _is_running(folder: Path, summary: dict[str, Any]) -> bool:
 
 
 def evaluations_of(events: Iterable[Mapping[str, Any]]) -> dict[int, float]:
-    """The metric by finished steps."""
-    return {e["step"]: e["value"] for e in events if e.get("event") == "evaluated"}
+    """The metric of `eval` by finished steps."""
+    return {e["step"]: e["value"] for e in events if e.get("event") == "evaluated" and "value" in e}
+
+
+def named_evaluations_of(events: Iterable[Mapping[str, Any]]) -> dict[str, dict[int, float]]:
+    """The metrics of the named evaluations, by key and finished steps."""
+    found: dict[str, dict[int, float]] = {}
+    for event in (e for e in events if e.get("event") == "evaluated"):
+        for key, value in event.get("metrics", {}).items():
+            found.setdefault(key, {})[event["step"]] = value
+    return found
 
 
 def read_lines(file: Path) -> Iterator[dict[str, Any]]:

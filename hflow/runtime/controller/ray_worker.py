@@ -46,11 +46,11 @@ class RayWorker(Worker):
         self._gave_up = False
         return self.join(TCPStore(host, port, None, False), generation, rank, size, secret)
 
-    def run(self, step: int, evaluation: bool = False) -> Report:
+    def run(self, step: int, evaluation: bool = False, name: str = "") -> Report:
         """Refused after a failure: the controller sends a step before it knows that the last one failed."""
         if self._gave_up:
             return {"error": failure_of(Aborted(), "", lambda _: None)}
-        report = super().run(step, evaluation)
+        report = super().run(step, evaluation, name)
         self._gave_up |= "error" in report
         return report
 

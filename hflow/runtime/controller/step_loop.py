@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from hflow import units
 from hflow.ending_signals import EndingSignals
+from hflow.graph.ir import NamedEvaluation
 from hflow.plan.plan import Plan
 from hflow.runtime.controller.checkpoints import Checkpoints, scores
 from hflow.runtime.controller.metrics import merge
@@ -15,6 +16,7 @@ from hflow.runtime.controller.pool import Pool, WorkerCall
 from hflow.runtime.controller.progress import RunProgress
 from hflow.runtime.controller.run_folder import RunFolder
 from hflow.runtime.controller.worker_failure import WorkerReport
+from hflow.runtime.run import Run
 
 
 class StepLoop:
@@ -27,15 +29,16 @@ class StepLoop:
         pool: Pool,
         folder: RunFolder,
         checkpoints: Checkpoints,
-        evaluations: dict[int, float],
+        evaluated: Run,
         progress: RunProgress,
         signals: EndingSignals,
         first: int = 0,
         may_end: Callable[[], bool] = lambda: False,
     ):
-        """`may_end` is asked when a checkpoint has begun: whether to end there, with steps left."""
+        """`evaluated`: of which evaluations are known, and where they are recorded. `may_end` is asked when a
+        checkpoint has begun: whether to end there, with steps left."""
         self.plan, self.pool, self.folder, self.first = plan, pool, folder, first
-        self.checkpoints, self.evaluations = checkpoints, evaluations
+        self.checkpoints, self.evaluated = checkpoints, evaluated
         self.progress, self.signals = progress, signals
         self.is_left = False  # whether it ended with steps left
         self._may_end = may_end
@@ -70,18 +73,28 @@ class StepLoop:
                 if done > self.first and self.checkpoints.is_owed(done):
                     yield self.checkpoints.begin(done)
                 return
-            if self._evaluates(done):
-                yield "run", done, True
+            yield from self._evaluations(done)
             if done < steps:
                 yield "run", done, False
+
+    def _evaluations(self, done: int) -> Iterator[WorkerCall]:
+        """The evaluations of the weights after so many steps that have not been."""
+        if self._evaluates(done):
+            yield "run", done, True
+        for named in self.plan.graph.evaluations:
+            if named.is_due(done, self.plan.graph.steps) and not self._is_known(named, done):
+                yield "run", done, True, named.name
 
     def _evaluates(self, done: int) -> bool:
         """Whether the held-out rows are run through the weights after so many steps."""
         evaluation = self.plan.graph.evaluation if self.plan.evaluation else None
-        if not evaluation or done in self.evaluations:
+        if not evaluation or done in self.evaluated.evaluations:
             return False
         every = evaluation.every
         return done in (0, self.plan.graph.steps) or bool(every and done % every == 0)
+
+    def _is_known(self, named: NamedEvaluation, done: int) -> bool:
+        return all(done in self.evaluated.evaluated.get(key, {}) for key in named.keys)
 
     def _record(self, call: WorkerCall, reports: Sequence[WorkerReport]) -> None:
         began, self._ended = self._ended, time.perf_counter()
@@ -90,6 +103,8 @@ class StepLoop:
                 self.checkpoints.began(done, reports)
             case "run", int(done), True:
                 self._evaluated(done, reports)
+            case "run", int(done), True, str(name):
+                self._named(name, done, reports, self._ended - began)
             case _:
                 metrics = merge(self.plan.graph, call[1], reports, self._ended - began)
                 self.folder.step(metrics, [event for report in reports for event in report["events"]])
@@ -101,12 +116,24 @@ class StepLoop:
         evaluation = self.plan.graph.evaluation
         assert self.plan.evaluation and evaluation
         value = merge(self.plan.evaluation.graph, done, reports, 1.0)[str(evaluation.metric)]
-        self.evaluations[done] = value
+        self.evaluated.evaluations[done] = value
         self.folder.event("evaluated", step=done, metric=str(evaluation.metric), value=value)
         after = units.plural(done, "step")
         text = f"held-out {evaluation.metric} after {after}: {value:.3f} ({evaluation.rows} rows, greedy)"
         self.progress.say(text)
 
+    def _named(self, name: str, done: int, reports: Sequence[WorkerReport], seconds: float) -> None:
+        """Record a named evaluation after `done` steps."""
+        named = next(e for e in self.plan.graph.evaluations if e.name == name)
+        merged = merge(self.plan.evaluating(name).graph, done, reports, 1.0)
+        values = {key: merged[m.column(name)] for key, m in zip(named.keys, named.metrics)}
+        for key, value in values.items():
+            self.evaluated.evaluated.setdefault(key, {})[done] = value
+        self.folder.event("evaluated", step=done, evaluation=name, time_s=seconds, metrics=values)
+        told = ", ".join(f"{m.name} {value:.3f}" for m, value in zip(named.metrics, values.values()))
+        self.progress.say(f"evaluation {name} after {units.plural(done, 'step')}: {told} ({named.rows} rows)")
+
     def _score(self, step: int) -> float | None:
         name = self.checkpoints.policy.best
-        return scores(self.plan.graph, name, self.folder.metrics, self.evaluations)(step)
+        known = self.evaluated.evaluations, self.evaluated.evaluated
+        return scores(self.plan.graph, name, self.folder.metrics, *known)(step)

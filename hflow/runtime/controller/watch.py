@@ -90,7 +90,7 @@ class Watch:
     def learn(self, call: Sequence[Any], reports: Sequence[WorkerReport]) -> None:
         """The reports of a worker call."""
         match call:
-            case "run", _, bool(evaluation):
+            case "run", _, bool(evaluation), *_:
                 self._durations.learn(evaluation, reports)
             case _:
                 pass
@@ -204,8 +204,7 @@ class Watch:
         told = self._workers[rank].told
         if told is None or not told.path:
             return None
-        program = self.plan.evaluation if told.evaluation else self.plan.step
-        assert program
+        program = self.plan.evaluating(told.name) if told.evaluation else self.plan.step
         return program, program.at(told.path)
 
     def _doing(self, rank: int) -> tuple[str, str, Usual]:
@@ -226,6 +225,6 @@ def _is_shared(plan: Plan, instruction: Instruction) -> bool:
         case Transfer() | SyncWeights():
             return True
         case Call() | Await():
-            return any(n.node == instruction.node and n.model for n in plan.nodes)
+            return any(n.node == instruction.node and n.model for n in plan.all_nodes)
         case _:
             return False

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from hflow.graph.infer.kinds.generate import VERSIONS
+from hflow.graph.infer.kinds.generate import LENGTH, VERSIONS
 from hflow.graph.types import Truncation
 from hflow.runtime.chat.observations import observations, observed
 from hflow.runtime.chat.problem import ChatProblem
@@ -63,7 +63,7 @@ class Rollout:
             tokens = joined(prompts.take(rows // n), answers.tokens)
             ended = Ended.of(answers, self._ends, self.call.node)
             mask = masked(_filled(answers.tokens, True), ended.dropped)
-            made = self._result(tokens, answers.log_probs, mask, ended, {}, n)
+            made = self._result(tokens, answers.log_probs, mask, ended, self._finished(answers.tokens, 0), n)
             return replace(self._with_versions(made, answers), end_s=answers.end_s)
 
         return result
@@ -87,6 +87,7 @@ class Rollout:
             log_probs = joined(inputs["logprobs"], _filled(observed, 0.0), answers.log_probs)
             # A count over all rows: the weights of the data-parallel ranks add up to 1.
             metrics = {"cut_observations": (float(cut), float(self.dp == 0))}
+            metrics |= self._finished(answers.tokens, len(texts) - len(going))
             return self._result(tokens, log_probs, mask, ended, metrics, 1)
 
         return result
@@ -166,6 +167,15 @@ class Rollout:
         # Counts over all rows: the weights of the data-parallel ranks add up to 1.
         dropped = {name: (float(count), float(self.dp == 0)) for name, count in ended.counts.items()}
         return Result(outputs, length | dropped | metrics, digest(tokens, self.call.first_row * n))
+
+    def _finished(self, answers: Rows, before: int) -> MetricSums:
+        """In an evaluation, the share of the conversations whose last response did not end by its greatest
+        length. `before`: how many of the rows, which went no further, had ended already."""
+        if not self.call.evaluation:
+            return {}
+        ends = self._ends.now([response for response in answers.lists() if response])
+        ended = sum(end != LENGTH for end in ends) + before
+        return {"finished": (float(ended), float(len(answers)))}
 
     def _refused(self, problem: str) -> NodeError:
         return NodeError(self.call.node.name, problem)

@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
+from zlib import crc32
 
 import torch.distributed as dist
 
 from hflow.graph.infer.kinds.generate import VERSIONS
 from hflow.graph.infer.regions import sample_age
-from hflow.graph.ir import Graph, Model, Node
+from hflow.graph.ir import Graph, Model, Node, step_node
 from hflow.plan.edges import WeightEdge
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
@@ -58,6 +59,7 @@ from hflow.runtime.worker.whereabouts import Place
 from hflow.runtime.worker.worker_state import WorkerState
 from hflow.runtime.worker.world import Peers, World
 
+_NAMED = 2**32  # streams of named evaluations begin here
 _Measured = Activity | Await  # what becomes an event of a run
 
 
@@ -77,6 +79,7 @@ class _StepRun:
     program: Program
     number: int
     evaluation: bool
+    name: str = ""  # of a named evaluation
     store: dict[str, Rows] = field(default_factory=dict[str, Rows])
     collectors: dict[str, Collector] = field(default_factory=dict[str, Collector])
     metrics: dict[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
@@ -116,13 +119,13 @@ class Interpreter:
         self._streams = _streams(plan.graph)
         self.state = WorkerState()
         # Of weight edges, by program and number; several where weights move in parts.
-        self._routes: dict[tuple[bool, int], tuple[Route, ...]] = {}
+        self._routes: dict[tuple[int, int], tuple[Route, ...]] = {}
 
-    def run(self, number: int, evaluation: bool) -> dict[str, Any]:
-        """One step's program, or the evaluation's after `number` steps: metrics, digests, events, tokens."""
-        program = self.plan.evaluation if evaluation else self.plan.step
-        assert program
-        step = _StepRun(program, number, evaluation)
+    def run(self, number: int, evaluation: bool, name: str = "") -> dict[str, Any]:
+        """One step's program, or that of an evaluation (the one called `name`) after `number` steps: metrics,
+        digests, events, tokens."""
+        program = self.plan.evaluating(name) if evaluation else self.plan.step
+        step = _StepRun(program, number, evaluation, name)
         self._walk(program.instructions, step)
         for weights in step.trained:
             weights.version += 1
@@ -136,7 +139,7 @@ class Interpreter:
         for index, instruction in enumerate(instructions):
             if self.world.rank in instruction.devices:
                 path = (*within, index)
-                self.place = Place(step.evaluation, path, time.monotonic())
+                self.place = Place(step.evaluation, path, time.monotonic(), step.name)
                 self._execute(instruction, step, path)
 
     def _execute(self, instruction: Instruction, step: _StepRun, path: tuple[int, ...]) -> None:
@@ -146,7 +149,7 @@ class Interpreter:
                     step.store.pop(handle, None)
             case Recall():
                 for port, handle in instruction.outputs.items():
-                    name = f"{instruction.node}.{port}"
+                    name = f"{step_node(instruction.node)}.{port}"
                     step.store[handle] = self.state.carried.recall(name, instruction.lag, instruction.init)
             case Carry():
                 for port, handle in instruction.inputs.items():
@@ -348,7 +351,7 @@ class Interpreter:
         tell_version(edge, source, target, self.world, peers)  # and so wait for the trainer
         if target:
             target.allocate()
-        key = program is self.plan.evaluation, instruction.edge
+        key = next(n for n, own in enumerate(self.plan.programs) if own is program), instruction.edge
         if key not in self._routes:
             self._routes[key] = self._make_routes(edge, self.plan.shapes[trained.name], source, target)
         received = 0
@@ -368,9 +371,13 @@ class Interpreter:
 
 
 def _streams(graph: Graph) -> dict[str, int]:
-    """Every node that draws, by its number among the graph's nodes of its kind."""
+    """Every node that draws, by its number among the graph's nodes of its kind; one of a named evaluation by
+    a number that depends on the two names alone: an evaluation samples the same whichever others there
+    are."""
     drawing = {op: [n.name for n in graph.nodes if n.op == op] for op in ("data", "generate")}
-    return {name: number for names in drawing.values() for number, name in enumerate(names)}
+    numbers = {name: number for names in drawing.values() for number, name in enumerate(names)}
+    named = (n.name for evaluation in graph.evaluations for n in evaluation.nodes)
+    return numbers | {name: _NAMED + crc32(name.encode()) for name in named}
 
 
 def _ranks(*meshes: Mesh) -> tuple[int, ...]:
@@ -378,7 +385,7 @@ def _ranks(*meshes: Mesh) -> tuple[int, ...]:
 
 
 def _peers(plan: Plan, group: Callable[[tuple[int, ...]], dist.ProcessGroup]) -> dict[tuple[int, ...], Peers]:
-    """The process group of every mesh and of every edge of both programs, made in plan order."""
-    keys = [_ranks(n.mesh) for n in plan.nodes]
+    """The process group of every mesh and of every edge of all programs, made in plan order."""
+    keys = [_ranks(n.mesh) for n in plan.all_nodes]
     keys += [_ranks(e.source_mesh, e.target_mesh) for p in plan.programs for e in p.edges]
     return {key: Peers(key, group(key)) for key in dict.fromkeys(keys)}

@@ -78,7 +78,7 @@ def _build(
 ) -> None:
     offloaded, released = _put_away(plan, Offload), _put_away(plan, Release)
     graphs = [program.graph for program in plan.programs]
-    for instance in instances(graphs, {n.node: n.sharding for n in plan.nodes}):
+    for instance in instances(graphs, {n.node: n.sharding for n in plan.all_nodes}):
         setup = _setup(plan, instance, instance in released, world, tokenizers[instance.model], told)
         model = implementation(instance.sharding.engine).build(setup)
         if model is None:

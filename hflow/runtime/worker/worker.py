@@ -73,9 +73,10 @@ class Worker:
         """
         return self._guarded("load", lambda: self._load(plan, resumed))
 
-    def run(self, step: int, evaluation: bool = False) -> Report:
-        """Walk the step's program (or the evaluation's) and report metrics, events and times."""
-        return self._guarded("run", lambda: self._run(step, evaluation))
+    def run(self, step: int, evaluation: bool = False, name: str = "") -> Report:
+        """Walk the step's program (or that of an evaluation, of the one called `name`) and report metrics,
+        events and times."""
+        return self._guarded("run", lambda: self._run(step, evaluation, name))
 
     def checkpoint(self, step: int, folder: str) -> Report:
         """Copy this worker's part of the state after `step` steps, and begin to write it. Not collective.
@@ -110,7 +111,8 @@ class Worker:
         place = self.interpreter.place if self.interpreter and method == "run" else None
         if place is None:
             return Whereabouts(call, method, False, (), now - since, self._loading)
-        return Whereabouts(call, method, place.evaluation, place.path, now - max(since, place.since), "")
+        seconds = now - max(since, place.since)
+        return Whereabouts(call, method, place.evaluation, place.path, seconds, "", place.name)
 
     def function_stack(self) -> str:
         """Where users' functions are, in their process (called from another thread)."""
@@ -195,16 +197,17 @@ class Worker:
     def _open_data(self, plan: Plan, engines: Engines, rank: int) -> None:
         """Read all data before the first step, so that bad data end the run at once. Nothing collective
         comes after it: the other ranks do not wait for one that fails here."""
-        for node in (n for n in plan.graph.nodes if n.op == "data"):
+        named = (node for evaluation in plan.evaluations for node in evaluation.program.graph.nodes)
+        for node in (n for n in (*plan.graph.nodes, *named) if n.op == "data"):
             if rank in plan.node(node.name).mesh.devices:
                 self._loading = node.name
                 rows = engines.python.open(node).dataset
                 check_positions(plan, node, (*rows.train, *rows.held_out))
         self._loading = ""
 
-    def _run(self, number: int, evaluation: bool) -> Report:
+    def _run(self, number: int, evaluation: bool, name: str) -> Report:
         assert self.interpreter
-        return self.interpreter.run(number, evaluation) | self._written()
+        return self.interpreter.run(number, evaluation, name) | self._written()
 
     def _checkpoint(self, step: int, folder: Path) -> Report:
         assert self.interpreter and self._writer

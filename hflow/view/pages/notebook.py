@@ -29,7 +29,11 @@ def plan_bundle(plan: Plan) -> dict[str, str]:
 
 
 def run_bundle(
-    name: str, status: str, metrics: Sequence[Metrics], evaluations: Mapping[int, float]
+    name: str,
+    status: str,
+    metrics: Sequence[Metrics],
+    evaluations: Mapping[int, float],
+    evaluated: Mapping[str, Mapping[int, float]] | None = None,
 ) -> dict[str, str]:
     """MIME bundle of a run: the reward over its steps, or else the first loss; the text has the scores."""
     key = _charted(metrics)
@@ -37,7 +41,12 @@ def run_bundle(
     scores = (
         f"  held out after {units.plural(step, 'step')}: {value:.3f}" for step, value in evaluations.items()
     )
-    text = [f"run {name}: {status}, {units.plural(len(metrics), 'step')}", *scores]
+    named = (
+        f"  {key} after {units.plural(step, 'step')}: {value:.3f}"
+        for key, by_step in (evaluated or {}).items()
+        for step, value in by_step.items()
+    )
+    text = [f"run {name}: {status}, {units.plural(len(metrics), 'step')}", *scores, *named]
     return {"image/svg+xml": line_chart(f"{key} by step", steps, values), "text/plain": "\n".join(text)}
 
 

@@ -12,7 +12,7 @@ from hflow.graph.ir import Graph, Input, Node, Region
 from hflow.plan.edges import Edge, WeightEdge
 from hflow.plan.layout import Mesh
 from hflow.plan.node_plan import NodePlan
-from hflow.plan.plan import DeviceMemory, Plan, Search
+from hflow.plan.plan import DeviceMemory, EvaluationPlan, Plan, Search
 from hflow.plan.workload import rounds
 from hflow.schedule.critical_path import idle
 from hflow.view.measured import Metrics, compare
@@ -32,12 +32,18 @@ def plan_json(plan: Plan, search_s: float) -> dict[str, Any]:
         "carried": [_carried(node, value) for node, value in plan.graph.edges() if value.lag],
         "nodes": [_node(n, plan.graph.node(n.node).region) for n in plan.nodes],
         "edges": [_edge(plan.graph, e) for e in plan.step.edges],
+        **({"evaluations": list(map(_evaluation, plan.evaluations))} if plan.evaluations else {}),
         "memory": [_memory(m) for m in plan.memory],
         "hosts": _hosts(plan),
         "placement": _placement(plan),
         "path": list(path_names(plan)),
         "idle": [{"devices": list(devices), "part": part} for devices, part in idle(plan.step).items()],
     }
+
+
+def _evaluation(evaluation: EvaluationPlan) -> dict[str, Any]:
+    nodes = [{"node": n.node, "time_s": n.time_s, "start_s": n.start_s} for n in evaluation.nodes]
+    return {"name": evaluation.name, "time_s": evaluation.time_s, "nodes": nodes}
 
 
 def measured_json(plan: Plan, metrics: Sequence[Metrics]) -> list[dict[str, Any]]:
@@ -145,7 +151,7 @@ def _edge(graph: Graph, edge: Edge) -> dict[str, Any]:
 
 def _hosts(plan: Plan) -> list[dict[str, Any]]:
     """What lies in the memory of hosts; `capacity_bytes` is null where nobody has said."""
-    kept = host_memory(plan.graphs, plan.shapes, plan.cluster, plan.nodes)
+    kept = host_memory(plan.graphs, plan.shapes, plan.cluster, plan.all_nodes)
     capacity = plan.cluster.host_memory_bytes
     return [
         {"hosts": list(hosts), "bytes": parts.total(), "capacity_bytes": capacity, "parts": dict(parts)}

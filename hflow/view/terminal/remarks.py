@@ -15,6 +15,7 @@ from hflow.plan.plan import DeviceMemory, Plan
 from hflow.plan.program import Activity, Call, Offload, Onload
 from hflow.schedule.critical_path import critical_path, idle
 from hflow.schedule.timed_span import steady_spans
+from hflow.view.terminal.evaluations import evaluations
 from hflow.view.timeline import Track, steady_tracks
 from hflow.view.words import deed
 
@@ -27,7 +28,7 @@ def remarks(plan: Plan) -> list[Remark]:
     memory = [("peak", peak_text(max(plan.memory, key=_filled)))] if plan.memory else []
     path = [("path", " -> ".join(path_names(plan)))]
     notes = _unproven(plan), _in_flight(plan), _slow_products(plan), _unused(plan), _waits(plan)
-    return [*memory, *_hosts(plan), *path, *_offloads(plan), *chain(*notes)]
+    return [*memory, *_hosts(plan), *path, *evaluations(plan), *_offloads(plan), *chain(*notes)]
 
 
 def peak_text(memory: DeviceMemory) -> str:
@@ -49,7 +50,7 @@ def host_text(hosts: Sequence[int], parts: Mapping[str, int], cluster: Cluster) 
 
 def _hosts(plan: Plan) -> Iterator[Remark]:
     """The fullest."""
-    hosts = alike_hosts(host_memory(plan.graphs, plan.shapes, plan.cluster, plan.nodes))
+    hosts = alike_hosts(host_memory(plan.graphs, plan.shapes, plan.cluster, plan.all_nodes))
     if hosts:
         numbers, parts = max(hosts, key=lambda found: sum(found[1].values()))
         yield "host", host_text(numbers, parts, plan.cluster)

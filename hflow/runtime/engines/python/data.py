@@ -67,8 +67,10 @@ class DataSource:
             HflowError: HF403 when there are fewer rows than a batch needs.
         """
         options = call.node.options
-        if call.evaluation:
+        if call.evaluation and options["holdout"]:
             batch = self.dataset.evaluation(options["batch"])
+        elif call.evaluation:  # rows of its own, the first of them
+            batch = self.dataset.batch(call.seed, 0, options["batch"], shuffle=False)
         else:
             size, shuffle = options["batch"], options["shuffle"]
             batch = self.dataset.batch(call.seed, call.step, size, shuffle, call.stream)
@@ -112,7 +114,7 @@ def open_source(node: Node, tokenizers: Mapping[str, Tokenizer]) -> DataSource:
         raise refused(f"all {len(examples)} rows of `{options['dataset']}` are too long", _limits(options))
     holdout = options["holdout"]
     dataset = hold_out(options["dataset"], fitting, lambda e: e.key, lambda e: e.content, holdout, dropped)
-    dataset.require(options["batch"])
+    dataset.require(options["batch"], node.name.partition("@")[2])
     return DataSource(dataset)
 
 

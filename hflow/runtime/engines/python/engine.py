@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from hflow.diagnostics import HflowError
 from hflow.graph.infer.kinds.call import time_limit_s
-from hflow.graph.ir import Node
+from hflow.graph.ir import Node, step_node
 from hflow.runtime.engines.protocol import EngineCall, NodeError, Result
 from hflow.runtime.engines.python.call import run_call
 from hflow.runtime.engines.python.data import DataSource, open_source
@@ -28,7 +28,7 @@ class PythonEngine:
 
     def __init__(self, tokenizers: Mapping[str, Tokenizer], process: FunctionProcess | None = None):
         self._tokenizers = tokenizers
-        self._sources: dict[str, DataSource] = {}
+        self._sources: dict[tuple[str, str], DataSource] = {}
         self._process = process
         self._warned = False
 
@@ -51,14 +51,17 @@ class PythonEngine:
             raise NodeError(call.node.name, f"{place}{first.message}{help_}", first.code) from error
 
     def open(self, node: Node) -> DataSource:
-        """The rows of a `data` node, read at the first call.
+        """The rows of a `data` node, read at the first call. A named evaluation that holds rows out has those
+        of the step's node, which is opened before.
 
         Raises:
             HflowError: HF403 when they cannot be read.
         """
-        if node.name not in self._sources:
-            self._sources[node.name] = open_source(node, self._tokenizers)
-        return self._sources[node.name]
+        options = {name: value for name, value in node.options.items() if name != "batch"}
+        key = step_node(node.name), repr(sorted(options.items()))
+        if key not in self._sources:
+            self._sources[key] = open_source(node, self._tokenizers)
+        return self._sources[key]
 
     def _call(self, call: EngineCall, inputs: Mapping[str, Rows]) -> Result:
         if self._process and runs_apart(call.node):
