@@ -143,6 +143,8 @@ def test_option_tables_are_the_options(heading: str, options: tuple[Option, ...]
         (NODES, "## `repeat`", ("nodes", "sampling"), "repeat"),
         (NODES, "## Keys of until", ("nodes", "sampling", "until"), "repeat"),
         (GRAPH_FILES, "## Evaluation", ("eval",), None),
+        (GRAPH_FILES, "## Named evaluations", ("evaluations", "test"), None),
+        (GRAPH_FILES, "### Keys of a metric", ("evaluations", "test", "metrics", "score"), None),
         (RUNNING, "### Keys of run", ("run",), None),
         (RUNNING, "### Keys of checkpoint", ("run", "checkpoint"), None),
         (REGIONS, "## Refresh", ("models", "ref", "refresh"), None),

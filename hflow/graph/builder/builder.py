@@ -198,7 +198,7 @@ class GraphBuilder:
         at: Sequence[str] | None = None,
     ) -> None:
         """One of several evaluations, on `rows` held-out rows or those of `data`, with other options of the
-        generate nodes (`sampling`); `metrics` as graph files write them: ``{"pass": reward.score, "k": 4}``."""
+        generate nodes (`sampling`); `metrics` as files write them: ``{"pass": reward.score, "k": 4}``."""
         spec = _said(rows=rows, metrics=metrics, data=data, sampling=sampling, every=every or None)
         entries = self._add(self._evaluations, name, spec)
         if at is not None:  # an empty list says something too

@@ -104,7 +104,7 @@ class _Check:
         """None where its values are wrong, or their nodes."""
         path = (*self.path, "metrics", name)
         said = {key: value for key, value in spec.model_dump(by_alias=True).items() if value is not None}
-        kinds = [kind for kind in KINDS if kind in said]
+        kinds: list[MetricKind] = [kind for kind in KINDS if kind in said]
         if len(kinds) != 1:
             told = " and ".join(f"`{kind}`" for kind in kinds) or "none"
             message = f"metric `{name}` is of one kind, and says {told}"
@@ -119,7 +119,8 @@ class _Check:
         metric = EvaluationMetric(name, kind, said[kind], options)
         if kind in ("length", "finished"):
             return MetricDraft(metric, path) if self._is_generated(metric, path) else None
-        refs = {kind: said[kind], **({"correct": options["correct"]} if kind == "majority" else {})}
+        refs: dict[str, str] = {kind: said[kind]}
+        refs |= {"correct": said["correct"]} if kind == "majority" else {}
         found = [self._is_value(ref, (*path, key)) for key, ref in refs.items()]  # each is told
         if not all(found):
             return None
@@ -217,6 +218,8 @@ class _Check:
             check_kept_apart(self.own.rows, names, self.nodes, self.drafts, self.problems)
         self._check_sampling(samplers)
         alone: dict[str, Any] = {"holdout": 0, "shuffle": False} if is_own else {}
+        if "dataset" in self.own.data:  # the settings of the node's dataset are not this one's
+            alone |= {"options": self.own.data.get("options", {})}
         rows = {"batch": self.own.rows, **alone}
         found = {d.name: {**_converted(data.OPTIONS, self.own.data), **rows} for d in sources}
         for draft in samplers:

@@ -24,6 +24,7 @@ _SCALARS: Schema = {"type": ["string", "number", "boolean"]}
 _SHORT: dict[str, Schema] = {
     "UseSpec": {"type": "string", "description": "a model"},
     "SourceSpec": {"type": "string", "pattern": REF_PATTERN, "description": "node.port"},
+    "MetricSpec": {"type": "string", "pattern": REF_PATTERN, "description": "node.port"},
     "HangSpec": {"const": False},
     "CheckpointSpec": {
         "anyOf": [{"type": "integer", "minimum": 0, "description": "steps"}, {"const": False}, _EXPRESSION]

@@ -70,13 +70,12 @@ def _input(value: Input) -> str:
 def _evaluation(evaluation: NamedEvaluation) -> Iterator[str]:
     at = ",".join(evaluation.at) or "-"
     head = f"evaluation {evaluation.name} rows={evaluation.rows} every={evaluation.every} at={at}"
-    for what in ("data", "sampling"):
-        options: Mapping[str, Any] = getattr(evaluation, what)
+    for what, options in (("data", evaluation.data), ("sampling", evaluation.sampling)):
         head += f" {what}{{{_arguments(options)}}}" if options else ""
     yield head
     for metric in evaluation.metrics:
-        options = f" {{{_arguments(metric.options)}}}" if metric.options else ""
-        yield f"  {metric.name} = {metric.kind} %{metric.source}{options}"
+        more = f" {{{_arguments(metric.options)}}}" if metric.options else ""
+        yield f"  {metric.name} = {metric.kind} %{metric.source}{more}"
 
 
 def _dims(graph: Graph) -> Iterator[str]:
