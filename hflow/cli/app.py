@@ -246,7 +246,7 @@ def _counts(graph: Any) -> str:
         plural(edges, "data edge"),
         plural(len(graph.models), "model"),
     ]
-    counts += [f"evaluation {named.name} ({plural(len(named.metrics), 'metric')})" for named in graph.evaluations]
+    counts += [f"evaluation {e.name} ({plural(len(e.metrics), 'metric')})" for e in graph.evaluations]
     return ", ".join(counts)
 
 

@@ -77,3 +77,9 @@ def difference(
     found = (sampled - scored).abs()
     new, old = mask & (versions == newest), mask & (versions < newest)
     return found[new].mean(), found[old].sum() / old.sum().clamp(min=1), newest.float()
+
+
+@op("text: str[rows] -> answer: str[rows]")
+def first_digit(text: list[str]) -> list[str]:
+    """Empty where there is none."""
+    return [next((c for c in t if c.isdigit()), "") for t in text]
