@@ -18,7 +18,7 @@ from hflow.compiler.pins import parse_pins
 from hflow.compiler.positions import too_few_positions
 from hflow.compiler.state import Draft
 from hflow.diagnostics import Diagnostic, HflowError
-from hflow.graph.evaluation import evaluation_graph
+from hflow.graph.evaluation import evaluation_graph, named_graph
 from hflow.graph.ir import Graph
 from hflow.plan.chat_dates import with_dates
 from hflow.plan.cluster import Cluster
@@ -78,11 +78,9 @@ def new_draft(
     found = parse_pins(pins, graph, cluster)
     engines = generation_engines(options.engines, graph, cluster)
     shapes = _shapes(graph)
-    if unfit := (
-        *tokens_beyond(graph, shapes),
-        *too_few_positions(graph, shapes),
-        *unusable_patterns(graph, shapes),
-    ):
+    graphs = (graph, *(named_graph(graph, evaluation) for evaluation in graph.evaluations))
+    too_few = (problem for each in graphs for problem in too_few_positions(each, shapes))
+    if unfit := (*tokens_beyond(graph, shapes), *too_few, *unusable_patterns(graph, shapes)):
         raise HflowError(unfit)
     step = Program(graph, (), ())
     return Draft(graph, evaluation_graph(graph), cluster, shapes, step, found, options, engines)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import ceil
 
+from hflow.compiler.memory import device_memory
 from hflow.compiler.planner.assignments import maker
 from hflow.compiler.planner.step import without_model
 from hflow.compiler.state import Draft
@@ -21,25 +22,32 @@ from hflow.plan.workload import Workload, workload
 def evaluation_nodes(draft: Draft, graph: Graph) -> tuple[NodePlan, ...]:
     """Their plans, in the order of `graph`; those of the step are known."""
     of_step = {plan.node: plan for plan in draft.nodes}
+    spare = min(m.capacity_bytes - m.peak_bytes for m in device_memory(draft, draft.nodes))
     found: dict[str, NodePlan] = {}
     for node in graph.nodes:
-        found[node.name] = _plan(draft, graph, node, of_step.get(step_node(node.name)), found)
+        found[node.name] = _plan(draft, graph, node, of_step.get(step_node(node.name)), found, spare)
     return tuple(found.values())
 
 
 def _plan(
-    draft: Draft, graph: Graph, node: Node, step: NodePlan | None, found: Mapping[str, NodePlan]
+    draft: Draft,
+    graph: Graph,
+    node: Node,
+    step: NodePlan | None,
+    found: Mapping[str, NodePlan],
+    spare: int,
 ) -> NodePlan:
-    """`step`: of the node that it stands for; what a metric is made of runs where its first value lies."""
+    """`step`: of the node that it stands for; what a metric is made of runs where its first value lies.
+    `spare`: bytes that no device lacks at any time."""
     if step is None:
         return without_model(node, found[maker(graph, node.inputs[0])].mesh)
     if node.model is None:
         return without_model(node, step.mesh)
-    return _priced(draft, node, step)
+    return _priced(draft, node, step, max(0, spare))
 
 
-def _priced(draft: Draft, node: Node, step: NodePlan) -> NodePlan:
-    """With as many rows at once as the step's memory holds, if it holds one."""
+def _priced(draft: Draft, node: Node, step: NodePlan, spare: int) -> NodePlan:
+    """With as many rows at once as the step's node has, as far as memory goes; with one at least."""
     model, work, mesh = draft.graph.model_of(node), workload(node), step.mesh
     shape = draft.shapes[model.name]
     before = workload(draft.graph.node(step.node))
@@ -49,7 +57,7 @@ def _priced(draft: Draft, node: Node, step: NodePlan) -> NodePlan:
     def needed(size: int) -> int:
         return working_bytes(node.op, shape, model.dtype, work, mesh, size, step.strategy)
 
-    while not is_served and rows > 1 and needed(rows) > step.memory_bytes:
+    while not is_served and rows > 1 and needed(rows) > step.memory_bytes + spare:
         rows = (rows + 1) // 2
     time_s = node_time_s(node.op, shape, model.dtype, work, mesh, rows, draft.cluster, step.strategy)
     size = step.memory_bytes if is_served else needed(rows)  # a server has its cache, whoever asks

@@ -283,6 +283,11 @@ def step_node(name: str) -> str:
     return name if "/" in name else name.partition("@")[0]
 
 
+def evaluation_of(name: str) -> str:
+    """The named evaluation that a node stands in for one of the step; empty for one of the step."""
+    return "" if "/" in name else name.partition("@")[2]
+
+
 @dataclass(frozen=True)
 class Graph(Displayed):
     name: str

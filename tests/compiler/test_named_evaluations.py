@@ -73,14 +73,18 @@ def test_the_text_tells_what_they_take(plan: Plan) -> None:
 
 
 def test_longer_responses_need_their_memory() -> None:
-    """The rows at once shrink first; what one sequence takes is counted, and may not fit."""
-    said = "test: {rows: 96, sampling: {max_new_tokens: %d}, metrics: {score: reward.score}}"
-    longer = compiled(f"evaluations={{{said % 2000}}}")
-    assert longer.node("rollout@test").micro_batch < longer.node("rollout").micro_batch
-    short = compiled()
-    assert max(m.peak_bytes for m in longer.memory) >= max(m.peak_bytes for m in short.memory)
-    with pytest.raises(HflowError, match="HF305.*`rollout@test`"):
-        compiled(f"evaluations={{{said % 30_000_000}}}")
+    """Fewer rows at once where a device does not hold more; what they need is counted."""
+    rows = "rows: 512, metrics: {score: reward.score}"
+    said = f"evaluations={{test: {{{rows}, sampling: {{n: 8, max_new_tokens: %d}}}}}}"
+    fits, longer = compiled(said % 500), compiled(said % 30_000)
+    assert fits.node("rollout@test").micro_batch == fits.node("rollout").micro_batch
+    assert 1 < longer.node("rollout@test").micro_batch < longer.node("rollout").micro_batch
+    for plan in (fits, longer):
+        assert plan.node("rollout@test").memory_bytes > plan.node("rollout").memory_bytes
+    assert [m.node for m in longer.memory] == ["rollout@test"]
+    assert all(m.peak_bytes <= m.capacity_bytes for m in longer.memory)
+    with pytest.raises(HflowError, match="HF304.*`rollout@test` samples up to 40000 tokens"):
+        compiled(said % 40_000)
 
 
 def test_no_layout_has_more_replicas_than_an_evaluation_has_rows() -> None:

@@ -68,7 +68,7 @@ def greedy_by_transformers(folder: Path, tokenizer: Path) -> tuple[float, float,
     rows = [json.loads(line) for line in lines]
     own = load_tokenizer(tokenizer)
     ends = {"eos_token_id": own.eos_id, "pad_token_id": 0}
-    model = AutoModelForCausalLM.from_pretrained(folder)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
     found = []
     for row in rows:
         prompt = own.encode([f"{row['question']}="])[0]

@@ -16,7 +16,7 @@ WIDTH = 110  # columns of a line with brackets; longer ones become blocks
 _WORD = r"[\w./:=+()@'-]*[\w./=+()@'-]"
 _IN_FLOW = re.compile(rf"(?=[\w./]){_WORD}(?: {_WORD})*")
 _IN_BLOCK = re.compile(rf"(?=[\w./]){_WORD},?(?: {_WORD},?)*")
-_KEY = re.compile(r"[\w][\w.-]*")
+_KEY = re.compile(r"[\w][\w.@-]*")
 
 
 def scalar(value: Any, in_flow: bool = True) -> str:

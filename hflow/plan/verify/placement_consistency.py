@@ -17,6 +17,8 @@ AXES = ["pp", "dp", "tp"]
 def misplaced(plan: Plan) -> Iterator[str]:
     """Where node plans, edges and instructions contradict the graph, the cluster or each other, in words."""
     nodes = {node.name: node for program in reversed(plan.programs) for node in program.graph.nodes}
+    if [e.name for e in plan.evaluations] != [e.name for e in plan.graph.evaluations]:
+        yield "its evaluations are not those of its graph"
     planned = [n.node for n in plan.all_nodes]
     if planned != list(dict.fromkeys(planned)):
         yield "a node has two plans"

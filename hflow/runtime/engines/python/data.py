@@ -13,7 +13,7 @@ import torch
 
 from hflow.diagnostics import HflowError, did_you_mean
 from hflow.graph.infer.kinds import chat
-from hflow.graph.ir import Node, Output
+from hflow.graph.ir import Node, Output, evaluation_of
 from hflow.graph.templates.budget import BadTemplateError
 from hflow.graph.templates.null_field import guarded, unwritable
 from hflow.graph.templates.template import Template
@@ -114,7 +114,7 @@ def open_source(node: Node, tokenizers: Mapping[str, Tokenizer]) -> DataSource:
         raise refused(f"all {len(examples)} rows of `{options['dataset']}` are too long", _limits(options))
     holdout = options["holdout"]
     dataset = hold_out(options["dataset"], fitting, lambda e: e.key, lambda e: e.content, holdout, dropped)
-    dataset.require(options["batch"], node.name.partition("@")[2])
+    dataset.require(options["batch"], evaluation_of(node.name))
     return DataSource(dataset)
 
 

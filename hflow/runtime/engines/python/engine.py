@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from hflow.diagnostics import HflowError
 from hflow.graph.infer.kinds.call import time_limit_s
-from hflow.graph.ir import Node, step_node
+from hflow.graph.ir import Node, evaluation_of, step_node
 from hflow.runtime.engines.protocol import EngineCall, NodeError, Result
 from hflow.runtime.engines.python.call import run_call
 from hflow.runtime.engines.python.data import DataSource, open_source
@@ -61,7 +61,10 @@ class PythonEngine:
         key = step_node(node.name), repr(sorted(options.items()))
         if key not in self._sources:
             self._sources[key] = open_source(node, self._tokenizers)
-        return self._sources[key]
+        found = self._sources[key]
+        if evaluation_of(node.name) and not node.options["holdout"]:  # another one may have opened it
+            found.dataset.require(node.options["batch"], evaluation_of(node.name))
+        return found
 
     def _call(self, call: EngineCall, inputs: Mapping[str, Rows]) -> Result:
         if self._process and runs_apart(call.node):
