@@ -50,6 +50,7 @@ FLAGS = {
     "runs": ["--dir", "--json"],
     "export": ["run", "--model", "--to", "--dir"],
     "runs rm": ["names", "--dir", "--force"],
+    "samples": ["run", "--step", "--sort", "--grep", "--limit", "--json", "--dir"],
     "calibrate": ["-o", "--output", "--workers", "--force"],
     "doctor": ["--json", "--no-start"],
     "new-model": [

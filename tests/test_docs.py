@@ -79,7 +79,7 @@ def test_commands_and_their_options_exist(page: Path) -> None:
 def test_commands_are_found() -> None:
     assert {words[1] for page in PAGES for words in commands(page)} == {
         "check", "show", "fmt", "schema", "new", "compile", "explain", "exec", "new-model", "calibrate",
-        "doctor", "runs", "export",
+        "doctor", "runs", "export", "samples",
     }  # fmt: skip
 
 
@@ -147,6 +147,7 @@ def test_option_tables_are_the_options(heading: str, options: tuple[Option, ...]
         (GRAPH_FILES, "### Keys of a metric", ("evaluations", "test", "metrics", "score"), None),
         (RUNNING, "### Keys of run", ("run",), None),
         (RUNNING, "### Keys of checkpoint", ("run", "checkpoint"), None),
+        (RUNNING, "### Keys of samples", ("run", "samples"), None),
         (REGIONS, "## Refresh", ("models", "ref", "refresh"), None),
     ],
 )

@@ -11,6 +11,7 @@ from typing import Literal
 
 Export = Literal["last", "best", "none"]
 Mode = Literal["max", "min"]
+TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,26 @@ class HangPolicy:
 
 
 @dataclass(frozen=True)
+class SamplePolicy:
+    """Which samples a run keeps.
+
+    `every`: those of steps whose number is a multiple of it, and of the last step; 0: none. `rows`: of a step
+    at most so many, the first ones. `keep_mb`: so many megabytes (10^6 bytes) of them, the newest.
+    """
+
+    every: int = 10
+    rows: int = 1024
+    keep_mb: float = 100.0
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """`export`: the weights that are exported at the end: the last, those of the best checkpoint, or none.
     `restarts`: how often a run that lost workers begins again from its newest checkpoint. `grace_s`: seconds
     that an interrupted run has to write a checkpoint. `retry`: codes of other failures after which it begins
     again. `elastic`: when lost devices do not come back within `wait_s`, go on with those that are left.
-    `hang`: when it counts as hung, which is a failure."""
+    `hang`: when it counts as hung, which is a failure. `samples`: which of them are kept. `trackers`: where
+    metrics and samples go as well, while the run goes on."""
 
     checkpoint: CheckpointPolicy = CheckpointPolicy()
     export: Export = "last"
@@ -58,6 +73,8 @@ class RunConfig:
     elastic: bool = False
     wait_s: float = 60.0
     hang: HangPolicy = HangPolicy()
+    samples: SamplePolicy = SamplePolicy()
+    trackers: tuple[TrackerName, ...] = ()
 
 
 DEFAULT_RUN = RunConfig()

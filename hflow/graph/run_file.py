@@ -25,7 +25,7 @@ FILE = "run.yaml"
 
 def run_config_text(config: RunConfig) -> str:
     """The section `run` with every key, in canonical form."""
-    policy, hang = config.checkpoint, config.hang
+    policy, hang, samples = config.checkpoint, config.hang, config.samples
     checkpoint = {
         "every": policy.every,
         "seconds": _number(policy.seconds),
@@ -47,6 +47,8 @@ def run_config_text(config: RunConfig) -> str:
             "least": _number(hang.least_s),
             "first": _number(hang.first_s),
         },
+        "samples": {"every": samples.every, "rows": samples.rows, "keep_mb": _number(samples.keep_mb)},
+        "trackers": list(config.trackers),
     }
     return layout({RUN: section})
 

@@ -33,7 +33,8 @@ class RunReport:
     `metrics` are the lines of ``metrics.jsonl``, one per step; `events` those of measured calls and
     transfers (step, device, name, kind, start_s, end_s); `summary` has status, steps, wall_s,
     tokens_per_s, plan_hash and, where the graph is evaluated, eval: {before, after, by_step},
-    and evaluations: the same for each metric of the named ones.
+    and evaluations: the same for each metric of the named ones; `samples` says of how many steps there are
+    samples, on a page beside this one.
     """
 
     plan: Plan
@@ -81,6 +82,7 @@ def report_html(report: RunReport) -> str:
         planned=Markup(plan_gantt(plan)),
         measured=Markup(run_gantt(plan, report.events, step)) if step is not None else None,
         step=step,
+        samples="samples.html" if report.summary.get("samples") else "",
     )
 
 

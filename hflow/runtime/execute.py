@@ -31,6 +31,7 @@ from hflow.runtime.controller.local_ray import LocalRay
 from hflow.runtime.controller.pool import Pool
 from hflow.runtime.controller.run_folder import RunFolder
 from hflow.runtime.controller.run_views import NO_VIEWS, RunViews
+from hflow.runtime.controller.tracking import Tracking
 from hflow.runtime.controller.worker_failure import WorkerFailure
 from hflow.runtime.run import Run, summary
 from hflow.runtime.whole_folder import remove_unfinished
@@ -68,13 +69,14 @@ def execute(
 
     Raises:
         HflowError: when the run cannot start or fails; the run folder then says ``failed``. A plan that only
-            compiles, or whose models have changed since, is refused before there is one (HF406); so is a
-            `config` that the graph cannot have (HF1xx, HF228).
+            compiles, or whose models have changed since, is refused before there is one (HF406); so are a
+            `config` that the graph cannot have (HF1xx, HF228) and a tracker that is not installed (HF404).
         KeyboardInterrupt, Terminated: after workers have been ended and the folder completed.
     """
     check_runnable(plan)
     check_models(plan.graph, plan.digests)
     check_run_config(config, plan.graph)
+    trackers = views.trackers(config.trackers)
     console = console or RunConsole(stderr=True)
     with EndingSignals() as signals:
         former = _former(run_dir, console) if resume else None
@@ -87,6 +89,8 @@ def execute(
         error = None
         try:
             _begin(plan, folder, run, former, console)
+            folder.tracking = Tracking(trackers, partial(_say, console))
+            folder.tracking.begin(folder.tracked(former.step if former else 0))
             _tell_changed(plan, folder, console)
             with _pool(pool, plan, address, workers, console, signals) as own, signals.interruptible():
                 Attempts(plan, own, folder, run, signals, console, views, export, replan).make(former)
@@ -177,12 +181,18 @@ def _finish(
     folder.draw(views, summary(plan, run), run.diagnostics)
     if _is_worse(folder, run, signals):
         folder.draw(views, summary(plan, run), run.diagnostics)
+    _end_trackers(folder, run.status)
     folder.close(run.status, _error_text(error or folder.problem) if run.status == "failed" else "")
     _is_worse(folder, run, signals)
     folder.summarise(summary(plan, run))
     if _is_worse(folder, run, signals):
         folder.summarise(summary(plan, run))
     return error or folder.problem
+
+
+def _end_trackers(folder: RunFolder, status: str) -> None:
+    names = ("graph.yaml", "plan.json", "run.yaml", "report.html", "samples.html")
+    folder.tracking.finish(status, [file for name in names if (file := folder.path / name).is_file()])
 
 
 def _is_worse(folder: RunFolder, run: Run, signals: EndingSignals) -> bool:

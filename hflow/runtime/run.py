@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from hflow.diagnostics import Diagnostic
 from hflow.display import Displayed
 from hflow.plan.plan import Plan
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass
@@ -24,9 +27,22 @@ class Run(Displayed):
     wall_s: float = 0.0
     diagnostics: tuple[Diagnostic, ...] = ()
 
+    def samples(self, step: int | None = None) -> pa.Table:
+        """What was sampled in those steps of which samples were kept, or in one of them: a row for each text,
+        with its prompt, response, rewards and what else `docs/running.md` lists.
+
+        Raises:
+            HflowError: HF407 when there are none of this step, or a file is damaged.
+        """
+        from hflow.runtime.samples.files import read_samples
+
+        return read_samples(self.folder, step)
+
 
 def summary(plan: Plan, run: Run) -> dict[str, Any]:
     """The object of summary.json."""
+    from hflow.runtime.samples.files import sample_files
+
     step_s = sum(m["time_s"] for m in run.metrics)
     evaluations = run.evaluations
     before, after = evaluations.get(0), evaluations.get(plan.graph.steps)
@@ -34,6 +50,7 @@ def summary(plan: Plan, run: Run) -> dict[str, Any]:
         key: {"before": by.get(0), "after": by.get(plan.graph.steps), "by_step": by}
         for key, by in run.evaluated.items()
     }
+    sampled = {"samples": len(files)} if (files := sample_files(run.folder)) else {}
     return {
         "status": run.status,
         "steps": len(run.metrics),
@@ -44,4 +61,5 @@ def summary(plan: Plan, run: Run) -> dict[str, Any]:
         "plan_hash": plan.hash,
         "graph": plan.graph.name,
         "seed": plan.graph.seed,
+        **sampled,
     }

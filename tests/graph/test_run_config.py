@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import hflow
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.graph.load import assembled, check, checked, load, load_text, read_graph, run_config
-from hflow.graph.run_config import CheckpointPolicy, HangPolicy, RunConfig
+from hflow.graph.run_config import CheckpointPolicy, HangPolicy, RunConfig, SamplePolicy, TrackerName
 from hflow.graph.run_file import check_run_config, overridden, read_run_config, run_config_text
 from hflow.graph.source.document import parse
 from hflow.graph.source.extends import overlay
@@ -36,6 +36,8 @@ run:
   elastic: true
   wait: 90
   hang: {factor: 5, least: 60, first: 600.5}
+  samples: {every: 5, rows: 64, keep_mb: 0.5}
+  trackers: [wandb, tensorboard]
 """
 ALL_CONFIG = RunConfig(
     CheckpointPolicy(10, 600.0, 3, "reward_mean", "min", False),
@@ -46,6 +48,8 @@ ALL_CONFIG = RunConfig(
     True,
     90,
     HangPolicy(5.0, 60.0, 600.5),
+    SamplePolicy(5, 64, 0.5),
+    ("wandb", "tensorboard"),
 )
 CHECKPOINT = CheckpointPolicy(10, 600.0, 3, "reward_mean", "min", False)
 OFF = CheckpointPolicy(on_signal=False)
@@ -70,6 +74,10 @@ def refused(*overrides: str) -> tuple[Diagnostic, ...]:
         ("", RunConfig()),
         ("run: {}", RunConfig()),
         (ALL, ALL_CONFIG),
+        ("run: {samples: 7}", RunConfig(samples=SamplePolicy(every=7))),
+        ("run: {samples: false}", RunConfig(samples=SamplePolicy(every=0))),
+        ("run: {trackers: mlflow}", RunConfig(trackers=("mlflow",))),
+        ("run: {trackers: [wandb, mlflow, wandb]}", RunConfig(trackers=("wandb", "mlflow"))),
         ("run: {checkpoint: 10}", RunConfig(CheckpointPolicy(every=10))),
         ("run: {checkpoint: '${ steps // 25 }'}", RunConfig(CheckpointPolicy(every=10))),
         ("run: {checkpoint: {seconds: '${ group * 60 }'}}", RunConfig(CheckpointPolicy(seconds=480))),
@@ -286,6 +294,8 @@ CONFIGS = st.builds(
     st.booleans(),
     SECONDS,
     HANGS,
+    st.builds(SamplePolicy, NATURALS, st.integers(1, 2**63 - 1), st.floats(0, 1e9, exclude_min=True)),
+    st.lists(st.sampled_from(get_args(TrackerName)), unique=True).map(tuple),
 )
 
 
@@ -304,6 +314,8 @@ def test_the_file_has_every_key() -> None:
         '  checkpoint: {every: 0, seconds: 0, keep: 2, best: "", mode: max, on_signal: true}\n'
         "  export: last\n  restarts: 0\n  grace: 30\n  retry: []\n  elastic: false\n  wait: 60\n"
         "  hang: {factor: 10, least: 300, first: 14400}\n"
+        "  samples: {every: 10, rows: 1024, keep_mb: 100}\n"
+        "  trackers: []\n"
     )
     assert run_config_text(ALL_CONFIG) == ALL
 

@@ -18,11 +18,11 @@ from hflow.plan.edges import Copy, DataEdge, WeightEdge
 from hflow.plan.layout import volume
 from hflow.plan.plan import Plan
 from hflow.plan.program import SyncWeights, Transfer
+from hflow.plan.samples import is_whole_text
 from hflow.runtime.controller.pool import Pool
 from hflow.runtime.execute import execute
 from hflow.runtime.run import Run
 from hflow.runtime.tokenizer import load_tokenizer
-from hflow.runtime.worker.staleness import is_text
 from tests.runtime.matrix import FACTORS, GRAPHS, Case, Matrix, cases
 from tests.runtime.recording import Recorded
 
@@ -81,7 +81,7 @@ def told_of(plan: Plan, one: Recorded) -> Received:
     for step, instruction, edge, copy in row_copies(plan):
         types = {port: type_ for port, type_ in zip(edge.ports, edge.types) if port in instruction.inputs}
         told = sum(one.sizes[step, edge.source, port].ragged for port in types)
-        told += sum(map(is_text, types.values()))
+        told += sum(map(is_whole_text, types.values()))
         expected[edge.name, step, copy.target] += TOLD_BYTES * told * volume(copy.box)
     return +expected
 

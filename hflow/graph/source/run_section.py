@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hflow.diagnostics import HflowError
-from hflow.graph.run_config import CheckpointPolicy, HangPolicy, RunConfig
+from hflow.graph.run_config import CheckpointPolicy, HangPolicy, RunConfig, SamplePolicy
 from hflow.graph.source.document import Document, Item, KeyPath, dump, parse
-from hflow.graph.source.schema import CHECKPOINT, HANG, RunSpec
+from hflow.graph.source.schema import CHECKPOINT, HANG, SAMPLES, RunSpec
 
 RUN = "run"
 
@@ -19,21 +19,26 @@ def config_of(spec: RunSpec | None) -> RunConfig:
     checkpoint = CheckpointPolicy(**said.checkpoint.model_dump())
     hang = HangPolicy(said.hang.factor, said.hang.least, said.hang.first)
     return RunConfig(
-        checkpoint, said.export, said.restarts, said.grace, tuple(said.retry), said.elastic, said.wait, hang
-    )
+        checkpoint, said.export, said.restarts, said.grace, tuple(said.retry), said.elastic, said.wait, hang,
+        SamplePolicy(**said.samples.model_dump()), tuple(dict.fromkeys(said.trackers)),
+    )  # fmt: skip
 
 
 def unfolded(item: Item, path: KeyPath) -> Item:
     """``checkpoint: 10`` as the ``{every: 10}`` that it is short for, so that other layers can be merged with
     it; everything else as it is."""
-    if path != CHECKPOINT or item.value is None or isinstance(item.value, (Mapping, tuple, bool)):
+    if (
+        path not in (CHECKPOINT, SAMPLES)
+        or item.value is None
+        or isinstance(item.value, (Mapping, tuple, bool))
+    ):
         return item
     return replace(item, value={"every": Item(item.value, item.span, item.key_span)})
 
 
 def opened(item: Item, path: KeyPath) -> Item:
     """As `unfolded`, of what something is merged over: ``false`` leaves nothing of itself."""
-    if path in (CHECKPOINT, HANG) and item.value is False:
+    if path in (CHECKPOINT, HANG, SAMPLES) and item.value is False:
         return replace(item, value={})
     return unfolded(item, path)
 

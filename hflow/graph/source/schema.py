@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
+from hflow.graph.run_config import TrackerName
+
 NAME_PATTERN = r"^[a-z_][a-z0-9_]*$"
 REF_PATTERN = r"^[a-z_][a-z0-9_]*\.[a-z_][a-z0-9_]*$"
 METRIC_PATTERN = (
@@ -72,6 +74,16 @@ def _hang(value: Any) -> Any:
         return {"factor": 0.0}
     if not isinstance(value, dict):
         raise PydanticCustomError("hang_type", "expected a mapping, or false")
+    return value  # pyright: ignore[reportUnknownVariableType]
+
+
+def _samples(value: Any) -> Any:
+    if value is False:
+        return {"every": 0}
+    if isinstance(value, int) and value is not True:
+        return {"every": value}
+    if not isinstance(value, dict):
+        raise PydanticCustomError("samples_type", "expected a number of steps, a mapping, or false")
     return value  # pyright: ignore[reportUnknownVariableType]
 
 
@@ -160,6 +172,14 @@ class HangSpec(_Shape):
     first: DurationS = 14400.0
 
 
+class SamplesSpec(_Shape):
+    """Which samples a run keeps; a number of steps is short for `every`, and false for none."""
+
+    every: Natural = 10
+    rows: Positive = 1024
+    keep_mb: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] = 100.0
+
+
 class RunSpec(_Shape):
     """How a run is kept. No part of the graph."""
 
@@ -171,6 +191,8 @@ class RunSpec(_Shape):
     elastic: bool = False
     wait: DurationS = 60.0
     hang: Annotated[HangSpec, BeforeValidator(_hang)] = HangSpec()
+    samples: Annotated[SamplesSpec, BeforeValidator(_samples)] = SamplesSpec()
+    trackers: Annotated[list[TrackerName], BeforeValidator(_texts)] = []
 
 
 class RunFileSpec(_Shape):
@@ -292,7 +314,7 @@ OPS: dict[str, type[BaseModel]] = {
     "call": CallSpec,
     "repeat": RepeatNodeSpec,
 }
-CHECKPOINT, HANG = ("run", "checkpoint"), ("run", "hang")
+CHECKPOINT, HANG, SAMPLES = ("run", "checkpoint"), ("run", "hang"), ("run", "samples")
 # Mappings whose keys are the user's own names.
 NAMED_SECTIONS = (("params",), ("models",), ("evaluations",), ("nodes",))
 
@@ -319,6 +341,8 @@ def keys_at(path: tuple[str | int, ...], op: str | None = None) -> tuple[str, ..
             return _keys(CheckpointSpec)
         case ("run", "hang"):
             return _keys(HangSpec)
+        case ("run", "samples"):
+            return _keys(SamplesSpec)
         case ("models", _):
             return _keys(ModelSpec)
         case ("models", _, "refresh"):

@@ -29,6 +29,9 @@ _SHORT: dict[str, Schema] = {
     "CheckpointSpec": {
         "anyOf": [{"type": "integer", "minimum": 0, "description": "steps"}, {"const": False}, _EXPRESSION]
     },
+    "SamplesSpec": {
+        "anyOf": [{"type": "integer", "minimum": 0, "description": "steps"}, {"const": False}, _EXPRESSION]
+    },
 }
 _NAME: Schema = {"type": "string", "pattern": NAME_PATTERN}
 _PARTIAL = "Partial"  # prefix of definitions for files that extend another
@@ -80,6 +83,8 @@ def _widened(schema: Schema) -> Schema:
 def _property(name: str, schema: Schema) -> Schema:
     if name == "after":
         return {"anyOf": [_NAME, _widened(schema)]}
+    if name == "trackers":
+        return {"anyOf": [schema["items"], _widened(schema)]}
     if not schema:  # a param
         return _SCALARS
     return _widened(schema)

@@ -88,7 +88,10 @@ class Attempts:
         checkpoints = Checkpoints(folder.path, plan, policy, size, folder.event, self._say, first)
         grace_s = folder.config.grace_s
         notice = f"ending the step and writing a checkpoint within {grace_s:g} s; the next signal leaves"
-        with RunProgress(plan.graph.steps, pool.where, self.console) as progress, _removing(checkpoints):
+        with (
+            RunProgress(plan.graph.steps, pool.where, self.console, folder.now) as progress,
+            _removing(checkpoints),
+        ):
             loop = StepLoop(
                 plan, pool, folder, checkpoints, self.run, progress, self.signals, first, self._may_grow,
             )  # fmt: skip

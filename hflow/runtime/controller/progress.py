@@ -18,15 +18,22 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-POLL_S = 0.5
+POLL_S, QUIET_POLL_S = 0.5, 1.0
 
 
 class RunProgress:
-    """A context manager; `where` tells the node that runs now and is asked from a background thread."""
+    """A context manager; `where` tells the node that runs now and is asked from a background thread, in which
+    `record` is called when it is another."""
 
-    def __init__(self, steps: int, where: Callable[[], str], console: Console):
+    def __init__(
+        self,
+        steps: int,
+        where: Callable[[], str],
+        console: Console,
+        record: Callable[[str], None] = lambda _: None,
+    ):
         self.steps, self.console = steps, console
-        self._where = where
+        self._where, self._record = where, record
         self._live = self._bar() if console.is_terminal else None
         self._stop = threading.Event()
         self._poller = threading.Thread(target=self._poll, daemon=True)
@@ -49,13 +56,13 @@ class RunProgress:
         if self._live:
             self._live.start()
             self._task = self._live.add_task("steps", total=self.steps, numbers="", node="")
-            self._poller.start()
+        self._poller.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
+        self._poller.join()  # it must not ask workers that are being ended
         if self._live:
-            self._poller.join()  # it must not ask workers that are being ended
             self._live.stop()
 
     def say(self, text: str) -> None:
@@ -69,11 +76,15 @@ class RunProgress:
             self.say(f"step {metrics['step'] + 1:>{len(str(self.steps))}}/{self.steps}  {text}")
 
     def _poll(self) -> None:
-        while not self._stop.wait(POLL_S):
+        last = ""
+        while not self._stop.wait(POLL_S if self._live else QUIET_POLL_S):
             with suppress(Exception):  # a progress line must never end a run
                 node = self._where()
                 if self._live:
                     self._live.update(self._task, node=node)
+                if node != last:
+                    last = node
+                    self._record(node)
 
 
 def numbers(metrics: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ from hflow.plan.engine_registry import DEFAULT_ENGINE
 from hflow.runtime.engines.implementation import implementation
 from hflow.runtime.engines.shared_memory import remove_own
 from hflow.runtime.network import interface_of, network_stack, source_address
+from hflow.runtime.samples.parts import SampleRequest
 from hflow.runtime.worker.failure import failure_of
 from hflow.runtime.worker.gloo import INTERFACE
 from hflow.runtime.worker.stacks import dump_on_signal, stacks
@@ -46,11 +47,13 @@ class RayWorker(Worker):
         self._gave_up = False
         return self.join(TCPStore(host, port, None, False), generation, rank, size, secret)
 
-    def run(self, step: int, evaluation: bool = False, name: str = "") -> Report:
+    def run(
+        self, step: int, evaluation: bool = False, name: str = "", samples: SampleRequest | None = None
+    ) -> Report:
         """Refused after a failure: the controller sends a step before it knows that the last one failed."""
         if self._gave_up:
             return {"error": failure_of(Aborted(), "", lambda _: None)}
-        report = super().run(step, evaluation, name)
+        report = super().run(step, evaluation, name, samples)
         self._gave_up |= "error" in report
         return report
 

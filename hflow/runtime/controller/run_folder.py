@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain, count
 from pathlib import Path
@@ -15,12 +15,15 @@ from hflow.graph.run_config import DEFAULT_RUN, RunConfig
 from hflow.graph.run_file import FILE as RUN_FILE
 from hflow.graph.run_file import run_config_text
 from hflow.plan.plan import Plan, to_json
-from hflow.runtime.controller.former_run import FormerRun
+from hflow.runtime.controller.former_run import FormerRun, read_lines
 from hflow.runtime.controller.line_file import LineFile
 from hflow.runtime.controller.run_views import RunViews
+from hflow.runtime.controller.tracking import TrackedRun, Tracking, values_before
+from hflow.runtime.samples.files import SampleFiles
 from hflow.whole_file import unwritten, write_whole
 
 TRACED_STEPS = 20  # events of the first and last steps; a long run's trace stays small enough to open
+NOW = "now.json"
 RESERVE, RESERVE_BYTES = ".reserve", 32 * 2**10  # room for the end of a run on a disk that has become full
 
 
@@ -44,6 +47,8 @@ class RunFolder:
         self.config = config
         self.path = path or Path("runs") / f"{plan.graph.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         self.problem: HflowError | None = None
+        self.samples = SampleFiles(self.path, config.samples)
+        self.tracking = Tracking()
         self.metrics: list[dict[str, Any]] = []
         self._events: list[dict[str, Any]] = []
         if former:
@@ -51,6 +56,7 @@ class RunFolder:
             return
         try:
             self.path = _made(self.path, is_new=path is None)
+            self.samples = SampleFiles(self.path, config.samples)
             self._events_file = LineFile(self.path / "events.jsonl")  # only one run can make it
         except FileExistsError:
             raise _taken(self.path) from None
@@ -67,10 +73,19 @@ class RunFolder:
         for file in (self._metrics_file, self._events_file):
             file.close()
         self._go_on(former)
+        self.tracking.begin(self.tracked(former.step))
+
+    def tracked(self, first: int = 0) -> TrackedRun:
+        """What trackers are told of the run that goes on with step `first`."""
+        events = read_lines(self.path / "events.jsonl") if first else ()
+        told = [event for event in events if event.get("event") == "evaluated"]
+        return TrackedRun(self.path, self.plan, first, values_before(first, self.metrics, told))
 
     def _go_on(self, former: FormerRun) -> None:
         """Lines of steps that are made again are dropped; events stay, with one that says so."""
         self.path = former.folder
+        self.samples = SampleFiles(self.path, self.config.samples)
+        self.samples.cut(former.step)
         self.metrics = list(former.metrics)
         self._events = list(former.events)
         lines = "".join(json.dumps(line) + "\n" for line in former.metrics)
@@ -109,16 +124,34 @@ class RunFolder:
     def event(self, kind: str, **fields: Any) -> None:
         """Append one line to events.jsonl. HF407 when it cannot be written."""
         self._append(self._events_file, {"time": time.time(), "event": kind, **fields})
+        if kind == "evaluated":
+            self.tracking.evaluated(fields)
 
     def step(self, metrics: dict[str, Any], events: list[dict[str, Any]]) -> None:
         """Record a finished step: its metrics and what every worker did when. HF407 as `event`."""
         self._append(self._metrics_file, metrics)
         self.metrics.append(metrics)
+        self.tracking.step(metrics)
         for event in events:
             self._append(self._events_file, {"event": "ran", **event})
         self._events += events
         recent = metrics["step"] - TRACED_STEPS // 2
         self._events = [e for e in self._events if e["step"] < TRACED_STEPS // 2 or e["step"] > recent]
+
+    def keep_samples(self, step: int, reports: Sequence[Mapping[str, Any]]) -> None:
+        """Make one file of what workers have left of a step's samples. HF407 as `event`."""
+        ranks = [rank for rank, report in enumerate(reports) if report["samples"]]
+        try:
+            if file := self.samples.collect(self.plan, step, ranks):
+                self.tracking.samples(step, file)
+        except HflowError as error:
+            self.problem = self.problem or error
+            raise
+
+    def now(self, node: str) -> None:
+        """Say for who watches the run what it does at present. A failure is of no account."""
+        with suppress(HflowError):
+            write_whole(self.path / NOW, json.dumps({"node": node, "since": time.time()}) + "\n", "HF407")
 
     def summarise(self, summary: dict[str, Any]) -> None:
         """Write summary.json. A failure is a `problem`."""
@@ -128,14 +161,15 @@ class RunFolder:
     def draw(self, views: RunViews, summary: dict[str, Any], diagnostics: Sequence[Diagnostic]) -> None:
         """Write the views made of everything recorded. A failure is a `problem`."""
         files = views.files(self.plan, self.metrics, summary, self._events, diagnostics)
-        for name, text in files.items():
+        for name, text in {**files, **views.pages(self.path, self.plan)}.items():
             with self._noting():
                 write_whole(self.path / name, text(), "HF407")
 
     def close(self, status: str, error_text: str) -> None:
         """Write the last event, and error.txt if there is a text, into the room that was kept for them and
         for the summary. A failure is a `problem`."""
-        (self.path / RESERVE).unlink(missing_ok=True)
+        for name in (RESERVE, NOW):
+            (self.path / name).unlink(missing_ok=True)
         with self._noting():
             self.event(status)
         for file in (self._metrics_file, self._events_file):

@@ -75,7 +75,8 @@ class StepLoop:
                 return
             yield from self._evaluations(done)
             if done < steps:
-                yield "run", done, False
+                request = self.folder.samples.request(done, steps)
+                yield ("run", done, False, "", request) if request else ("run", done, False)
 
     def _evaluations(self, done: int) -> Iterator[WorkerCall]:
         """The evaluations of the weights after so many steps that have not been."""
@@ -108,6 +109,8 @@ class StepLoop:
             case _:
                 metrics = merge(self.plan.graph, call[1], reports, self._ended - began)
                 self.folder.step(metrics, [event for report in reports for event in report["events"]])
+                if len(call) > 3:
+                    self.folder.keep_samples(call[1], reports)
                 self.progress.step(metrics)
         self.checkpoints.add(reports, self._score)
 

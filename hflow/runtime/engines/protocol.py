@@ -67,12 +67,14 @@ class EngineCall:
 class Result:
     """`metrics` are (sum, weight) pairs, added up over workers; a value replicated on several ranks
     is reported by one of them. `digest` adds up (mod 2^64) to a hash of a generate node's tokens. `end_s`:
-    when a node had ended that was begun and waited for, in seconds since the epoch."""
+    when a node had ended that was begun and waited for, in seconds since the epoch. `numbers`: of a data
+    node, which rows of its dataset it has drawn; int64 ``[rows]``."""
 
     outputs: Mapping[str, Rows] = field(default_factory=dict)
     metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     digest: int | None = None
     end_s: float | None = None
+    numbers: Tensor | None = None
 
 
 class NodeError(Exception):

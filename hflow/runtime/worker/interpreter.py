@@ -53,6 +53,7 @@ from hflow.runtime.worker.collector import Collector
 from hflow.runtime.worker.models import Engines
 from hflow.runtime.worker.move_weights import move_weights, tell_version
 from hflow.runtime.worker.route import Route, make_route
+from hflow.runtime.worker.sample_parts import SampleParts
 from hflow.runtime.worker.staleness import sampled, staleness
 from hflow.runtime.worker.transfer import Received, move_rows
 from hflow.runtime.worker.whereabouts import Place
@@ -88,6 +89,7 @@ class _StepRun:
     begun: dict[str, _Begun] = field(default_factory=dict[str, "_Begun"])
     tokens: int = 0
     trained: set[ModelWeights] = field(default_factory=set[ModelWeights])
+    samples: SampleParts | None = None
 
     def awaits(self, node: str) -> bool:
         """Whether a call of the node only begins it."""
@@ -121,11 +123,13 @@ class Interpreter:
         # Of weight edges, by program and number; several where weights move in parts.
         self._routes: dict[tuple[int, int], tuple[Route, ...]] = {}
 
-    def run(self, number: int, evaluation: bool, name: str = "") -> dict[str, Any]:
+    def run(
+        self, number: int, evaluation: bool, name: str = "", samples: SampleParts | None = None
+    ) -> dict[str, Any]:
         """One step's program, or that of an evaluation (the one called `name`) after `number` steps: metrics,
-        digests, events, tokens."""
+        digests, events, tokens. `samples` gets the step's values."""
         program = self.plan.evaluating(name) if evaluation else self.plan.step
-        step = _StepRun(program, number, evaluation, name)
+        step = _StepRun(program, number, evaluation, name, samples=samples)
         self._walk(program.instructions, step)
         for weights in step.trained:
             weights.version += 1
@@ -231,8 +235,11 @@ class Interpreter:
         while not collector.done:
             self._walk(loop.body, step, (*path, collector.rounds))
             self.state.rounds[name] += 1
-        for port, rows in collector.collected().items():
+        collected = collector.collected()
+        for port, rows in collected.items():
             step.store[loop.outputs[port]] = rows
+        if step.samples:
+            step.samples.take(name, collected)
         if region.max_age:
             self.state.surplus[name] = collector.surplus()
         if self.world.rank == loop.devices[0]:
@@ -268,6 +275,8 @@ class Interpreter:
         for output in node.outputs:
             if rank in output_layout(node, plan.mesh, output.type).boxes((output.type.rows,)):
                 step.store[instruction.outputs[output.port]] = result.outputs[output.port]
+        if step.samples and node.region not in step.collectors:
+            step.samples.take(node.name, result.outputs, result.numbers)
         at = plan.mesh.coordinates(rank)
         speaks = at["tp"] == 0 and at["pp"] == 0 and (at["dp"] == 0 or not is_replicated(node))
         if speaks or plan.model:

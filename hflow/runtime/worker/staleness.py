@@ -13,17 +13,10 @@ import torch
 
 from hflow.graph.infer.regions import maker
 from hflow.graph.ir import Graph, Node
-from hflow.graph.types import ValueType
 from hflow.runtime.engines.protocol import NodeError
 from hflow.runtime.rows import Rows
 
 UNKNOWN = -1  # of texts that no model of the run sampled
-
-
-def is_text(type_: ValueType) -> bool:
-    """Whether rows of this type carry versions: tokens of whole sequences."""
-    last = type_.dims[-1] if type_.dims else None
-    return type_.dtype == "i32" and last is not None and last.ragged and last.factors[0].name == "seq"
 
 
 def versions(rows: Rows) -> torch.Tensor:

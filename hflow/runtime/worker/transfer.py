@@ -15,8 +15,9 @@ from torch import Tensor
 from hflow.graph.types import ValueType
 from hflow.plan.edges import Copy, DataEdge
 from hflow.plan.layout import Range
+from hflow.plan.samples import is_whole_text
 from hflow.runtime.rows import TORCH_DTYPES, Rows, concatenate
-from hflow.runtime.worker.staleness import is_text, versions
+from hflow.runtime.worker.staleness import versions
 from hflow.runtime.worker.world import Peers, World
 
 
@@ -102,7 +103,7 @@ Arriving = dict[tuple[str, Callable[[Rows], Tensor], Range], Tensor]
 def _told(ports: Iterable[str], types: Mapping[str, ValueType]) -> Told:
     """What is sent ahead, a number per row: lengths of ragged rows, versions of texts."""
     ragged: Told = [(p, _lengths) for p in ports if types[p].ragged or types[p].dtype == "str"]
-    return ragged + [(p, versions) for p in ports if is_text(types[p])]
+    return ragged + [(p, versions) for p in ports if is_whole_text(types[p])]
 
 
 def _split_heads(found: Tensor, told: Told, ranges: Sequence[Range]) -> Arriving:

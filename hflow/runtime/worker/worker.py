@@ -24,6 +24,7 @@ from hflow.runtime.checkpoint.reader import CheckpointReader
 from hflow.runtime.engines.python.engine import runs_apart
 from hflow.runtime.engines.python.function_process import FunctionProcess
 from hflow.runtime.positions import check_positions
+from hflow.runtime.samples.parts import SampleRequest
 from hflow.runtime.worker.checkpoint import capture, restore
 from hflow.runtime.worker.checkpoint_writer import CheckpointWriter
 from hflow.runtime.worker.export import export_model
@@ -31,6 +32,7 @@ from hflow.runtime.worker.failure import failure_of
 from hflow.runtime.worker.folder_problem import folder_problem
 from hflow.runtime.worker.interpreter import Interpreter
 from hflow.runtime.worker.models import Engines, build_engines
+from hflow.runtime.worker.sample_parts import SampleParts
 from hflow.runtime.worker.whereabouts import Whereabouts
 from hflow.runtime.worker.world import World
 
@@ -73,10 +75,13 @@ class Worker:
         """
         return self._guarded("load", lambda: self._load(plan, resumed))
 
-    def run(self, step: int, evaluation: bool = False, name: str = "") -> Report:
+    def run(
+        self, step: int, evaluation: bool = False, name: str = "", samples: SampleRequest | None = None
+    ) -> Report:
         """Walk the step's program (or that of an evaluation, of the one called `name`) and report metrics,
-        events and times."""
-        return self._guarded("run", lambda: self._run(step, evaluation, name))
+        events and times. Where `samples` are asked for, the entry `samples` says whether this worker has
+        written any."""
+        return self._guarded("run", lambda: self._run(step, evaluation, name, samples))
 
     def checkpoint(self, step: int, folder: str) -> Report:
         """Copy this worker's part of the state after `step` steps, and begin to write it. Not collective.
@@ -205,9 +210,14 @@ class Worker:
                 check_positions(plan, node, (*rows.train, *rows.held_out))
         self._loading = ""
 
-    def _run(self, number: int, evaluation: bool, name: str) -> Report:
-        assert self.interpreter
-        return self.interpreter.run(number, evaluation, name) | self._written()
+    def _run(self, number: int, evaluation: bool, name: str, samples: SampleRequest | None) -> Report:
+        assert self.plan and self.world and self.interpreter
+        if samples is None:
+            return self.interpreter.run(number, evaluation, name) | self._written()
+        parts = SampleParts(self.plan, self.world.rank, samples.rows)
+        report = self.interpreter.run(number, evaluation, name, parts)
+        has_written = parts.write(Path(samples.folder), self.interpreter.engines.python.tokenizer)
+        return report | self._written() | {"samples": has_written}
 
     def _checkpoint(self, step: int, folder: Path) -> Report:
         assert self.interpreter and self._writer

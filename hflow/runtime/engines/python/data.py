@@ -77,7 +77,8 @@ class DataSource:
         rows = batch[call.first_row : call.first_row + call.num_rows]
         outputs = {output.port: _column(output, rows) for output in call.node.outputs}
         counts = {name: (float(n), 1.0) for name, n in self._left_out().items() if n}
-        return Result(outputs, counts | _learned(rows))
+        numbers = torch.tensor([row.number for row in rows])
+        return Result(outputs, counts | _learned(rows), numbers=numbers)
 
     def _left_out(self) -> dict[str, int]:
         """Rows of the source that are never drawn, by the metric that tells of them."""

@@ -32,6 +32,9 @@ class PythonEngine:
         self._process = process
         self._warned = False
 
+    def tokenizer(self, model: str) -> Tokenizer:
+        return self._tokenizers[model]
+
     def run(self, call: EngineCall, inputs: Mapping[str, Rows]) -> Result:
         """Execute a `data` or `call` node on the local rows.
 

@@ -1,0 +1,1 @@
+"""Trackers: other programs that show runs. A file for each; its library is imported when it is used."""
