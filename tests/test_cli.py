@@ -51,6 +51,7 @@ FLAGS = {
     "export": ["run", "--model", "--to", "--dir"],
     "runs rm": ["names", "--dir", "--force"],
     "samples": ["run", "--step", "--sort", "--grep", "--limit", "--json", "--dir"],
+    "watch": ["run", "--once", "--dir"],
     "calibrate": ["-o", "--output", "--workers", "--force"],
     "doctor": ["--json", "--no-start"],
     "new-model": [

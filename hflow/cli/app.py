@@ -25,7 +25,7 @@ from hflow.cli.arguments import (
 from hflow.cli.plan_commands import compile_command, exec_command, explain_command
 from hflow.cli.run_commands import app as runs_app
 from hflow.cli.run_commands import export_command
-from hflow.cli.sample_commands import samples_command
+from hflow.cli.sample_commands import samples_command, watch_command
 from hflow.diagnostics import Diagnostic, HflowError, Terminated
 from hflow.ending_signals import EndingSignals
 from hflow.whole_file import FULL
@@ -164,6 +164,7 @@ app.command("exec")(exec_command)
 app.add_typer(runs_app, name="runs")
 app.command("export")(export_command)
 app.command("samples")(samples_command)
+app.command("watch")(watch_command)
 
 
 @app.command("new-model")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ import typer
 from hflow.cli.run_commands import RUNS, RunsFolder
 from hflow.diagnostics import HflowError
 
+LOOK_S = 1.0
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run, by name or folder.", show_default=False)]
 
 
@@ -39,6 +41,31 @@ def samples_command(
         return
     columns = shutil.get_terminal_size((80, 24)).columns
     print_samples(chosen, Console(width=columns, highlight=False, markup=False, emoji=False))
+
+
+def watch_command(
+    run: RunName,
+    once: Annotated[bool, typer.Option("--once", help="Print one picture, and end.")] = False,
+    folder: RunsFolder = None,
+) -> None:
+    """Watch a run, also that of another process: what it does now, its curves, how long it will take."""
+    from rich.console import Console
+    from rich.live import Live
+
+    from hflow.report.watch.frame import frame
+    from hflow.report.watch.watched_run import WatchedRun
+
+    watched = WatchedRun(_found(run, folder))
+    console = Console(width=shutil.get_terminal_size((80, 24)).columns, highlight=False)
+    watched.look()
+    if once:
+        console.print(frame(watched, console.width))
+        return
+    with Live(frame(watched, console.width), console=console, auto_refresh=False) as live:
+        while watched.status == "running":
+            time.sleep(LOOK_S)
+            watched.look()
+            live.update(frame(watched, console.width), refresh=True)
 
 
 def _found(name: str, folder: Path | None) -> Path:
