@@ -28,7 +28,7 @@ $(STAMP): pyproject.toml $(PINS)
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(CONSTRAINTS) > .venv/constraints.txt
 	$(BIN)/python -m pip install --quiet $$(grep '^torch==' .venv/constraints.txt)
-	$(BIN)/python -m pip install --quiet --constraint .venv/constraints.txt --editable '.[tasks,math,tensorboard,wandb,mlflow,dev]'
+	$(BIN)/python -m pip install --quiet --constraint .venv/constraints.txt --editable '.[tasks,math,data,tensorboard,wandb,mlflow,dev]'
 	@touch $@
 
 setup-sglang: $(SGLANG_STAMP) ## install SGLang into .venv, beside hflow (instant when nothing changed)

@@ -17,7 +17,7 @@ from hflow.cli.plan_commands import AfterPass
 from hflow.compiler.options import PLACEMENTS, PLANNERS
 from hflow.diagnostics import CODES, HflowError
 from hflow.graph.infer.functions import read_function
-from hflow.graph.infer.kinds import call, data, generate, score, train
+from hflow.graph.infer.kinds import call, data, data_options, generate, score, train
 from hflow.graph.infer.signature import Tag
 from hflow.graph.options import REQUIRED, Option
 from hflow.graph.source.schema import OPS, keys_at
@@ -119,6 +119,8 @@ def documented(option: Option) -> list[str]:
     ("heading", "options"),
     [
         ("## `data`", data.OPTIONS),
+        ("### Mixtures", data_options.SOURCE_OPTIONS),
+        ("### Curricula", data_options.CURRICULUM_OPTIONS),
         ("## `generate`", generate.OPTIONS),
         ("## Later turns", generate.CONTINUE_OPTIONS),
         ("## `score`", score.OPTIONS),
@@ -127,7 +129,8 @@ def documented(option: Option) -> list[str]:
     ],
 )
 def test_option_tables_are_the_options(heading: str, options: tuple[Option, ...]) -> None:
-    rows = table(section(NODES, heading), "option")
+    text = section(NODES, heading)
+    rows = table(text, "option" if "| option |" in text else "key")
     assert [row[:3] for row in rows] == [documented(option) for option in options]
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 
 from hflow.diagnostics import did_you_mean
 
-Kind = Literal["int", "float", "bool", "str", "mapping", "floats", "texts", "ints", "tools"]
+Kind = Literal["int", "float", "bool", "str", "mapping", "floats", "texts", "ints", "tools", "dataset"]
 REQUIRED: Any = ...  # the default of an option that has none
 INT64 = 2**63  # whole numbers are smaller than this
 
@@ -25,6 +25,7 @@ _NOUNS: dict[Kind, str] = {
     "texts": "a string or a list of strings",
     "ints": "a list of integers",
     "tools": "a string or a list of mappings",
+    "dataset": "a string, a list of strings or a list of mappings",
 }
 
 
@@ -66,6 +67,10 @@ class Option:
         if self.kind == "tools":
             tools = cast("list[Any]", value) if isinstance(value, list) else []
             return isinstance(value, str) or (bool(tools) and all(isinstance(t, dict) for t in tools))
+        if self.kind == "dataset":
+            parts = cast("list[Any]", value) if isinstance(value, list) else [value]
+            alike = isinstance(value, list) and all(isinstance(p, dict) for p in parts)
+            return bool(parts) and (alike or all(isinstance(p, str) for p in parts))
         if self.kind == "floats":
             numbers = cast("list[Any]", value) if isinstance(value, list) else []
             fits = isinstance(value, list) and self.length in (None, len(numbers))
@@ -99,12 +104,14 @@ class Option:
 
 @dataclass(frozen=True)
 class OptionProblem:
-    """`option` is None when the key is missing from `with:`."""
+    """`option` is None when the key is missing from `with:`, or from what stands at `within` there: the keys
+    and places of lists that lead to it."""
 
     code: str
     message: str
     option: str | None
     help: str = ""
+    within: tuple[str | int, ...] = ()
 
 
 def defaults(options: Sequence[Option], written: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Literal
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.graph.infer.functions import source_file
 from hflow.graph.ir import Graph, Node
+from hflow.graph.row_sources import filter_functions
 from hflow.plan.model_shape import NAMED
 
 CONFIG = "config.json"
@@ -158,8 +159,10 @@ def _users(graph: Graph) -> dict[str, tuple[str, ...]]:
     """The nodes that use each function."""
     users: dict[str, tuple[str, ...]] = {}
     for node in _all_nodes(graph):
-        if node.function:
-            reference = node.function.reference
+        functions = [node.function.reference] if node.function else []
+        if node.op == "data":
+            functions += filter_functions(node.options)
+        for reference in functions:
             users[reference] = (*users.get(reference, ()), node.name)
     return users
 

@@ -10,26 +10,25 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from hflow.diagnostics import did_you_mean
+from hflow.graph.row_sources import PROCEDURAL
 from hflow.runtime.data_files import read_file, refused
+from hflow.runtime.permutation import permutation
+from hflow.runtime.row_order import RowOrder
 
 T = TypeVar("T")
-PROCEDURAL = "reasoning-gym/"
 
 
 @dataclass(frozen=True)
 class Dataset(Generic[T]):
     """Rows to train on, in file order, and rows held out, in a fixed order of their own.
 
-    Of the rows in the source, `duplicates` were the same as one before, `too_long` were left out, and
-    `set_aside` have the prompt of a held-out row and something else that differs.
+    Of the rows in the source, `filtered` were left out by a filter, `duplicates` were the same as one before,
+    `too_long` were left out, and `set_aside` have the prompt of a held-out row and something else that
+    differs. `order`: of a mixture or a curriculum.
     """
 
     name: str
@@ -38,17 +37,21 @@ class Dataset(Generic[T]):
     duplicates: int = 0
     too_long: int = 0
     set_aside: int = 0
+    filtered: int = 0
+    order: RowOrder | None = None
 
     def batch(self, seed: int, step: int, size: int, shuffle: bool = True, stream: int = 0) -> tuple[T, ...]:
         """The `size` rows of `step`: passes over all rows without replacement, each newly shuffled.
 
         A pass ends with its last whole batch, so that the rows of a batch are distinct.
-        Without `shuffle` they come in file order, whatever seed and stream.
+        Without `shuffle` they come in file order, whatever seed and stream. With an `order`, as that says.
 
         Raises:
             HflowError: HF403 when there are fewer than `size` rows.
         """
         self.require(size)
+        if self.order:
+            return tuple(self.train[i] for i in self.order.batch(seed, step, size, shuffle, stream))
         per_epoch = len(self.train) // size
         epoch, at = divmod(step, per_epoch)
         order = permutation(len(self.train), seed, epoch, stream) if shuffle else range(len(self.train))
@@ -63,6 +66,11 @@ class Dataset(Generic[T]):
         if size > len(self.train):
             have = f"{len(self.train)} rows to train on ({self._origin()})"
             raise refused(f"`{self.name}` has {have}, a batch needs {size}")
+        for group, least in zip(self.order.groups, self.order.least_rows(size)) if self.order else ():
+            if len(group.rows) < least:
+                have = f"{len(group.rows)} rows to train on"
+                help_ = "give it a smaller `weight`, or more rows"
+                raise refused(f"source `{group.name}` has {have}, a batch takes {least} of it", help_)
 
     def evaluation(self, size: int) -> tuple[T, ...]:
         """The first `size` held-out rows.
@@ -77,13 +85,16 @@ class Dataset(Generic[T]):
 
     def _origin(self) -> str:
         """Where the rows of the source went, in words."""
-        total = len(self.train) + len(self.held_out) + self.duplicates + self.too_long + self.set_aside
+        dropped = self.duplicates + self.too_long + self.set_aside + self.filtered
+        total = len(self.train) + len(self.held_out) + dropped
         beside = f", of a held-out prompt: {self.set_aside}" if self.set_aside else ""
-        return f"{_source(total, self.duplicates, self.too_long)}, held out: {len(self.held_out)}{beside}"
+        source = _source(total, self.duplicates, self.too_long, self.filtered)
+        return f"{source}, held out: {len(self.held_out)}{beside}"
 
 
-def _source(total: int, duplicates: int, too_long: int) -> str:
-    return f"of {total} in the source; duplicates: {duplicates}, too long: {too_long}"
+def _source(total: int, duplicates: int, too_long: int, filtered: int) -> str:
+    by_filter = f", filtered: {filtered}" if filtered else ""
+    return f"of {total} in the source; duplicates: {duplicates}, too long: {too_long}{by_filter}"
 
 
 def hold_out(
@@ -93,12 +104,14 @@ def hold_out(
     same: Callable[[T], Hashable],
     count: int,
     too_long: int = 0,
+    filtered: int = 0,
 ) -> Dataset[T]:
     """Drop rows that are the `same` as one before, then set the rows of `count` prompts aside.
 
     The prompts held out are those with the smallest SHA-256: a choice that depends on neither seed nor
     file order, so two graphs over the same prompts hold out the same ones, and no held-out prompt is
-    ever trained on. Of each, the first row is held out. `too_long` says how many rows were left out before.
+    ever trained on. Of each, the first row is held out. `too_long` and `filtered` say how many
+    rows were left out before.
 
     Raises:
         HflowError: HF403 when nothing would be left to train on.
@@ -107,14 +120,16 @@ def hold_out(
     duplicates = len(rows) - len(distinct)
     first = {prompt(row): row for row in _firsts(distinct, prompt)}
     if count >= len(first):
-        origin = _source(len(rows) + too_long, duplicates, too_long)
+        origin = _source(len(rows) + too_long + filtered, duplicates, too_long, filtered)
         have = f"{len(first)} distinct prompts ({origin})"
         raise refused(f"`{name}` has {have}; holding out {count} leaves none to train on")
     ranked = sorted(first, key=lambda text: hashlib.sha256(text.encode()).digest())[:count]
     aside = frozenset(ranked)
     train = tuple(row for row in distinct if prompt(row) not in aside)
     set_aside = len(distinct) - len(train) - count
-    return Dataset(name, train, tuple(first[text] for text in ranked), duplicates, too_long, set_aside)
+    return Dataset(
+        name, train, tuple(first[text] for text in ranked), duplicates, too_long, set_aside, filtered
+    )
 
 
 def _firsts(rows: Sequence[T], key: Callable[[T], Hashable]) -> list[T]:
@@ -123,23 +138,6 @@ def _firsts(rows: Sequence[T], key: Callable[[T], Hashable]) -> list[T]:
     for row in rows:
         found.setdefault(key(row), row)
     return list(found.values())
-
-
-@lru_cache(maxsize=4)
-def permutation(size: int, seed: int, epoch: int, stream: int = 0) -> NDArray[np.int64]:
-    """A permutation of 0..size-1, fixed by (seed, epoch, stream) for every version of every library.
-
-    Sorts the numbers by a counter-based hash (SplitMix64, Steele et al. 2014) of their index. Stream 0 is not
-    hashed in.
-    """
-    key = f"{seed}/{epoch}" + f"/{stream}" * (stream > 0)
-    start = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little")
-    with np.errstate(over="ignore"):  # arithmetic modulo 2^64 is the point
-        z = np.uint64(start) + np.arange(1, size + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        z = z ^ (z >> np.uint64(31))
-    return np.argsort(z, kind="stable")
 
 
 def read_rows(source: str, size: int, options: Mapping[str, Any]) -> list[dict[str, Any]]:

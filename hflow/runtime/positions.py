@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hflow.diagnostics import HflowError
 from hflow.graph.infer.regions import maker
@@ -12,11 +12,12 @@ from hflow.runtime.data_files import refused
 from hflow.runtime.engines.python.data import Example
 
 
-def check_positions(plan: Plan, data: Node, rows: Sequence[Example]) -> None:
+def check_positions(plan: Plan, data: Node, rows: Sequence[Example], where: Callable[[int], str]) -> None:
     """Raises HflowError HF403 for a row whose prompt, with its response or the new tokens that a rollout may
     sample after it, is longer than a model that reads them has positions.
 
-    How long conversations of several turns become is known when they are made.
+    `where` says where the row of a number is. How long conversations of several turns become is known when
+    they are made.
     """
     graph = next(p.graph for p in plan.programs if any(n.name == data.name for n in p.graph.nodes))
     for node in (n for n in graph.nodes if n.model and _reads(n, data)):
@@ -24,7 +25,7 @@ def check_positions(plan: Plan, data: Node, rows: Sequence[Example]) -> None:
         new = node.options["max_new_tokens"] if node.op == "generate" else 0
         longest = max(rows, key=lambda row: _length(row, node.op), default=None)
         if longest is not None and _length(longest, node.op) + new > have:
-            raise _too_long(data, node, longest, new, have)
+            raise _too_long(where(longest.number), node, longest, new, have)
 
 
 def _reads(node: Node, data: Node) -> bool:
@@ -38,10 +39,10 @@ def _length(row: Example, op: str) -> int:
     return len(row.prompt) + (0 if op == "generate" else max(map(len, row.responses), default=0))
 
 
-def _too_long(data: Node, node: Node, row: Example, new: int, have: int) -> HflowError:
+def _too_long(where: str, node: Node, row: Example, new: int, have: int) -> HflowError:
     read = _length(row, node.op)
     needs = f"{read} tokens and up to {new} new ones" if new else f"{read} tokens"
-    message = f"row {row.number} of `{data.options['dataset']}` needs {read + new} positions in `{node.name}`"
+    message = f"{where} needs {read + new} positions in `{node.name}`"
     message += f" ({needs}); model `{node.model_use.model}` has {have}"
     lengths = "`max_new_tokens`" if new else "`max_response_tokens`"
     return refused(message, f"a smaller `max_prompt_tokens` leaves such rows out; or a smaller {lengths}")

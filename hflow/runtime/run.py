@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -56,6 +57,7 @@ def summary(plan: Plan, run: Run) -> dict[str, Any]:
         "steps": len(run.metrics),
         "wall_s": run.wall_s,
         "tokens_per_s": sum(m["tokens"] for m in run.metrics) / step_s if step_s else 0.0,
+        "left_out": left_out(run.metrics[-1]) if run.metrics else {},
         "eval": {"before": before, "after": after, "by_step": evaluations} if evaluations else None,
         **({"evaluations": named} if named else {}),
         "plan_hash": plan.hash,
@@ -63,3 +65,21 @@ def summary(plan: Plan, run: Run) -> dict[str, Any]:
         "seed": plan.graph.seed,
         **sampled,
     }
+
+
+LEFT_OUT = {
+    "filtered_rows": "filtered",
+    "dropped_rows": "too long",
+    "duplicate_rows": "duplicate",
+    "set_aside_rows": "of a held-out prompt",
+}
+
+
+def left_out(metrics: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+    """How many rows each data node never draws, by reason, from a line of metrics.jsonl."""
+    found: dict[str, dict[str, int]] = {}
+    for name, value in metrics.items():
+        node, _, metric = name.rpartition(".")
+        if node and metric in LEFT_OUT:
+            found.setdefault(node, {})[LEFT_OUT[metric]] = int(value)
+    return found

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hflow.diagnostics import HflowError
-from hflow.runtime.datasets import Dataset, hold_out, permutation, read_rows
+from hflow.runtime.datasets import Dataset, hold_out, read_rows
+from hflow.runtime.permutation import permutation
 
 RECORDED = [5, 6, 1, 2, 3, 4, 9, 8, 0, 10, 7, 11]
 ROWS = [{"question": f"{a} + 1", "answer": str(a + 1), "level": {"digits": 1}} for a in range(9)]
@@ -173,7 +174,8 @@ def test_a_bad_line_is_pointed_at(tmp_path: Path, bad: str) -> None:
         ("rows.jsonl", b"\n", "has no rows"),
         ("rows.jsonl", b"{}\n\n\xff\xfe", "row 1 of .* is not UTF-8"),
         ("rows.parquet", b"PAR1 not", "cannot be read"),
-        ("rows.csv", b"a,b\n", "of no known kind"),
+        ("rows.csv", b"a,b\n", "has no rows"),
+        ("rows.txt", b"a,b\n", "of no known kind"),
     ],
 )
 def test_unreadable_files_are_refused(tmp_path: Path, name: str, content: bytes, message: str) -> None:

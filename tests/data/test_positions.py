@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -60,13 +61,14 @@ nodes:
 
 def compiled(
     graph: Path, model: Path, dataset: Path, *overrides: str
-) -> tuple[Plan, Node, tuple[Example, ...]]:
-    """A plan, its data node, and the rows of that."""
+) -> tuple[Plan, Node, tuple[Example, ...], Callable[[int], str]]:
+    """A plan, its data node, the rows of that, and where they are."""
     given = [f"params.model={model}", f"params.dataset={dataset}", *overrides]
     plan = hflow.compile(hflow.load(graph, given), "local1")
     (node,) = (n for n in plan.graph.nodes if n.op == "data")
-    source = open_source(node, {"actor": load_tokenizer(model)}).dataset
-    return plan, node, (*source.train, *source.held_out)
+    source = open_source(node, {"actor": load_tokenizer(model)})
+    rows = source.dataset
+    return plan, node, (*rows.train, *rows.held_out), source.where
 
 
 def refusal(graph: Path, model: Path, dataset: Path, *overrides: str) -> Diagnostic:

@@ -11,6 +11,7 @@ from hflow.graph.infer.draft import NodeDraft
 from hflow.graph.infer.kinds.train import SHARED
 from hflow.graph.infer.wiring import step_dag
 from hflow.graph.ir import Graph, NamedEvaluation, Node, Ref, step_node
+from hflow.graph.row_sources import overlap
 from hflow.graph.source.document import KeyPath
 from hflow.graph.source.problems import Problems
 from hflow.graph.source.schema import EvalSpec, GraphSpec
@@ -170,16 +171,22 @@ def check_kept_apart(
     problems: Problems,
 ) -> None:
     """HF220: another data node draws from the dataset that evaluation holds rows out of."""
-    evaluated = {nodes[n].options.get("dataset"): n for n in measured if nodes[n].op == "data"}
+    evaluated = [
+        nodes[n] for n in sorted(measured) if nodes[n].op == "data" and "dataset" in nodes[n].options
+    ]
     for node in (n for n in nodes.values() if n.op == "data" and n.name not in measured):
-        dataset, held_out = (node.options.get(option) for option in ("dataset", "holdout"))
-        if dataset is None or held_out is None:  # a bad value, which has been reported
+        held_out = node.options.get("holdout")
+        if "dataset" not in node.options or held_out is None:  # a bad value, which has been reported
             continue
-        name = evaluated.get(dataset)
-        if name is not None and held_out < rows:
-            message = f"`{node.name}` draws the rows that `{name}` holds out: they are of one dataset"
-            help_ = f"set `holdout: {rows}` in `{node.name}`"
-            problems.add("HF220", message, drafts[node.name].path, key=True, help=help_)
+        shared = {n.name: overlap(node.options, n.options) for n in evaluated}
+        name = next((n for n, rows_of in shared.items() if rows_of != "none"), None)
+        if name is None or (shared[name] == "within" and held_out >= rows):
+            continue
+        message = f"`{node.name}` draws the rows that `{name}` holds out: they are of one dataset"
+        help_ = f"set `holdout: {rows}` in `{node.name}`"
+        if shared[name] == "beyond":  # the prompts of the smallest hashes of more rows are others
+            help_ = f"give `{node.name}` no rows of it that `{name}` lacks: the same `split` and `filter`"
+        problems.add("HF220", message, drafts[node.name].path, key=True, help=help_)
 
 
 def ancestors(nodes: Mapping[str, Node], name: str) -> set[str]:

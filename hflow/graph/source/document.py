@@ -53,9 +53,12 @@ class Item:
         return None
 
     def replaced(self, path: KeyPath, item: Item) -> Item:
-        """This tree with `item` at `path`; mappings that are missing on the way are made."""
+        """This tree with `item` at `path`; mappings that are missing on the way are made, lists are not."""
         if not path:
             return replace(item, key_span=item.key_span or self.key_span)
+        if isinstance(self.value, tuple) and isinstance(place := path[0], int) and place < len(self.value):
+            inner = self.value[place].replaced(path[1:], item)
+            return replace(self, value=(*self.value[:place], inner, *self.value[place + 1 :]))
         entries = dict(self.value) if isinstance(self.value, Mapping) else {}
         key = str(path[0])
         entries[key] = entries.get(key, Item({}, item.span, item.key_span)).replaced(path[1:], item)

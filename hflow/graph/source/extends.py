@@ -203,11 +203,21 @@ def function_paths(document: Document) -> Iterator[KeyPath]:
     inner = [(*node, "nodes", name) for node in outer for name in document.keys((*node, "nodes"))]
     for node in (*outer, *inner):
         yield from ((*node, key) for key in ("fn", "loss") if key in document.keys(node))
+        yield from _filters(document, (*node, "with"))
     for name in document.keys(("evaluations",)):
         metrics = ("evaluations", name, "metrics")
         yield from (
             (*metrics, m, "by") for m in document.keys(metrics) if "by" in document.keys((*metrics, m))
         )
+        yield from _filters(document, ("evaluations", name, "data"))
+
+
+def _filters(document: Document, options: KeyPath) -> Iterator[KeyPath]:
+    """The filters of a data node, of which some are functions: its own, and those of a mixture's sources."""
+    dataset = document.get((*options, "dataset"))
+    entries = len(dataset.value) if dataset and isinstance(dataset.value, tuple) else 0
+    sources = ((*options, "dataset", number) for number in range(entries))
+    yield from ((*place, "filter") for place in (options, *sources) if "filter" in document.keys(place))
 
 
 def relative(path: str) -> str:

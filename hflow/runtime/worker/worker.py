@@ -21,7 +21,7 @@ from hflow.plan.digests import check_models
 from hflow.plan.plan import Plan
 from hflow.plan.replicas import Instance
 from hflow.runtime.checkpoint.reader import CheckpointReader
-from hflow.runtime.engines.python.engine import runs_apart
+from hflow.runtime.engines.python.engine import apart
 from hflow.runtime.engines.python.function_process import FunctionProcess
 from hflow.runtime.positions import check_positions
 from hflow.runtime.samples.parts import SampleRequest
@@ -170,15 +170,15 @@ class Worker:
     def _process_for(self, plan: Plan, world: World) -> FunctionProcess | None:
         """Where users' functions of `plan` run, if some run here and not in this process: the process that is
         there, or a new one, which gets ready while models are built."""
-        nodes = [n for p in plan.programs for n in p.graph.nodes if n.op == "call" and runs_apart(n)]
-        here = [n for n in nodes if world.rank in plan.node(n.name).mesh.devices]
+        nodes = [n for p in plan.programs for n in p.graph.nodes if apart(n)]
+        own = [n for n in nodes if world.rank in plan.node(n.name).mesh.devices]
+        here = dict.fromkeys(reference for node in own for reference in apart(node))
         if not (here and self._isolates):
             return None
         if self._functions and self._functions.alive:
             self._functions.stopped = world.aborted
         else:
-            references = dict.fromkeys(n.function.reference for n in here if n.function)
-            self._functions = FunctionProcess(list(references), world.aborted)
+            self._functions = FunctionProcess(list(here), world.aborted)
         return self._functions
 
     def _restore(self, interpreter: Interpreter, folder: Path) -> None:
@@ -206,8 +206,9 @@ class Worker:
         for node in (n for n in (*plan.graph.nodes, *named) if n.op == "data"):
             if rank in plan.node(node.name).mesh.devices:
                 self._loading = node.name
-                rows = engines.python.open(node).dataset
-                check_positions(plan, node, (*rows.train, *rows.held_out))
+                opened = engines.python.open(node)
+                rows = opened.dataset
+                check_positions(plan, node, (*rows.train, *rows.held_out), opened.where)
         self._loading = ""
 
     def _run(self, number: int, evaluation: bool, name: str, samples: SampleRequest | None) -> Report:

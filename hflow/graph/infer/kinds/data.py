@@ -8,13 +8,15 @@ from typing import Any, cast
 from hflow.diagnostics import did_you_mean
 from hflow.graph.infer.draft import NodeDraft
 from hflow.graph.infer.kinds import chat
+from hflow.graph.infer.kinds.data_options import row_problems
 from hflow.graph.options import Option, OptionProblem
+from hflow.graph.row_sources import PROCEDURAL, is_mixture
 from hflow.graph.templates.budget import BadTemplateError
 from hflow.graph.templates.template import Template
 from hflow.graph.types import Dim, Factor, ValueType
 
 OPTIONS = (
-    Option("dataset", "str"),
+    Option("dataset", "dataset"),
     Option("batch", "int", above=0),
     Option("prompt", "str", None),
     Option("response", "texts", None),
@@ -27,9 +29,13 @@ OPTIONS = (
     Option("max_response_tokens", "int", 512, above=0),
     Option("numbers", "mapping", optional=True),
     *chat.OPTIONS,
+    Option("config", "str", optional=True),
+    Option("split", "str", optional=True),
+    Option("revision", "str", optional=True),
+    Option("rename_columns", "mapping", optional=True),
+    Option("filter", "str", optional=True),
+    Option("curriculum", "mapping", optional=True),
 )
-PROCEDURAL = "reasoning-gym/"
-FILES = (".jsonl", ".parquet")
 # (dtype, ragged dim) of the columns that a data node can make, and those that are of responses.
 _COLUMNS = {("i32", "prompt"), ("i32", "seq"), ("bool", "resp"), ("str", None), ("f32", None)}
 _OF_RESPONSES = ("seq", "resp")
@@ -75,16 +81,14 @@ def column_problem(type_: ValueType, responses: int | None) -> str | None:
 
 
 def option_problems(declared: Mapping[str, ValueType], written: Mapping[str, Any]) -> Iterator[OptionProblem]:
-    """What the columns ask of the options: HF101 for a missing template, HF212 for one without effect; HF212
-    for a dataset of no known kind."""
-    dataset = written.get("dataset")
-    if isinstance(dataset, str) and not dataset.startswith(PROCEDURAL) and not dataset.endswith(FILES):
-        help_ = f"datasets: FILE.jsonl, FILE.parquet, {PROCEDURAL}NAME"
-        yield OptionProblem("HF212", f"dataset `{dataset}` is of no known kind", "dataset", help_)
+    """What the columns ask of the options: HF101 for a missing template, HF212 for one without effect; and
+    what is wrong with where rows come from."""
+    yield from row_problems(written)
     ragged = {d.factors[0].name for t in declared.values() for d in t.dims if d.ragged}
     numbers = number_columns(declared)
     responds = bool(ragged & {"resp", "seq"})
     procedural = str(written.get("dataset", PROCEDURAL)).startswith(PROCEDURAL)
+    no_size = "`dataset` is a mixture" if is_mixture(written) else f"the dataset is not `{PROCEDURAL}NAME`"
     is_chat = chat.is_chat(written)
     if ragged and "prompt" not in written and not is_chat:
         help_ = "a jinja2 template over the row's fields, like `{{ question }}`"
@@ -95,7 +99,7 @@ def option_problems(declared: Mapping[str, ValueType], written: Mapping[str, Any
     effects = {
         "no column has tokens": ([] if ragged else ["prompt", "max_prompt_tokens", "tokenizer"]),
         "no column has `seq~` or `resp~`": ([] if responds else ["response", "max_response_tokens"]),
-        f"the dataset is not `{PROCEDURAL}NAME`": ([] if procedural else ["size", "options"]),
+        no_size: ([] if procedural else ["size", "options"]),
     }
     for reason, names in effects.items():
         for name in names:

@@ -4,36 +4,41 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from dataclasses import field as default
 from typing import Any
 
 import torch
 
-from hflow.diagnostics import HflowError, did_you_mean
+from hflow.diagnostics import HflowError
 from hflow.graph.infer.kinds import chat
 from hflow.graph.ir import Node, Output, evaluation_of
-from hflow.graph.templates.budget import BadTemplateError
-from hflow.graph.templates.null_field import guarded, unwritable
-from hflow.graph.templates.template import Template
+from hflow.graph.row_sources import curriculum, dataset_name, is_mixture
 from hflow.runtime.chat.problem import ChatProblem
 from hflow.runtime.chat.rows import chat_rows
 from hflow.runtime.data_files import refused
-from hflow.runtime.datasets import Dataset, hold_out, read_rows
+from hflow.runtime.datasets import Dataset, hold_out
 from hflow.runtime.engines.protocol import EngineCall, Result
+from hflow.runtime.engines.python.call import run_call
 from hflow.runtime.engines.python.number_columns import read_numbers
+from hflow.runtime.engines.python.row_texts import RowTexts
+from hflow.runtime.row_filters import CallFunction, difficulties, kept_rows
+from hflow.runtime.row_order import RowOrder, groups_of
 from hflow.runtime.rows import Rows, from_lists, from_strings
-from hflow.runtime.tokenizer import Tokenizer, UnknownTextError
+from hflow.runtime.source_rows import SourceRows, read_sources
+from hflow.runtime.text_field import text_of
+from hflow.runtime.tokenizer import Tokenizer
 
-RowValues = Mapping[str, Any]
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Example:
-    """Row `number` of the source, ready to be drawn. Each of the `responses` ends with the end token.
-    `numbers`: of every column of numbers one, or one for each response.
+    """Row `number` of the node's sources, ready to be drawn. Each of the `responses` ends with the end token.
+    `numbers`: of every column of numbers one, or one for each response. `source`: the place of its source
+    among the node's.
 
     `key` is the text of the prompt (of a conversation its messages) or, for a node without one, all of the
     row. `masks` say which tokens of the responses of a conversation are learned; empty: all of them.
@@ -45,6 +50,7 @@ class Example:
     responses: tuple[tuple[int, ...], ...]
     fields: Mapping[str, str]
     numbers: Mapping[str, tuple[float, ...]] = default(default_factory=dict[str, tuple[float, ...]])
+    source: int = 0
     masks: tuple[tuple[bool, ...], ...] = ()
 
     @property
@@ -56,9 +62,10 @@ class Example:
 
 @dataclass(frozen=True)
 class DataSource:
-    """The tokenised rows of one `data` node."""
+    """The tokenised rows of one `data` node; `where` says where the row of a number is, for messages."""
 
     dataset: Dataset[Example]
+    where: Callable[[int], str]
 
     def draw(self, call: EngineCall) -> Result:
         """This device's rows of the batch of `call.step`, or of the held-out rows.
@@ -76,87 +83,127 @@ class DataSource:
             batch = self.dataset.batch(call.seed, call.step, size, shuffle, call.stream)
         rows = batch[call.first_row : call.first_row + call.num_rows]
         outputs = {output.port: _column(output, rows) for output in call.node.outputs}
-        counts = {name: (float(n), 1.0) for name, n in self._left_out().items() if n}
+        told = {name: n for name, n in self._left_out().items() if n} | self._of_sources(batch)
+        counts = {name: (float(n), 1.0) for name, n in told.items()}
         numbers = torch.tensor([row.number for row in rows])
         return Result(outputs, counts | _learned(rows), numbers=numbers)
+
+    def _of_sources(self, batch: Sequence[Example]) -> dict[str, int]:
+        """How many rows of a batch are from each source of a mixture."""
+        groups = self.dataset.order.groups if self.dataset.order else ()
+        counts = Counter(example.source for example in batch)
+        return {f"rows.{g.name}": counts[i] for i, g in enumerate(groups)} if len(groups) > 1 else {}
 
     def _left_out(self) -> dict[str, int]:
         """Rows of the source that are never drawn, by the metric that tells of them."""
         return {
             "dropped_rows": self.dataset.too_long,
+            "filtered_rows": self.dataset.filtered,
             "duplicate_rows": self.dataset.duplicates,
             "set_aside_rows": self.dataset.set_aside,
         }
 
 
-def open_source(node: Node, tokenizers: Mapping[str, Tokenizer]) -> DataSource:
-    """Read, render and tokenise all rows of a `data` node, once.
+def open_source(
+    node: Node, tokenizers: Mapping[str, Tokenizer], call_function: CallFunction = run_call
+) -> DataSource:
+    """Read, filter, render and tokenise all rows of a `data` node, once.
 
     Rows with the same prompt, responses and text columns count once. A row whose prompt has more tokens than
     `max_prompt_tokens`, or one of whose responses more than `max_response_tokens`, is left out and counted,
     never cut short.
 
+    Args:
+        call_function: runs the functions of filters.
+
     Raises:
         HflowError: HF403 naming the row, when a field is missing or a text cannot be tokenised, or when
             there are fewer rows than a batch needs.
+        NodeError: when the function of a filter fails.
     """
     options = node.options
-    rows = read_rows(options["dataset"], options["size"], options["options"])
+    found = read_sources(options)
+    name = dataset_name(options)
+    kept = kept_rows(node.name, found, call_function)
+    filtered = len(found.rows) - len(kept)
+    if not kept:
+        raise refused(f"the filter leaves none of the {filtered} rows of `{name}`")
+    texts = RowTexts(name, found, kept)
     if chat.is_chat(options):
-        examples = _talks(node, rows, tokenizers[options["tokenizer"]])
+        examples = _talks(node, texts, tokenizers[options["tokenizer"]])
     else:
         tokenizer = tokenizers[options["tokenizer"]] if options.get("prompt") is not None else None
-        examples = _examples(node, rows, tokenizer)
+        examples = _examples(node, texts, tokenizer)
     fitting = [e for e in examples if _fits(e, options)]
     dropped = len(examples) - len(fitting)
     if dropped:
         _LOG.warning("%s: left out %d of %d rows, which are too long", node.name, dropped, len(examples))
     if not fitting:
-        raise refused(f"all {len(examples)} rows of `{options['dataset']}` are too long", _limits(options))
+        raise refused(f"all {len(examples)} rows of `{name}` are too long", _limits(options))
     holdout = options["holdout"]
-    dataset = hold_out(options["dataset"], fitting, lambda e: e.key, lambda e: e.content, holdout, dropped)
+    dataset = hold_out(name, fitting, lambda e: e.key, lambda e: e.content, holdout, dropped, filtered)
+    dataset = replace(dataset, order=_order(options, found, dataset.train))
     dataset.require(options["batch"], evaluation_of(node.name))
-    return DataSource(dataset)
+    return DataSource(dataset, found.where)
 
 
-def _examples(node: Node, rows: Sequence[RowValues], tokenizer: Tokenizer | None) -> list[Example]:
+def _order(options: Mapping[str, Any], found: SourceRows, rows: Sequence[Example]) -> RowOrder | None:
+    """The order of a mixture or a curriculum; None for the usual one."""
+    hardness = curriculum(options)
+    if hardness is None and not is_mixture(options):
+        return None
+    names, weights = [s.name for s in found.sources], [s.weight for s in found.sources]
+    difficulty = difficulties(hardness.by, found, [e.number for e in rows]) if hardness else None
+    return RowOrder(groups_of(names, weights, [e.source for e in rows], difficulty), hardness)
+
+
+def _examples(node: Node, texts: RowTexts, tokenizer: Tokenizer | None) -> list[Example]:
     """`tokenizer`: None for a node without columns of tokens."""
-    name, fields = node.options["dataset"], [o.port for o in node.outputs if o.type.dtype == "str"]
-    keys = [json.dumps(row, sort_keys=True, default=str) for row in rows]
+    rows = texts.rows
     prompts: list[list[int]] = [[] for _ in rows]
     responses: list[list[list[int]]] = []
     if tokenizer:
-        keys = _render_all(name, "prompt", node.options["prompt"], rows)
-        prompts = _encode(name, "prompt", tokenizer, keys)
-        texts = {what: _render_all(name, what, t, rows) for what, t in _responses(node.options).items()}
-        responses = [_encode(name, what, tokenizer, rendered) for what, rendered in texts.items()]
-    numbers, examples = read_numbers(node, rows, _render_all), list[Example]()
-    for number, (key, row, prompt) in enumerate(zip(keys, rows, prompts)):
+        keys = texts.render("prompt", node.options["prompt"])
+        prompts = texts.encode("prompt", tokenizer, keys)
+        rendered = {what: texts.render(what, t) for what, t in _responses(node.options).items()}
+        responses = [texts.encode(what, tokenizer, column) for what, column in rendered.items()]
+    else:
+        keys = [json.dumps(row, sort_keys=True, default=str) for row in rows]
+    fields, numbers = _fields(node, texts), read_numbers(node, texts)
+    examples: list[Example] = []
+    for place, (key, prompt) in enumerate(zip(keys, prompts)):
         if tokenizer and not prompt:
-            raise refused(f"row {number} of `{name}` has an empty prompt")
-        strings = {field: _field(name, number, row, field) for field in fields}
-        ended = tuple((*column[number], tokenizer.eos_id) for column in responses) if tokenizer else ()
-        examples.append(Example(number, key, tuple(prompt), ended, strings, numbers[number]))
+            raise refused(f"{texts.where(place)} has an empty prompt")
+        ended = tuple((*column[place], tokenizer.eos_id) for column in responses) if tokenizer else ()
+        number = texts.numbers[place]
+        source = texts.found.of[number]
+        examples.append(Example(number, key, tuple(prompt), ended, fields[place], numbers[place], source))
     return examples
 
 
-def _talks(node: Node, rows: Sequence[RowValues], tokenizer: Tokenizer) -> list[Example]:
-    """The rows of a node with conversations."""
-    options, name = node.options, node.options["dataset"]
-    own = {what: options[what] for what in chat.TEMPLATES if what in options}
-    texts = {what: _render_all(name, what, t, rows) for what, t in (own | _responses(options)).items()}
+def _fields(node: Node, texts: RowTexts) -> list[dict[str, str]]:
+    """The columns of texts, of each row."""
     columns = [o.port for o in node.outputs if o.type.dtype == "str"]
-    fields = [{f: _field(name, number, row, f) for f in columns} for number, row in enumerate(rows)]
+    return [{f: text_of(texts.where(place), row, f) for f in columns} for place, row in enumerate(texts.rows)]
 
-    def refuse(number: int, problem: ChatProblem) -> HflowError:
-        return refused(f"row {number} of `{name}`: {problem.message}", problem.help)
 
-    found = chat_rows(node, rows, texts, tokenizer, refuse)
-    numbers = read_numbers(node, rows, _render_all)
-    examples = [
-        Example(r.number, r.key, r.prompt, r.responses, fields[r.number], numbers[r.number], r.masks)
-        for r in found
-    ]
+def _talks(node: Node, texts: RowTexts, tokenizer: Tokenizer) -> list[Example]:
+    """The rows of a node with conversations."""
+    options = node.options
+    own = {what: options[what] for what in chat.TEMPLATES if what in options}
+    rendered = {what: texts.render(what, t) for what, t in (own | _responses(options)).items()}
+
+    def refuse(place: int, problem: ChatProblem) -> HflowError:
+        return refused(f"{texts.where(place)}: {problem.message}", problem.help)
+
+    fields, numbers = _fields(node, texts), read_numbers(node, texts)
+    examples: list[Example] = []
+    for row in chat_rows(node, texts.rows, rendered, tokenizer, refuse):
+        number = texts.numbers[row.number]
+        own_fields, own_numbers, source = fields[row.number], numbers[row.number], texts.found.of[number]
+        examples.append(
+            Example(number, row.key, row.prompt, row.responses, own_fields, own_numbers, source, row.masks)
+        )
     learned, total, _ = _count(examples)
     if learned:
         turns = sum(len(e.responses) for e in examples)
@@ -183,52 +230,6 @@ def _responses(options: Mapping[str, Any]) -> dict[str, str]:
     if isinstance(response, list | tuple):
         return {f"response {number}": template for number, template in enumerate(response)}
     return {} if response is None else {"response": response}
-
-
-def _render_all(name: str, what: str, template: str, rows: Sequence[RowValues]) -> list[str]:
-    compiled = _compile(name, what, template, rows[0])
-    return [_render(name, what, number, compiled, row) for number, row in enumerate(rows)]
-
-
-def _compile(name: str, what: str, template: str, first: RowValues) -> Template:
-    try:
-        compiled = Template(template)
-    except BadTemplateError as error:
-        raise refused(f"the {what} template {template!r} is not valid: {error}", error.help) from None
-    for field in sorted(compiled.fields - set(first)):
-        help_ = did_you_mean(field, first, "fields")
-        raise refused(f"rows of `{name}` have no field `{field}`, which the {what} template asks for", help_)
-    return compiled
-
-
-def _render(name: str, what: str, number: int, template: Template, row: RowValues) -> str:
-    try:
-        return template.render(guarded(row))
-    except BadTemplateError as error:
-        raise refused(f"row {number} of `{name}`, {what} template: {error}", error.help) from None
-
-
-def _encode(name: str, what: str, tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-    try:
-        return tokenizer.encode(texts)
-    except UnknownTextError as error:
-        raise refused(f"row {error.index} of `{name}`, {what}: {error}") from None
-
-
-def _field(name: str, number: int, row: RowValues, field: str) -> str:
-    """The text of a field: numbers as Python writes them, lists and mappings as JSON with sorted keys."""
-    if field not in row:
-        raise refused(f"row {number} of `{name}` has no field `{field}`", did_you_mean(field, row, "fields"))
-    value, problem = row[field], ""
-    if isinstance(value, dict | list):
-        try:
-            return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            problem = f", which JSON cannot write: {error}"
-    elif isinstance(value, str | int | float) and not isinstance(value, bool) and not unwritable(value):
-        return str(value)
-    kind = unwritable(value) or f"no text but {type(value).__name__}{problem}"
-    raise refused(f"row {number} of `{name}`: field `{field}` is {kind}")
 
 
 def _fits(example: Example, options: Mapping[str, Any]) -> bool:

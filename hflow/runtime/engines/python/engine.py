@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from hflow.diagnostics import HflowError
 from hflow.graph.infer.kinds.call import time_limit_s
 from hflow.graph.ir import Node, evaluation_of, step_node
+from hflow.graph.row_sources import filter_functions
 from hflow.runtime.engines.protocol import EngineCall, NodeError, Result
 from hflow.runtime.engines.python.call import run_call
 from hflow.runtime.engines.python.data import DataSource, open_source
@@ -59,11 +60,12 @@ class PythonEngine:
 
         Raises:
             HflowError: HF403 when they cannot be read.
+            NodeError: when the function of a filter fails.
         """
         options = {name: value for name, value in node.options.items() if name != "batch"}
         key = step_node(node.name), repr(sorted(options.items()))
         if key not in self._sources:
-            self._sources[key] = open_source(node, self._tokenizers)
+            self._sources[key] = open_source(node, self._tokenizers, self._call)
         found = self._sources[key]
         if evaluation_of(node.name) and not node.options["holdout"]:  # another one may have opened it
             found.dataset.require(node.options["batch"], evaluation_of(node.name))
@@ -83,3 +85,10 @@ def runs_apart(node: Node) -> bool:
     a time limit."""
     assert node.function is not None
     return not node.function.reference.startswith("hflow.") or time_limit_s(node) is not None
+
+
+def apart(node: Node) -> tuple[str, ...]:
+    """The functions of a node that need a process that may be ended: of a `call`, or of filters of rows."""
+    if node.op == "data":
+        return tuple(f for f in filter_functions(node.options) if not f.startswith("hflow."))
+    return (node.function.reference,) if node.op == "call" and node.function and runs_apart(node) else ()

@@ -1,0 +1,26 @@
+"""Permutations of row numbers that are the same for every version of every library."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@lru_cache(maxsize=4)
+def permutation(size: int, seed: int, epoch: int, stream: int = 0, source: int = 0) -> NDArray[np.int64]:
+    """A permutation of 0..size-1, fixed by (seed, epoch, stream, source) for every version of every library.
+
+    Sorts the numbers by a counter-based hash (SplitMix64, Steele et al. 2014) of their index. Stream 0 and
+    source 0 are not hashed in.
+    """
+    key = f"{seed}/{epoch}" + f"/{stream}" * (stream > 0) + f"/source {source}" * (source > 0)
+    start = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little")
+    with np.errstate(over="ignore"):  # arithmetic modulo 2^64 is the point
+        z = np.uint64(start) + np.arange(1, size + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        z = z ^ (z >> np.uint64(31))
+    return np.argsort(z, kind="stable")
