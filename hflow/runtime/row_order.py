@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from hflow.graph.row_sources import Curriculum
 from hflow.runtime.permutation import permutation
 
-Numbers = NDArray[np.int64]
+RowNumbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,11 +41,11 @@ class RowGroup:
 
     name: str
     weight: Fraction
-    rows: Numbers
+    rows: RowNumbers
     difficulty: NDArray[np.float64] | None = None
 
     @cached_property
-    def by_ease(self) -> Numbers:
+    def by_ease(self) -> RowNumbers:
         """Places in `rows`, the easiest row first, equal ones in file order."""
         assert self.difficulty is not None
         return np.argsort(self.difficulty, kind="stable")
@@ -104,7 +104,7 @@ class _Draw:
     def group(self) -> RowGroup:
         return self.order.groups[self.place]
 
-    def easy(self) -> Numbers:
+    def easy(self) -> RowNumbers:
         """Distinct rows out of the share that the curriculum has come to."""
         curriculum, rows = self.order.curriculum, self.group.rows
         assert curriculum and curriculum.steps
@@ -113,7 +113,7 @@ class _Draw:
         chosen = permutation(pool, self.seed, -1 - self.step, self.stream, self.place)[: self.count]
         return rows[self.group.by_ease[chosen]]
 
-    def passing(self) -> Numbers:
+    def passing(self) -> RowNumbers:
         """The next rows of the passes over the group, which began after the curriculum's first steps."""
         if len(self.order.groups) == 1:  # a pass ends with its last whole batch
             number, at = divmod(self.step - self.order.first_steps, len(self.group.rows) // self.size)
@@ -124,7 +124,7 @@ class _Draw:
             found = np.append(found, self._renewed(number)[at : at + self.count - len(found)])
         return found
 
-    def _renewed(self, number: int) -> Numbers:
+    def _renewed(self, number: int) -> RowNumbers:
         """A pass, begun with rows that are not in the batch in which the pass before ends: where the group
         has twice as many rows as a batch takes of it, no row comes twice in a batch."""
         order, start = self._pass(number), number * len(self.group.rows)
@@ -143,7 +143,7 @@ class _Draw:
         begin = min(self.order.first_steps, step)
         return self.order.drawn(step, self.size)[self.place] - self.order.drawn(begin, self.size)[self.place]
 
-    def _pass(self, number: int) -> Numbers:
+    def _pass(self, number: int) -> RowNumbers:
         is_sorted = self.order.curriculum is not None and not self.order.curriculum.steps
         return _pass(self.group, is_sorted, self.seed, number, self.shuffle, self.stream, self.place)
 
@@ -151,7 +151,7 @@ class _Draw:
 @lru_cache(maxsize=32)
 def _pass(
     group: RowGroup, is_sorted: bool, seed: int, number: int, shuffle: bool, stream: int, place: int
-) -> Numbers:
+) -> RowNumbers:
     """All rows of a group; with `is_sorted` from easy to hard, and `shuffle` then orders equal ones."""
     rows = len(group.rows)
     order = permutation(rows, seed, number, stream, place) if shuffle else np.arange(rows)

@@ -34,7 +34,7 @@ _NEEDS = {"config": ("hub",), "revision": ("hub",), "split": ("hub", "folder")}
 _KIND_NAMES = {"hub": "a dataset on the hub", "folder": "a folder"}
 ROW_DTYPES = ("str", "i64", "f32", "bool")  # of a field that a filter's function may ask for
 
-Place = tuple[str | int, ...]
+OptionPlace = tuple[str | int, ...]
 
 
 def row_problems(written: Mapping[str, Any]) -> Iterator[OptionProblem]:
@@ -79,7 +79,7 @@ def _of_mixture(entries: Sequence[Any], written: Mapping[str, Any]) -> Iterator[
     for number, entry in enumerate(entries):
         if not isinstance(entry, Mapping):
             continue
-        place: Place = ("dataset", number)
+        place: OptionPlace = ("dataset", number)
         source = cast("Mapping[str, Any]", entry)
         found = [replace(p, within=place) for p in problems(SOURCE_OPTIONS, source)]
         yield from found
@@ -95,7 +95,7 @@ def _of_mixture(entries: Sequence[Any], written: Mapping[str, Any]) -> Iterator[
         names.append(name)
 
 
-def _procedural_keys(source: Mapping[str, Any], place: Place) -> Iterator[OptionProblem]:
+def _procedural_keys(source: Mapping[str, Any], place: OptionPlace) -> Iterator[OptionProblem]:
     if _kinds(source["path"]) == {"procedural"}:
         return
     for name in ("size", "options"):
@@ -104,7 +104,7 @@ def _procedural_keys(source: Mapping[str, Any], place: Place) -> Iterator[Option
             yield OptionProblem("HF212", message, name, within=place)
 
 
-def _of_source(source: Mapping[str, Any], place: Place, key: str) -> Iterator[OptionProblem]:
+def _of_source(source: Mapping[str, Any], place: OptionPlace, key: str) -> Iterator[OptionProblem]:
     """`key`: under which its path stands."""
     path = source["path"]
     paths = [path] if isinstance(path, str) else cast("list[Any]", path)
@@ -133,7 +133,7 @@ def _kinds(path: Any) -> set[str | None]:
     return {path_kind(p) for p in paths if isinstance(p, str)}
 
 
-def _of_filter(text: Any, place: Place) -> Iterator[OptionProblem]:
+def _of_filter(text: Any, place: OptionPlace) -> Iterator[OptionProblem]:
     if not isinstance(text, str) or filter_function(text):
         return
     try:
@@ -150,7 +150,7 @@ def _of_filter(text: Any, place: Place) -> Iterator[OptionProblem]:
 
 
 def _of_curriculum(curriculum: Mapping[str, Any], shuffle: Any) -> Iterator[OptionProblem]:
-    place: Place = ("curriculum",)
+    place: OptionPlace = ("curriculum",)
     yield from (replace(p, within=place) for p in problems(CURRICULUM_OPTIONS, curriculum))
     if "start" in curriculum and "steps" not in curriculum:
         message, help_ = "`start` has no effect without `steps`", "add `steps`, until all rows are drawn"
