@@ -2,8 +2,8 @@
 
     python examples/math_chat/task.py FOLDER
 
-writes `FOLDER/train.jsonl` and `FOLDER/test.jsonl` (rows with `question` and `answer`; no sum stands in both),
-and `FOLDER/model`, a Qwen2 of 0.7 million parameters whose tokenizer has a chat template.
+writes `FOLDER/train.jsonl` and `FOLDER/test.jsonl` (rows with `question` and `answer`; no sum stands in
+both), and `FOLDER/model`, a Qwen2 of 0.7 million parameters whose tokenizer has a chat template.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ QUESTIONS = (
 SYSTEM = "You add numbers. Give the sum between <answer> and </answer>."
 TEST_SUMS = 256
 CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% for message in messages %}"
+    "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 ROLES = ("system", "user", "assistant")
@@ -55,9 +57,9 @@ def write_data(folder: Path) -> list[str]:
 def chat_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     """Byte-level BPE, a token for each digit, as Qwen2's; with a chat template."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(r"\d| ?\p{L}+|[^\p{L}\d]"), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
-    )  # fmt: skip
+    words = pre_tokenizers.Split(Regex(r"\d| ?\p{L}+|[^\p{L}\d]"), "isolated")
+    bytes_ = pre_tokenizers.ByteLevel(False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, bytes_])
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=384, special_tokens=list(SPECIAL), initial_alphabet=alphabet)

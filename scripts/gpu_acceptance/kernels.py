@@ -9,6 +9,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from hflow.plan.strategy import PLAIN
+from hflow.runtime.ends import EndRule
 from hflow.runtime.engines.megatron.engine import MegatronModel
 from hflow.runtime.engines.megatron.generate import Sampling, generate
 from hflow.runtime.rows import from_lists
@@ -44,7 +45,7 @@ def run(setting: Setting) -> Figures:
 
 def _decode(model: MegatronModel, rows: int, prompt: int, new: int) -> None:
     prompts = from_lists([[3 + i % 10 for i in range(prompt)]] * rows)
-    sampling = Sampling(new, 1.0, seed=0, step=0, stream=0, eos_id=-1)  # no row ends early
+    sampling = Sampling(new, 1.0, seed=0, step=0, stream=0, ends=EndRule(-1))  # no row ends early
     generate(model.model, prompts, torch.arange(rows), sampling, rows, model.device)
 
 

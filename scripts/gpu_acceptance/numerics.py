@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hflow.plan.strategy import PLAIN, Strategy
+from hflow.runtime.ends import EndRule
 from hflow.runtime.engines.megatron.engine import MegatronModel
 from hflow.runtime.engines.megatron.generate import Sampling, generate
 from hflow.runtime.engines.megatron.score import score
@@ -134,7 +135,7 @@ def _apart(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> float:
 def _greedy(world: World, folder: Path, prompts: list[list[int]]) -> Figures:
     """Ragged prompts in two waves, against transformers with one prompt after the other."""
     model = engine(world, folder, "f32")
-    sampling = Sampling(NEW, 0.0, seed=0, step=0, stream=0, eos_id=END)
+    sampling = Sampling(NEW, 0.0, seed=0, step=0, stream=0, ends=EndRule(END))
     found = generate(model.model, from_lists(prompts), torch.arange(ROWS), sampling, ROWS // 2, world.device)
     theirs, equal = load(folder, torch.float32, world.device), 0
     for prompt, row, length in zip(prompts, found.tokens.tolist(), found.lengths.tolist()):
