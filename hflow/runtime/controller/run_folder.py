@@ -168,6 +168,7 @@ class RunFolder:
     def close(self, status: str, error_text: str) -> None:
         """Write the last event, and error.txt if there is a text, into the room that was kept for them and
         for the summary. A failure is a `problem`."""
+        self.samples.close()
         for name in (RESERVE, NOW):
             (self.path / name).unlink(missing_ok=True)
         with self._noting():

@@ -61,12 +61,16 @@ class SampleFiles:
         folder = self._parts(step)
         pieces = [p for rank in ranks for p in read_pieces(folder / f"rank-{rank:05d}.arrow")]
         file = self._write(step, joined(plan, step, self.policy.rows, pieces)) if pieces else None
-        shutil.rmtree(folder.parent, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)  # and no more: workers may be at later steps
         return file
+
+    def close(self) -> None:
+        """Remove parts that nobody waits for any more, when no worker writes any."""
+        shutil.rmtree(self.folder / PARTS, ignore_errors=True)
 
     def cut(self, step: int) -> None:
         """Remove the samples of this step and of later ones, which are made again, and unfinished parts."""
-        shutil.rmtree(self.folder / PARTS, ignore_errors=True)
+        self.close()
         for at, file in sample_files(self.folder.parent).items():
             if at >= step:
                 with suppress(OSError):  # it is written anew

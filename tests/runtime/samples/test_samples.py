@@ -14,10 +14,12 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 import hflow
 from hflow.diagnostics import HflowError
 from hflow.graph.run_config import CheckpointPolicy, RunConfig, SamplePolicy
+from hflow.plan.plan_file import load_plan
 from hflow.runtime.controller.pool import Pool
 from hflow.runtime.execute import execute
 from hflow.runtime.run import Run
-from hflow.runtime.samples.files import read_samples, sample_files
+from hflow.runtime.samples.files import SampleFiles, read_samples, sample_files
+from hflow.runtime.samples.parts import SamplePiece, write_pieces
 from tests.runtime.matrix import GRAPHS
 from tests.runtime.rewards import digits
 
@@ -166,6 +168,19 @@ def test_only_so_many_rows_and_bytes_are_kept(tiny_model: Path, tmp_path: Path) 
     assert everything.num_rows == 10 * len(files)
     with pytest.raises(HflowError, match="HF407.*no samples of step 0"):
         run.samples(0)
+
+
+def test_parts_of_a_later_step_stay_until_they_are_joined(run: Run, tmp_path: Path) -> None:
+    """Workers go on while the controller joins what they have left of the step before."""
+    files, plan = SampleFiles(tmp_path, SamplePolicy(every=1)), load_plan(run.folder / "plan.json")
+    for step in (0, 1):
+        request = files.request(step, 3)
+        assert request
+        pieces = [SamplePiece(0, "prompt", 0, pa.array([f"of step {step}"] * 64))]
+        write_pieces(Path(request.folder) / "rank-00000.arrow", pieces)
+    for step in (0, 1):
+        assert files.collect(plan, step, [0])
+        assert set(read_samples(tmp_path, step).column("prompt").to_pylist()) == {f"of step {step}"}
 
 
 def test_the_default_is_every_tenth_step_and_the_last(tiny_model: Path, tmp_path: Path) -> None:
