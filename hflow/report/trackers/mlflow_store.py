@@ -93,7 +93,7 @@ def tracking_uri(run: Path) -> str:
 def plain_name(name: str) -> str:
     """A name that MLflow takes. No ``/``: its file store would make a folder ``time_s`` where the metric
     ``time_s`` has its file."""
-    return _REFUSED.sub("_", _ARROW.sub("to", name))
+    return _REFUSED.sub("_", _ARROW.sub("to", name).replace("@", " at "))
 
 
 def _client(uri: str) -> MlflowClient:

@@ -72,7 +72,7 @@ def _done(run: WatchedRun) -> int:
 
 def _curves(run: WatchedRun, width: int) -> Iterator[Text]:
     for name, by_step in run.evaluations.items():
-        yield _curve(f"held-out {name}", [by_step[step] for step in sorted(by_step)], width)
+        yield _curve(name, [by_step[step] for step in sorted(by_step)], width)
     for name in _charted(run)[:CURVES]:
         yield _curve(name, [line.get(name) for line in run.metrics], width)
 

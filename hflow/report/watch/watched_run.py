@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hflow.bounded_read import UnreadableError, read_json
 from hflow.diagnostics import HflowError
@@ -27,7 +27,8 @@ class WatchedRun:
         folder: of the run.
         status: as `hflow runs` tells it.
         metrics: lines of metrics.jsonl.
-        evaluations: the metric's name, and its value by finished steps.
+        evaluations: the metric's title (``held-out reward.score``, ``eval/test/pass@1``), and its value by
+            finished steps.
         plan: that is run; None where it cannot be read.
         began: of the present process, in seconds since 1970.
         node: that runs now on the first worker; empty where nobody knows.
@@ -69,7 +70,10 @@ class WatchedRun:
                 self.began = began
                 self._forget(int(rest.get("step", 0)))
             case {"event": "evaluated", "step": int(step), "metric": str(metric), "value": float(value)}:
-                self.evaluations.setdefault(metric, {})[step] = value
+                self.evaluations.setdefault(f"held-out {metric}", {})[step] = value
+            case {"event": "evaluated", "step": int(step), "metrics": dict(named)}:
+                for key, value in cast(dict[str, float], named).items():
+                    self.evaluations.setdefault(key, {})[step] = value
             case _:
                 pass
 

@@ -156,7 +156,10 @@ def numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def evaluation_of(event: Mapping[str, Any]) -> dict[str, float]:
-    return {f"{EVALUATION}.{event['metric']}": float(event["value"])}
+    """What an event `evaluated` measured: of ``eval:`` as ``eval.NODE.PORT``, of named ones by key."""
+    if "metric" in event:
+        return {f"{EVALUATION}.{event['metric']}": float(event["value"])}
+    return {key: float(value) for key, value in event["metrics"].items()}
 
 
 def values_before(

@@ -52,6 +52,15 @@ def evaluated(step: int) -> dict[str, Any]:
     return {"event": "evaluated", "step": step, "metric": "reward.score", "value": step / 10}
 
 
+def named(step: int) -> dict[str, Any]:
+    return {
+        "event": "evaluated",
+        "step": step,
+        "evaluation": "test",
+        "metrics": {"eval/test/pass@1": step / 5},
+    }
+
+
 def attempt(
     tracker: Tracker, run: Path, plan: Plan, steps: Sequence[int], number: int, before: Sequence[int] = ()
 ) -> list[str]:
@@ -60,7 +69,7 @@ def attempt(
     feed = Tracking([tracker], told.append)
     lines = [line(step) for step in before]
     first = steps[0]
-    events = [evaluated(0), evaluated(first)] if before else []
+    events = [evaluated(0), named(0), evaluated(first)] if before else []
     feed.begin(TrackedRun(run, plan, first, values_before(first, lines, events)))
     if not before:
         feed.evaluated(evaluated(first))
@@ -68,6 +77,7 @@ def attempt(
         feed.step(line(step, number))
         feed.samples(step, keep(run, step, [sample(response=HOSTILE, reward=0.5)]))
     feed.evaluated(evaluated(steps[-1] + 1))
+    feed.evaluated(named(steps[-1] + 1))
     feed.finish("finished", [run / "report.html", run / "graph.yaml"])
     return told
 
@@ -129,6 +139,7 @@ def test_tensorboard_has_each_step_once(run: Path, plan: Plan) -> None:
     for tag in ("time_s", "time_s/prompts", "time_s/actor => rollout", "reward_mean"):
         assert found[tag] == expected(range(5), OF_TWO), tag
     assert found["eval/reward.score"] == [(0, 0.0), (2, pytest.approx(0.2)), (5, 0.5)]
+    assert found["eval/test/pass@1"] == [(5, 1.0)]  # of step 4 nothing: it was made again
     assert [step for step, _ in found["samples/text_summary"]] == [0, 1, 2, 3, 4]
     assert b"rollout" in found["plan/text_summary"][-1][1]
     lines = [told for _, text in found["samples/text_summary"] for told in text.decode().split("\n")]
@@ -143,6 +154,7 @@ def test_wandb_has_each_step_once(run: Path, plan: Plan) -> None:
     for name in ("time_s", "time_s/prompts", "reward_mean"):
         assert found[name] == expected(range(5), OF_TWO), name
     assert found["eval/reward.score"] == [(0, 0.0), (2, 0.2), (5, 0.5)]
+    assert found["eval/test/pass@1"] == [(0, 0.0), (5, 1.0)]
     assert found["samples._type"] == [(step, "table-file") for step in range(5)]
     (folder,) = (run / "wandb").glob("offline-run-*/files")
     assert {"plan.json", "graph.yaml", "report.html"} <= {path.name for path in folder.iterdir()}
@@ -164,6 +176,7 @@ def test_mlflow_has_each_step_once(run: Path, plan: Plan) -> None:
     for name in ("time_s", "time_s.prompts", "time_s.rollout.tokens_mask to actor_train"):
         assert steps[name] == expected(range(5), {**OF_TWO, 2: 0, 3: 0}), name
     assert steps["eval.reward.score"] == [(0, 0.0), (4, 0.4), (2, 0.2), (5, 0.5)]
+    assert steps["eval_test_pass at 1"] == [(4, 0.8), (0, 0.0), (5, 1.0)]
     assert found.info.status == "FINISHED" and found.data.params["plan"] == plan.hash
     files = {f.path for f in client.list_artifacts(found.info.run_id)}
     assert {"report.html", "graph.yaml", "samples"} <= files
@@ -178,7 +191,15 @@ def test_a_tracker_that_comes_later_gets_the_steps_before(run: Path, plan: Plan)
 
 def test_names_for_mlflow_are_told_apart_and_accepted() -> None:
     mlflow = pytest.importorskip("mlflow.utils.validation")
-    names = [*line(0), "eval.reward.score", "time_s.onload actor_train", "a.b/c", "ä.b"]
+    names = [
+        *line(0),
+        "eval.reward.score",
+        "eval/test/pass@1",
+        "eval/test/pass_1",
+        "time_s.onload actor_train",
+        "a.b/c",
+        "ä.b",
+    ]
     plain = [plain_name(name) for name in names]
     assert len(set(plain)) == len(names)
     for name in plain:

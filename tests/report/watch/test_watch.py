@@ -37,6 +37,9 @@ def run(tmp_path: Path) -> Path:
     (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     began = {"time": time.time() - 70.0, "event": "started", "plan": "p"}
     events = [began, {"event": "ran", "name": "x"}, *(evaluated(step, step / 10) for step in (0, 2))]
+    events.append(
+        {"event": "evaluated", "step": 0, "evaluation": "test", "metrics": {"eval/test/pass@1": 0.25}}
+    )
     (run / "events.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in events))
     write_json(run / "now.json", {"node": "rollout", "since": time.time() - 5.0})
     return run
@@ -60,7 +63,8 @@ def test_a_frame_says_where_the_run_is(run: Path) -> None:
     )  # 247 of 2 s
     assert re.fullmatch(r"now      rollout, for \d+(\.\d)? s", lines[2])
     assert lines[3].startswith("speed    1,234 tokens/s, 2.0 s a step, ") and "predicted" in lines[3]
-    curves = {line[:28].strip(): line[28:].split() for line in lines[5:9]}
+    curves = {line[:28].strip(): line[28:].split() for line in lines[5:10]}
+    assert curves["eval/test/pass@1"][-1] == "0.25"
     assert curves["held-out reward.score"] == ["▁█", "0.2"] and curves["reward_mean"] == ["▁▅█", "1"]
     (measured,) = (line for line in lines if line.startswith("rollout "))
     assert "1.5 s" in measured
@@ -105,7 +109,10 @@ def test_steps_that_are_made_again_count_once(run: Path) -> None:
         events.write(json.dumps({"time": time.time(), "event": "resumed", "step": 1}) + "\n")
     watched.look()
     assert [line["step"] for line in watched.metrics] == [0]
-    assert watched.evaluations == {"reward.score": {0: 0.0}} and watched.looked - watched.began < 60
+    assert (
+        watched.evaluations == {"held-out reward.score": {0: 0.0}, "eval/test/pass@1": {0: 0.25}}
+        and watched.looked - watched.began < 60
+    )
 
 
 def test_a_plan_that_cannot_be_read_leaves_the_rest(run: Path) -> None:
