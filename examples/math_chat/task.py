@@ -3,7 +3,9 @@
     python examples/math_chat/task.py FOLDER
 
 writes `FOLDER/train.jsonl` and `FOLDER/test.jsonl` (rows with `question` and `answer`; no sum stands in
-both), and `FOLDER/model`, a Qwen2 of 0.7 million parameters whose tokenizer has a chat template.
+both), `FOLDER/demonstrations.jsonl` (the questions of train.jsonl with a `response`: always right, but
+every second one is not in the form that the system message asks for), and `FOLDER/model`, a Qwen2 of 0.7
+million parameters with a chat template.
 """
 
 from __future__ import annotations
@@ -18,14 +20,10 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-QUESTIONS = (
-    "What is {a} plus {b}?",
-    "Please add {a} and {b}.",
-    "Anna has {a} apples and finds {b} more. How many has she now?",
-    "A train has {a} cars, then {b} are added. How many are there?",
-)
+QUESTION = "Which is larger, {} or {}?"
 SYSTEM = "You add numbers. Give the sum between <answer> and </answer>."
 TEST_SUMS = 256
+FORMS = ("<answer>{}</answer>", "It is {}.")
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
@@ -37,21 +35,24 @@ SPECIAL = ("<|pad|>", "<|im_start|>", "<|im_end|>", "<answer>", "</answer>")
 
 
 def rows(sums: Iterable[tuple[int, int]]) -> list[dict[str, str]]:
-    """One question about each sum, in words that the sum chooses."""
-    return [
-        {"question": QUESTIONS[(a + b) % len(QUESTIONS)].format(a=a, b=b), "answer": str(a + b)}
-        for a, b in sums
-    ]
+    return [{"question": QUESTION.format(a, b), "answer": str(max(a, b))} for a, b in sums]
+
+
+def demonstrations(rows: Iterable[dict[str, str]], chance: random.Random) -> list[dict[str, str]]:
+    """Each in one of both forms."""
+    return [{**row, "response": chance.choice(FORMS).format(row["answer"])} for row in rows]
 
 
 def write_data(folder: Path) -> list[str]:
-    """Both files; returns all questions."""
-    sums = [(a, b) for a in range(10, 100) for b in range(10, 100)]
-    random.Random(0).shuffle(sums)
-    parts = {"test": rows(sums[:TEST_SUMS]), "train": rows(sums[TEST_SUMS:])}
+    """All three files; returns the questions."""
+    chance = random.Random(0)
+    sums = [(a, b) for a in range(10, 100) for b in range(10, 100) if a != b]
+    chance.shuffle(sums)
+    test, train = rows(sums[:TEST_SUMS]), rows(sums[TEST_SUMS:])
+    parts = {"test": test, "train": train, "demonstrations": demonstrations(train, chance)}
     for name, part in parts.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
-    return [row["question"] for part in parts.values() for row in part]
+    return [row["question"] for part in (test, train) for row in part]
 
 
 def chat_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
@@ -63,7 +64,7 @@ def chat_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=384, special_tokens=list(SPECIAL), initial_alphabet=alphabet)
-    tokenizer.train_from_iterator([*texts, SYSTEM, *ROLES * 3], trainer)
+    tokenizer.train_from_iterator([*texts, SYSTEM, *FORMS, *ROLES * 3], trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<|pad|>", eos_token="<|im_end|>", chat_template=CHAT_TEMPLATE
     )

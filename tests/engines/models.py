@@ -75,6 +75,17 @@ def load_hf(folder: str, dtype: torch.dtype = torch.float32, head: Head = "lm") 
     return classes[head].from_pretrained(folder, dtype=dtype).eval()
 
 
+def reference_adamw(model: PreTrainedModel, options: dict[str, Any]) -> torch.optim.AdamW:
+    """torch's AdamW, which does not decay what has one dimension."""
+    decays = [p for p in model.parameters() if p.dim() > 1]
+    others = [p for p in model.parameters() if p.dim() == 1]
+    groups = [
+        {"params": decays, "weight_decay": options["weight_decay"]},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=options["lr"], betas=options["betas"], eps=options["eps"])
+
+
 def make_engine(
     rank: int,
     new_group: NewGroup,

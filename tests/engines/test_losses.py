@@ -22,6 +22,7 @@ from tests.engines.models import (
     make_call,
     make_engine,
     read_training,
+    reference_adamw,
     some_prompts,
     train_node,
 )
@@ -195,13 +196,7 @@ def reference_row(model: Any, head: Head, data: dict[str, Rows], number: int) ->
 def reference(folder: str, case: Case, data: dict[str, Rows], options: dict[str, Any], updates: int) -> Any:
     """Metrics, last gradients and final weights of one execution, by torch's AdamW."""
     model = load_hf(folder, torch.float64, case.head)
-    decays = [p for p in model.parameters() if p.dim() > 1]
-    others = [p for p in model.parameters() if p.dim() == 1]
-    groups = [
-        {"params": decays, "weight_decay": options["weight_decay"]},
-        {"params": others, "weight_decay": 0.0},
-    ]
-    adam = torch.optim.AdamW(groups, lr=options["lr"], betas=options["betas"], eps=options["eps"])
+    adam = reference_adamw(model, options)
     sums: dict[str, list[float]] = {}
     for update in range(updates):
         adam.zero_grad()

@@ -20,6 +20,7 @@ from tests.engines.models import (
     make_call,
     make_engine,
     read_training,
+    reference_adamw,
     some_prompts,
     train_node,
 )
@@ -65,13 +66,7 @@ def train_on_rank(
 def reference(folder: str, data: dict[str, Rows]) -> Any:
     """Scores by the classifier of transformers, one row at a time; the loss as papers write it."""
     model: Any = load_hf(folder, torch.float64, "scalar")
-    decays = [p for p in model.parameters() if p.dim() > 1]
-    others = [p for p in model.parameters() if p.dim() == 1]
-    groups = [
-        {"params": decays, "weight_decay": ADAM["weight_decay"]},
-        {"params": others, "weight_decay": 0.0},
-    ]
-    adam = torch.optim.AdamW(groups, lr=ADAM["lr"], betas=ADAM["betas"], eps=ADAM["eps"])
+    adam = reference_adamw(model, ADAM)
     metrics: dict[str, list[float]] = {}
     for update in range(UPDATES):
         adam.zero_grad()

@@ -21,6 +21,7 @@ from tests.engines.models import (
     make_call,
     make_engine,
     read_training,
+    reference_adamw,
     share,
     some_prompts,
     train_node,
@@ -89,13 +90,7 @@ class Reference:
     def __init__(self, folder: str, options: dict[str, Any]):
         self.model = load_hf(folder, torch.float64)
         self.options = options
-        decays = [p for p in self.model.parameters() if p.dim() > 1]
-        others = [p for p in self.model.parameters() if p.dim() == 1]
-        groups = [
-            {"params": decays, "weight_decay": options["weight_decay"]},
-            {"params": others, "weight_decay": 0.0},
-        ]
-        self.adam = torch.optim.AdamW(groups, lr=options["lr"], betas=options["betas"], eps=options["eps"])
+        self.adam = reference_adamw(self.model, options)
 
     def gradients(self, data: dict[str, Rows], rows: list[int]) -> dict[str, float]:
         """Fill ``.grad`` for the minibatch `rows`; its loss, sums over its tokens, and their number."""

@@ -84,6 +84,19 @@ class Budget:
                 raise BadTemplateError(f"lists and mappings nested deeper than {MAX_DEPTH} levels")
         return size, depth
 
+    def spend_operation(self, operator: str, left: Any, right: Any) -> None:
+        """Count ``left operator right`` before it is computed."""
+        if operator == "+":
+            self.spend(items(left) + items(right), letters(left) + letters(right))
+        if operator == "*":
+            for repeated, times in ((left, right), (right, left)):
+                if isinstance(times, int):
+                    self.spend(items(repeated) * times, letters(repeated) * times)
+        if operator in ("*", "**") and isinstance(left, int) and isinstance(right, int):
+            powers = right if operator == "**" else 1
+            if left.bit_length() * powers + right.bit_length() * (operator == "*") > MAX_BITS:
+                raise BadTemplateError(f"a whole number of more than {MAX_BITS} bits")
+
     def number(self, value: Any) -> Any:
         """The same value, unless it is a number that is too large, or not real."""
         if isinstance(value, int) and value.bit_length() > MAX_BITS:
@@ -124,3 +137,13 @@ def _inside(value: Any) -> Sequence[Any]:
 
 
 _KINDS = "values are texts, numbers, dates, null, lists and mappings"
+
+
+def items(value: Any) -> int:
+    """Of a list, tuple or mapping; 0 of anything else."""
+    return len(cast("list[Any]", value)) if isinstance(value, list | tuple | dict) else 0
+
+
+def letters(value: Any) -> int:
+    """Of a text; 0 of anything else."""
+    return len(value) if isinstance(value, str) else 0

@@ -12,7 +12,7 @@ from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import SandboxedEnvironment
 from jinja2.utils import Namespace
 
-from hflow.graph.templates.budget import MAX_BITS, MAX_OPERATIONS, BadTemplateError, Budget
+from hflow.graph.templates.budget import MAX_OPERATIONS, BadTemplateError, Budget, items, letters
 from hflow.graph.templates.costs import FILTER_COSTS, METHOD_COSTS, Cost
 from hflow.graph.templates.null_field import dumps, is_null
 from hflow.graph.templates.syntax import lacking
@@ -89,16 +89,7 @@ class BoundedEnvironment(SandboxedEnvironment):
         """An arithmetic operation, whose result is no larger than the budget allows."""
         if operator == "%" and isinstance(left, str):
             raise BadTemplateError("`%` takes numbers", "format texts by `'...' | format(x)` or `~`")
-        if operator == "+":
-            self.budget.spend(_items(left) + _items(right), _letters(left) + _letters(right))
-        if operator == "*":
-            for repeated, times in ((left, right), (right, left)):
-                if isinstance(times, int):
-                    self.budget.spend(_items(repeated) * times, _letters(repeated) * times)
-        if operator in ("*", "**") and isinstance(left, int) and isinstance(right, int):
-            powers = right if operator == "**" else 1
-            if left.bit_length() * powers + right.bit_length() * (operator == "*") > MAX_BITS:
-                raise BadTemplateError(f"a whole number of more than {MAX_BITS} bits")
+        self.budget.spend_operation(operator, left, right)
         return self.budget.number(super().call_binop(context, operator, left, right))
 
     def _counted(self, function: Callable[..., Any], cost: Cost | None = None) -> Callable[..., Any]:
@@ -119,7 +110,7 @@ class BoundedEnvironment(SandboxedEnvironment):
     def _made(self, value: Any) -> Any:
         """A result: counted, and a list where jinja2 or Python would go through it later, or only once."""
         value = _as_list(value)
-        self.budget.spend(1 + _items(value), _letters(value))
+        self.budget.spend(1 + items(value), letters(value))
         if isinstance(value, str):
             return str(value)  # without the mark of HTML that is safe
         return self.budget.number(value)
@@ -193,11 +184,3 @@ def _names(value: Any) -> Sequence[str] | frozenset[str] | Mapping[str, Any]:
 def _as_list(value: Any) -> Any:
     """A generator or a view of a mapping as a list, anything else as it is."""
     return list(cast("Iterator[Any]", value)) if isinstance(value, Iterator | MappingView) else value
-
-
-def _items(value: Any) -> int:
-    return len(cast("list[Any]", value)) if isinstance(value, list | tuple) else 0
-
-
-def _letters(value: Any) -> int:
-    return len(value) if isinstance(value, str) else 0

@@ -20,7 +20,7 @@ from jinja2.nodes import Call, Name, Node, Test
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from hflow.graph.templates.budget import MAX_BITS, MAX_OPERATIONS, BadTemplateError, Budget
+from hflow.graph.templates.budget import MAX_OPERATIONS, BadTemplateError, Budget, items, letters
 from hflow.graph.templates.costs import FILTER_COSTS, METHOD_COSTS, Cost
 from hflow.graph.templates.syntax import Counted
 from hflow.graph.templates.vocabulary import METHODS
@@ -104,7 +104,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
     def call(self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """A call of a macro, a function or a method; of those of texts, mappings and lists, what prompts
         have."""
-        self.budget.spend(1 + sum(map(_items, args)))
+        self.budget.spend(1 + sum(map(items, args)))
         owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
         kind = next((k for k, type_ in _KINDS.items() if isinstance(owner, type_)), None)
         if kind:
@@ -118,16 +118,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         if operator == "%" and isinstance(left, str):
             values = right if isinstance(right, tuple) else (right,)
             FILTER_COSTS["format"](self.budget, left, *values)
-        if operator == "+":
-            self.budget.spend(_items(left) + _items(right), _letters(left) + _letters(right))
-        if operator == "*":
-            for repeated, times in ((left, right), (right, left)):
-                if isinstance(times, int):
-                    self.budget.spend(_items(repeated) * times, _letters(repeated) * times)
-        if operator in ("*", "**") and isinstance(left, int) and isinstance(right, int):
-            powers = right if operator == "**" else 1
-            if left.bit_length() * powers + right.bit_length() * (operator == "*") > MAX_BITS:
-                raise BadTemplateError(f"a whole number of more than {MAX_BITS} bits")
+        self.budget.spend_operation(operator, left, right)
         return self.budget.number(super().call_binop(context, operator, left, right))
 
     def wrap_str_format(self, value: Any) -> Any:
@@ -142,7 +133,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             help_ = f"its methods: {', '.join(sorted(METHODS[kind]))}"
             raise BadTemplateError(f"a {kind} has no method `{name}`", help_)
         for value in (owner, *args, *kwargs.values()):
-            self.budget.spend(_items(value), _letters(value))
+            self.budget.spend(items(value), letters(value))
         cost = METHOD_COSTS.get(name) if kind == "text" else None
         if cost:
             cost(self.budget, owner, *args, **kwargs)
@@ -156,7 +147,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         def run(*args: Any, **kwargs: Any) -> Any:
             given = args[own:]
             for value in (*given, *kwargs.values()):
-                self.budget.spend(1 + _items(value), _letters(value))
+                self.budget.spend(1 + items(value), letters(value))
             if cost and not isinstance(given[0], Undefined):
                 cost(self.budget, *given, **kwargs)
             return self._made(function(*args, **kwargs))
@@ -167,7 +158,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         """A result: counted, and a list where jinja2 or Python would go through it later, or only once."""
         if isinstance(value, Iterator | MappingView):
             value = self._listed(value)
-        self.budget.spend(1 + _items(value), _letters(value))
+        self.budget.spend(1 + items(value), letters(value))
         return self.budget.number(value)
 
     def _listed(self, value: Any) -> list[Any]:
@@ -189,7 +180,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return "".join(texts)
 
     def _weighed(self, value: Any) -> Any:
-        self.budget.spend(1 + _items(value), _letters(value))
+        self.budget.spend(1 + items(value), letters(value))
         return value
 
 
@@ -204,11 +195,3 @@ def _tested(tree: Node) -> frozenset[str]:
     """What a template sets itself unless it is given is read, too: ``{% if not x is defined %}``."""
     tests = (test for test in tree.find_all(Test) if test.name in ("defined", "undefined"))
     return frozenset(test.node.name for test in tests if isinstance(test.node, Name))
-
-
-def _items(value: Any) -> int:
-    return len(value) if isinstance(value, list | tuple | dict) else 0
-
-
-def _letters(value: Any) -> int:
-    return len(value) if isinstance(value, str) else 0
