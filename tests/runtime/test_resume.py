@@ -40,7 +40,7 @@ from tests.runtime.test_signals import heed_signals, wait_until
 EVERY = RunConfig(CheckpointPolicy(every=1, keep=99))
 STEPS = 4
 # Everything that a run carries: moments, a critic, older weights, a refreshed model, an average beside frozen
-# parameters and a schedule, scalars, waiting rows.
+# parameters and a schedule, scalars, waiting rows; a mixture by a curriculum, with evaluations of its own.
 CASES: dict[str, dict[str, object]] = {
     "ppo_small": {"steps": STEPS},
     "lagged": {"steps": STEPS},
@@ -48,6 +48,7 @@ CASES: dict[str, dict[str, object]] = {
     "averaged": {"steps": STEPS},
     "carried": {"every": 1},
     "region": {"rows": 2, "batch": 12, "age": 1, "steps": STEPS},
+    "everything": {"steps": STEPS},
 }
 LAYOUTS = ("tp1@0", "dp2,zero1@0-1", "tp2@0-1", "pp2@0-1", "tp2,dp2,zero1@0-3", "pp2,tp2@0-3")
 TIMES = ("time_s", "tokens_per_s")
@@ -137,6 +138,7 @@ def test_on_the_same_plan_it_is_bit_equal(
         resumed = execute(plan, folder, pool=workers, config=EVERY, resume=True)
         assert untimed(resumed) == untimed(undisturbed)
         assert resumed.evaluations == undisturbed.evaluations
+        assert resumed.evaluated == undisturbed.evaluated
         lines = (folder / "metrics.jsonl").read_text().splitlines()
         assert [json.loads(line)["step"] for line in lines] == list(range(plan.graph.steps))
         ours, theirs = weights(folder), weights(undisturbed.folder)
@@ -161,6 +163,9 @@ def test_on_other_plans_it_samples_the_same(
         resumed = execute(plan_of(graph, layout), folder, pool=workers, export=False, resume=True)
         for ours, theirs in zip(resumed.metrics, undisturbed.metrics, strict=True):
             assert_same(ours, theirs, layout)
+        assert resumed.evaluated.keys() == undisturbed.evaluated.keys()
+        for key, values in undisturbed.evaluated.items():
+            assert resumed.evaluated[key] == pytest.approx(values, abs=1e-6), (key, layout)
 
 
 def test_parts_of_older_weights_may_cut_through_heads(workers: Pool, tmp_path: Path) -> None:

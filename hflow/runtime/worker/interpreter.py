@@ -212,12 +212,12 @@ class Interpreter:
         """The trained weights that a weight edge begins with, where this device has some."""
         return self.engines.weights(Instance(self._trained(edge).name, edge.source_sharding))
 
-    def _average(self, edge: WeightEdge) -> AveragedWeights | None:
-        """The average of trained weights that an edge begins with, where this device has some."""
-        if not is_average(self.plan.graph, edge):
+    def _average(self, edge: WeightEdge, graph: Graph) -> AveragedWeights | None:
+        """The average of trained weights that an edge of a program of `graph` begins with, if it is here."""
+        if not is_average(graph, edge):
             return None
         trainer = self.engines.models.get(Instance(self._trained(edge).name, edge.source_sharding))
-        reader = self.plan.graph.model_of(self.plan.graph.node(edge.target))
+        reader = graph.model_of(graph.node(edge.target))
         return trainer.averages[reader.name] if trainer else None
 
     def _trained(self, edge: WeightEdge) -> Model:
@@ -340,7 +340,7 @@ class Interpreter:
 
     def _weights(self, instruction: SyncWeights, step: _StepRun) -> Received:
         edge = step.program.weight_edge(instruction)
-        if average := self._average(edge):
+        if average := self._average(edge, step.program.graph):
             average.advance(step.number)
         received = self._sync(instruction, step.program)
         source = self._source(edge)
@@ -352,10 +352,10 @@ class Interpreter:
         """Returns bytes received."""
         edge = program.weight_edge(instruction)
         reader = instance_of(program.graph.node(edge.target), edge.target_sharding)
-        source = self._average(edge) or self._source(edge)
+        source = self._average(edge, program.graph) or self._source(edge)
         target = self.engines.weights(reader)
         trained = self._trained(edge)
-        dtype = TORCH_DTYPES["f32" if is_average(self.plan.graph, edge) else trained.dtype]
+        dtype = TORCH_DTYPES["f32" if is_average(program.graph, edge) else trained.dtype]
         peers = self._peers[_ranks(edge.source_mesh, edge.target_mesh)]
         tell_version(edge, source, target, self.world, peers)  # and so wait for the trainer
         if target:
