@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from hflow.diagnostics import did_you_mean
+from hflow.graph.foreign.lookup import help_for_unknown, own_keys
 
 Kind = Literal["int", "float", "bool", "str", "mapping", "floats", "texts", "ints", "tools", "dataset"]
 REQUIRED: Any = ...  # the default of an option that has none
@@ -131,7 +131,7 @@ def problems(options: Sequence[Option], written: Mapping[str, Any]) -> Iterator[
     known = {o.name: o for o in options}
     for name, value in written.items():
         if name not in known:
-            help_ = did_you_mean(name, known, "options")
+            help_ = help_for_unknown(name, known, "options")
             yield OptionProblem("HF211", f"unknown option `{name}`", name, help_)
         elif not known[name].accepts(value):
             huge = isinstance(value, int) and abs(value) >= INT64
@@ -139,8 +139,9 @@ def problems(options: Sequence[Option], written: Mapping[str, Any]) -> Iterator[
             message = f"`{name}` must be {expected}, got {brief(value)}"
             yield OptionProblem("HF212", message, name, spelling_help(known[name].kind, value))
     unknown = [name for name in written if name not in known]
+    meant = {key for name in unknown for key in own_keys(name)}
     for option in options:
-        misspelt = difflib.get_close_matches(option.name, unknown, n=1)  # reported already
+        misspelt = option.name in meant or difflib.get_close_matches(option.name, unknown, n=1)
         is_required = option.default is REQUIRED and not option.optional
         if is_required and option.name not in written and not misspelt:
             message = f"missing option `{option.name}`"

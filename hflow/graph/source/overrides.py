@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hflow.diagnostics import SET, Diagnostic, HflowError, Span, did_you_mean
+from hflow.diagnostics import SET, Diagnostic, HflowError, Span
+from hflow.graph.foreign.lookup import help_for_unknown
 from hflow.graph.source.document import Document, KeyPath, parse
 from hflow.graph.source.run_section import opened
 from hflow.graph.source.schema import CHECKPOINT, HANG, NAMED_SECTIONS, SAMPLES, keys_at, node_path
@@ -70,7 +71,8 @@ def _check_path(document: Document, path: tuple[str, ...], span: Span) -> None:
             continue
         where = f"`{'.'.join(parent)}`" if parent else "the file"
         known = sorted({*present, *legal})
-        help_ = _elsewhere(document, parent, key) or did_you_mean(key, known, "keys")
+        whole = ".".join(path[depth:])  # another library's names may be dotted: `rollout.n`
+        help_ = _elsewhere(document, parent, key) or help_for_unknown(key, known, "keys", whole)
         raise HflowError(Diagnostic("HF105", f"{where} has no key `{key}`", span, help_))
 
 

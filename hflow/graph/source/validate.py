@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from hflow.diagnostics import Diagnostic, did_you_mean
+from hflow.graph.foreign.lookup import help_for_unknown, own_keys
 from hflow.graph.options import brief, spelling_help
 from hflow.graph.source.document import Document, KeyPath
 from hflow.graph.source.schema import (
@@ -115,9 +116,11 @@ def _inside(path: KeyPath, failed: Sequence[KeyPath]) -> bool:
 
 
 def _misspelt(missing: KeyPath, unknown: Sequence[KeyPath]) -> bool:
-    """Whether a missing key stands in its mapping under a similar name, which is reported already."""
+    """Whether a missing key stands in its mapping under a similar name, or under another library's, which is
+    reported already."""
     beside = [str(p[-1]) for p in unknown if p[:-1] == missing[:-1]]
-    return bool(difflib.get_close_matches(str(missing[-1]), beside, n=1))
+    is_foreign = any(missing[-1] in own_keys(name) for name in beside)
+    return is_foreign or bool(difflib.get_close_matches(str(missing[-1]), beside, n=1))
 
 
 def _take_out(plain: dict[str, Any], path: KeyPath) -> None:
@@ -168,7 +171,7 @@ def _diagnostic(document: Document, error: ErrorDetails, path: KeyPath) -> Diagn
             node = document.get(node_path(path) or ())
             op = node.child("op") if node else None
             known = keys_at(path[:-1], str(op.value) if op else None) or ()
-            help_ = did_you_mean(key, known, "keys")
+            help_ = help_for_unknown(key, known, "keys")
             return Diagnostic("HF102", f"unknown key `{key}`", document.span(path, key=True), help_)
         case "string_pattern_mismatch" if error.get("ctx", {}).get("pattern") == NAME_PATTERN:
             name = str(error["input"])
