@@ -1,9 +1,9 @@
-"""The task of this example: sums in words, a chat tokenizer, and a tiny model with random weights.
+"""The task of this example: which of two numbers is larger; a chat tokenizer, and a tiny model of random weights.
 
     python examples/math_chat/task.py FOLDER
 
-writes `FOLDER/train.jsonl` and `FOLDER/test.jsonl` (rows with `question` and `answer`; no sum stands in
-both), `FOLDER/demonstrations.jsonl` (the questions of train.jsonl with a `response`: always right, but
+writes `FOLDER/train.jsonl` and `FOLDER/test.jsonl` (rows with `question` and `answer`; no
+question stands in both), `FOLDER/demonstrations.jsonl` (the questions of train.jsonl with a `response`: always right, but
 every second one is not in the form that the system message asks for), and `FOLDER/model`, a Qwen2 of 0.7
 million parameters with a chat template.
 """
@@ -21,8 +21,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 QUESTION = "Which is larger, {} or {}?"
-SYSTEM = "You add numbers. Give the sum between <answer> and </answer>."
-TEST_SUMS = 256
+SYSTEM = "You compare numbers. Answer between <answer> and </answer>."
+TEST_ROWS = 256
 FORMS = ("<answer>{}</answer>", "It is {}.")
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -34,8 +34,8 @@ ROLES = ("system", "user", "assistant")
 SPECIAL = ("<|pad|>", "<|im_start|>", "<|im_end|>", "<answer>", "</answer>")
 
 
-def rows(sums: Iterable[tuple[int, int]]) -> list[dict[str, str]]:
-    return [{"question": QUESTION.format(a, b), "answer": str(max(a, b))} for a, b in sums]
+def rows(pairs: Iterable[tuple[int, int]]) -> list[dict[str, str]]:
+    return [{"question": QUESTION.format(a, b), "answer": str(max(a, b))} for a, b in pairs]
 
 
 def demonstrations(rows: Iterable[dict[str, str]], chance: random.Random) -> list[dict[str, str]]:
@@ -46,9 +46,9 @@ def demonstrations(rows: Iterable[dict[str, str]], chance: random.Random) -> lis
 def write_data(folder: Path) -> list[str]:
     """All three files; returns the questions."""
     chance = random.Random(0)
-    sums = [(a, b) for a in range(10, 100) for b in range(10, 100) if a != b]
-    chance.shuffle(sums)
-    test, train = rows(sums[:TEST_SUMS]), rows(sums[TEST_SUMS:])
+    pairs = [(a, b) for a in range(10, 100) for b in range(10, 100) if a != b]
+    chance.shuffle(pairs)
+    test, train = rows(pairs[:TEST_ROWS]), rows(pairs[TEST_ROWS:])
     parts = {"test": test, "train": train, "demonstrations": demonstrations(train, chance)}
     for name, part in parts.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))

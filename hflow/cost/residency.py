@@ -153,7 +153,7 @@ def _snapshot_bytes(
 ) -> int:
     """A model that takes over an average is as its trainer's checkpoint says."""
     if use != "train":
-        is_older = lag or (model.refresh and not model.refresh.decay)
+        is_older = lag or (model.refresh and not model.refresh.is_average)
         return snapshot_bytes(shape, mesh, BYTES[model.dtype] if is_older else 0)
     per_parameter = TRAINED_BYTES + AVERAGE_BYTES * trained.averages
     if not trained.freeze:

@@ -278,7 +278,7 @@ def _shifting(old: Graph, new: Graph) -> dict[str, str]:
 def _average_of(name: str, graph: Graph) -> str:
     """The model of whose weights `name` takes over a moving average; empty where it takes over none."""
     refresh = graph.model(name).refresh if _has_model(name, graph) else None
-    return refresh.model if refresh and refresh.decay else ""
+    return refresh.model if refresh and refresh.is_average else ""
 
 
 def _trained(graph: Graph) -> set[str]:

@@ -33,6 +33,10 @@ class Refresh:
     every: int
     decay: float = 0.0
 
+    @property
+    def is_average(self) -> bool:
+        return self.decay > 0
+
 
 @dataclass(frozen=True)
 class Model:

@@ -47,7 +47,9 @@ def trained_with(graph: Graph, model: str) -> TrainedWith:
 
 def averaging(graph: Graph, model: str) -> tuple[str, ...]:
     """The models that take over a moving average of the weights of `model`."""
-    return tuple(m.name for m in graph.models if m.refresh and m.refresh.decay and m.refresh.model == model)
+    return tuple(
+        m.name for m in graph.models if m.refresh and m.refresh.is_average and m.refresh.model == model
+    )
 
 
 @lru_cache(maxsize=256)

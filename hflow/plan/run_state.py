@@ -154,7 +154,7 @@ def _is_kept(plan: Plan, sync: SyncWeights) -> bool:
 def is_average(graph: Graph, edge: WeightEdge) -> bool:
     """Whether a moving average of trained weights moves over an edge, instead of the weights."""
     refresh = graph.model_of(graph.node(edge.target)).refresh
-    return refresh is not None and refresh.decay > 0
+    return refresh is not None and refresh.is_average
 
 
 def _left_by(plan: Plan, sync: SyncWeights) -> OlderWeights:

@@ -50,6 +50,7 @@ class SampleTable:
         mask: has a value per token of what follows; None where the node has none: then nobody knows where
             responses begin.
         tokenizer: the model whose tokenizer reads them.
+        maker: the `generate` or `data` node that ended the texts.
         finish: why each response ended, where the node tells.
         data: the data node whose rows the prompts are, in the step itself; empty for rows of a region.
         data_repeats: so many rows of the table have one prompt.
@@ -61,6 +62,7 @@ class SampleTable:
     tokens: Ref
     mask: Ref | None
     tokenizer: str
+    maker: str
     finish: Ref | None
     data: str
     data_repeats: int
@@ -122,6 +124,7 @@ def _table(graph: Graph, nodes: tuple[Node, ...], node: Node, tokens: Output) ->
         Ref(node.name, tokens.port),
         Ref(node.name, mask.port) if mask else None,
         _tokenizer(graph, text or ""),
+        maker(text or ""),
         Ref(node.name, finish.port) if finish and len(finish.type.dims) == 1 else None,
         origin if is_drawn else "",
         (rows.size or 1) // (rows.factors[0].size or 1),

@@ -8,8 +8,9 @@ last tokens, as many as a stop text can have: four to a character, which may be 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +30,13 @@ class EndRule:
     token_ids: frozenset[int] = frozenset()
     texts: tuple[str, ...] = ()
     decode: Decode | None = None
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], eos_id: int, decode: Decode) -> EndRule:
+        """That of a generate node with these options."""
+        stop: str | list[str] = options.get("stop", [])
+        texts = (stop,) if isinstance(stop, str) else tuple(stop)
+        return cls(eos_id, frozenset(options.get("stop_token_ids", ())), texts, decode)
 
     @property
     def window(self) -> int:

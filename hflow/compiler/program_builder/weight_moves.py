@@ -100,7 +100,7 @@ class WeightMoves:
     def _is_average(self, edge: WeightRead) -> bool:
         """Whether what moves is a moving average, which is of float32, and not the weights themselves."""
         refresh = self.program.draft.graph.model(edge.model).refresh
-        return refresh is not None and refresh.decay > 0
+        return refresh is not None and refresh.is_average
 
     def _average_s(self, edge: WeightRead, source: Instance) -> float:
         draft = self.program.draft

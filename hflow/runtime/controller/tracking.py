@@ -116,7 +116,7 @@ class _Feed:
         self.name = tracker.name
         self._tracker = tracker
         self._calls: queue.SimpleQueue[tuple[str, tuple[Any, ...]]] = queue.SimpleQueue()
-        self._problem, self._has_failed = "", False
+        self._problem, self._is_told, self._has_failed = "", False, False
         self._thread = threading.Thread(target=self._work, name=f"tracker {tracker.name}", daemon=True)
         self._thread.start()
 
@@ -133,8 +133,10 @@ class _Feed:
 
     def new_problem(self) -> str:
         """Why it failed, if nobody was told yet."""
-        problem, self._problem = self._problem, ""
-        return problem
+        if self._is_told or not self._problem:
+            return ""
+        self._is_told = True
+        return self._problem
 
     def _work(self) -> None:
         method = ""
@@ -143,6 +145,8 @@ class _Feed:
             try:
                 getattr(self._tracker, method)(*arguments)
             except BaseException as error:  # libraries of others may raise anything, SystemExit too
+                if method == "samples" and not arguments[1].exists():
+                    continue  # it made room for later ones, or its step is made again
                 lines = str(error).strip().splitlines()
                 self._problem = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
                 self._has_failed = True

@@ -134,10 +134,7 @@ class Rollout:
 
     @cached_property
     def _ends(self) -> EndRule:
-        stop: str | list[str] = self.call.node.options.get("stop", [])
-        texts = (stop,) if isinstance(stop, str) else tuple(stop)
-        token_ids = frozenset(self.call.node.options.get("stop_token_ids", ()))
-        return EndRule(self.tokenizer.eos_id, token_ids, texts, self.tokenizer.decode)
+        return EndRule.of(self.call.node.options, self.tokenizer.eos_id, self.tokenizer.decode)
 
     def _check_length(self, prompts: Rows, new: int) -> None:
         needed = int(prompts.row_lengths.max()) + new if len(prompts) else 0

@@ -9,16 +9,17 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from hflow.graph.infer.kinds.generate import FINISHES, LENGTH
 from hflow.graph.ir import Ref
 from hflow.plan.plan import Plan
 from hflow.plan.samples import SampleColumn, SampleTable, data_rows, sample_tables, sampled_rows
+from hflow.runtime.ends import EndRule
 from hflow.runtime.rows import Rows
 from hflow.runtime.samples.parts import SamplePiece, write_pieces
 from hflow.runtime.tokenizer import Tokenizer
 from hflow.runtime.worker.staleness import UNKNOWN, versions
 
 Kept = tuple[int, Rows]  # the number of the first row, and the rows
-END, CUT = "eos", "length"  # why a response ended, where its node does not tell
 
 
 class SampleParts:
@@ -26,6 +27,7 @@ class SampleParts:
 
     def __init__(self, plan: Plan, rank: int, most: int):
         self._tables, self._rank, self._most = sample_tables(plan.graph), rank, most
+        self._options = {table.maker: plan.graph.node(table.maker).options for table in self._tables}
         self._kept: dict[Ref, Kept] = {}
         self._numbers: dict[str, tuple[int, Tensor]] = {}
         wanted = _limits(self._tables, most)
@@ -61,7 +63,9 @@ class SampleParts:
         if table.tokens in self._kept:
             first, tokens = self._kept[table.tokens]
             mask = self._kept[table.mask][1] if table.mask else None
-            for name, values in _texts(tokens, mask, tokenizer(table.tokenizer)).items():
+            used, options = tokenizer(table.tokenizer), self._options[table.maker]
+            ends = EndRule.of(options, used.eos_id, used.decode)
+            for name, values in _texts(tokens, mask, used, ends).items():
                 if name != "finish" or table.finish is None:
                     yield SamplePiece(number, name, first, values)
         if table.data in self._numbers:
@@ -71,7 +75,8 @@ class SampleParts:
             )
         if table.finish in self._kept:
             first, rows = self._kept[table.finish]
-            yield SamplePiece(number, "finish", first, _array(rows).cast(pa.string()))
+            told = [FINISHES[finish] for finish in rows.values.tolist()]
+            yield SamplePiece(number, "finish", first, pa.array(told, pa.string()))
         for column in table.columns:
             if column.value in self._kept:
                 first, rows = self._kept[column.value]
@@ -109,20 +114,19 @@ def _on_host(rows: Rows) -> Rows:
     )
 
 
-def _texts(tokens: Rows, mask: Rows | None, tokenizer: Tokenizer) -> dict[str, pa.Array]:
+def _texts(tokens: Rows, mask: Rows | None, tokenizer: Tokenizer, ends: EndRule) -> dict[str, pa.Array]:
     """What the tokens of whole sequences say. Without a mask all of a sequence counts as the response."""
     rows = tokens.lists()
     lengths = [len(row) for row in rows] if mask is None else mask.row_lengths.tolist()
     cuts = [len(row) - length for row, length in zip(rows, lengths, strict=True)]
     responses = [row[cut:] for row, cut in zip(rows, cuts)]
+    finishes = [ends.now([row])[0] if row else LENGTH for row in responses]
     told = versions(tokens).tolist()
     return {
         "prompt": pa.array(tokenizer.decode([row[:cut] for row, cut in zip(rows, cuts)]), pa.string()),
         "response": pa.array(tokenizer.decode(responses), pa.string()),
         "length": pa.array(lengths, pa.int32()),
-        "finish": pa.array(
-            [END if row[-1:] == [tokenizer.eos_id] else CUT for row in responses], pa.string()
-        ),
+        "finish": pa.array([FINISHES[finish] for finish in finishes], pa.string()),
         "version": pa.array([None if version == UNKNOWN else version for version in told], pa.int64()),
     }
 
@@ -133,9 +137,11 @@ def _column(column: SampleColumn, rows: Rows, mask: Kept | None) -> pa.Array:
     padded = rows.padded().double()  # float32 sums depend on the order
     if column.how == "mean":
         return pa.array((padded.sum(1) / rows.row_lengths.clamp(min=1)).tolist(), pa.float32())
-    if mask:
-        padded = padded * mask[1].padded()
-    return pa.array(padded.sum(1).tolist(), pa.float32())
+    if mask is None:
+        return pa.array(padded.sum(1).tolist(), pa.float32())
+    counted = mask[1].padded()
+    sums = (padded * counted).sum(1).tolist()
+    return pa.array([s if any_ else None for s, any_ in zip(sums, counted.any(1).tolist())], pa.float32())
 
 
 def _array(rows: Rows) -> pa.Array:

@@ -183,6 +183,20 @@ def test_mlflow_has_each_step_once(run: Path, plan: Plan) -> None:
     assert len(client.list_artifacts(found.info.run_id, "samples")) == 10
 
 
+@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+def test_samples_that_have_made_room_are_left_out(run: Path, plan: Plan, name: str) -> None:
+    """The table of a step may be gone before a tracker comes to it."""
+    pytest.importorskip(name)
+    told: list[str] = []
+    feed = Tracking([TRACKERS[name]()], told.append)
+    feed.begin(TrackedRun(run, plan))
+    feed.samples(0, run / "samples" / "step-000000.parquet")
+    feed.step(line(0))
+    feed.finish("finished", [])
+    found = tensorboard(run) if name == "tensorboard" else wandb_history(run)
+    assert found["reward_mean"] == [(0, 0.0)] and told == []
+
+
 def test_a_tracker_that_comes_later_gets_the_steps_before(run: Path, plan: Plan) -> None:
     pytest.importorskip("tensorboard")
     assert attempt(TRACKERS["tensorboard"](), run, plan, [2], 0, before=[0, 1]) == []

@@ -83,3 +83,8 @@ def difference(
 def first_digit(text: list[str]) -> list[str]:
     """Empty where there is none."""
     return [next((c for c in t if c.isdigit()), "") for t in text]
+
+
+@op("finish: i32[rows] -> stopped: f32[rows]")
+def seen_ends(finish: Tensor) -> Tensor:
+    return (finish == 2).float()

@@ -92,6 +92,25 @@ def test_lengths_are_those_of_the_metrics(run: Run) -> None:
         assert sum(lengths) / 64 == pytest.approx(run.metrics[step]["rollout.response_length"])
 
 
+@pytest.mark.parametrize("port", [False, True], ids=["unread", "port"])
+def test_what_ended_a_response_has_one_word(tiny_model: Path, tmp_path: Path, port: bool) -> None:
+    """`kept` stops at two texts, and leaves what is cut by length out of the loss. With and without a reader
+    of the port `finish`."""
+    more = tmp_path / "more.yaml"
+    reads = "seen: {op: call, fn: FUNCTIONS:seen_ends, in: {finish: rollout.finish}}" if port else ""
+    more.write_text(f"hflow: 1\nnodes: {{{reads}}}\n".replace("FUNCTIONS", str(GRAPHS / "functions.py")))
+    graph = hflow.load(GRAPHS / "kept.yaml", [f"params.model={tiny_model}", "params.steps=1"], [more])
+    run = hflow.execute(
+        hflow.compile(graph, "local1"), run_dir=tmp_path / "run", workers="inline", config=EVERY
+    )
+    rows = run.samples(0).to_pylist()
+    for row in rows:
+        stopped = any(text in row["response"] for text in ("7", "42"))
+        assert (row["finish"] == "stop") == stopped
+        assert (row["logprob"] is None) == (row["finish"] == "length")
+    assert {"stop", "length"} <= {row["finish"] for row in rows} <= {"stop", "length", "eos"}
+
+
 def test_a_run_without_samples_is_the_same_run(run: Run, tiny_model: Path, tmp_path: Path) -> None:
     bare = RunConfig(EVERY.checkpoint, export="none", samples=SamplePolicy(every=0))
     other = run_inline(GRPO, tmp_path / "run", bare, f"model={tiny_model}", "steps=3")

@@ -58,6 +58,7 @@ KEPT = "kept"
 FINISH = "finish"
 # What `finish` says of a response.
 LENGTH, END_TOKEN, STOP, WAS_FINISHED = 0, 1, 2, 3
+FINISHES = ("length", "eos", "stop", "finished")  # the same for people
 
 
 def inputs(written: Set[str], options: Mapping[str, Any]) -> tuple[Port, ...]:
