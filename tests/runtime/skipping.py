@@ -26,14 +26,14 @@ def main(model: str, folder: str, mark: str) -> None:
     from hflow.runtime.controller.ray_worker import RayWorker
 
     class Skipping(RayWorker):
-        def run(self, step: int, evaluation: bool = False) -> dict[str, Any]:
+        def run(self, step: int, evaluation: bool = False, *named: Any) -> dict[str, Any]:
             assert self.world and self.interpreter
             if step == 2 and not evaluation and self.world.rank == 1 and not Path(mark).exists():
                 Path(mark).touch()
                 runs: Any = self.interpreter
                 before = runs._run
                 runs._run = lambda i, s: Received() if isinstance(i, SyncWeights) else before(i, s)
-            return super().run(step, evaluation)
+            return super().run(step, evaluation, *named)
 
     graph = hflow.load(GRAPH, [f"params.model={model}", f"params.steps={STEPS}", "eval.every=1"])
     pool = RayPool((3,), local, worker=Skipping)
