@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from hflow.graph.ir import Node, Output
 from hflow.graph.types import Dim, Factor, ValueType
+from hflow.runtime.chat.rows import CHUNK
 from hflow.runtime.engines.protocol import NodeError, Result
 from hflow.runtime.engines.python.engine import PythonEngine
 from hflow.runtime.rows import Rows
@@ -433,3 +434,11 @@ def test_the_prompt_has_the_tokens_of_a_rollout_and_nothing_is_put_before_parts(
         assert tokens == as_one
     if answer == "\n\n":
         assert tokens != as_one, "this is a case where one text would have other tokens"
+
+
+def test_the_first_of_many_texts_that_no_token_expresses_is_told(tmp_path: Path) -> None:
+    talk = [asked("1?"), said("1"), asked("2?"), said("2"), asked("3?"), said("3")]
+    rows = [{"messages": [asked(f"{'é' * (number > 0)}{number}"), *talk[1:]]} for number in range(CHUNK)]
+    with pytest.raises(NodeError, match="row 1 of .*: .*no token for 'é'") as caught:
+        draw(chat_node(tmp_path, rows, messages="messages"), tokenizer_of("chatml"))
+    assert caught.value.code == "HF403"
