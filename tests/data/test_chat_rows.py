@@ -16,6 +16,8 @@ from transformers import PreTrainedTokenizerFast
 
 from hflow.graph.ir import Node, Output
 from hflow.graph.types import Dim, Factor, ValueType
+from hflow.runtime.chat import rows as chat_rows
+from hflow.runtime.chat.messages import tools_in
 from hflow.runtime.chat.rows import CHUNK
 from hflow.runtime.engines.protocol import NodeError, Result
 from hflow.runtime.engines.python.engine import PythonEngine
@@ -302,6 +304,20 @@ def test_tools_come_from_the_graph_a_column_or_a_file(tmp_path: Path, kind: str)
     given: Any = TOOLS
     expected = tokenizer.fast.apply_chat_template(CALLED, tools=given, tokenize=False)
     assert texts(result.outputs["tokens"], tokenizer) == [str(expected).removesuffix("\n")]
+
+
+def test_a_file_of_tools_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, read = tmp_path / "tools.json", []
+    file.write_text(json.dumps(TOOLS))
+
+    def counted(path: Path) -> Any:
+        read.append(path)
+        return tools_in(path)
+
+    monkeypatch.setattr(chat_rows, "tools_in", counted)
+    rows = [{"messages": [asked(f"{n}?"), said("1")]} for n in range(CHUNK + 1)]
+    draw(chat_node(tmp_path, rows, messages="messages", tools=str(file)), tokenizer_of("chatml"))
+    assert read == [file]
 
 
 def test_nulls_of_a_file_of_columns_are_absent(tmp_path: Path) -> None:
