@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -27,14 +27,17 @@ class Digests:
     """SHA-256, in hex, of what stood in files when the graph was compiled; what was not there is left out.
 
     `models`: by folder and name of the file; of ``model.safetensors`` only the header. `functions`: by
-    reference, of the file that holds the function.
+    reference, of the file that holds the function. `chats`: by path, of the chat templates and tools that
+    nodes name.
     """
 
     models: Mapping[str, Mapping[str, str]]
     functions: Mapping[str, str]
+    chats: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 State = Literal["same", "changed", "gone", "unknown"]
+CHAT_FILES = {"chat_template": ".jinja", "tools": ".json"}  # options that may name one, and how it ends
 
 
 @dataclass(frozen=True)
@@ -61,12 +64,23 @@ class FunctionFile:
     state: State
 
 
+@dataclass(frozen=True)
+class ChatFile:
+    """A chat template, or tools, that `nodes` name. `state`: never ``unknown``."""
+
+    file: str
+    nodes: tuple[str, ...]
+    digest: str
+    state: State
+
+
 def digests_of(graph: Graph) -> Digests:
-    """Of the model folders and functions of a graph, as they are now."""
+    """Of the model folders, functions, chat templates and tools of a graph, as they are now."""
     folders = sorted({m.path for m in graph.models if not m.path.startswith(NAMED)})
     read = {reference: _file_digest(_found(reference)) for reference in _users(graph)}
     functions = {reference: digest for reference, digest in read.items() if digest}
-    return Digests({folder: model_digests(Path(folder)) for folder in folders}, functions)
+    chats = {path: digest for path in _chat_users(graph) if (digest := _file_digest(Path(path)))}
+    return Digests({folder: model_digests(Path(folder)) for folder in folders}, functions, chats)
 
 
 def model_digests(folder: Path) -> dict[str, str]:
@@ -110,9 +124,30 @@ def _model_files(folder: str, then: Mapping[str, str]) -> Iterator[ModelFile]:
         yield ModelFile(folder, name, digest, state)
 
 
+def changed_chats(graph: Graph, then: Digests) -> Iterator[Diagnostic]:
+    """HF406 for every chat template and every file of tools that is not what it was when the graph was
+    compiled. Of one that is not here, whoever reads it tells."""
+    for found in (f for f in chat_files(graph, then) if f.state == "changed"):
+        named = ", ".join(f"`{name}`" for name in found.nodes)
+        message = f"{named}: `{found.file}` has changed since the graph was compiled"
+        help_ = "compile the graph again; other prompts would come from it"
+        span = next(n.span for n in _all_nodes(graph) if n.name == found.nodes[0])
+        yield Diagnostic("HF406", message, span, help_)
+
+
+def chat_files(graph: Graph, then: Digests) -> tuple[ChatFile, ...]:
+    """The chat templates and tools that the graph was compiled with, and whether they have changed."""
+    users = _chat_users(graph)
+    return tuple(
+        ChatFile(path, users[path], digest, _compared(digest, _file_digest(Path(path))))
+        for path, digest in then.chats.items()
+        if path in users
+    )
+
+
 def check_models(graph: Graph, then: Digests) -> None:
-    """Raises HflowError HF406 where `changed_models` finds something."""
-    if changed := tuple(changed_models(graph, then)):
+    """Raises HflowError HF406 where `changed_models` or `changed_chats` finds something."""
+    if changed := (*changed_models(graph, then), *changed_chats(graph, then)):
         raise HflowError(changed)
 
 
@@ -164,6 +199,16 @@ def _users(graph: Graph) -> dict[str, tuple[str, ...]]:
             functions += filter_functions(node.options)
         for reference in functions:
             users[reference] = (*users.get(reference, ()), node.name)
+    return users
+
+
+def _chat_users(graph: Graph) -> dict[str, tuple[str, ...]]:
+    """The nodes that name each chat template, or file of tools."""
+    users: dict[str, tuple[str, ...]] = {}
+    for node in _all_nodes(graph):
+        written = ((node.options.get(name), ending) for name, ending in CHAT_FILES.items())
+        for path in (p for p, ending in written if isinstance(p, str) and p.endswith(ending)):
+            users[path] = (*users.get(path, ()), node.name)
     return users
 
 

@@ -69,8 +69,8 @@ class EvaluationPlan:
 @dataclass(frozen=True)
 class Plan(Displayed):
     """`step` runs every step; `evaluation` runs the held-out rows through the same nodes' plans, each of
-    `evaluations` its own rows through plans of its own. `digests`: of the files of models and functions that
-    the graph was compiled with."""
+    `evaluations` its own rows through plans of its own. `digests`: of the files of models, functions and
+    chats that the graph was compiled with."""
 
     version: int
     cluster: Cluster
@@ -140,13 +140,15 @@ class Plan(Displayed):
 
 
 def to_json(plan: Plan, leave_out: Set[str] = frozenset()) -> str:
-    """`leave_out`: fields of the plan. Graphs without named evaluations do not say so: their plans are those
-    from before there were any."""
+    """`leave_out`: fields of the plan. Graphs without named evaluations, or files of chats, do not say so:
+    their plans are those from before there were any."""
     from pydantic import TypeAdapter
 
     without: dict[str, Any] = dict.fromkeys(leave_out, True)
     if not plan.evaluations:
         without["evaluations"] = True
+    if not plan.digests.chats and "digests" not in leave_out:
+        without["digests"] = {"chats": True}
     if not plan.graph.evaluations:
         without["step"] = {"graph": _UNNAMED}
     if plan.evaluation:

@@ -68,10 +68,11 @@ class CountTensor(StateTensor):
 
 @dataclass(frozen=True)
 class AverageTensor(StateTensor):
-    """A parameter of a moving average, in float32, of a model's trained weights; `reader` takes it over."""
+    """A parameter of a moving average, in float32, of a model's trained weights, which `reader` takes over;
+    None for the version of the weights that it took in last."""
 
     reader: str
-    parameter: Parameter
+    parameter: Parameter | None
 
 
 @dataclass(frozen=True)
@@ -225,11 +226,14 @@ def _trained(plan: Plan, model: str) -> Iterator[StateTensor]:
 
 
 def _averages(plan: Plan, model: str) -> Iterator[StateTensor]:
+    """No version before the first step of training has come to them."""
     devices = trainer_of(plan, model).mesh.devices
     for reader in averaging(plan.graph, model):
         for parameter in parameters(plan.shapes[model]):
             name = f"models/{model}/average/{reader}/{parameter.name}"
             yield AverageTensor(name, "f32", parameter.shape, model, devices, reader, parameter)
+        version = f"models/{model}/average/{reader}/version"
+        yield AverageTensor(version, "i64", (), model, devices, reader, None, optional=True)
 
 
 def _older(plan: Plan, older: OlderWeights) -> Iterator[StateTensor]:

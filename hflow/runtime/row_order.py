@@ -105,12 +105,14 @@ class _Draw:
         return self.order.groups[self.place]
 
     def easy(self) -> RowNumbers:
-        """Distinct rows out of the share that the curriculum has come to."""
+        """Rows out of the share that the curriculum has come to: distinct ones, and the same again where
+        the group has fewer than the batch takes, which Webster's method may round up."""
         curriculum, rows = self.order.curriculum, self.group.rows
         assert curriculum and curriculum.steps
         share = curriculum.start + (1 - curriculum.start) * self.step / curriculum.steps
         pool = min(len(rows), max(self.count, math.ceil(len(rows) * share)))
-        chosen = permutation(pool, self.seed, -1 - self.step, self.stream, self.place)[: self.count]
+        order = permutation(pool, self.seed, -1 - self.step, self.stream, self.place)
+        chosen = np.resize(order, self.count)
         return rows[self.group.by_ease[chosen]]
 
     def passing(self) -> RowNumbers:

@@ -114,7 +114,9 @@ def test_the_state_of_a_run_names_what_there_is() -> None:
         kinds.setdefault(tensor.parameter.name, set()).add(tensor.kind)
     assert kinds == {n: {"weights"} if n in frozen else {"weights", "exp_avg", "exp_avg_sq"} for n in names}
     averages = [t for t in state if isinstance(t, AverageTensor)]
-    assert {t.parameter.name for t in averages} == names and {t.dtype for t in averages} == {"f32"}
+    assert {t.parameter.name: t.dtype for t in averages if t.parameter} == dict.fromkeys(names, "f32")
+    (version,) = (t for t in averages if t.parameter is None)
+    assert (version.dtype, version.shape, version.optional) == ("i64", (), True)
     assert not any("refreshed" in t.name for t in state)  # the average is all that its reader has
     assert len({t.name for t in state}) == len(state)
 

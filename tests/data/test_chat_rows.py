@@ -16,6 +16,9 @@ from transformers import PreTrainedTokenizerFast
 
 from hflow.graph.ir import Node, Output
 from hflow.graph.types import Dim, Factor, ValueType
+from hflow.runtime.chat import rows as chat_rows
+from hflow.runtime.chat.messages import tools_in
+from hflow.runtime.chat.rows import CHUNK
 from hflow.runtime.engines.protocol import NodeError, Result
 from hflow.runtime.engines.python.engine import PythonEngine
 from hflow.runtime.rows import Rows
@@ -303,6 +306,20 @@ def test_tools_come_from_the_graph_a_column_or_a_file(tmp_path: Path, kind: str)
     assert texts(result.outputs["tokens"], tokenizer) == [str(expected).removesuffix("\n")]
 
 
+def test_a_file_of_tools_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, read = tmp_path / "tools.json", []
+    file.write_text(json.dumps(TOOLS))
+
+    def counted(path: Path) -> Any:
+        read.append(path)
+        return tools_in(path)
+
+    monkeypatch.setattr(chat_rows, "tools_in", counted)
+    rows = [{"messages": [asked(f"{n}?"), said("1")]} for n in range(CHUNK + 1)]
+    draw(chat_node(tmp_path, rows, messages="messages", tools=str(file)), tokenizer_of("chatml"))
+    assert read == [file]
+
+
 def test_nulls_of_a_file_of_columns_are_absent(tmp_path: Path) -> None:
     """Parquet gives every message all keys: `'tool_calls' in message` would be true of all."""
     file = tmp_path / "rows.parquet"
@@ -433,3 +450,11 @@ def test_the_prompt_has_the_tokens_of_a_rollout_and_nothing_is_put_before_parts(
         assert tokens == as_one
     if answer == "\n\n":
         assert tokens != as_one, "this is a case where one text would have other tokens"
+
+
+def test_the_first_of_many_texts_that_no_token_expresses_is_told(tmp_path: Path) -> None:
+    talk = [asked("1?"), said("1"), asked("2?"), said("2"), asked("3?"), said("3")]
+    rows = [{"messages": [asked(f"{'é' * (number > 0)}{number}"), *talk[1:]]} for number in range(CHUNK)]
+    with pytest.raises(NodeError, match="row 1 of .*: .*no token for 'é'") as caught:
+        draw(chat_node(tmp_path, rows, messages="messages"), tokenizer_of("chatml"))
+    assert caught.value.code == "HF403"

@@ -140,6 +140,15 @@ def test_named_templates_are_chosen_as_transformers_does() -> None:
         ("{{ 'a'.center(10**9) }}", "more than 100000000 characters"),
         ("{{ '%1000000000d' % 1 }}", "a width in `%`"),
         ("{{ '{:1000000000}'.format(1) }}", "`format` takes no widths"),
+        ("{{ '{:{}}'.format('x', 300000000) }}", "`format` takes no widths"),
+        ("{{ '{:{w}}'.format_map({'': 'x', 'w': 300000000}) }}", "`format` takes no widths"),
+        ("{{ ('{0}' * 10**5).format('x' * 10**5) }}", "more than 100000000 characters"),
+        ("{{ (['{0}' * 10**5] | map(attribute='format') | first)('x' * 10**5) }}", "100000000 characters"),
+        ("{{ (5).to_bytes(300000000, 'big') | length }}", "`to_bytes` of type `int` cannot be called"),
+        ("{{ (5 | attr('to_bytes'))(300000000, 'big') | length }}", "`to_bytes` of type `int` cannot"),
+        ("{{ (0.5).hex() }}", "`hex` of type `float` cannot be called"),
+        ("{{ dict.fromkeys(range(9)) }}", "`fromkeys` of type `type` cannot be called"),
+        ("{% set m = {'a': 1} %}{{ dict.pop(m, 'a') }}", "`pop` of type `dict` cannot be called"),
         ("{{ 10 ** 99999 }}", "more than 10000 bits"),
         (
             "{% set n = namespace(x='ab') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
@@ -161,6 +170,22 @@ def test_templates_that_do_too_much_or_nothing_are_refused(template: str | None,
     with pytest.raises(ChatProblem) as caught:
         ChatTemplate(tokenizer).render(ONE)
     assert problem in caught.value.message
+
+
+def test_functions_and_methods_that_templates_may_call_are_called() -> None:
+    template = (
+        "{% set turn = cycler('a', 'b') %}{% macro twice(x) %}{{ x }}{{ x }}{% endmacro %}"
+        "{% set comma = joiner('+') %}"
+        "{% for i in [1, 2] %}{{ turn.next() }}{{ loop.cycle(3, 4) }}{{ loop.changed(i) }}{{ comma() }}"
+        "{{ twice(i) }}{% endfor %}{% for c in [[1], 2] recursive %}"
+        "{{ loop(c) if c is sequence else c }}{% endfor %}"
+        "{{ '{} {x} {{}}'.format(1, x='y') }}{{ '{a[0]!r}'.format_map({'a': 'bc'}) }}"
+        "{{ {'a': 1}.get('a') }}{{ 'x,y'.split(',') | length }}{{ strftime_now('%Y') }}{{ dict(a=1).a }}"
+    )
+    tokenizer = with_chat(character_tokenizer(ALPHABET), "chatml", template)
+    written = ChatTemplate(tokenizer, date=DATE).render(ONE)
+    given: Any = list(ONE)
+    assert written == tokenizer.fast.apply_chat_template(given, tokenize=False)
 
 
 def test_arguments_and_tools_that_no_template_reads_are_refused() -> None:

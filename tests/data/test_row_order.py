@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hflow.diagnostics import HflowError
@@ -128,3 +128,22 @@ def test_a_source_with_fewer_rows_than_a_batch_takes_is_refused() -> None:
     dataset = Dataset("rows", tuple(range(14)), (), order=mixture([12, 2], [1, 1]))
     with pytest.raises(HflowError, match="source `s1` has 2 rows to train on, a batch takes 4 of it"):
         dataset.batch(0, 0, 8)
+
+
+SHARES = st.lists(st.sampled_from([1, 2, 3, 7, 30, 100, 1000]), min_size=2, max_size=7)
+
+
+@settings(max_examples=200, derandomize=True, deadline=None)
+@example([1, 1, 3], 3)  # of the last, batches of 1, 3, ... rows, and ceil(9 / 5) is 2
+@given(SHARES, st.integers(1, 20))
+def test_the_least_rows_are_enough_for_whole_batches(weights: list[int], size: int) -> None:
+    """Sources of just so many rows as are asked for, with a curriculum that grows and after it."""
+    least = mixture([1] * len(weights), list(map(float, weights))).least_rows(size)
+    order = mixture(list(least), list(map(float, weights)), Curriculum("level", steps=12, start=0.1))
+    for step in range(16):
+        times = Counter(order.batch(5, step, size))
+        assert times.total() == size
+        for group, count in zip(order.groups, order.counts(step, size)):
+            own = [times[row] for row in group.rows.tolist()]
+            assert sum(own) == count
+            assert step >= 12 or max(own) <= -(-count // len(own)), "no row more often than it must"

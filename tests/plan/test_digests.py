@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from hflow.plan.digests import (
 )
 from hflow.plan.plan import Plan, to_json
 from hflow.plan.plan_file import load_plan
+from hflow.view.terminal.compiled_files import files_json, files_text
 from tests.model_folder import CONFIG
 
 REWARD = """
@@ -216,3 +218,59 @@ def test_a_function_that_was_not_found_is_not_compared(plan: Plan, tmp_path: Pat
     states = {f.nodes: f.state for f in function_files(plan.graph, bare)}
     assert states[("reward",)] == "unknown" and states[("advantages",)] == "same"
     assert list(changed_functions(plan.graph, bare)) == []
+
+
+CHAT = """
+hflow: 1
+name: told
+params: {model: ""}
+models: {actor: {path: "${ model }"}}
+loop: {name: step, times: 1}
+nodes:
+  rows:
+    op: data
+    with:
+      dataset: rows.jsonl
+      batch: 2
+      messages: messages
+      chat_template: FOLDER/mine.jinja
+      tools: FOLDER/tools.json
+      tokenizer: actor
+      max_prompt_tokens: 8
+    out: {prompt: "i32[batch, prompt~]"}
+  rollout: {op: generate, model: actor, in: {prompt: rows.prompt}, with: {n: 1, max_new_tokens: 4}}
+"""
+
+
+@pytest.fixture
+def told(model: Path, tmp_path: Path) -> Plan:
+    """Prompts by a chat template and tools from files of the user's."""
+    (tmp_path / "mine.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}{{ tools }}")
+    (tmp_path / "tools.json").write_text("[]")
+    (tmp_path / "told.yaml").write_text(CHAT.replace("FOLDER", str(tmp_path)))
+    return hflow.compile(hflow.load(tmp_path / "told.yaml", [f"params.model={model}"]), "local1")
+
+
+@pytest.mark.parametrize("name", ["mine.jinja", "tools.json"])
+def test_files_of_chats_are_compared(told: Plan, tmp_path: Path, name: str) -> None:
+    check_models(told.graph, told.digests)
+    expected = hashlib.sha256((tmp_path / name).read_bytes()).hexdigest()
+    assert told.digests.chats[str(tmp_path / name)] == expected
+    (tmp_path / name).write_text("[{}]")
+    with pytest.raises(HflowError) as caught:
+        check_models(told.graph, told.digests)
+    (problem,) = caught.value.diagnostics
+    changed = f"`rows`: `{tmp_path / name}` has changed since the graph was compiled"
+    assert (problem.code, problem.message) == ("HF406", changed)
+    assert problem.span and problem.help and changed in " ".join(files_text(told, 999).split())
+    found = {f["file"]: f["state"] for f in files_json(told)["chat_files"]}
+    assert sorted(found.values()) == ["changed", "same"] and found[str(tmp_path / name)] == "changed"
+    (tmp_path / name).unlink()
+    check_models(told.graph, told.digests)  # who reads it says so; another host need not have it
+
+
+def test_plans_hold_digests_of_chats_only_where_there_are_any(plan: Plan, told: Plan, tmp_path: Path) -> None:
+    assert '"chats"' not in to_json(plan)
+    told.save(tmp_path / "plan.json")
+    assert load_plan(tmp_path / "plan.json") == told
+    assert replace(told, digests=Digests({}, {})).hash == told.hash

@@ -203,6 +203,21 @@ def test_older_weights_that_are_away_are_in_a_checkpoint(tiny_model: Path, tmp_p
     assert untimed(resumed) == untimed(undisturbed)
 
 
+def test_texts_of_an_averaged_model_keep_their_version(tiny_model: Path, tmp_path: Path) -> None:
+    """The last refresh was before the checkpoint: nothing in the steps after it tells the version again."""
+    params = [f"params.model={tiny_model}", "params.every=2", f"params.steps={STEPS}"]
+    plan = hflow.compile(hflow.load(GRAPHS / "averaged_texts.yaml", params), "local1")
+    undisturbed = execute(plan, tmp_path / "run", workers="inline", config=EVERY, export=False)
+    folder = up_to(undisturbed.folder, 3, tmp_path / "3")
+    with closing(CheckpointReader(folder / "checkpoints" / name_of(3))) as reader:
+        assert int(reader.whole("models/actor/average/ref/version")) == 2
+    resumed = execute(plan, folder, workers="inline", config=EVERY, export=False, resume=True)
+    for run in (undisturbed, resumed):
+        written = (row["version"] for row in run.samples(3).to_pylist() if row["node"] == "written")
+        assert set(written) == {2}
+    assert untimed(resumed) == untimed(undisturbed)
+
+
 def assert_same(ours: dict[str, Any], theirs: dict[str, Any], layout: str) -> None:
     for key in (k for k in theirs if not k.startswith(TIMES)):
         if key.startswith("digest."):

@@ -9,16 +9,19 @@ work is done; there is no `random` and no `lipsum`; and a null is not written as
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Iterator, MappingView
 from itertools import islice
+from string import Formatter
+from types import MethodDescriptorType, WrapperDescriptorType
 from typing import Any
 
 from jinja2 import Template, Undefined, pass_context
+from jinja2.ext import Extension
 from jinja2.meta import TrackingCodeGenerator
 from jinja2.nodes import Call, Name, Node, Test
-from jinja2.runtime import Context
+from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Cycler
 
 from hflow.graph.templates.budget import MAX_OPERATIONS, BadTemplateError, Budget, items, letters
 from hflow.graph.templates.costs import FILTER_COSTS, METHOD_COSTS, Cost
@@ -28,9 +31,11 @@ from hflow.runtime.chat.problem import ChatProblem
 
 MAX_CHARACTERS = 10**8  # of one rendering: a conversation is read and copied some ten times
 _PASSED = "jinja_pass_arg"  # how jinja2 marks filters whose first argument is its own
-_WIDTH = re.compile(r"\{[^{}]*:[^{}]*\}")  # `{:1000000}` of str.format
+_OURS = (LoopContext, Cycler, Extension)  # of jinja2: their methods make nothing large
+_UNBOUND = (MethodDescriptorType, WrapperDescriptorType)
 _OF_JINJA = ("_loop_vars", "_block_vars")  # what jinja2 tells a function that asks for its context
 _LACKING = ("random", "lipsum")
+_HELP = "texts, mappings, lists and loops have methods"
 _KINDS: dict[str, type | tuple[type, ...]] = {"text": str, "mapping": dict, "list": (list, tuple)}
 
 
@@ -102,14 +107,16 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return template, frozenset(generator.undeclared_identifiers) | _tested(tree)
 
     def call(self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """A call of a macro, a function or a method; of those of texts, mappings and lists, what prompts
-        have."""
+        """A call of a macro, a function or a method: of those of texts, mappings and lists, what prompts
+        have, of loops all, of other values none."""
         self.budget.spend(1 + sum(map(items, args)))
         owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
         kind = next((k for k, type_ in _KINDS.items() if isinstance(owner, type_)), None)
         if kind:
             given = {key: v for key, v in kwargs.items() if key not in _OF_JINJA}
             self._check_method(kind, owner, name, args, given)
+        elif isinstance(__obj, _UNBOUND) or not isinstance(owner, (type(None), *_OURS)):
+            raise BadTemplateError(f"the method `{name}` of {_kind_of(__obj, owner)} cannot be called", _HELP)
         made = super().call(__context, __obj, *args, **kwargs)
         return self._made(made) if kind else made
 
@@ -122,11 +129,19 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return self.budget.number(super().call_binop(context, operator, left, right))
 
     def wrap_str_format(self, value: Any) -> Any:
-        """`format` of a text, which jinja2 makes a function of its own."""
-        owner, name = getattr(value, "__self__", None), getattr(value, "__name__", "")
-        if name in ("format", "format_map") and isinstance(owner, str) and _WIDTH.search(owner):
-            raise BadTemplateError("`format` takes no widths")
-        return super().wrap_str_format(value)
+        """`format` of a text, which jinja2 makes a function of its own: counted before it is called."""
+        made = super().wrap_str_format(value)
+        if made is None:
+            return None
+        pattern = value.__self__
+
+        @functools.wraps(made)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            size, _ = self.budget.weigh([list(args), kwargs])
+            self.budget.spend(characters=_fields(pattern) * size)
+            return self._made(made(*args, **kwargs))
+
+        return run
 
     def _check_method(self, kind: str, owner: Any, name: str, args: Any, kwargs: Any) -> None:
         if name not in METHODS[kind]:
@@ -189,6 +204,19 @@ class _ChatCounted(Counted):
 
     def visit_Call(self, node: Call) -> Any:  # noqa: N802  (jinja2's names)
         return self.generic_visit(node)
+
+
+def _fields(pattern: str) -> int:
+    """How many values a text of `str.format` writes. Raises BadTemplateError where it says how wide: a width
+    may be a field itself, as in ``{:{}}``."""
+    found = [(name, spec) for _, name, spec, _ in Formatter().parse(pattern) if name is not None]
+    if any(spec for _, spec in found):
+        raise BadTemplateError("`format` takes no widths")
+    return len(found)
+
+
+def _kind_of(called: Any, owner: Any) -> str:
+    return f"type `{getattr(called, '__objclass__', type(owner)).__name__}`"
 
 
 def _tested(tree: Node) -> frozenset[str]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hflow.graph.ir import Node
+from hflow.plan.digests import CHAT_FILES
 from hflow.runtime.chat.messages import (
     ASSISTANT,
     SYSTEM,
@@ -75,6 +76,10 @@ def chat_rows(
     Raises:
         what `refuse` makes: for the first row that is no conversation, or that the template refuses.
     """
+    try:
+        node = replace(node, options=_with_tools(node.options))
+    except ChatProblem as problem:
+        raise refuse(0, problem) from None
     template = chat_template(node.options, tokenizer)
     responds = any(str(output.type.dims[-1]) in ("seq~", "resp~") for output in node.outputs)
     out: list[ChatRow] = []
@@ -194,13 +199,19 @@ def _with_system(messages: list[ChatMessage], text: str) -> list[ChatMessage]:
     return [{"role": SYSTEM, "content": text}, *messages]
 
 
+def _with_tools(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The options, with the tools of a file in place of its name: read once for all rows."""
+    written = options.get("tools")
+    if not isinstance(written, str) or not written.endswith(CHAT_FILES["tools"]):
+        return options
+    return {**options, "tools": tools_in(Path(written))}
+
+
 def _tools(written: Any, row: Row) -> Tools:
     if written is None:
         return None
     if isinstance(written, list | tuple):
         return list(written)
-    if written.endswith(".json"):
-        return tools_in(Path(written))
     return tools_of(field_of(row, written), written)
 
 

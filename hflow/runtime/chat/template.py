@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +145,8 @@ class ChatTemplate:
     @cached_property
     def _names(self) -> dict[str, Any]:
         special = dict(self.tokenizer.fast.special_tokens_map)
-        return {**special, **self.arguments, "strftime_now": self._strftime}
+        now = partial(self._strftime)  # a function for templates, which call no methods of ours
+        return {**special, **self.arguments, "strftime_now": now}
 
     def _strftime(self, form: str) -> str:
         if not self.date:

@@ -49,9 +49,15 @@ def _encode(tokenizer: Tokenizer, texts: Sequence[str]) -> dict[str, list[int] |
     distinct = list(dict.fromkeys(texts))
     try:
         return dict(zip(distinct, tokenizer.encode(distinct)))
+    except UnknownTextError:  # each alone: all of them may have such a part, and every failure costs all
+        return {text: _encoded(tokenizer, text) for text in distinct}
+
+
+def _encoded(tokenizer: Tokenizer, text: str) -> list[int] | ChatProblem:
+    try:
+        return tokenizer.encode([text])[0]
     except UnknownTextError as error:
-        bad = distinct.pop(error.index)
-        return {bad: ChatProblem(str(error)), **_encode(tokenizer, distinct)}
+        return ChatProblem(str(error))
 
 
 def _assembled(

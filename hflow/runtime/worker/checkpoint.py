@@ -138,9 +138,14 @@ def _trained_parts(interpreter: Interpreter, state: TrainedTensor) -> Iterator[S
 
 
 def _average_parts(interpreter: Interpreter, state: AverageTensor) -> Iterator[StatePart]:
-    plan, name, shape = interpreter.plan, state.parameter.name, state.parameter.shape
+    plan, rank = interpreter.plan, interpreter.world.rank
     average = interpreter.engines.models[trainer_of(plan, state.owner)].averages[state.reader]
-    if box := parts_to_write(plan, state.owner, interpreter.world.rank).get(name):
+    if state.parameter is None:
+        if rank == state.devices[0] and average.version:
+            yield _whole(state, torch.tensor(average.version))
+        return
+    name, shape = state.parameter.name, state.parameter.shape
+    if box := parts_to_write(plan, state.owner, rank).get(name):
         yield StatePart(state, shape, box, _copy_of(average, name, box))
 
 
@@ -199,9 +204,11 @@ def _restore_averages(interpreter: Interpreter, reader: CheckpointReader) -> Non
     for model in trained_models(plan.graph):
         trainer = interpreter.engines.models.get(trainer_of(plan, model))
         for name, average in trainer.averages.items() if trainer else ():
+            prefix = f"models/{model}/average/{name}/"
             for parameter in average.names():
-                stored = f"models/{model}/average/{name}/{parameter}"
-                _write(average, parameter, reader.read(stored, average.box(parameter)))
+                _write(average, parameter, reader.read(prefix + parameter, average.box(parameter)))
+            if f"{prefix}version" in reader:
+                average.version = int(reader.whole(f"{prefix}version"))
     interpreter.send_averages()
 
 

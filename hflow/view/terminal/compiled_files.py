@@ -6,7 +6,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hflow.plan.digests import FunctionFile, changed_models, function_files, model_files
+from hflow.plan.digests import (
+    FunctionFile,
+    changed_chats,
+    changed_models,
+    chat_files,
+    function_files,
+    model_files,
+)
 from hflow.plan.plan import Plan
 from hflow.view.terminal.table import Column, table
 from hflow.view.terminal.terminal import labelled
@@ -22,12 +29,13 @@ _STATES = {"same": "", "changed": "changed since", "gone": "cannot be read", "un
 
 
 def files_text(plan: Plan, width: int = 100) -> str:
-    """A table of the functions that the plan runs, and a line for every model folder that has changed; empty
-    if there is neither."""
+    """A table of the functions that the plan runs, and a line for every model folder, chat template or file
+    of tools that has changed; empty if there is neither."""
+    changed = (*changed_models(plan.graph, plan.digests), *changed_chats(plan.graph, plan.digests))
     functions = function_files(plan.graph, plan.digests)
     parts = [
         table(COLUMNS, [_row(f) for f in functions], width) if functions else "",
-        labelled([("changed", d.message) for d in changed_models(plan.graph, plan.digests)], width),
+        labelled([("changed", d.message) for d in changed], width),
     ]
     return "\n\n".join(part for part in parts if part)
 
@@ -38,11 +46,12 @@ def _row(found: FunctionFile) -> tuple[str, ...]:
 
 
 def files_json(plan: Plan) -> dict[str, Any]:
-    """`functions` and `model_files`, with the digests that the plan holds. `state`: ``same``, ``changed``,
-    ``gone``, or ``unknown`` where there is nothing to compare."""
+    """`functions`, `model_files` and `chat_files`, with the digests that the plan holds. `state`: ``same``,
+    ``changed``, ``gone``, or ``unknown`` where there is nothing to compare."""
     return {
         "functions": [_function(f) for f in function_files(plan.graph, plan.digests)],
         "model_files": [asdict(f) for f in model_files(plan.digests)],
+        "chat_files": [asdict(f) for f in chat_files(plan.graph, plan.digests)],
     }
 
 
