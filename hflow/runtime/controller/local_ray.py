@@ -20,11 +20,10 @@ from hflow.whole_file import unwritten
 _TOKEN = secrets.token_hex(32)  # of all runs of this process: Ray remembers the first that it has read
 
 END_S = 5.0  # for killed processes to end
-# Ray's own limits, seconds to minutes, are of an idle machine: on cores that others use, the imports of its
-# processes take longer, and those that it started anew for it would, too. That one has died is seen apart.
+# Ray's own limits, a minute at most, are of an idle machine: on cores that others use, the imports of its
+# Python processes take longer, and those that it started anew for it would, too.
 START_S = 600
 PATIENCE = {
-    "RAY_gcs_server_port_wait_time_s": str(START_S),
     "RAY_agent_register_timeout_ms": str(1000 * START_S),
     "RAY_worker_register_timeout_seconds": str(START_S),
 }
