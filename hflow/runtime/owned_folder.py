@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import getpass
+import os
+import re
 import shutil
 import tempfile
 import time
@@ -12,6 +15,11 @@ from pathlib import Path
 
 OWNER = "owner"
 LOOKS, LOOK_S = 6, 0.5
+LONGEST_NAME = 107  # of a Unix socket, in bytes
+SOCKET = "torch-shm-dir-XXXXXX/manager.sock"  # PyTorch's: of those in temporary folders, the longest
+INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
+
+_place: Path | None = None  # of owned folders, where another folder has become the temporary one
 
 
 def _nothing(_name: str) -> None:
@@ -25,13 +33,26 @@ class OwnedFolder:
     def __init__(self, kind: str, forget: Callable[[str], None] = _nothing) -> None:
         """Make a folder ``hflow-KIND-…``; `forget`: also called, with its name, when it is removed."""
         self._forget = forget
-        prefix = f"hflow-{kind}-"
-        _remove_abandoned(prefix, forget)
-        self.path = Path(tempfile.mkdtemp(prefix=prefix))  # mode 0700
+        remove_abandoned(kind, forget)
+        self.path = Path(tempfile.mkdtemp(prefix=_prefix(kind), dir=_parent()))  # mode 0700
         # The system releases the lock when this process ends. The file gets its name when it is locked.
         self._lock = (self.path / f"{OWNER}.new").open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         (self.path / f"{OWNER}.new").rename(self.path / OWNER)
+
+    def take_temporary_files(self) -> None:
+        """From now on the temporary files of this process, and of those that it starts, are in here, but for
+        what PyTorch has compiled, which serves later runs. Owned folders still lie beside this one: there the
+        next owner looks for what is left of them.
+
+        Where names of sockets would become too long, temporary files stay where they are.
+        """
+        global _place
+        if len(os.fsencode(self.path / SOCKET)) > LONGEST_NAME:
+            return
+        _place = self.path.parent
+        os.environ.setdefault(INDUCTOR, str(_place / f"torchinductor_{_user()}"))
+        os.environ["TMPDIR"] = tempfile.tempdir = str(self.path)
 
     def remove(self) -> None:
         """Twice is once. The lock is kept to the end: nobody else removes it meanwhile."""
@@ -41,12 +62,29 @@ class OwnedFolder:
         self._lock.close()
 
 
-def _remove_abandoned(prefix: str, forget: Callable[[str], None]) -> None:
-    for owner in Path(tempfile.gettempdir()).glob(f"{prefix}*/{OWNER}"):
+def remove_abandoned(kind: str, forget: Callable[[str], None] = _nothing) -> None:
+    """Remove folders of this kind whose owners have ended; as for `OwnedFolder`."""
+    for owner in _parent().glob(f"{_prefix(kind)}*/{OWNER}"):
         with suppress(OSError), owner.open("r+") as file:  # another user's, or in use
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             forget(owner.parent.name)
             _erase(owner.parent)
+
+
+def _prefix(kind: str) -> str:
+    return f"hflow-{kind}-"
+
+
+def _parent() -> Path:
+    return _place or Path(tempfile.gettempdir())
+
+
+def _user() -> str:
+    """As PyTorch has it in the name of that folder."""
+    try:
+        return re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
+    except (KeyError, OSError):  # a user without a name
+        return f"uid_{os.getuid()}"
 
 
 def _erase(folder: Path) -> None:

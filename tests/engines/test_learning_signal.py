@@ -17,7 +17,7 @@ from hflow.ops.preferences import dpo
 from hflow.ops.sequence_losses import gspo
 from hflow.ops.values import value_clip
 from hflow.runtime.engines.groups import NewGroup
-from hflow.runtime.engines.megatron.learning_signal import ROUNDING, carries_signal
+from hflow.runtime.engines.megatron.learning_signal import ROUNDING, carries_signal, leave_out_rounding
 from hflow.runtime.rows import Rows
 from tests.engines.models import ADAM, Folders, load_hf, make_call, make_engine, share, train_node
 from tests.engines.processes import Pool
@@ -66,6 +66,32 @@ def test_whether_a_loss_carries_signal(name: str) -> None:
         total = loss(x).sum() * scale
         assert bool(carries_signal(total, {"logprobs": x}, torch.float32)) == expected
         total.backward()  # its graph is still there
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tokens_of_rounding_are_left_out_of_the_gradient(dtype: torch.dtype) -> None:
+    """Of four rows, one has a reward, another is away from the reference; those between are rounding."""
+    reference = torch.where(torch.arange(4)[:, None] == 3, LOGPROBS + 1e-4, NEAR)
+    gradients: list[Tensor] = []
+    for leaves_out in (False, True):
+        x = LOGPROBS.clone().requires_grad_()
+        loss = ppo_clip(x, LOGPROBS, BETTER, MASK, reference, kl_coef=0.01)[0].sum()
+        if leaves_out:
+            assert bool(leave_out_rounding(loss, {"logprobs": x}, dtype)) == (dtype == torch.float32)
+        loss.backward()
+        assert x.grad is not None
+        gradients.append(x.grad)
+    plain, left = gradients
+    assert (plain[:2] != 0).all() and (left[:2] == 0).all()
+    assert torch.equal(left[2:], plain[2:])
+
+
+def test_a_slope_that_is_no_number_is_not_hidden() -> None:
+    x = LOGPROBS.clone().requires_grad_()
+    loss = (x * torch.where(torch.arange(6) == 1, torch.nan, 1.0)).sum()
+    leave_out_rounding(loss, {"logprobs": x}, torch.float32)
+    loss.backward()
+    assert x.grad is not None and x.grad[:, 1].isnan().all()
 
 
 def test_entropy_always_teaches() -> None:

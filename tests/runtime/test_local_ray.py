@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,48 @@ def test_a_second_run_of_a_process_has_the_first_ones_token(monkeypatch: pytest.
 def test_no_place_for_rays_files_is_a_diagnostic(tmp_path: Path) -> None:
     with temporary_files_in(tmp_path / "nowhere"), pytest.raises(HflowError, match="HF404.*nowhere.*No such"):
         LocalRay()
+
+
+class Started:
+    """Processes of a Ray that lives, or does not."""
+
+    def __init__(self, *dead: str) -> None:
+        self._dead = list(dead)
+
+    def dead(self) -> list[str]:
+        return self._dead
+
+
+def test_a_node_that_registers_late_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself waits for half a minute, in which its processes may not have started on a busy machine."""
+    local = LocalRay()
+    session, services = import_module("hflow.runtime.controller.ray_session"), services_of_ray()
+    local.remove()
+    asked: list[str] = []
+
+    def get_node(_address: str, node: str) -> dict[str, str]:
+        asked.append(node)
+        if len(asked) % 4:
+            raise RuntimeError("not yet")
+        return {"node": node}
+
+    monkeypatch.setattr(services, "get_node", get_node)
+    monkeypatch.setattr(session, "REGISTER_PAUSE_S", 0.01)
+    monkeypatch.setattr(session, "ALIVE_PAUSE_S", 0.0)
+    with session._waiting_for(Started()):
+        assert services.get_node("address", "late") == {"node": "late"} and len(asked) == 4
+    assert services.get_node is get_node
+    with session._waiting_for(Started("raylet")), pytest.raises(RuntimeError, match="not yet"):
+        services.get_node("address", "dead")
+    monkeypatch.setattr(session, "START_S", 0.0)
+    with session._waiting_for(Started()), pytest.raises(RuntimeError, match="not yet"):
+        services.get_node("address", "hangs")
+
+
+def services_of_ray() -> Any:
+    """It asks as it is asked to wait: a later version may do otherwise."""
+    assert "services.get_node(" in inspect.getsource(import_module("ray._private.node").Node.__init__)
+    return import_module("ray._private.services")
 
 
 @pytest.mark.slow

@@ -20,6 +20,13 @@ from hflow.whole_file import unwritten
 _TOKEN = secrets.token_hex(32)  # of all runs of this process: Ray remembers the first that it has read
 
 END_S = 5.0  # for killed processes to end
+# Ray's own limits, a minute at most, are of an idle machine: on cores that others use, the imports of its
+# Python processes take longer, and those that it started anew for it would, too.
+START_S = 600
+PATIENCE = {
+    "RAY_agent_register_timeout_ms": str(1000 * START_S),
+    "RAY_worker_register_timeout_seconds": str(START_S),
+}
 VITAL = ("gcs_server", "raylet")  # Ray cannot do without: a minute later it ends this very process
 
 
@@ -43,6 +50,8 @@ class LocalRay:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         # Ray's own default is 15: beside other load, workers would hardly get a core
         os.environ.setdefault("RAY_worker_niceness", "0")
+        for name, value in PATIENCE.items():
+            os.environ.setdefault(name, value)
         if "ray" in sys.modules and os.environ.get("RAY_AUTH_MODE") != "token":
             return  # the program around us imported Ray with its own settings
         token = self._private.path / "token"

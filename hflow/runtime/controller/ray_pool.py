@@ -27,12 +27,13 @@ from hflow.runtime.controller.placement import Demand, packs, place, spreads
 from hflow.runtime.controller.pool import WAIT_S, WorkerCall
 from hflow.runtime.controller.questions import Questions
 from hflow.runtime.controller.ray_session import RaySession
-from hflow.runtime.controller.ray_worker import LOOPBACK, RayWorker
+from hflow.runtime.controller.ray_worker import KIND, LOOPBACK, RayWorker
 from hflow.runtime.controller.ray_workers import GRACE_S, RayWorkers
 from hflow.runtime.controller.watch import Watch
 from hflow.runtime.controller.worker_failure import WorkerFailure, WorkerReport, root_cause
 from hflow.runtime.controller.worker_process import STOPPED
 from hflow.runtime.gpus import gpus_hidden
+from hflow.runtime.owned_folder import remove_abandoned
 from hflow.runtime.worker.failure import Failure
 
 IN_FLIGHT = 2  # calls that each worker has at most: this one and the next
@@ -91,7 +92,7 @@ class RayPool:
         if not self._workers:
             group = place(self._demand, self._say, wait_s, self._is_renewed)
             self._workers = RayWorkers(
-                group, self._demand, self._worker, self._local is None, self._check_ray
+                group, self._demand, self._worker, self._local is None, self._check_ray, self._say
             )
             if not self._local:
                 self._check_addresses(self._workers)
@@ -160,6 +161,7 @@ class RayPool:
         if self._local:
             self._end_ray(self._local)
             self._local.remove()
+            remove_abandoned(KIND)  # of workers that were killed
         else:
             self._session.end()
 

@@ -8,9 +8,10 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from importlib import import_module
 from queue import SimpleQueue
 from typing import Any
@@ -18,10 +19,12 @@ from typing import Any
 import ray
 
 from hflow.diagnostics import Diagnostic, HflowError
-from hflow.runtime.controller.local_ray import LocalRay
+from hflow.runtime.controller.local_ray import START_S, LocalRay
 
 OBJECT_STORE_BYTES = 100 * 2**20  # programs and reports only
 PRINTER = "print_to_stdstream"
+NODE_OF = "get_node"
+REGISTER_PAUSE_S, ALIVE_PAUSE_S = 0.2, 10.0  # between two looks whether a node is there, and whether it lives
 # ray::RayLog::InstallFailureSignalHandler(char const*, bool)
 HANDLER_INSTALLER = "_ZN3ray6RayLog27InstallFailureSignalHandlerEPKcb"
 # ray::RayLog::is_failure_signal_handler_installed_
@@ -51,8 +54,10 @@ class RaySession:
         else:
             _check_reachable(ray_at)
             options["address"] = ray_at
+        waiting = _waiting_for(ray_at) if isinstance(ray_at, LocalRay) else nullcontext()
         try:
-            self._call(lambda: ray.init(**options))
+            with waiting:
+                self._call(lambda: ray.init(**options))
             _shorten_messages()
         except Exception as error:  # Ray raises just that when a process of its own dies meanwhile
             raise HflowError(Diagnostic("HF404", f"Ray cannot be reached or started: {error}")) from None
@@ -80,6 +85,37 @@ class RaySession:
     def _serve(self) -> None:
         while job := self._jobs.get():
             job()
+
+
+@contextmanager
+def _waiting_for(local: LocalRay) -> Iterator[None]:
+    """Ray gives a node that it starts half a minute to register, and asks without a pause meanwhile. On cores
+    that others use, its processes have not even started by then: while they live, they have `START_S`.
+    Another version of Ray may not have the function."""
+    services: Any = import_module("ray._private.services")
+    asked = getattr(services, NODE_OF, None)
+    if asked is None:
+        yield
+        return
+
+    def registered(*given: Any, **options: Any) -> Any:
+        began = looked = time.monotonic()
+        while True:
+            try:
+                return asked(*given, **options)
+            except RuntimeError:  # not yet
+                now = time.monotonic()
+                if now - looked > ALIVE_PAUSE_S:
+                    looked = now
+                    if now - began > START_S or local.dead():
+                        raise
+            time.sleep(REGISTER_PAUSE_S)
+
+    setattr(services, NODE_OF, registered)
+    try:
+        yield
+    finally:
+        setattr(services, NODE_OF, asked)
 
 
 def let_ray_take_its_signals() -> None:

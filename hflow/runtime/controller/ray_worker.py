@@ -14,6 +14,7 @@ from hflow.plan.engine_registry import DEFAULT_ENGINE
 from hflow.runtime.engines.implementation import implementation
 from hflow.runtime.engines.shared_memory import remove_own
 from hflow.runtime.network import interface_of, network_stack, source_address
+from hflow.runtime.owned_folder import OwnedFolder
 from hflow.runtime.samples.parts import SampleRequest
 from hflow.runtime.worker.failure import failure_of
 from hflow.runtime.worker.gloo import INTERFACE
@@ -23,6 +24,7 @@ from hflow.runtime.worker.worker import Report, Worker
 from hflow.runtime.worker.world import Aborted
 
 LOOPBACK = "127.0.0.1"
+KIND = "worker"  # of the folder for temporary files: Ray ends workers without letting them clean up
 
 
 class RayWorker(Worker):
@@ -33,6 +35,8 @@ class RayWorker(Worker):
             os.chdir(folder)  # paths in a graph are relative to where hflow was started
         self._gave_up = False
         self._dump = dump_on_signal()
+        self._folder = OwnedFolder(KIND)
+        self._folder.take_temporary_files()  # before the engine's imports, which make some
         implementation(DEFAULT_ENGINE)  # nearly every plan has it; an import now is not counted as a step's
         gc.collect()
         gc.freeze()  # what was imported lives on: to look for garbage in it took 3 % of a step
@@ -74,6 +78,7 @@ class RayWorker(Worker):
         """The controller kills this process next."""
         self.end_servers()
         remove_own()
+        self._folder.remove()
 
     @ray.method(concurrency_group="control")
     def whereabouts(self) -> Whereabouts:

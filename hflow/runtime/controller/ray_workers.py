@@ -20,8 +20,10 @@ from hflow.runtime.controller.worker_failure import WorkerFailure
 from hflow.runtime.controller.worker_process import END_S as KILL_S
 from hflow.runtime.controller.worker_process import WorkerProcess
 from hflow.runtime.gpus import HIDDEN
+from hflow.units import plural
 
-START_WAIT_S = 300  # to import torch and an engine, with cold disks
+START_WAIT_S = 1800  # to import torch and an engine, with cold disks, on cores that others use
+TELL_S = 60  # from one word to the next meanwhile
 START_PAUSE_S = 2  # between two checks meanwhile
 END_S = 15  # for the servers of engines to end
 GRACE_S = 10  # for survivors to give up after a failure
@@ -38,6 +40,7 @@ class RayWorkers:
         worker: type[Any],
         joined: bool,
         check: Callable[[], None],
+        say: Callable[[str], None],
     ):
         """Start them.
 
@@ -45,6 +48,7 @@ class RayWorkers:
             worker: what runs in their processes.
             joined: whether Ray was there before.
             check: is called now and then meanwhile, and raises when there is nothing to wait for.
+            say: tells the user what is waited for.
 
         Raises:
             HflowError: HF404 when they do not start.
@@ -54,7 +58,7 @@ class RayWorkers:
         names = node_names(group)
         self.nodes = [name for name, workers in zip(names, demand.hosts) for _ in range(workers)]
         self.deaf: frozenset[int] = frozenset()
-        self.actors, started = _start_actors(worker, group, demand, joined, check)
+        self.actors, started = _start_actors(worker, group, demand, joined, check, say)
         self.processes = [
             WorkerProcess(*process, name.rpartition("/")[2], not joined)
             for process, name in zip(started, self.nodes)
@@ -86,7 +90,12 @@ class RayWorkers:
 
 
 def _start_actors(
-    worker: type[Any], group: PlacementGroup, demand: Demand, joined: bool, check: Callable[[], None]
+    worker: type[Any],
+    group: PlacementGroup,
+    demand: Demand,
+    joined: bool,
+    check: Callable[[], None],
+    say: Callable[[str], None],
 ) -> tuple[list[Any], list[tuple[int, float, int]]]:
     """One actor for each rank, those of a host in its bundle, and their processes (`RayWorker.ready`).
     `joined`: the Ray was there before."""
@@ -110,7 +119,7 @@ def _start_actors(
     ]
     starts = [actor.ready.remote().future() for actor in actors]
     try:
-        _await(starts, check)
+        _await(starts, check, say)
     except RayActorError as error:
         remove_placement_group(group)  # which ends the others, too
         reason = str(error).strip().partition("\n")[0]
@@ -120,14 +129,18 @@ def _start_actors(
     return actors, [ready.result() for ready in starts]
 
 
-def _await(starts: list[Future[Any]], check: Callable[[], None]) -> None:
+def _await(starts: list[Future[Any]], check: Callable[[], None], say: Callable[[str], None]) -> None:
     """Raises what a start has, or HflowError HF404 after too long."""
-    deadline = time.monotonic() + START_WAIT_S
-    while time.monotonic() < deadline:
+    began, told_s = time.monotonic(), 0.0
+    while (waited_s := time.monotonic() - began) < START_WAIT_S:
         done, waiting = wait(starts, START_PAUSE_S, FIRST_EXCEPTION)
         for ready in done:
             ready.result()
         if not waiting:
             return
         check()
+        if waited_s - told_s > TELL_S:
+            told_s = waited_s
+            missing = f"{len(waiting)} of {plural(len(starts), 'worker')}"
+            say(f"waiting for {missing} to start ({waited_s:.0f} of {START_WAIT_S} s)")
     raise HflowError(Diagnostic("HF404", f"workers do not start within {START_WAIT_S} s"))

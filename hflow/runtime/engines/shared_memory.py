@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
+MANAGER = "torch_shm_manager"  # the process that PyTorch starts with the first tensor that it shares
+END_S = 5.0  # for it to end
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -14,5 +19,15 @@ def remove_own() -> None:
 
     Only just before this process is killed: PyTorch aborts when it frees memory whose file is gone.
     """
+    _end_manager()
     for file in SHARED_MEMORY.glob(f"torch_{os.getpid()}_*"):
         file.unlink(missing_ok=True)
+
+
+def _end_manager() -> None:
+    """Killed here, it does not miss its own temporary folder, which goes with this process's."""
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):
+            if Path(child.cmdline()[0]).name == MANAGER:
+                child.kill()
+                child.wait(END_S)

@@ -1,15 +1,20 @@
-"""Whether an update has something to learn from, or rounding only.
+"""Whether an update, or a token of it, has something to learn from, or rounding only.
 
 Where nothing is to be learned, as when all rewards are equal, what is left of a gradient is rounding. Adam
 divides by its size: it would change the weights at full learning rate, in a direction that every plan rounds
 otherwise. Whether there is a signal is therefore asked of the loss itself, token by token, before the weights
 of the model come in: of its slope with respect to what the model computed, and of how much that slope changes
 when this is rounded otherwise.
+
+In an update that is made, Adam would do the same to weights that nothing but rounding reaches, as embeddings
+of tokens in rows from which nothing is to be learned. So such slopes are left out of the gradient, in every
+dtype by the measure of float32: what that calls rounding is too little to be missed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -44,15 +49,50 @@ def carries_signal(loss: Tensor, computed: Mapping[str, Tensor], dtype: torch.dt
     Returns:
         bool, a scalar.
     """
+    return _carried(_slopes(loss, computed), dtype, loss)
+
+
+def leave_out_rounding(loss: Tensor, computed: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+    """As `carries_signal`; and from now on the gradient of `loss` is 0 with respect to those of the numbers
+    at which its slope is no more than rounding in float32."""
+    slopes = _slopes(loss, computed)
+    for slope in slopes:
+        slope.at.register_hook(_only(slope.above(torch.float32)))
+    return _carried(slopes, dtype, loss)
+
+
+@dataclass(frozen=True)
+class _Slope:
+    """Of a loss at the numbers `at`: its `size` |c|, and what a rounding by 1 makes of it; of one shape."""
+
+    at: Tensor
+    size: Tensor
+    of_rounding: Tensor
+
+    def above(self, dtype: torch.dtype) -> Tensor:
+        """bool, also true where a slope is no number: such a one must not be hidden."""
+        return ~(self.size <= ROUNDING[dtype] * self.of_rounding)
+
+
+def _carried(slopes: list[_Slope], dtype: torch.dtype, loss: Tensor) -> Tensor:
+    found = [(slope.size > ROUNDING[dtype] * slope.of_rounding).any() for slope in slopes]
+    return torch.stack(found).any() if found else torch.zeros((), dtype=torch.bool, device=loss.device)
+
+
+def _only(kept: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda gradient: gradient.where(kept, 0.0)
+
+
+def _slopes(loss: Tensor, computed: Mapping[str, Tensor]) -> list[_Slope]:
     given = {name: x for name, x in computed.items() if x.requires_grad}
     slopes = grad(loss, list(given.values()), create_graph=True, allow_unused=True)
     found = {name: c for name, c in zip(given, slopes) if c is not None}
     curvatures = _curvatures(list(found.values()), [given[name] for name in found])
-    above = torch.zeros((), dtype=torch.bool, device=loss.device)
+    made: list[_Slope] = []
     for (name, slope), curvature in zip(found.items(), curvatures):
         scale = given[name].detach().abs() if name in RELATIVE else 1.0
-        above |= (slope.detach().abs() > ROUNDING[dtype] * scale * curvature).any()
-    return above
+        made.append(_Slope(given[name], slope.detach().abs(), scale * curvature))
+    return made
 
 
 def _curvatures(slopes: list[Tensor], at: list[Tensor]) -> list[Tensor]:

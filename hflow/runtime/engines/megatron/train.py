@@ -22,7 +22,7 @@ from hflow.runtime.engines.groups import Groups
 from hflow.runtime.engines.megatron.balance import Exchange
 from hflow.runtime.engines.megatron.computed import Computed
 from hflow.runtime.engines.megatron.divergence import NO_FAULT, agreed, diverged, norms_are_finite
-from hflow.runtime.engines.megatron.learning_signal import carries_signal
+from hflow.runtime.engines.megatron.learning_signal import leave_out_rounding
 from hflow.runtime.engines.megatron.loss import Level, Loss
 from hflow.runtime.engines.megatron.micro_batches import MicroBatch, micro_batches
 from hflow.runtime.engines.megatron.optimizer import Adam, AdamOptions
@@ -53,7 +53,7 @@ class Minibatch:
 @dataclass(frozen=True)
 class Sums:
     """Of one micro-batch: its share of the minibatch's loss; of every output the sum, and of how many;
-    whether the loss `carries_signal`; and of what the model computed for it, whether it is `finite`."""
+    whether the loss carries signal; and of what the model computed for it, whether it is `finite`."""
 
     loss: Tensor
     outputs: Mapping[str, tuple[Tensor, Tensor]]
@@ -217,7 +217,7 @@ class Training:
         level = self.loss.level(self.loss.outputs[0])
         weights = self._weights(level, counted[level], minibatch)
         total = _sum(outputs["loss"], counted[level], weights)
-        signal = carries_signal(total, trained, self.adam.dtype)
+        signal = leave_out_rounding(total, trained, self.adam.dtype)
         finite = {name: values.detach().isfinite().all() for name, values in trained.items()}
         return total, Sums(total.detach().clone(), sums, signal, finite)
 

@@ -29,6 +29,10 @@ SERVER = "HFLOW_SGLANG_SERVER"  # in the environment of its children: the proces
 # SGLang refuses prompts, and shortens responses without a word, that come within this of its own limits.
 SPARE = 6
 
+# In which it must make one token, when idle, to be healthy. Its own 20 s are few on cores that others use. Of
+# one that died, the connection tells at once.
+HEALTH_S = 120
+
 # A child of a server with CUDA, a new program (without CUDA, a fork: `cpu.fork_children`): before all else,
 # multiprocessing imports its parent's main module. SGLang's children ask for the same as this, but only after
 # their imports, and their parent may have died by then.
@@ -66,6 +70,7 @@ def environment(folder: str) -> dict[str, str]:
         "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE": (Path(folder) / "store").as_uri(),
         # Other models may lie on some of its devices only; `server` checks that the KV cache fits.
         "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "0",
+        "SGLANG_HEALTH_CHECK_TIMEOUT": str(HEALTH_S),
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "lo",
         # Models are local folders: nothing is looked up elsewhere, and nobody is told.

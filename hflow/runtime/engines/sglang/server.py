@@ -28,8 +28,8 @@ from hflow.runtime.owned_folder import OwnedFolder
 
 START_S = 1800.0  # to load a model, which may lie on a slow disk
 ANSWER_S = 600.0  # to a request
-HEALTH_S = 30.0  # SGLang itself gives up after 20
-ASK_S = 5.0  # to a question that needs no device
+HEALTH_S = serve.HEALTH_S + 30.0
+READY_S = 30.0  # to the question whether it has started, which is asked again
 NOTICE_S = 3.0  # until a broken server is known to be dead
 
 
@@ -95,7 +95,7 @@ class Server:
 
     def _is_ready(self) -> bool:
         try:
-            return self._send("GET", "/ready", None, ASK_S)[0] == 200
+            return self._send("GET", "/ready", None, READY_S)[0] == 200
         except (OSError, HTTPException):
             return False
 
@@ -103,7 +103,7 @@ class Server:
         """That SGLang has not made anything smaller than it was told to."""
         assert self._tree is not None
         self._tree.need_children()
-        tokens = self.get("/server_info", ASK_S)["max_total_num_tokens"]
+        tokens = self.get("/server_info")["max_total_num_tokens"]
         if tokens < options.max_tokens:
             raise ServerError(
                 f"memory suffices for a KV cache of {tokens} tokens, not of {options.max_tokens}"
@@ -117,7 +117,7 @@ class Server:
         """
         return self._ask("POST", path, json.dumps(body or {}), timeout_s)
 
-    def get(self, path: str, timeout_s: float = ASK_S) -> Any:
+    def get(self, path: str, timeout_s: float = ANSWER_S) -> Any:
         """As `post`."""
         return self._ask("GET", path, None, timeout_s)
 

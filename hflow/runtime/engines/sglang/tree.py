@@ -16,7 +16,7 @@ import psutil
 
 WATCH_S = 0.5  # between two looks at the processes
 GRACE_S = 4.0  # for a tree that has lost a process to say so, and end by itself
-END_S = 20.0  # for killed processes to end
+END_S = 120.0  # for killed processes to end
 
 
 class Tree:
