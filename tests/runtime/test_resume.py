@@ -40,13 +40,14 @@ from tests.runtime.test_signals import heed_signals, wait_until
 EVERY = RunConfig(CheckpointPolicy(every=1, keep=99))
 STEPS = 4
 # Everything that a run carries: moments, a critic, older weights, a refreshed model, an average beside frozen
-# parameters and a schedule, scalars, waiting rows.
+# parameters and a schedule, scalars, counts of what was right and rows that wait to be counted, waiting rows.
 CASES: dict[str, dict[str, object]] = {
     "ppo_small": {"steps": STEPS},
     "lagged": {"steps": STEPS},
     "refreshed": {"steps": STEPS + 1},
     "averaged": {"steps": STEPS},
     "carried": {"every": 1},
+    "by_success": {"steps": STEPS, "lag": 2},
     "region": {"rows": 2, "batch": 12, "age": 1, "steps": STEPS},
 }
 LAYOUTS = ("tp1@0", "dp2,zero1@0-1", "tp2@0-1", "pp2@0-1", "tp2,dp2,zero1@0-3", "pp2,tp2@0-3")
