@@ -329,7 +329,7 @@ class _Drafter:
         return replace(problem, help=help_)
 
     def _report(self, path: KeyPath, problems_: Iterable[OptionProblem]) -> None:
-        for p in problems_:
+        for p in map(data_options.told, problems_):
             place = (*path, "with", *p.within, *([p.option] if p.option else ()))
             self.found.add(p.code, p.message, place, key=p.code != "HF212", help=p.help)
 

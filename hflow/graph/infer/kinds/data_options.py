@@ -46,6 +46,10 @@ SUCCESS_OPTIONS = (
     Option("lag", "int", 1, above=0),
 )
 _VALUE = re.compile(r"[a-z_][a-z0-9_]*\.[a-z_][a-z0-9_]*")
+NOT_STREAMED = (
+    "all rows are read before the first step: duplicates, `holdout` and shuffled passes need them; to read"
+    " fewer, write `split: 'train[:100000]'` of a dataset on the hub, or fewer files"
+)
 _OF_ONE_SOURCE = ("config", "split", "revision", "rename_columns")
 _NEEDS = {"config": ("hub",), "revision": ("hub",), "split": ("hub", "folder")}
 _KIND_NAMES = {"hub": "a dataset on the hub", "folder": "a folder"}
@@ -64,6 +68,12 @@ def row_problems(written: Mapping[str, Any]) -> Iterator[OptionProblem]:
     yield from _of_filter(written.get("filter"), ())
     if isinstance(curriculum := written.get("curriculum"), Mapping):
         yield from _of_curriculum(cast("Mapping[str, Any]", curriculum), written.get("shuffle"))
+
+
+def told(problem: OptionProblem) -> OptionProblem:
+    """With help on an option that other libraries have: to read rows only when they are drawn."""
+    is_streaming = problem.code == "HF211" and problem.option == "streaming"
+    return replace(problem, help=NOT_STREAMED) if is_streaming else problem
 
 
 def function_problem(source: FunctionSource) -> str | None:
