@@ -121,6 +121,7 @@ def documented(option: Option) -> list[str]:
         ("## `data`", data.OPTIONS),
         ("### Mixtures", data_options.SOURCE_OPTIONS),
         ("### Curricula", data_options.CURRICULUM_OPTIONS),
+        ("### Curricula by success", data_options.SUCCESS_OPTIONS),
         ("## `generate`", generate.OPTIONS),
         ("## Later turns", generate.CONTINUE_OPTIONS),
         ("## `score`", score.OPTIONS),

@@ -1,8 +1,9 @@
 """What it means for a run to go on with a graph in which the value of a key differs from the checkpoint's.
 
 The keys are those of `hflow.graph.keyed_values`. A checkpoint holds what outlives a step: weights and
-optimizer state of trained models, weights that a frozen model took over, carried scalars, and the rows of
-regions that wait. Data and samples need nothing: they are functions of seed and step.
+optimizer state of trained models, weights that a frozen model took over, carried scalars, the rows of
+regions that wait, and how often responses to rows were right (of a curriculum by success). Other data, and
+samples, need nothing: they are functions of seed and step.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ _TYPE = "values of another type or size flow from here on"
 _BOUND = "a bound that is checked: no value depends on it"
 _OTHER_ROUNDS = "steps from here on have other rounds, and so other rows"
 _OTHER_DATA = "the order of data is a function of seed and step over other rows: some come twice, some never"
+_OTHER_COUNTS = "the checkpoint has counts, and rows that wait to be counted, of the value as it was"
 _NEVER_SAVED = "the checkpoint has neither weights nor optimizer state of it"
 _ONLY_SAVED = "its trained weights are in the checkpoint only; untrained, it would be the model of its path"
 
@@ -53,10 +55,19 @@ def is_possible(key: str, old: Graph, new: Graph) -> bool:
             return not (_is_saved(name, old) and _is_saved(name, new))
         case ["nodes", name] | ["nodes", name, "model"]:
             return _trains(name, new) not in _gained(old, new) and _trains(name, old) not in _lost(old, new)
+        case ["nodes", name, "in", port, *rest]:
+            return not (_carries_rows(name, port, old, new) and rest in ([], ["lag"], ["type"]))
         case ["nodes", name, "out", port] | ["nodes", name, "out", port, "type"]:
             return fits_waiting(name, port, old, new)
         case _:
             return True
+
+
+def _carries_rows(name: str, port: str, old: Graph, new: Graph) -> bool:
+    """Whether an input reads rows of an earlier step, before and now."""
+    nodes = (_node(name, graph) for graph in (old, new))
+    values = [node.input(port) if node else None for node in nodes]
+    return all(value is not None and value.lag > 0 and not value.type.scalar for value in values)
 
 
 def fits_waiting(region: str, port: str, old: Graph, new: Graph) -> bool:
@@ -159,6 +170,8 @@ def _of_option(op: str, name: str) -> str:
             )
         case "data" if name == "date":
             return "prompts from here on say another date"
+        case "data" if name == "curriculum":
+            return "rows are drawn in another order from here on"
         case "data":
             return _OTHER_DATA
         case "generate":
@@ -174,6 +187,8 @@ def _of_port(name: str, part: str, rest: Sequence[str], old: Graph, new: Graph) 
                 "rows of earlier steps that wait in the checkpoint have another form; under another name the"
                 " region begins without them"
             )
+        case [port, *_] if part == "in" and _carries_rows(name, port, old, new):
+            return _OTHER_COUNTS
         case ["rows" | "max_age"] if part == "until":
             return _OTHER_ROUNDS
         case [*_, "lag"]:

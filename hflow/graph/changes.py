@@ -113,6 +113,8 @@ def _is_whole(key: str) -> bool:
 def _follows(key: str, told: Sequence[str], old: Graph, new: Graph) -> bool:
     """Whether a type differs only since something before it does."""
     match key.split("."):
+        case ["nodes", _, "in", _, "type"] if not is_possible(key, old, new):
+            return False
         case ["nodes", name, "in", port, "type"] | ["nodes", name, "until", port, "type"]:
             return _reads_as_made(name, port, old) and _reads_as_made(name, port, new)
         case ["nodes", name, "out", port, *_] if _is_made_type(key, old) and _is_made_type(key, new):

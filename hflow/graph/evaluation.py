@@ -61,7 +61,7 @@ def _evaluated(node: Node, factors: Mapping[Factor, Factor], options: Mapping[st
     return replace(
         node,
         model=ModelUse(node.model.model) if node.model else None,
-        inputs=tuple(replace(i, type=_type(i.type, factors)) for i in node.inputs),
+        inputs=tuple(replace(i, type=_type(i.type, factors)) for i in node.inputs if node.op != "data"),
         outputs=tuple(replace(o, type=_type(o.type, factors)) for o in node.outputs),
         options=options,
         after=(),

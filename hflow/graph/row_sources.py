@@ -15,6 +15,7 @@ KINDS_TEXT = (
     f"FILE.jsonl, FILE.json, FILE.csv, FILE.parquet, {PROCEDURAL}NAME, ./FOLDER of save_to_disk, or ORG/NAME"
     " on the Hugging Face hub"
 )
+SUCCESS = "success"  # the key of a curriculum that names a value, and the port at which it enters
 PathKind = Literal["file", "procedural", "folder", "hub"]
 _HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _FOLDER = re.compile(r"(\.{1,2}/|/).+|.+/")
@@ -71,10 +72,37 @@ class Curriculum:
     start: float = 0.25
 
 
+@dataclass(frozen=True)
+class SuccessCurriculum:
+    """Rows drawn by how often what was made of them was right so far.
+
+    Attributes:
+        success: ``node.port``: one value for each row of the data node, or for each response to it.
+        threshold: a number counts as right from this value on.
+        target: the share of right responses, in (0, 1), at which a row is drawn most often.
+        floor: the least weight of a row, in (0, 1]; the greatest is 1.
+        decay: by which a row's counts shrink, in (0, 1], before new ones are added.
+        lag: how many steps ago the newest counted responses were made, at least 1.
+    """
+
+    success: str
+    threshold: float = 1.0
+    target: float = 0.5
+    floor: float = 0.1
+    decay: float = 1.0
+    lag: int = 1
+
+
 def curriculum(options: Mapping[str, Any]) -> Curriculum | None:
-    """The curriculum of a data node with checked options, if it has one."""
+    """The curriculum by difficulty of a data node with checked options, if it has one."""
     written = options.get("curriculum")
-    return Curriculum(**written) if written else None
+    return Curriculum(**written) if written and SUCCESS not in written else None
+
+
+def success_curriculum(options: Mapping[str, Any]) -> SuccessCurriculum | None:
+    """The curriculum by success of a data node with checked options, if it has one."""
+    written = options.get("curriculum")
+    return SuccessCurriculum(**written) if written and SUCCESS in written else None
 
 
 def is_mixture(options: Mapping[str, Any]) -> bool:

@@ -3,7 +3,7 @@
 Rows are split over ``dp`` in whole groups (the samples of one prompt stay together) and present on
 every tensor-parallel rank. What a model computes appears on its last pipeline stage; what it reads
 is needed on every stage. Scalars, and whatever a node that works on whole batches reads or makes, lie
-on all devices of the node's mesh.
+on all devices of the node's mesh, and so does what a data node reads of earlier steps.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def is_replicated(node: Node) -> bool:
 
 def input_layout(node: Node, mesh: Mesh, type_: ValueType) -> Layout:
     """How `node`, running on `mesh`, reads a value of `type_`."""
-    return _layout(mesh, _split_unit(node, type_))
+    return _layout(mesh, 0 if node.op == "data" else _split_unit(node, type_))
 
 
 def output_layout(node: Node, mesh: Mesh, type_: ValueType) -> Layout:

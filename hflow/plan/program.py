@@ -148,7 +148,7 @@ class Release(_Instruction):
 
 @dataclass(frozen=True)
 class Carry(_Instruction):
-    """Keep scalars that the node has made, for recalls in later steps.
+    """Keep scalars, or each device its rows, that the node has made, for recalls in later steps.
 
     Attributes:
         inputs: the handle of each output port that is kept.
@@ -162,7 +162,7 @@ class Carry(_Instruction):
 
 @dataclass(frozen=True)
 class Recall(_Instruction):
-    """Put scalars that the node made in an earlier step into the store.
+    """Put scalars, or each device its rows, that the node made in an earlier step into the store.
 
     Attributes:
         outputs: the handle that each output port of the node writes.

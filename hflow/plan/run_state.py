@@ -5,7 +5,7 @@ names, dtypes and shapes do not depend on who computes what, so that a run goes 
 graph. What a step draws (rows, noise, learning rates) is a function of seed, step number and this state.
 
 Names: ``models/actor/weights/PARAMETER`` for tensors of a model, ``carried/NODE.PORT`` for loop-carried
-scalars, ``regions/NAME/…`` for regions of rows.
+values, ``regions/NAME/…`` for regions of rows, ``data/NODE/…`` for what decides which rows are drawn.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
-from hflow.graph.ir import Graph
+from hflow.graph.ir import Graph, Node, Ref
+from hflow.graph.row_sources import success_curriculum
 from hflow.graph.types import DType
 from hflow.plan.edges import WeightEdge
 from hflow.plan.frozen import averaging, frozen_names, trained_with
@@ -27,6 +28,7 @@ from hflow.plan.program import Carry, Loop, SyncWeights, with_bodies
 from hflow.plan.replicas import Instance, instance_of
 
 TrainedKind = Literal["weights", "exp_avg", "exp_avg_sq"]
+DATA_STATE = "data"  # begins the names of what decides which rows are drawn
 TRAINED: tuple[TrainedKind, ...] = ("weights", "exp_avg", "exp_avg_sq")
 
 
@@ -89,6 +91,14 @@ class WorkerTensor(StateTensor):
 
 
 @dataclass(frozen=True)
+class CarriedRows(StateTensor):
+    """What workers remember of rows that a node made in earlier steps, ``[steps, rows]``, the oldest first;
+    each device its own rows."""
+
+    value: Ref
+
+
+@dataclass(frozen=True)
 class OlderWeights:
     """Weights of a trained `model` that readers hold which are older than the newest: `reader` is the frozen
     model that takes them over every so many steps, or the model itself where its rollouts lag behind."""
@@ -109,8 +119,9 @@ def run_state(plan: Plan) -> tuple[StateTensor, ...]:
         *(t for model in trained_models(plan.graph) for t in _trained(plan, model)),
         *(t for model in trained_models(plan.graph) for t in _averages(plan, model)),
         *(t for older in older_weights(plan) for t in _older(plan, older)),
-        *(t for i in instructions if isinstance(i, Carry) for t in _carried(i)),
+        *(t for i in instructions if isinstance(i, Carry) for t in _carried(i, plan.graph)),
         *(t for i in instructions if isinstance(i, Loop) for t in _collected(i, plan.graph)),
+        *(t for n in plan.graph.nodes if n.op == "data" for t in _drawn_by(n, plan)),
     )
 
 
@@ -245,10 +256,27 @@ def _older(plan: Plan, older: OlderWeights) -> Iterator[StateTensor]:
     yield OlderTensor(f"{older.prefix}version", "i64", (), older.model, devices, older, None, optional=True)
 
 
-def _carried(carry: Carry) -> Iterator[StateTensor]:
+def _carried(carry: Carry, graph: Graph) -> Iterator[StateTensor]:
     """The last values, the oldest first."""
     for port in carry.inputs:
-        yield WorkerTensor(f"carried/{carry.node}.{port}", "f32", (None,), carry.node, carry.devices)
+        type_, name = graph.node(carry.node).type_of(port), f"carried/{carry.node}.{port}"
+        if type_.scalar:
+            yield WorkerTensor(name, "f32", (None,), carry.node, carry.devices)
+        else:
+            shape = (None, type_.rows)
+            yield CarriedRows(name, type_.dtype, shape, carry.node, carry.devices, Ref(carry.node, port))
+
+
+def _drawn_by(node: Node, plan: Plan) -> Iterator[StateTensor]:
+    """Of a curriculum by success: tries and successes of each row to train on, and the rows of the last
+    steps, which wait to be counted. None before the first step."""
+    if success_curriculum(node.options) is None:
+        return
+    prefix, devices = f"{DATA_STATE}/{node.name}", plan.node(node.name).mesh.devices
+    for name in ("tries", "successes"):
+        yield WorkerTensor(f"{prefix}/{name}", "f32", (None,), node.name, devices, optional=True)
+    shape = (None, node.options["batch"])
+    yield WorkerTensor(f"{prefix}/drawn", "i64", shape, node.name, devices, optional=True)
 
 
 def _collected(loop: Loop, graph: Graph) -> Iterator[StateTensor]:

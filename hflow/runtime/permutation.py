@@ -17,10 +17,14 @@ def permutation(size: int, seed: int, epoch: int, stream: int = 0, source: int =
     source 0 are not hashed in.
     """
     key = f"{seed}/{epoch}" + f"/{stream}" * (stream > 0) + f"/source {source}" * (source > 0)
+    return np.argsort(hashes(size, key), kind="stable")
+
+
+def hashes(size: int, key: str) -> NDArray[np.uint64]:
+    """Of the numbers 0..size-1, 64 random bits each, fixed by the key."""
     start = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little")
     with np.errstate(over="ignore"):  # arithmetic modulo 2^64 is the point
         z = np.uint64(start) + np.arange(1, size + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        z = z ^ (z >> np.uint64(31))
-    return np.argsort(z, kind="stable")
+        return z ^ (z >> np.uint64(31))

@@ -8,6 +8,9 @@ passes over its own rows without replacement.
 **Curricula.** The easiest share of the rows is what steps draw from, and it grows linearly to all of them
 (competence-based curricula, Platanios et al. 2019, arXiv:1903.09848, with a linear competence); or each pass
 goes from the easiest to the hardest row.
+
+**By weight.** Where rows have weights (`success_rates`), each step draws from all rows of a group, without
+regard to passes.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from numpy.typing import NDArray
 
 from hflow.graph.row_sources import Curriculum
 from hflow.runtime.permutation import permutation
+from hflow.runtime.weighted_draw import draw
 
 RowNumbers = NDArray[np.int64]
 
@@ -73,12 +77,22 @@ class RowOrder:
         before, after = self.drawn(step, size), self.drawn(step + 1, size)
         return tuple(b - a for a, b in zip(before, after))
 
-    def batch(self, seed: int, step: int, size: int, shuffle: bool = True, stream: int = 0) -> list[int]:
-        """The numbers of the `size` rows of `step`, those of all groups spread evenly over the batch."""
+    def batch(
+        self, seed: int, step: int, size: int, shuffle: bool = True, stream: int = 0,
+        weights: NDArray[np.float64] | None = None,
+    ) -> list[int]:  # fmt: skip
+        """The numbers of the `size` rows of `step`, those of all groups spread evenly over the batch.
+
+        Args:
+            weights: float64, of all rows by their numbers: how likely each is to be drawn.
+        """
         drawn: list[tuple[float, int, int]] = []
         for place, count in enumerate(self.counts(step, size)):
-            draw = _Draw(self, place, seed, step, size, count, shuffle, stream)
-            rows = draw.easy() if step < self.first_steps else draw.passing()
+            own = _Draw(self, place, seed, step, size, count, shuffle, stream)
+            if weights is not None:
+                rows = own.weighted(weights)
+            else:
+                rows = own.easy() if step < self.first_steps else own.passing()
             drawn += [((2 * i + 1) / count, place, int(row)) for i, row in enumerate(rows)]
         return [row for _, _, row in sorted(drawn, key=lambda d: d[:2])]
 
@@ -114,6 +128,11 @@ class _Draw:
         order = permutation(pool, self.seed, -1 - self.step, self.stream, self.place)
         chosen = np.resize(order, self.count)
         return rows[self.group.by_ease[chosen]]
+
+    def weighted(self, weights: NDArray[np.float64]) -> RowNumbers:
+        """Distinct rows, the more likely the greater their weights."""
+        key = f"{self.seed}/weighted {self.step}/{self.stream}/source {self.place}"
+        return self.group.rows[draw(weights[self.group.rows], self.count, key)]
 
     def passing(self) -> RowNumbers:
         """The next rows of the passes over the group, which began after the curriculum's first steps."""

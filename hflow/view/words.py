@@ -52,8 +52,8 @@ def age(model: Model, lag: int) -> str:
 
 
 def carried(value: Input) -> str:
-    """Of an input that was made in an earlier step: ``lag 1, init 0``."""
-    return f"lag {value.lag}, init {value.init:g}"
+    """Of an input that was made in an earlier step: ``lag 1, init 0``; rows have no `init`."""
+    return f"lag {value.lag}, init {value.init:g}" if value.type.scalar else f"lag {value.lag}"
 
 
 def all_carried(graph: Graph) -> list[str]:

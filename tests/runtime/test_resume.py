@@ -40,13 +40,15 @@ from tests.runtime.test_signals import heed_signals, wait_until
 EVERY = RunConfig(CheckpointPolicy(every=1, keep=99))
 STEPS = 4
 # Everything that a run carries: moments, a critic, older weights, a refreshed model, an average beside frozen
-# parameters and a schedule, scalars, waiting rows; a mixture by a curriculum, with evaluations of its own.
+# parameters and a schedule, scalars, counts of what was right and rows that wait to be counted, waiting rows; a
+# mixture by a curriculum, with evaluations of its own.
 CASES: dict[str, dict[str, object]] = {
     "ppo_small": {"steps": STEPS},
     "lagged": {"steps": STEPS},
     "refreshed": {"steps": STEPS + 1},
     "averaged": {"steps": STEPS},
     "carried": {"every": 1},
+    "by_success": {"steps": STEPS, "lag": 2},
     "region": {"rows": 2, "batch": 12, "age": 1, "steps": STEPS},
     "everything": {"steps": STEPS},
 }

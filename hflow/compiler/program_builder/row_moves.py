@@ -71,7 +71,7 @@ class RowMoves:
     def _recall(self, move: InputMove) -> None:
         """Values of earlier steps enter the store once, in the layout in which their producer made them."""
         layout, producer = move.edge.source_layout, move.edge.source
-        new = [name for name in move.names if not self._find(name, layout, 1)]
+        new = [name for name in move.names if not self._find(name, layout, move.rows)]
         for name in new:
             self._put(name, layout, name)
         if new:

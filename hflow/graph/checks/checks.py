@@ -190,12 +190,11 @@ def check_kept_apart(
 
 
 def ancestors(nodes: Mapping[str, Node], name: str) -> set[str]:
-    """`name` and the nodes that it depends on within one step."""
+    """`name` and the nodes that it depends on within one step; a data node depends on none."""
     dag: nx.DiGraph[str] = nx.DiGraph()
     dag.add_nodes_from(nodes)
-    dag.add_edges_from(
-        (i.source.node, n.name) for n in nodes.values() for i in n.inputs if i.source.node in nodes
-    )
+    reading = (n for n in nodes.values() if n.op != "data")
+    dag.add_edges_from((i.source.node, n.name) for n in reading for i in n.inputs if i.source.node in nodes)
     return {name, *nx.ancestors(dag, name)}  # pyright: ignore[reportUnknownMemberType]
 
 

@@ -16,6 +16,7 @@ from hflow.graph.infer.kinds import data, generate
 from hflow.graph.ir import EvaluationMetric, MetricKind, NamedEvaluation, Node, Ref, metric_key
 from hflow.graph.options import REQUIRED, Option
 from hflow.graph.options import problems as option_problems
+from hflow.graph.row_sources import SUCCESS
 from hflow.graph.source.document import KeyPath
 from hflow.graph.source.problems import Problems
 from hflow.graph.source.schema import GraphSpec, MetricSpec, NamedEvaluationSpec
@@ -240,6 +241,9 @@ class _Check:
             message = f"`{name}` has no effect in an evaluation"
             self.problems.add("HF212", message, (*path, name), key=True, help=help_)
         (draft,) = sources
+        if SUCCESS in (said.get("curriculum") or {}):
+            message = "a curriculum by success has no effect in an evaluation"
+            self.problems.add("HF212", message, (*path, "curriculum"), key=True)
         self._report(data.OPTIONS, said, path)
         written = {name: draft.options[name] for name in draft.written & draft.options.keys()} | said
         for problem in data.option_problems(draft.declared, written):

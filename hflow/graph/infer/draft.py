@@ -66,6 +66,8 @@ class NodeDraft:
 
     def input_path(self, port: str) -> KeyPath:
         """Where the file says what enters at `port`."""
+        if self.op == "data":
+            return (*self.path, "with", "curriculum", port)
         if self.op != "repeat":
             return (*self.path, "in", port)
         return (*self.path, "until", "keep") if port == KEEP else (*self.path, "out", port)

@@ -14,7 +14,13 @@ from hflow.graph.infer.functions import FunctionSource, read_function
 from hflow.graph.infer.kinds import call, data, data_options, generate, score, train
 from hflow.graph.ir import Function, Head, ModelUse, Ref, Repeat
 from hflow.graph.options import REQUIRED, Option, OptionProblem, defaults, problems
-from hflow.graph.row_sources import filter_function, filter_places, with_filters
+from hflow.graph.row_sources import (
+    SUCCESS,
+    filter_function,
+    filter_places,
+    success_curriculum,
+    with_filters,
+)
 from hflow.graph.source import schema
 from hflow.graph.source.document import Document, KeyPath
 from hflow.graph.source.problems import Problems
@@ -156,7 +162,23 @@ class _Drafter:
             options.pop("dataset", None)  # so that nobody reads what is wrong in it
         else:
             options = with_filters(options, filters)
-        return replace(bare, outputs=tuple(node.out), declared=columns if one_name else {}, options=options)
+        drafted = self._fed_back(bare, node.with_)
+        return replace(
+            drafted, outputs=tuple(node.out), declared=columns if one_name else {}, options=options
+        )
+
+    def _fed_back(self, bare: NodeDraft, written: Mapping[str, Any]) -> NodeDraft:
+        """With the value of earlier steps by which rows are drawn."""
+        if any(p.within == ("curriculum",) for p in data.row_problems(written)):
+            return bare
+        if (found := success_curriculum(written)) is None:
+            return bare
+        source = Ref(*found.success.split("."))
+        spans = {SUCCESS: self.document.span(bare.input_path(SUCCESS))}
+        carried = {SUCCESS: CarriedInput(found.lag)}
+        return replace(
+            bare, inputs=data.FEEDBACK, sources={SUCCESS: source}, carried=carried, input_spans=spans
+        )
 
     def _filters(self, bare: NodeDraft, options: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
         """Filters that are functions, by their place in the options; files relative to where hflow runs."""
@@ -307,7 +329,7 @@ class _Drafter:
         return replace(problem, help=help_)
 
     def _report(self, path: KeyPath, problems_: Iterable[OptionProblem]) -> None:
-        for p in problems_:
+        for p in map(data_options.told, problems_):
             place = (*path, "with", *p.within, *([p.option] if p.option else ()))
             self.found.add(p.code, p.message, place, key=p.code != "HF212", help=p.help)
 

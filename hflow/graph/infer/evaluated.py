@@ -95,6 +95,8 @@ def _renamed(draft: NodeDraft, evaluation: str, options: Mapping[str, Any], loop
     """As it runs in the evaluation: once, with the newest weights, in whatever order values ask for."""
     sources = {p: Ref(evaluated_node(r.node, evaluation), r.port) for p, r in draft.sources.items()}
     own = {**draft.options, **options}
+    if draft.op == "data":  # of earlier steps it needs nothing: it has rows of its own
+        draft, sources = replace(draft, inputs=(), carried={}), {}
     return replace(
         draft,
         name=evaluated_node(draft.name, evaluation),

@@ -14,7 +14,7 @@ from hflow.diagnostics import did_you_mean
 from hflow.graph.infer import kinds, regions
 from hflow.graph.infer.draft import CarriedInput, NodeDraft
 from hflow.graph.infer.inherited import inherited
-from hflow.graph.infer.kinds import generate
+from hflow.graph.infer.kinds import data, feedback, generate
 from hflow.graph.infer.signature import Port
 from hflow.graph.infer.unify import Argument, unify
 from hflow.graph.infer.wiring import DERIVED
@@ -49,6 +49,9 @@ class _Inference:
             return
         if draft.inputs is None:
             return
+        if draft.op == "data":
+            self._add_data(draft)
+            return
         if any(p.name in draft.carried and not p.type.scalar for p in draft.inputs):
             return  # reported by `wiring`
         known = {port.name for port in draft.inputs}
@@ -71,10 +74,16 @@ class _Inference:
         if types is None:
             return
         types = {port: t for port, t in types.items() if self._is_made(draft, port)}
-        if draft.op != "data":
-            self._check_declared(draft, types)
+        self._check_declared(draft, types)
         self.types.update({Ref(draft.name, port): t for port, t in types.items()})
         self.nodes[draft.name] = self._node(draft, sources, types)
+
+    def _add_data(self, draft: NodeDraft) -> None:
+        """Without what it reads of earlier steps: `check_carried` adds that."""
+        if (types := data.outputs(draft)) is None:
+            return
+        self.types.update({Ref(draft.name, port): t for port, t in types.items()})
+        self.nodes[draft.name] = self._node(replace(draft, inputs=()), {}, types)
 
     def _inherited(self, draft: NodeDraft, sources: Mapping[str, Ref]) -> Mapping[str, Any]:
         """What a node that says nothing else takes over from the sampler of its texts."""
@@ -102,8 +111,11 @@ class _Inference:
         return ref in self.types and regions.readable(draft, ref, self.drafts)
 
     def check_carried(self) -> None:
-        """HF225: a value that is carried from step to step is no scalar."""
+        """HF225: a value that is carried from step to step is no scalar; a data node reads its own rows."""
         for draft in self.drafts.values():
+            if draft.op == "data" and draft.carried:
+                self._feed_back(draft)
+                continue
             for port in [p.name for p in draft.inputs or () if p.type.scalar and p.name in draft.carried]:
                 type_ = self.types.get(draft.sources[port])
                 if type_ and (type_.dtype, type_.dims) != (_SCALAR.dtype, _SCALAR.dims):
@@ -112,6 +124,18 @@ class _Inference:
                     )
                     help_ = "a function with `whole_batch=True` makes a scalar of a batch"
                     self.problems.add("HF225", message, draft.input_path(port), help=help_)
+
+    def _feed_back(self, draft: NodeDraft) -> None:
+        """HF208, HF209, HF212: what a curriculum reads does not say of each row whether it was a success."""
+        ((port, source),) = draft.sources.items()
+        type_, node = self.types.get(source), self.nodes.get(draft.name)
+        if type_ is None or node is None or not self._has(draft, source):
+            return
+        problem = feedback.problem(source, type_, node)
+        if problem:
+            self.problems.add(problem[0], problem[1], draft.input_path(port), help=problem[2])
+            return
+        self.nodes[draft.name] = replace(node, inputs=(self._input(draft, port, source),))
 
     def _node(self, draft: NodeDraft, sources: Mapping[str, Ref], types: Mapping[str, ValueType]) -> Node:
         ports = sources if draft.inputs is None else [p.name for p in draft.inputs if p.name in sources]
@@ -134,7 +158,7 @@ class _Inference:
         return Input(
             port,
             source,
-            _SCALAR if carry.lag else self.types[source],
+            _SCALAR if carry.lag and draft.op != "data" else self.types[source],
             lag=carry.lag,
             init=carry.init or 0.0,
             derived=port not in draft.sources,

@@ -68,7 +68,7 @@ def _check_ports(draft: NodeDraft, problems: Problems) -> None:
     if unknown:  # most likely a misspelling of what would be missing
         return
     for port in draft.inputs:
-        if port.name in draft.carried and not port.type.scalar:
+        if port.name in draft.carried and not port.type.scalar and draft.op != "data":
             message = f"`{port}` of `{draft.name}` cannot be of an earlier step"
             help_ = "only scalars, `f32[]`, are carried from step to step"
             problems.add("HF225", message, draft.input_path(port.name), help=help_)

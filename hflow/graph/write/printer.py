@@ -63,7 +63,8 @@ def _call(node: Node) -> Iterator[str]:
 
 def _input(value: Input) -> str:
     """`?` marks what the file did not write and inference wired; `@-1` a value of the step before."""
-    carried = f"@-{value.lag} init {value.init}" if value.lag else ""
+    init = f" init {value.init}" if value.type.scalar else ""
+    carried = f"@-{value.lag}{init}" if value.lag else ""
     return f"{value.port}{'?' * value.derived}=%{value.source}{carried}"
 
 

@@ -14,8 +14,12 @@ import torch
 from torch import Tensor
 
 from hflow.plan.layout import Box
+from hflow.plan.plan import Plan
+from hflow.plan.ports import output_layout
 from hflow.plan.run_state import (
+    DATA_STATE,
     AverageTensor,
+    CarriedRows,
     CountTensor,
     OlderTensor,
     OlderWeights,
@@ -32,6 +36,7 @@ from hflow.plan.run_state import (
     trained_models,
     trainer_of,
 )
+from hflow.plan.samples import sampled_rows
 from hflow.runtime.checkpoint.manifest import damaged
 from hflow.runtime.checkpoint.reader import CheckpointReader
 from hflow.runtime.engines.protocol import ModelEngine, Weights
@@ -71,11 +76,29 @@ def restore(interpreter: Interpreter, reader: CheckpointReader) -> None:
     for model in trained_models(plan.graph):
         _restore_trained(interpreter, reader, model)
     _restore_averages(interpreter, reader)
-    own = (t.name for t in run_state(plan) if isinstance(t, WorkerTensor) and rank in t.devices)
     try:
-        interpreter.state.restore((name for name in own if name in reader), reader.whole)
+        _restore_worker(interpreter, reader)
     except ValueError as error:
         raise damaged(reader.folder, str(error)) from None
+
+
+def _restore_worker(interpreter: Interpreter, reader: CheckpointReader) -> None:
+    """What is remembered beside models. Raises ValueError where it does not fit together."""
+    plan, rank = interpreter.plan, interpreter.world.rank
+    here = [t for t in run_state(plan) if rank in t.devices and t.name in reader]
+    boxes = {t.name: box for t in here if isinstance(t, CarriedRows) and (box := _rows_here(plan, t, rank))}
+    drawing = [t for t in here if t.name.startswith(f"{DATA_STATE}/")]
+    names = [t.name for t in here if isinstance(t, WorkerTensor) and t not in drawing]
+
+    def read(name: str) -> Tensor:
+        if name not in boxes:
+            return reader.whole(name)
+        return reader.read(name, ((0, reader.shape(name)[0]), boxes[name]))
+
+    interpreter.state.restore(iter((*names, *boxes)), read)
+    for owner in dict.fromkeys(t.owner for t in drawing):
+        kept = {t.name.rpartition("/")[2]: reader.whole(t.name) for t in drawing if t.owner == owner}
+        interpreter.engines.python.restore(plan.graph.node(owner), kept)
 
 
 @contextmanager
@@ -109,6 +132,7 @@ def _readable(models: Sequence[ModelEngine]) -> Iterator[None]:
 
 def _parts(interpreter: Interpreter) -> Iterator[StatePart]:
     kept, rank = interpreter.state.tensors(), interpreter.world.rank
+    kept |= dict(interpreter.engines.python.state())
     for state in run_state(interpreter.plan):
         if rank not in state.devices:
             continue
@@ -121,6 +145,8 @@ def _parts(interpreter: Interpreter) -> Iterator[StatePart]:
                 yield from _average_parts(interpreter, state)
             case CountTensor() if rank == state.devices[0]:
                 yield _whole(state, torch.tensor(_count(interpreter, state)))
+            case CarriedRows() if state.name in kept:
+                yield from _carried_parts(interpreter, state, kept[state.name])
             case WorkerTensor() if rank == state.devices[0] and state.name in kept:
                 yield _whole(state, kept[state.name].clone())
             case _:
@@ -161,6 +187,25 @@ def _older_parts(interpreter: Interpreter, state: OlderTensor) -> Iterator[State
     name, shape = state.parameter.name, state.parameter.shape
     if box := older_parts_to_write(plan, state.older, rank).get(name):
         yield StatePart(state, shape, box, _copy_of(reader.weights, name, box))
+
+
+def _carried_parts(interpreter: Interpreter, state: CarriedRows, kept: Tensor) -> Iterator[StatePart]:
+    """Devices that have the same rows let the first of them write."""
+    found = sampled_rows(interpreter.plan, state.value).get(interpreter.world.rank)
+    if found is None:
+        return
+    steps, (whole,) = len(kept) // (found[1] - found[0]), state.shape[1:]
+    assert whole is not None
+    values = kept.reshape(steps, -1).clone()
+    yield StatePart(state, (steps, whole), ((0, steps), found), values.cpu())
+
+
+def _rows_here(plan: Plan, state: CarriedRows, rank: int) -> tuple[int, int] | None:
+    """The rows of a value that a device has."""
+    node = plan.graph.node(state.value.node)
+    type_ = node.type_of(state.value.port)
+    boxes = output_layout(node, plan.node(node.name).mesh, type_).boxes((type_.rows,))
+    return boxes[rank][0] if rank in boxes else None
 
 
 def _copy_of(weights: Weights, name: str, box: Box) -> Tensor:

@@ -6,13 +6,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
-from zlib import crc32
 
 import torch.distributed as dist
 
 from hflow.graph.infer.kinds.generate import VERSIONS
 from hflow.graph.infer.regions import sample_age
-from hflow.graph.ir import Graph, Model, Node, step_node
+from hflow.graph.ir import Model, Node, step_node
 from hflow.plan.edges import WeightEdge
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
@@ -49,18 +48,19 @@ from hflow.runtime.engines.protocol import (
     Weights,
 )
 from hflow.runtime.rows import TORCH_DTYPES, Rows
+from hflow.runtime.worker.carried import initial_value
 from hflow.runtime.worker.collector import Collector
 from hflow.runtime.worker.models import Engines
 from hflow.runtime.worker.move_weights import move_weights, tell_version
 from hflow.runtime.worker.route import Route, make_route
 from hflow.runtime.worker.sample_parts import SampleParts
 from hflow.runtime.worker.staleness import sampled, staleness
+from hflow.runtime.worker.streams import streams
 from hflow.runtime.worker.transfer import Received, move_rows
 from hflow.runtime.worker.whereabouts import Place
 from hflow.runtime.worker.worker_state import WorkerState
 from hflow.runtime.worker.world import Peers, World
 
-_NAMED = 2**32  # streams of named evaluations begin here
 _Measured = Activity | Await  # what becomes an event of a run
 
 
@@ -118,7 +118,7 @@ class Interpreter:
         self.now = ""
         self.place: Place | None = None
         self._peers = _peers(plan, world.group)
-        self._streams = _streams(plan.graph)
+        self._streams = streams(plan.graph)
         self.state = WorkerState()
         # Of weight edges, by program and number; several where weights move in parts.
         self._routes: dict[tuple[int, int], tuple[Route, ...]] = {}
@@ -152,12 +152,12 @@ class Interpreter:
                 for handle in instruction.handles:
                     step.store.pop(handle, None)
             case Recall():
-                for port, handle in instruction.outputs.items():
-                    name = f"{step_node(instruction.node)}.{port}"
-                    step.store[handle] = self.state.carried.recall(name, instruction.lag, instruction.init)
+                self._recall(instruction, step)
             case Carry():
                 for port, handle in instruction.inputs.items():
-                    self.state.carried.keep(f"{instruction.node}.{port}", step.store[handle], instruction.lag)
+                    if handle in step.store:  # of a score node, only the last stage has some
+                        name = f"{instruction.node}.{port}"
+                        self.state.carried.keep(name, step.store[handle], instruction.lag)
             case Loop():
                 self._loop(instruction, step, path)
             case Release():
@@ -170,6 +170,14 @@ class Interpreter:
                 self._timed(instruction, step)
             case _:
                 assert_never(instruction)
+
+    def _recall(self, instruction: Recall, step: _StepRun) -> None:
+        node, mesh = step.program.graph.node(instruction.node), self.plan.node(instruction.node).mesh
+        for port, handle in instruction.outputs.items():
+            initial = initial_value(node, port, mesh, self.world.rank, instruction.init)
+            if initial is not None:
+                name = f"{step_node(instruction.node)}.{port}"
+                step.store[handle] = self.state.carried.recall(name, instruction.lag, initial)
 
     def _timed(self, instruction: _Measured, step: _StepRun) -> None:
         self.now, started = instruction.node, time.time()
@@ -302,9 +310,10 @@ class Interpreter:
         return replace(result, outputs={**result.outputs, "tokens": texts})
 
     def _describe(self, node: Node, plan: NodePlan, step: _StepRun) -> EngineCall:
-        types = [v.type for v in (*node.inputs, *node.outputs)]
+        types = [v.type for v in (*(() if node.op == "data" else node.inputs), *node.outputs)]
         type_ = next((t for t in types if not t.scalar), types[0])
-        start, stop = input_layout(node, plan.mesh, type_).boxes((type_.rows,))[self.world.rank][0]
+        layout = output_layout if node.op == "data" else input_layout
+        start, stop = layout(node, plan.mesh, type_).boxes((type_.rows,))[self.world.rank][0]
         unit = row_unit(type_) if node.op == "data" else 1
         in_region = node.region in step.collectors
         number = self.state.rounds[node.region] if in_region else step.number
@@ -377,16 +386,6 @@ class Interpreter:
         parts = implementation(edge.target_sharding.engine).parts(shape, edge.target_mesh.tp)
         rank, readable = self.world.rank, self.world.neighbours.pairs
         return tuple(make_route(edge.copies, shape, source, target, rank, names, readable) for names in parts)
-
-
-def _streams(graph: Graph) -> dict[str, int]:
-    """Every node that draws, by its number among the graph's nodes of its kind; one of a named evaluation by
-    a number that depends on the two names alone: an evaluation samples the same whichever others there
-    are."""
-    drawing = {op: [n.name for n in graph.nodes if n.op == op] for op in ("data", "generate")}
-    numbers = {name: number for names in drawing.values() for number, name in enumerate(names)}
-    named = (n.name for evaluation in graph.evaluations for n in evaluation.nodes)
-    return numbers | {name: _NAMED + crc32(name.encode()) for name in named}
 
 
 def _ranks(*meshes: Mesh) -> tuple[int, ...]:

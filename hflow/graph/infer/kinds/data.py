@@ -9,8 +9,9 @@ from hflow.diagnostics import did_you_mean
 from hflow.graph.infer.draft import NodeDraft
 from hflow.graph.infer.kinds import chat
 from hflow.graph.infer.kinds.data_options import row_problems
+from hflow.graph.infer.signature import Port
 from hflow.graph.options import Option, OptionProblem
-from hflow.graph.row_sources import PROCEDURAL, is_mixture
+from hflow.graph.row_sources import PROCEDURAL, SUCCESS, is_mixture
 from hflow.graph.templates.budget import BadTemplateError
 from hflow.graph.templates.template import Template
 from hflow.graph.types import Dim, Factor, ValueType
@@ -36,6 +37,8 @@ OPTIONS = (
     Option("filter", "str", optional=True),
     Option("curriculum", "mapping", optional=True),
 )
+# What a curriculum by success reads of earlier steps. Which rows it has is checked once all types are known.
+FEEDBACK = (Port(SUCCESS, ValueType("f32", (Dim((Factor("rows"),)),)), optional=True),)
 # (dtype, ragged dim) of the columns that a data node can make, and those that are of responses.
 _COLUMNS = {("i32", "prompt"), ("i32", "seq"), ("bool", "resp"), ("str", None), ("f32", None)}
 _OF_RESPONSES = ("seq", "resp")

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 from hflow.graph.infer.functions import FunctionSource
 from hflow.graph.options import Option, OptionProblem, problems
-from hflow.graph.row_sources import KINDS_TEXT, filter_function, is_mixture, path_kind, source_name
+from hflow.graph.row_sources import (
+    KINDS_TEXT,
+    SUCCESS,
+    filter_function,
+    is_mixture,
+    path_kind,
+    source_name,
+)
 from hflow.graph.templates.budget import BadTemplateError
 from hflow.graph.templates.expression import Expression
 
@@ -29,6 +37,19 @@ CURRICULUM_OPTIONS = (
     Option("steps", "int", optional=True, above=0),
     Option("start", "float", 0.25, above=0, below=1),
 )
+SUCCESS_OPTIONS = (
+    Option("success", "str"),
+    Option("threshold", "float", 1.0),
+    Option("target", "float", 0.5, above=0, below=1),
+    Option("floor", "float", 0.1, above=0, most=1),
+    Option("decay", "float", 1.0, above=0, most=1),
+    Option("lag", "int", 1, above=0),
+)
+_VALUE = re.compile(r"[a-z_][a-z0-9_]*\.[a-z_][a-z0-9_]*")
+NOT_STREAMED = (
+    "all rows are read before the first step: duplicates, `holdout` and shuffled passes need them; to read"
+    " fewer, write `split: 'train[:100000]'` of a dataset on the hub, or fewer files"
+)
 _OF_ONE_SOURCE = ("config", "split", "revision", "rename_columns")
 _NEEDS = {"config": ("hub",), "revision": ("hub",), "split": ("hub", "folder")}
 _KIND_NAMES = {"hub": "a dataset on the hub", "folder": "a folder"}
@@ -47,6 +68,12 @@ def row_problems(written: Mapping[str, Any]) -> Iterator[OptionProblem]:
     yield from _of_filter(written.get("filter"), ())
     if isinstance(curriculum := written.get("curriculum"), Mapping):
         yield from _of_curriculum(cast("Mapping[str, Any]", curriculum), written.get("shuffle"))
+
+
+def told(problem: OptionProblem) -> OptionProblem:
+    """With help on an option that other libraries have: to read rows only when they are drawn."""
+    is_streaming = problem.code == "HF211" and problem.option == "streaming"
+    return replace(problem, help=NOT_STREAMED) if is_streaming else problem
 
 
 def function_problem(source: FunctionSource) -> str | None:
@@ -151,6 +178,9 @@ def _of_filter(text: Any, place: OptionPlace) -> Iterator[OptionProblem]:
 
 def _of_curriculum(curriculum: Mapping[str, Any], shuffle: Any) -> Iterator[OptionProblem]:
     place: OptionPlace = ("curriculum",)
+    if SUCCESS in curriculum:
+        yield from _of_success(curriculum, shuffle)
+        return
     yield from (replace(p, within=place) for p in problems(CURRICULUM_OPTIONS, curriculum))
     if "start" in curriculum and "steps" not in curriculum:
         message, help_ = "`start` has no effect without `steps`", "add `steps`, until all rows are drawn"
@@ -169,3 +199,19 @@ def _of_curriculum(curriculum: Mapping[str, Any], shuffle: Any) -> Iterator[Opti
     if expression.is_always_bool:
         help_ = "rows are sorted by numbers, the smallest first"
         yield OptionProblem("HF212", "`by` gives truth values, not numbers", "by", help_, place)
+
+
+def _of_success(curriculum: Mapping[str, Any], shuffle: Any) -> Iterator[OptionProblem]:
+    place: OptionPlace = ("curriculum",)
+    if "by" in curriculum:
+        help_ = "leave out one of them"
+        message = f"a curriculum goes by `by` or by `{SUCCESS}`, not by both"
+        yield OptionProblem("HF212", message, "by", help_, place)
+    said = {name: value for name, value in curriculum.items() if name != "by"}
+    yield from (replace(p, within=place) for p in problems(SUCCESS_OPTIONS, said))
+    if isinstance(value := said[SUCCESS], str) and not _VALUE.fullmatch(value):
+        help_ = "it is `node.port`, like `reward.score`: one value for each response"
+        yield OptionProblem("HF212", f"`{SUCCESS}` names no value: `{value}`", SUCCESS, help_, place)
+    if shuffle is False:
+        message, help_ = f"`shuffle: false` has no effect beside `{SUCCESS}`", "rows are drawn at random"
+        yield OptionProblem("HF212", message, SUCCESS, help_, place)

@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from dataclasses import field as default
 from typing import Any
 
+import numpy as np
 import torch
 
 from hflow.diagnostics import HflowError
 from hflow.graph.infer.kinds import chat
 from hflow.graph.ir import Node, Output, evaluation_of
-from hflow.graph.row_sources import curriculum, dataset_name, is_mixture
+from hflow.graph.row_sources import curriculum, dataset_name, is_mixture, success_curriculum
 from hflow.runtime.chat.problem import ChatProblem
 from hflow.runtime.chat.rows import chat_rows
 from hflow.runtime.data_files import refused
@@ -28,6 +29,7 @@ from hflow.runtime.row_filters import CallFunction, difficulties, kept_rows
 from hflow.runtime.row_order import RowOrder, groups_of
 from hflow.runtime.rows import Rows, from_lists, from_strings
 from hflow.runtime.source_rows import SourceRows, read_sources
+from hflow.runtime.success_rates import SuccessRates
 from hflow.runtime.text_field import text_of
 from hflow.runtime.tokenizer import Tokenizer
 
@@ -67,8 +69,11 @@ class DataSource:
     dataset: Dataset[Example]
     where: Callable[[int], str]
 
-    def draw(self, call: EngineCall) -> Result:
+    def draw(self, call: EngineCall, rates: SuccessRates | None = None) -> Result:
         """This device's rows of the batch of `call.step`, or of the held-out rows.
+
+        Args:
+            rates: of a curriculum by success; they remember the batch.
 
         Raises:
             HflowError: HF403 when there are fewer rows than a batch needs.
@@ -79,14 +84,24 @@ class DataSource:
         elif call.evaluation:  # rows of its own, the first of them
             batch = self.dataset.batch(call.seed, 0, options["batch"], shuffle=False)
         else:
-            size, shuffle = options["batch"], options["shuffle"]
-            batch = self.dataset.batch(call.seed, call.step, size, shuffle, call.stream)
+            batch = self._batch(call, rates)
         rows = batch[call.first_row : call.first_row + call.num_rows]
         outputs = {output.port: _column(output, rows) for output in call.node.outputs}
         told = {name: n for name, n in self._left_out().items() if n} | self._of_sources(batch)
-        counts = {name: (float(n), 1.0) for name, n in told.items()}
+        counts = {name: (float(n), 1.0) for name, n in told.items()} | _of_rates(rates, call)
         numbers = torch.tensor([row.number for row in rows])
         return Result(outputs, counts | _learned(rows), numbers=numbers)
+
+    def _batch(self, call: EngineCall, rates: SuccessRates | None) -> tuple[Example, ...]:
+        """All rows of the batch of a step."""
+        size, shuffle = call.node.options["batch"], call.node.options["shuffle"]
+        if rates is None:
+            return self.dataset.batch(call.seed, call.step, size, shuffle, call.stream)
+        self.dataset.require(size)
+        assert self.dataset.order
+        places = self.dataset.order.batch(call.seed, call.step, size, True, call.stream, rates.weights())
+        rates.drawn.append(np.array(places, np.int64))
+        return tuple(self.dataset.train[place] for place in places)
 
     def _of_sources(self, batch: Sequence[Example]) -> dict[str, int]:
         """How many rows of a batch are from each source of a mixture."""
@@ -150,7 +165,7 @@ def open_source(
 def _order(options: Mapping[str, Any], found: SourceRows, rows: Sequence[Example]) -> RowOrder | None:
     """The order of a mixture or a curriculum; None for the usual one."""
     hardness = curriculum(options)
-    if hardness is None and not is_mixture(options):
+    if hardness is None and not is_mixture(options) and not success_curriculum(options):
         return None
     names, weights = [s.name for s in found.sources], [s.weight for s in found.sources]
     difficulty = difficulties(hardness.by, found, [e.number for e in rows]) if hardness else None
@@ -209,6 +224,16 @@ def _talks(node: Node, texts: RowTexts, tokenizer: Tokenizer) -> list[Example]:
         turns = sum(len(e.responses) for e in examples)
         _LOG.info("%s: %d of %d tokens are learned, in %d responses", node.name, learned, total, turns)
     return examples
+
+
+def _of_rates(rates: SuccessRates | None, call: EngineCall) -> dict[str, tuple[float, float]]:
+    """Of a curriculum by success: how many rows were tried so far, and the mean estimate of this device's
+    rows."""
+    if rates is None or call.evaluation:
+        return {}
+    drawn = rates.drawn[-1][call.first_row : call.first_row + call.num_rows]
+    expected = float(rates.estimates()[drawn].sum()), float(len(drawn))
+    return {"tried_rows": (float((rates.tries > 0).sum()), 1.0), "expected_success": expected}
 
 
 def _learned(rows: Sequence[Example]) -> dict[str, tuple[float, float]]:

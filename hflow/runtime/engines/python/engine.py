@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+
+from torch import Tensor
 
 from hflow.diagnostics import HflowError
 from hflow.graph.infer.kinds.call import time_limit_s
 from hflow.graph.ir import Node, evaluation_of, step_node
-from hflow.graph.row_sources import filter_functions
+from hflow.graph.row_sources import SUCCESS, filter_functions, success_curriculum
+from hflow.plan.run_state import DATA_STATE
 from hflow.runtime.engines.protocol import EngineCall, NodeError, Result
 from hflow.runtime.engines.python.call import run_call
 from hflow.runtime.engines.python.data import DataSource, open_source
 from hflow.runtime.engines.python.function_process import FunctionProcess
 from hflow.runtime.rows import Rows
+from hflow.runtime.success_rates import SuccessRates
 from hflow.runtime.tokenizer import Tokenizer
 
 _LOG = logging.getLogger(__name__)
@@ -32,6 +36,7 @@ class PythonEngine:
         self._sources: dict[tuple[str, str], DataSource] = {}
         self._process = process
         self._warned = False
+        self._rates: dict[str, SuccessRates] = {}
 
     def tokenizer(self, model: str) -> Tokenizer:
         return self._tokenizers[model]
@@ -47,7 +52,7 @@ class PythonEngine:
         if call.node.op == "call":
             return self._call(call, inputs)
         try:
-            return self.open(call.node).draw(call)
+            return self._draw(call, inputs)
         except HflowError as error:
             first = error.diagnostics[0]
             place = f"{first.span.file}:{first.span.line}: " if first.span else ""
@@ -70,6 +75,35 @@ class PythonEngine:
         if evaluation_of(node.name) and not node.options["holdout"]:  # another one may have opened it
             found.dataset.require(node.options["batch"], evaluation_of(node.name))
         return found
+
+    def state(self) -> Iterator[tuple[str, Tensor]]:
+        """What later steps need, by names of `hflow.plan.run_state`."""
+        for node, rates in self._rates.items():
+            yield from ((f"{DATA_STATE}/{node}/{name}", values) for name, values in rates.tensors())
+
+    def restore(self, node: Node, kept: Mapping[str, Tensor]) -> None:
+        """Set what `state` has told of a `data` node, by the last part of the names.
+
+        Raises:
+            HflowError: HF403 when the rows cannot be read.
+            ValueError: it is of other rows.
+        """
+        self._rates_of(node).restore(kept)
+
+    def _draw(self, call: EngineCall, inputs: Mapping[str, Rows]) -> Result:
+        source = self.open(call.node)
+        if call.evaluation or not success_curriculum(call.node.options):
+            return source.draw(call)
+        rates = self._rates_of(call.node)
+        rates.count(inputs[SUCCESS].values)
+        return source.draw(call, rates)
+
+    def _rates_of(self, node: Node) -> SuccessRates:
+        if node.name not in self._rates:
+            curriculum = success_curriculum(node.options)
+            assert curriculum
+            self._rates[node.name] = SuccessRates.of(curriculum, len(self.open(node).dataset.train))
+        return self._rates[node.name]
 
     def _call(self, call: EngineCall, inputs: Mapping[str, Rows]) -> Result:
         if self._process and runs_apart(call.node):

@@ -13,6 +13,8 @@ from hflow.runtime.data_files import DataRow, refused
 from hflow.runtime.source_rows import SourceRows
 from hflow.runtime.tokenizer import Tokenizer, UnknownTextError
 
+CHUNK = 4096  # texts at once: what tokenizers say of a text beside its tokens takes many times their memory
+
 
 @dataclass(frozen=True)
 class RowTexts:
@@ -35,10 +37,13 @@ class RowTexts:
         return [self._rendered(what, number, compiled) for number in self.numbers]
 
     def encode(self, what: str, tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-        try:
-            return tokenizer.encode(texts)
-        except UnknownTextError as error:
-            raise refused(f"{self.where(error.index)}, {what}: {error}") from None
+        found: list[list[int]] = []
+        for first in range(0, len(texts), CHUNK):
+            try:
+                found += tokenizer.encode(texts[first : first + CHUNK])
+            except UnknownTextError as error:
+                raise refused(f"{self.where(first + error.index)}, {what}: {error}") from None
+        return found
 
     def _compile(self, what: str, template: str) -> Template:
         try:
