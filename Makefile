@@ -14,7 +14,7 @@ PINS := constraints.txt $(if $(filter yes,$(CUDA)),constraints-cuda.txt)
 CONSTRAINTS = awk -F '==' '!/^ *\#/ && NF { pins[$$1] = $$0 } END { for (name in pins) print pins[name] }' $(PINS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-sglang demo check test acceptance lint bench clean
+.PHONY: help setup setup-sglang demo demo-chat check test acceptance lint bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ endif
 
 demo: setup ## train a tiny model to add: supervised, then GRPO (three minutes on two cores)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/demo.sh
+
+demo-chat: setup ## train a tiny chat model: templates, rewards, evaluations, samples (four minutes on two cores)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" examples/math_chat/run.sh
 
 # What needs no engine and no processes.
 FAST := $(addprefix tests/,graph plan schedule cost compiler ops view report test_walls.py)

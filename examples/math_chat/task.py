@@ -1,11 +1,11 @@
-"""The task of this example: which of two numbers is larger; a chat tokenizer, and a tiny model of random weights.
+"""The task of this example: the larger of two numbers; a chat tokenizer, and a tiny model.
 
     python examples/math_chat/task.py FOLDER
 
-writes `FOLDER/train.jsonl` and `FOLDER/test.jsonl` (rows with `question` and `answer`; no
-question stands in both), `FOLDER/demonstrations.jsonl` (the questions of train.jsonl with a `response`: always right, but
-every second one is not in the form that the system message asks for), and `FOLDER/model`, a Qwen2 of 0.7
-million parameters with a chat template.
+writes `FOLDER/train.jsonl` and `FOLDER/test.jsonl` (rows with `question` and `answer`; no question stands in
+both), `FOLDER/demonstrations.jsonl` (the questions of train.jsonl with a `response`: always right, but every
+second one is not in the form that the system message asks for), and `FOLDER/model`, a Qwen2 of 0.7 million
+random parameters with a chat template.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ from tests.runtime.test_signals import heed_signals, wait_until
 EVERY = RunConfig(CheckpointPolicy(every=1, keep=99))
 STEPS = 4
 # Everything that a run carries: moments, a critic, older weights, a refreshed model, an average beside frozen
-# parameters and a schedule, scalars, counts of what was right and rows that wait to be counted, waiting rows; a
-# mixture by a curriculum, with evaluations of its own.
+# parameters and a schedule, scalars, counts of what was right and rows that wait to be counted, waiting rows;
+# a mixture by a curriculum, with evaluations of its own.
 CASES: dict[str, dict[str, object]] = {
     "ppo_small": {"steps": STEPS},
     "lagged": {"steps": STEPS},

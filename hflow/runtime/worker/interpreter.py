@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from hflow.graph.infer.kinds.generate import VERSIONS
 from hflow.graph.infer.regions import sample_age
-from hflow.graph.ir import Model, Node, step_node
+from hflow.graph.ir import Graph, Model, Node, step_node
 from hflow.plan.edges import WeightEdge
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
