@@ -46,12 +46,19 @@ def _borders(row: Turns) -> list[int]:
 
 
 def _encode(tokenizer: Tokenizer, texts: Sequence[str]) -> dict[str, list[int] | ChatProblem]:
+    """All at once; one by one where some text has no tokens."""
     distinct = list(dict.fromkeys(texts))
     try:
         return dict(zip(distinct, tokenizer.encode(distinct)))
+    except UnknownTextError:
+        return {text: _alone(tokenizer, text) for text in distinct}
+
+
+def _alone(tokenizer: Tokenizer, text: str) -> list[int] | ChatProblem:
+    try:
+        return tokenizer.encode([text])[0]
     except UnknownTextError as error:
-        bad = distinct.pop(error.index)
-        return {bad: ChatProblem(str(error)), **_encode(tokenizer, distinct)}
+        return ChatProblem(str(error))
 
 
 def _assembled(

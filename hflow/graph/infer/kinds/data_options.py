@@ -8,7 +8,14 @@ from typing import Any, cast
 
 from hflow.graph.infer.functions import FunctionSource
 from hflow.graph.options import Option, OptionProblem, problems
-from hflow.graph.row_sources import KINDS_TEXT, filter_function, is_mixture, path_kind, source_name
+from hflow.graph.row_sources import (
+    KINDS_TEXT,
+    OF_A_SOURCE,
+    filter_function,
+    is_mixture,
+    path_kind,
+    source_name,
+)
 from hflow.graph.templates.budget import BadTemplateError
 from hflow.graph.templates.expression import Expression
 
@@ -29,7 +36,8 @@ CURRICULUM_OPTIONS = (
     Option("steps", "int", optional=True, above=0),
     Option("start", "float", 0.25, above=0, below=1),
 )
-_OF_ONE_SOURCE = ("config", "split", "revision", "rename_columns")
+# Without effect beside a mixture; its `filter` is of all sources, `size` and `options` are told elsewhere.
+_OF_ONE_SOURCE = tuple(name for name in OF_A_SOURCE if name not in ("filter", "size", "options"))
 _NEEDS = {"config": ("hub",), "revision": ("hub",), "split": ("hub", "folder")}
 _KIND_NAMES = {"hub": "a dataset on the hub", "folder": "a folder"}
 ROW_DTYPES = ("str", "i64", "f32", "bool")  # of a field that a filter's function may ask for
