@@ -42,12 +42,24 @@ def test_a_judge_with_other_tokens_is_refused(tmp_path: Path) -> None:
 
 def test_an_evaluation_that_reads_other_tokens_is_refused(tmp_path: Path) -> None:
     actor, other = model(tmp_path / "actor", "0123456789+-="), model(tmp_path / "other", "=-+9876543210")
-    said = "{rows: 4, data: {dataset: x.jsonl, tokenizer: TOKENIZER}, metrics: {length: {length: rollout}}}"
-    given = [f"params.model={actor}", *SMALL, f"models.other={{path: {other}, frozen: true}}"]
-    given.append("nodes.prompts.with.tokenizer=actor")
+    file, given = tmp_path / "graph.yaml", [f"params.model={actor}", *SMALL]
+    file.write_text(f"""\
+hflow: 1
+extends: grpo
+name: evaluated
+params: {{tokenizer: actor}}
+models:
+  other: {{path: "{other}", frozen: true}}
+evaluations:
+  test:
+    rows: 4
+    data: {{dataset: x.jsonl, tokenizer: "${{ tokenizer }}"}}
+    metrics: {{length: {{length: rollout}}}}
+nodes:
+  prompts: {{with: {{tokenizer: actor}}}}
+""")
     for tokenizer in ("actor", "other"):
-        test = said.replace("TOKENIZER", tokenizer)
-        graph = hflow.load("algorithms/grpo.yaml", [*given, f"evaluations={{test: {test}}}"])
+        graph = hflow.load(file, [*given, f"params.tokenizer={tokenizer}"])
         if tokenizer == "actor":
             assert hflow.compile(graph, "local1").nodes
             continue
