@@ -72,13 +72,13 @@ def new_draft(
     graph: Graph, cluster: Cluster, pins: Iterable[str] = (), options: PlannerOptions = DEFAULTS
 ) -> Draft:
     """What the first pass is given. Raises HflowError HF212, HF302-HF304, HF307, HF308, HF310."""
-    if foreign := tuple(foreign_tokens(graph)):
+    graphs = (graph, *(named_graph(graph, evaluation) for evaluation in graph.evaluations))
+    if foreign := next(filter(None, (tuple(foreign_tokens(each)) for each in graphs)), None):
         raise HflowError(foreign)
     _refuse_mixed(cluster)
     found = parse_pins(pins, graph, cluster)
     engines = generation_engines(options.engines, graph, cluster)
     shapes = _shapes(graph)
-    graphs = (graph, *(named_graph(graph, evaluation) for evaluation in graph.evaluations))
     too_few = (problem for each in graphs for problem in too_few_positions(each, shapes))
     if unfit := (*tokens_beyond(graph, shapes), *too_few, *unusable_patterns(graph, shapes)):
         raise HflowError(unfit)

@@ -8,10 +8,8 @@ from pathlib import Path
 
 from hflow.bounded_read import UnreadableError, read_text
 from hflow.diagnostics import Diagnostic, HflowError, ordered
-from hflow.graph.checks.chat import inherit_chat
 from hflow.graph.checks.checks import (
     check_evaluation,
-    check_groups,
     check_in_flight,
     check_lags,
     check_optimizers,
@@ -19,15 +17,14 @@ from hflow.graph.checks.checks import (
     check_trained,
     check_unused,
 )
-from hflow.graph.checks.distributions import check_distributions
 from hflow.graph.checks.evaluations import check_evaluations
 from hflow.graph.checks.log_probs import check_sampler, check_staleness
 from hflow.graph.checks.run import check_reward, check_run, drafted_metric_names
 from hflow.graph.checks.training import check_freezes, check_schedules
+from hflow.graph.checks.typed import typed_nodes
 from hflow.graph.infer.drafting import draft_nodes, node_names
-from hflow.graph.infer.infer import infer
 from hflow.graph.infer.regions import check_ages, check_borders
-from hflow.graph.infer.wiring import check_wiring, order
+from hflow.graph.infer.wiring import check_wiring
 from hflow.graph.ir import Evaluation, Graph, Model, Ref, Refresh, Region, metric_key
 from hflow.graph.run_config import RunConfig
 from hflow.graph.source import overrides as overriding
@@ -173,17 +170,15 @@ def _graph(spec: GraphSpec, document: Document, problems: Problems) -> Graph | N
     drafts = draft_nodes(spec, document, problems)
     check_wiring(drafts, declared, problems)
     check_borders(drafts, problems)
-    nodes = inherit_chat(infer(drafts, order(drafts, problems), problems))
+    nodes = typed_nodes(drafts, problems)
     check_trained(drafts, spec, problems)
     check_lags(drafts, problems)
     check_in_flight(drafts, problems)
     check_ages(drafts, problems)
     check_optimizers(nodes, drafts, problems)
     check_refresh(drafts, spec, problems)
-    check_distributions(nodes, drafts, problems)
     check_staleness(nodes, drafts, problems)
     check_sampler(nodes, drafts, problems)
-    check_groups(nodes, drafts, problems)
     check_schedules(nodes, drafts, spec.loop.times, problems)
     check_freezes(nodes, drafts, problems)
     if spec.eval:

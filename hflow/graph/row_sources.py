@@ -3,6 +3,7 @@ difficulty. Nothing is looked up here: a path is told by its form alone."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,9 @@ KINDS_TEXT = (
 )
 SUCCESS = "success"  # the key of a curriculum that names a value, and the port at which it enters
 PathKind = Literal["file", "procedural", "folder", "hub"]
+OTHER_ROWS = ("config", "split", "revision", "options")  # with another of these, a dataset has other rows
+# All that is said of one source, beside its path: other rows, more or fewer of them, or with other fields.
+OF_A_SOURCE = (*OTHER_ROWS, "size", "filter", "rename_columns")
 _HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _FOLDER = re.compile(r"(\.{1,2}/|/).+|.+/")
 _FUNCTION = re.compile(r"((?:\.{1,2}/|/)[^:]+\.py|[^\W\d]\w*(?:\.[^\W\d]\w*)*):([^\W\d]\w*)")
@@ -52,8 +56,10 @@ class RowSource:
         return ", ".join(self.paths)
 
     def rows_of(self, path: str) -> tuple[Any, ...]:
-        """What tells the rows of one of its paths from other rows of it."""
-        return path, self.config, self.split, self.revision, self.filters
+        """What tells the rows of one of its paths from other rows of it, but for how many there are."""
+        fields = [name for name in OF_A_SOURCE if name not in ("filter", "size")]
+        said = {name: getattr(self, name) for name in fields} | {"filter": self.filters}
+        return path, json.dumps(said, sort_keys=True, default=str)
 
 
 @dataclass(frozen=True)
@@ -192,8 +198,10 @@ def overlap(options: Mapping[str, Any], others: Mapping[str, Any]) -> Literal["n
     paths = [path for source in theirs for path in source.paths]
     if not any(_may_share(path, paths) for source in own for path in source.paths):
         return "none"
-    known = {source.rows_of(path) for source in theirs for path in source.paths}
-    within = all(source.rows_of(path) in known for source in own for path in source.paths)
+    known: dict[tuple[Any, ...], int] = {}
+    for rows, size in ((source.rows_of(path), source.size) for source in theirs for path in source.paths):
+        known[rows] = max(size, known.get(rows, 0))
+    within = all(known.get(source.rows_of(path), 0) >= source.size for source in own for path in source.paths)
     return "within" if within else "beyond"
 
 

@@ -7,7 +7,7 @@ the same on every day.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from hflow.bounded_read import UnreadableError, read_json, read_text
 from hflow.graph.infer.kinds import chat
-from hflow.graph.ir import Graph, Node
+from hflow.graph.ir import Graph, Node, step_node
 from hflow.plan.digests import CHAT_TEMPLATE, MORE_TEMPLATES
 from hflow.plan.model_shape import NAMED
 
@@ -25,24 +25,30 @@ MAX_BYTES = 2**26
 
 
 def with_dates(graph: Graph, today: date) -> Graph:
-    """`graph`, in which data nodes whose chat template asks for a date, and that say none, have `today`."""
+    """`graph`, in which data nodes whose chat template asks for a date, and that say none, have `today`; in
+    its named evaluations, too, which hold rows out of the dataset that the step's node reads."""
     paths = {model.name: model.path for model in graph.models}
-    nodes = tuple(
-        _dated(node, today.isoformat()) if _lacks(node) and _asks(node, paths) else node
-        for node in graph.nodes
-    )
-    return graph if nodes == graph.nodes else replace(graph, nodes=nodes)
+    return _with(graph, lambda node: today.isoformat() if _asks(node, paths) else None)
 
 
 def keep_dates(former: Graph, graph: Graph) -> Graph:
     """`graph`, in which data nodes that say no date have that of the `former` graph, which a run was begun
     with."""
-    dates = {n.name: n.options["date"] for n in former.nodes if n.op == "data" and n.options.get("date")}
-    nodes = tuple(
-        _dated(node, dates[node.name]) if _lacks(node) and node.name in dates else node
-        for node in graph.nodes
-    )
-    return graph if nodes == graph.nodes else replace(graph, nodes=nodes)
+    known = (*former.nodes, *(node for evaluation in former.evaluations for node in evaluation.nodes))
+    dates = {n.name: n.options["date"] for n in known if n.op == "data" and n.options.get("date")}
+    return _with(graph, lambda node: dates.get(node.name) or dates.get(step_node(node.name)))
+
+
+def _with(graph: Graph, date_of: Callable[[Node], str | None]) -> Graph:
+    """`graph`, in which data nodes that lack a date have their `date_of`, if there is one."""
+    nodes = _all_dated(graph.nodes, date_of)
+    evaluations = tuple(replace(e, nodes=_all_dated(e.nodes, date_of)) for e in graph.evaluations)
+    is_same = nodes == graph.nodes and evaluations == graph.evaluations
+    return graph if is_same else replace(graph, nodes=nodes, evaluations=evaluations)
+
+
+def _all_dated(nodes: tuple[Node, ...], date_of: Callable[[Node], str | None]) -> tuple[Node, ...]:
+    return tuple(_dated(n, found) if _lacks(n) and (found := date_of(n)) else n for n in nodes)
 
 
 def _lacks(node: Node) -> bool:

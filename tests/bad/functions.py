@@ -146,3 +146,13 @@ def halved(numbers: Any) -> Any:
 @op("values: f32[rows, resp~]<trained>, returns: f32[rows, resp~] -> loss: f32[rows, resp~]")
 def squared_error(values: Any, returns: Any) -> Any:
     return (values - returns).square()
+
+
+@op("a: f32[rows, resp~]<behaviour>, b: f32[rows, resp~]<scored>, mask: bool[rows, resp~] -> gap: f32[rows]")
+def log_prob_gap(a: Any, b: Any, mask: Any) -> Any:
+    return ((a - b) * mask).sum(1)
+
+
+@op("level: i64[rows] -> keep: bool[rows]")
+def easy(level: Any) -> Any:
+    return level < 3

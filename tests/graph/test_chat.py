@@ -22,10 +22,18 @@ TODAY, LATER = date(2026, 11, 23), date(2026, 11, 24)
 ASKS = "{{ strftime_now('%Y') }}"
 
 
-def graph(folder: Path | str, more: str = "", turn: str = "") -> Graph:
+EVALUATED = """\
+evaluations:
+  test: {rows: 2, metrics: {length: {length: answer}}}
+  own: {rows: 2, data: {dataset: other.jsonl}, metrics: {length: {length: answer}}}
+"""
+
+
+def graph(folder: Path | str, more: str = "", turn: str = "", evaluations: str = "") -> Graph:
     return load_text(f"""\
 hflow: 1
 name: talks
+{evaluations}
 models:
   actor: {{path: "{folder}"}}
 loop: {{name: step, times: 2}}
@@ -129,3 +137,29 @@ def test_a_template_that_changes_after_compilation_is_noticed(tmp_path: Path) ->
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
     (problem,) = changed_models(talks, then)
     assert problem.code == "HF406" and "`chat_template.jinja`" in problem.message
+
+
+def test_turns_in_evaluations_go_on_as_the_conversation_was_begun() -> None:
+    arguments = ", template_args: {depth: 2}, chat_template: tool_use, holdout: 2"
+    talks = graph("shape:tiny", arguments, ", role: tool", EVALUATED)
+    for evaluation in talks.evaluations:
+        answer = next(node for node in evaluation.nodes if node.name.startswith("answer@"))
+        assert answer.options["template_args"] == {"depth": 2}
+        assert answer.options["chat_template"] == "tool_use"
+    assert load_text(to_yaml(talks)) == talks
+
+
+def dates(talks: Graph) -> set[str | None]:
+    nodes = (*talks.nodes, *(node for evaluation in talks.evaluations for node in evaluation.nodes))
+    return {node.options.get("date") for node in nodes if node.op == "data"}
+
+
+def test_evaluations_write_the_day_of_the_step(tmp_path: Path) -> None:
+    """Also those of a run that is gone on with, were it begun without them."""
+    folder = templates(tmp_path, "file")
+    plain, talks = graph(folder, ", holdout: 2"), graph(folder, ", holdout: 2", evaluations=EVALUATED)
+    dated = with_dates(talks, TODAY)
+    assert dates(talks) == {None} and dates(dated) == {"2026-11-23"}
+    assert with_dates(dated, LATER) == dated
+    assert keep_dates(dated, talks) == dated
+    assert keep_dates(with_dates(plain, TODAY), talks) == dated

@@ -40,6 +40,35 @@ def test_a_judge_with_other_tokens_is_refused(tmp_path: Path) -> None:
         assert problem.span and problem.span.file == "algorithms/ppo.yaml"
 
 
+def test_an_evaluation_that_reads_other_tokens_is_refused(tmp_path: Path) -> None:
+    actor, other = model(tmp_path / "actor", "0123456789+-="), model(tmp_path / "other", "=-+9876543210")
+    file, given = tmp_path / "graph.yaml", [f"params.model={actor}", *SMALL]
+    file.write_text(f"""\
+hflow: 1
+extends: grpo
+name: evaluated
+params: {{tokenizer: actor}}
+models:
+  other: {{path: "{other}", frozen: true}}
+evaluations:
+  test:
+    rows: 4
+    data: {{dataset: x.jsonl, tokenizer: "${{ tokenizer }}"}}
+    metrics: {{length: {{length: rollout}}}}
+nodes:
+  prompts: {{with: {{tokenizer: actor}}}}
+""")
+    for tokenizer in ("actor", "other"):
+        graph = hflow.load(file, [*given, f"params.tokenizer={tokenizer}"])
+        if tokenizer == "actor":
+            assert hflow.compile(graph, "local1").nodes
+            continue
+        with pytest.raises(HflowError) as caught:
+            hflow.compile(graph, "local1")
+        (problem,) = caught.value.diagnostics
+        assert problem.code == "HF308" and "`rollout@test`" in problem.message
+
+
 def test_a_token_without_a_row_in_the_embedding_is_refused(tmp_path: Path) -> None:
     folder = model(tmp_path / "actor", "0123456789+-= .ab")
     graph = hflow.load("algorithms/sft.yaml", [f"params.model={folder}", "params.batch=4"])

@@ -17,6 +17,9 @@ from hflow.plan.cluster_file import load_cluster
 from hflow.plan.plan import Plan
 from hflow.plan.plan_file import load_plan
 from hflow.runtime.chat.load_checks import check_chats
+from hflow.runtime.chat.problem import ChatProblem
+from hflow.runtime.chat.tokens import tokenised
+from hflow.runtime.chat.turns import Turns
 from hflow.runtime.tokenizer import load_tokenizer
 from hflow.runtime.tools.first_prompts import first_prompts
 from hflow.runtime.tools.new_model import new_model
@@ -45,10 +48,11 @@ def template(folder: Path) -> Path:
     return folder / "model" / "chat_template.jinja"
 
 
-def graph(folder: Path, turn: str = "role: tool") -> Graph:
+def graph(folder: Path, turn: str = "role: tool", evaluations: str = "") -> Graph:
     return load_text(f"""\
 hflow: 1
 name: talks
+{evaluations}
 models:
   actor: {{path: "{folder}/model"}}
 loop: {{name: step, times: 2}}
@@ -142,3 +146,25 @@ def test_a_template_that_no_rollout_can_follow_is_refused_before_the_first_step(
 def test_an_unknown_template_is_refused(tmp_path: Path) -> None:
     with pytest.raises(HflowError, match="unknown chat template `chatlm`"):
         new_model(tmp_path / "model", chat_template="chatlm")
+
+
+def test_the_template_of_an_evaluation_alone_is_looked_at_too(folder: Path) -> None:
+    other = folder / "other.jinja"
+    other.write_text(template(folder).read_text().replace(LINE, "{% if message.role != 'tool' %}" + LINE, 1))
+    other.write_text(other.read_text().replace("\\n' }}", "\\n' }}{% endif %}", 1))
+    data = f'{{dataset: "{folder}/others.jsonl", chat_template: "{other}"}}'
+    said = f"evaluations: {{own: {{rows: 2, data: {data}, metrics: {{length: {{length: answer}}}}}}}}"
+    check(compile_graph(graph(folder), CLUSTER), folder)
+    with pytest.raises(HflowError) as caught:
+        check(compile_graph(graph(folder, evaluations=said), CLUSTER), folder)
+    (problem,) = caught.value.diagnostics
+    assert problem.code == "HF406" and "`answer@own`" in problem.message
+    assert "does not write a message of role `tool`" in problem.message
+
+
+def test_any_number_of_texts_may_have_no_tokens(folder: Path) -> None:
+    tokenizer = load_tokenizer(folder / "model")
+    bad = [Turns(f"\u00e9{i}", 1, ()) for i in range(1500)]
+    found = tokenised(tokenizer, [*bad, Turns("1", 1, ())])
+    assert all(isinstance(one, ChatProblem) for one in found[:-1])
+    assert not isinstance(found[-1], ChatProblem) and len(found[-1].prompt) == 1

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from hflow.diagnostics import HflowError, did_you_mean
+from hflow.diagnostics import did_you_mean
 from hflow.graph.checks.checks import ancestors, check_held_out, check_kept_apart
+from hflow.graph.checks.typed import typed_nodes
 from hflow.graph.infer.draft import NodeDraft
-from hflow.graph.infer.evaluated import ANSWERS, MetricDraft, evaluated_nodes
-from hflow.graph.infer.functions import FunctionSource, read_function
+from hflow.graph.infer.evaluated import ANSWERS, EvaluationProblems, MetricDraft, evaluated_drafts
+from hflow.graph.infer.evaluated_options import OwnRows, sampling_options, sampling_problems
+from hflow.graph.infer.functions import FunctionSource
+from hflow.graph.infer.functions_at import filters_at, function_at
 from hflow.graph.infer.kinds import data, generate
 from hflow.graph.ir import EvaluationMetric, MetricKind, NamedEvaluation, Node, Ref, metric_key
-from hflow.graph.options import REQUIRED, Option
+from hflow.graph.options import REQUIRED, Option, OptionProblem
 from hflow.graph.options import problems as option_problems
-from hflow.graph.row_sources import SUCCESS
+from hflow.graph.row_sources import with_filters
 from hflow.graph.source.document import KeyPath
 from hflow.graph.source.problems import Problems
 from hflow.graph.source.schema import GraphSpec, MetricSpec, NamedEvaluationSpec
@@ -34,8 +36,8 @@ _SET = {
     "batch": "rows",
     "holdout": "rows",
     "shuffle": None,
+    "curriculum": None,
 }  # by the evaluation itself; what to write instead
-_SOURCE = ("dataset", "config", "split", "revision", "options")  # with another one, rows are other rows
 
 
 def check_evaluations(
@@ -89,7 +91,8 @@ class _Check:
         if len(self.problems.found) > before:
             return None
         loop = self.spec.loop.name
-        typed = evaluated_nodes(self.name, self.drafts, names, options, drafted, loop, self.problems)
+        own = evaluated_drafts(self.name, self.drafts, names, options, drafted, loop, self.problems)
+        typed = tuple(typed_nodes(own, EvaluationProblems(self.name, self.problems)).values())
         if len(self.problems.found) == before:
             self._check_samples(drafted, typed)
         metrics = tuple(each.metric for each in drafted)
@@ -194,12 +197,8 @@ class _Check:
         return MetricDraft(metric, path, answer, dtype)
 
     def _answer(self, reference: str, path: KeyPath) -> FunctionSource | None:
-        folder = Path(self.problems.document.file).parent if self.problems.document else Path()
-        try:
-            found = read_function(reference, folder)
-        except HflowError as error:
-            for problem in error.diagnostics:
-                self.problems.add(problem.code, problem.message, path, help=problem.help)
+        found = function_at(path, reference, self.problems)
+        if found is None:
             return None
         asks = [o.name for o in found.options if o.default is REQUIRED]
         if len(found.signature.inputs) != 1 or len(found.signature.outputs) != 1 or asks:
@@ -219,13 +218,13 @@ class _Check:
             check_kept_apart(self.own.rows, names, self.nodes, self.drafts, self.problems)
         self._check_sampling(samplers)
         alone: dict[str, Any] = {"holdout": 0, "shuffle": False} if is_own else {}
-        if "dataset" in self.own.data:  # the settings of the node's dataset are not this one's
-            alone |= {"options": self.own.data.get("options", {})}
         rows = {"batch": self.own.rows, **alone}
-        found = {d.name: {**_converted(data.OPTIONS, self.own.data), **rows} for d in sources}
-        for draft in samplers:
-            found[draft.name] = _converted(generate.options(set(draft.sources)), self.own.sampling)
-        return found
+        found = {d.name: {**(self._own_rows(d) if is_own else d.options), **rows} for d in sources}
+        return found | {d.name: sampling_options(d, self.own.sampling) for d in samplers}
+
+    def _own_rows(self, draft: NodeDraft) -> dict[str, Any]:
+        filters = filters_at((*self.path, "data"), self.own.data, self.problems)
+        return with_filters(OwnRows(draft, self.own.data).options, filters)
 
     def _check_data(self, sources: Sequence[NodeDraft]) -> bool:
         """Whether the evaluation has rows of its own."""
@@ -241,18 +240,14 @@ class _Check:
             message = f"`{name}` has no effect in an evaluation"
             self.problems.add("HF212", message, (*path, name), key=True, help=help_)
         (draft,) = sources
-        if SUCCESS in (said.get("curriculum") or {}):
-            message = "a curriculum by success has no effect in an evaluation"
-            self.problems.add("HF212", message, (*path, "curriculum"), key=True)
-        self._report(data.OPTIONS, said, path)
-        written = {name: draft.options[name] for name in draft.written & draft.options.keys()} | said
-        for problem in data.option_problems(draft.declared, written):
-            if problem.option in said:
-                self.problems.add(problem.code, problem.message, (*path, problem.option), help=problem.help)
-        if (model := said.get("tokenizer")) is not None and model not in self.spec.models:
-            help_ = did_you_mean(str(model), self.spec.models, "models")
+        own = OwnRows(draft, said)
+        wrong = self._report(data.OPTIONS, {n: v for n, v in said.items() if n not in own.taken_away}, path)
+        for problem in own.problems():
+            self._add(problem, path, said, wrong)
+        if isinstance(model := said.get("tokenizer"), str) and model not in self.spec.models:
+            help_ = did_you_mean(model, self.spec.models, "models")
             self.problems.add("HF202", f"unknown model `{model}`", (*path, "tokenizer"), help=help_)
-        if all(said.get(name, draft.options.get(name)) == draft.options.get(name) for name in _SOURCE):
+        if not own.names_others:
             message = f"`data` names no other rows than those that `{draft.name}` trains on"
             help_ = "name another `dataset`; held-out rows are read as the step's are, and need no `data`"
             self._refuse(message, "data", help_)
@@ -267,15 +262,28 @@ class _Check:
             message = "`in_flight` has no effect in an evaluation: weights do not change meanwhile"
             self.problems.add("HF212", message, (*path, "in_flight"), key=True)
         known = {o.name: o for draft in samplers for o in generate.options(set(draft.sources))}
-        self._report(tuple(known.values()), said, path)
+        wrong = self._report(tuple(known.values()), said, path)
+        for problem in dict.fromkeys(p for draft in samplers for p in sampling_problems(draft, said)):
+            self._add(problem, path, said, wrong)
 
-    def _report(self, options: Sequence[Option], said: Mapping[str, Any], path: KeyPath) -> None:
-        for problem in option_problems(options, said):
-            if problem.option is not None:  # what is missing is as in the step
-                place = (*path, problem.option)
-                self.problems.add(
-                    problem.code, problem.message, place, key=problem.code == "HF211", help=problem.help
-                )
+    def _report(self, options: Sequence[Option], said: Mapping[str, Any], path: KeyPath) -> set[str]:
+        """The options with wrong values, or that are none, which are told."""
+        found = [p for p in option_problems(options, said) if p.option]  # what is missing is as in the step
+        for problem in found:
+            place = (*path, problem.option or "")
+            self.problems.add(
+                problem.code, problem.message, place, key=problem.code == "HF211", help=problem.help
+            )
+        return {str(problem.option) for problem in found}
+
+    def _add(self, problem: OptionProblem, path: KeyPath, said: Mapping[str, Any], wrong: Set[str]) -> None:
+        """At the option, or where the step says that one, at the section of the evaluation at `path`."""
+        place = (*problem.within, *([problem.option] if problem.option else ()))
+        if place and place[0] in wrong:
+            return
+        is_own = bool(place) and place[0] in said
+        at, key = ((*path, *place), problem.code != "HF212") if is_own else (path, True)
+        self.problems.add(problem.code, problem.message, at, key=key, help=problem.help)
 
     def _check_samples(self, drafted: Sequence[MetricDraft], typed: Sequence[Node]) -> None:
         """HF220: a metric draws more samples than a prompt has, or equal ones."""
@@ -296,10 +304,6 @@ class _Check:
                 help_ = "a temperature above 0, or `n: 1`"
                 place = (*self.path, "sampling" if self.own.sampling else "rows")
                 self.problems.add("HF220", f"{message}, being greedy", place, help=help_)
-
-
-def _converted(options: Sequence[Option], said: Mapping[str, Any]) -> dict[str, Any]:
-    return {o.name: o.convert(said[o.name]) for o in options if o.name in said}
 
 
 def _refs(metric: EvaluationMetric) -> Iterator[str]:

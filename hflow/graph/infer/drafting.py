@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from hflow.diagnostics import HflowError, did_you_mean
+from hflow.diagnostics import did_you_mean
 from hflow.graph.infer import kinds
 from hflow.graph.infer.draft import KEEP, CarriedInput, NodeDraft
-from hflow.graph.infer.functions import FunctionSource, read_function
-from hflow.graph.infer.kinds import call, data, data_options, generate, score, train
+from hflow.graph.infer.functions import FunctionSource
+from hflow.graph.infer.functions_at import filters_at, function_at
+from hflow.graph.infer.kinds import call, data, generate, score, train
 from hflow.graph.ir import Function, Head, ModelUse, Ref, Repeat
 from hflow.graph.options import REQUIRED, Option, OptionProblem, defaults, problems
-from hflow.graph.row_sources import (
-    SUCCESS,
-    filter_function,
-    filter_places,
-    success_curriculum,
-    with_filters,
-)
+from hflow.graph.row_sources import SUCCESS, success_curriculum, with_filters
 from hflow.graph.source import schema
 from hflow.graph.source.document import Document, KeyPath
 from hflow.graph.source.problems import Problems
@@ -157,7 +151,7 @@ class _Drafter:
         options = self._options(bare.path, data.OPTIONS, node.with_)
         tokenized = any(t.ragged for t in columns.values())
         options["tokenizer"] = self._tokenizer(bare, options.get("tokenizer")) if tokenized else None
-        filters = dict(self._filters(bare, node.with_))
+        filters = filters_at((*bare.path, "with"), node.with_, self.found)
         if any(data.row_problems(node.with_)):
             options.pop("dataset", None)  # so that nobody reads what is wrong in it
         else:
@@ -179,16 +173,6 @@ class _Drafter:
         return replace(
             bare, inputs=data.FEEDBACK, sources={SUCCESS: source}, carried=carried, input_spans=spans
         )
-
-    def _filters(self, bare: NodeDraft, options: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
-        """Filters that are functions, by their place in the options; files relative to where hflow runs."""
-        for place, text in filter_places(options):
-            function, path = filter_function(text), ("with", *place)
-            source = self._function(bare, path, function) if function else None
-            if source and (problem := data_options.function_problem(source)):
-                self.found.add("HF206", f"`{text}`: {problem}", (*bare.path, *path))
-            elif source and source.reference != function:
-                yield place, source.reference
 
     def _check_one_row_dim(self, bare: NodeDraft, columns: Mapping[str, ValueType]) -> bool:
         factors = [t.dims[0].factors for t in columns.values()]
@@ -290,12 +274,7 @@ class _Drafter:
         self.found.add("HF222", message, (*drafted.path, "model"), help=f"that takes {needs}")
 
     def _function(self, bare: NodeDraft, key: KeyPath, reference: str) -> FunctionSource | None:
-        try:
-            return read_function(reference, Path(self.document.file).parent)
-        except HflowError as error:
-            for problem in error.diagnostics:
-                self.found.add(problem.code, problem.message, (*bare.path, *key), help=problem.help)
-            return None
+        return function_at((*bare.path, *key), reference, self.found)
 
     def _types(self, bare: NodeDraft, out: Mapping[str, str]) -> dict[str, ValueType]:
         types: dict[str, ValueType] = {}

@@ -15,10 +15,8 @@ from typing import Any, Literal
 from hflow.graph.infer.draft import NodeDraft
 from hflow.graph.infer.drafting import with_function
 from hflow.graph.infer.functions import FunctionSource, read_function
-from hflow.graph.infer.infer import infer
 from hflow.graph.infer.kinds import generate
-from hflow.graph.infer.wiring import order
-from hflow.graph.ir import EvaluationMetric, ModelUse, Node, Ref, evaluated_node, metric_key
+from hflow.graph.ir import EvaluationMetric, ModelUse, Ref, evaluated_node, metric_key
 from hflow.graph.source.document import KeyPath
 from hflow.graph.source.problems import Problems
 from hflow.graph.types import DType
@@ -42,7 +40,7 @@ class MetricDraft:
     dtype: DType | None = None
 
 
-def evaluated_nodes(
+def evaluated_drafts(
     name: str,
     drafts: Mapping[str, NodeDraft],
     names: Collection[str],
@@ -50,23 +48,20 @@ def evaluated_nodes(
     metrics: Sequence[MetricDraft],
     loop: str,
     problems: Problems,
-) -> tuple[Node, ...]:
-    """Typed nodes in topological order; not all of them where `problems` were found.
+) -> dict[str, NodeDraft]:
+    """Drafts of the nodes of an evaluation, by name.
 
     Args:
         names: of the step's nodes that run, with all that they depend on.
-        options: of some of them, over those of the step.
+        options: of some of them, in place of those of the step.
         loop: the step loop, in which all of them stand, those of a region too.
     """
-    found = _OfEvaluation(name, problems)
-    own = [_renamed(drafts[n], name, options.get(n, {}), loop) for n in drafts if n in names]
+    own = [_renamed(drafts[n], name, options.get(n, drafts[n].options), loop) for n in drafts if n in names]
     calls = [call for metric in metrics for call in _calls(metric, name, loop, problems)]
-    by_name = {draft.name: draft for draft in (*own, *calls)}
-    typed = infer(by_name, order(by_name, found), found)
-    return tuple(typed.values())
+    return {draft.name: draft for draft in (*own, *calls)}
 
 
-class _OfEvaluation(Problems):
+class EvaluationProblems(Problems):
     """What is wrong only with the options of an evaluation is told at the evaluation; of a metric, at it."""
 
     def __init__(self, evaluation: str, problems: Problems):
@@ -83,26 +78,26 @@ class _OfEvaluation(Problems):
         help: str = "",
         severity: Literal["error", "warning"] = "error",
     ) -> None:
-        message = message.replace(evaluated_node("", self._evaluation), "")
+        message, help = (text.replace(evaluated_node("", self._evaluation), "") for text in (message, help))
         place: KeyPath = ("evaluations", self._evaluation)
         if path[:2] == place:
             self._problems.add(code, message, path, key=key, help=help, severity=severity)
         else:
-            self._problems.add(code, f"with its options {message}", place, key=True, help=help)
+            message = f"with its options {message}"
+            self._problems.add(code, message, place, key=True, help=help, severity=severity)
 
 
 def _renamed(draft: NodeDraft, evaluation: str, options: Mapping[str, Any], loop: str) -> NodeDraft:
     """As it runs in the evaluation: once, with the newest weights, in whatever order values ask for."""
     sources = {p: Ref(evaluated_node(r.node, evaluation), r.port) for p, r in draft.sources.items()}
-    own = {**draft.options, **options}
     if draft.op == "data":  # of earlier steps it needs nothing: it has rows of its own
         draft, sources = replace(draft, inputs=(), carried={}), {}
     return replace(
         draft,
         name=evaluated_node(draft.name, evaluation),
         sources=sources,
-        options=own,
-        outputs=generate.ports(own) if draft.op == "generate" else draft.outputs,
+        options=options,
+        outputs=generate.ports(options) if draft.op == "generate" else draft.outputs,
         model=ModelUse(draft.model.model) if draft.model else None,
         after=(),
         region=loop,

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.graph.checks.chat import begun_by
-from hflow.graph.ir import Node
+from hflow.graph.evaluation import named_graph
+from hflow.graph.ir import Graph, Node, step_node
 from hflow.plan.plan import Plan
 from hflow.runtime.chat.observations import observations, turn_end
 from hflow.runtime.chat.problem import ChatProblem
@@ -21,19 +22,20 @@ def check_chats(plan: Plan, tokenizers: Mapping[str, Tokenizer]) -> None:
     Args:
         tokenizers: by the names of models.
     """
-    problems = [
-        _diagnostic(plan, node, problem)
-        for node in plan.graph.nodes
-        if node.op == "generate"
-        for problem in _problems(plan, node, tokenizers)
-    ]
+    graphs = (plan.graph, *(named_graph(plan.graph, evaluation) for evaluation in plan.graph.evaluations))
+    problems: dict[tuple[str, str], Diagnostic] = {}  # what is wrong in the step, is told there alone
+    for graph in graphs:
+        for node in (n for n in graph.nodes if n.op == "generate"):
+            for problem in _problems(graph, node, tokenizers):
+                key = step_node(node.name), problem.message
+                problems.setdefault(key, _diagnostic(graph, node, problem))
     if problems:
-        raise HflowError(problems)
+        raise HflowError(problems.values())
 
 
-def _problems(plan: Plan, node: Node, tokenizers: Mapping[str, Tokenizer]) -> list[ChatProblem]:
+def _problems(graph: Graph, node: Node, tokenizers: Mapping[str, Tokenizer]) -> list[ChatProblem]:
     written = observations(node.options, tokenizers[node.model_use.model])
-    data = begun_by(node, {other.name: other for other in plan.graph.nodes}) if node.input("prompt") else None
+    data = begun_by(node, {other.name: other for other in graph.nodes}) if node.input("prompt") else None
     try:
         if written:
             written.check()
@@ -56,6 +58,6 @@ def _check_end(end: int, node: Node, tokenizer: Tokenizer) -> None:
     raise ChatProblem(message, f"write `eos_token: {theirs}` in the model's tokenizer_config.json")
 
 
-def _diagnostic(plan: Plan, node: Node, problem: ChatProblem) -> Diagnostic:
-    folder = plan.graph.model_of(node).path
+def _diagnostic(graph: Graph, node: Node, problem: ChatProblem) -> Diagnostic:
+    folder = graph.model_of(node).path
     return Diagnostic("HF406", f"`{node.name}`, model `{folder}`: {problem.message}", node.span, problem.help)

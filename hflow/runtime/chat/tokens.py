@@ -46,6 +46,7 @@ def _borders(row: Turns) -> list[int]:
 
 
 def _encode(tokenizer: Tokenizer, texts: Sequence[str]) -> dict[str, list[int] | ChatProblem]:
+    """All at once; one by one where some text has no tokens."""
     distinct = list(dict.fromkeys(texts))
     try:
         return dict(zip(distinct, tokenizer.encode(distinct)))

@@ -11,6 +11,7 @@ from hflow.graph.infer.functions import FunctionSource
 from hflow.graph.options import Option, OptionProblem, problems
 from hflow.graph.row_sources import (
     KINDS_TEXT,
+    OF_A_SOURCE,
     SUCCESS,
     filter_function,
     is_mixture,
@@ -50,7 +51,8 @@ NOT_STREAMED = (
     "all rows are read before the first step: duplicates, `holdout` and shuffled passes need them; to read"
     " fewer, write `split: 'train[:100000]'` of a dataset on the hub, or fewer files"
 )
-_OF_ONE_SOURCE = ("config", "split", "revision", "rename_columns")
+# Without effect beside a mixture; its `filter` is of all sources, `size` and `options` are told elsewhere.
+_OF_ONE_SOURCE = tuple(name for name in OF_A_SOURCE if name not in ("filter", "size", "options"))
 _NEEDS = {"config": ("hub",), "revision": ("hub",), "split": ("hub", "folder")}
 _KIND_NAMES = {"hub": "a dataset on the hub", "folder": "a folder"}
 ROW_DTYPES = ("str", "i64", "f32", "bool")  # of a field that a filter's function may ask for
