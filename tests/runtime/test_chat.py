@@ -164,7 +164,7 @@ def test_the_template_of_an_evaluation_alone_is_looked_at_too(folder: Path) -> N
 
 def test_any_number_of_texts_may_have_no_tokens(folder: Path) -> None:
     tokenizer = load_tokenizer(folder / "model")
-    bad = [Turns(f"\u00e9{i}", 1, ()) for i in range(1500)]
+    bad = [Turns(f"{i}\u00e9", len(f"{i}\u00e9"), ()) for i in range(1500)]
     found = tokenised(tokenizer, [*bad, Turns("1", 1, ())])
     assert all(isinstance(one, ChatProblem) for one in found[:-1])
     assert not isinstance(found[-1], ChatProblem) and len(found[-1].prompt) == 1
