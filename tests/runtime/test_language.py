@@ -92,8 +92,8 @@ def test_a_kept_value_is_nobody_elses() -> None:
     carried, given = Carried(), Rows(torch.tensor([1.0]))
     carried.keep("sum.total", given, lag=2)
     given.values.zero_()
-    carried.recall("sum.total", 1, init=5.0).values.zero_()
-    assert carried.recall("sum.total", 1, init=5.0).values.tolist() == [1.0]
+    carried.recall("sum.total", 1, Rows(torch.tensor([5.0]))).values.zero_()
+    assert carried.recall("sum.total", 1, Rows(torch.tensor([5.0]))).values.tolist() == [1.0]
 
 
 def test_each_data_node_draws_in_an_order_of_its_own(start: Start, tiny_model: Path) -> None:

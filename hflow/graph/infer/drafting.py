@@ -11,7 +11,7 @@ from hflow.graph.infer import kinds
 from hflow.graph.infer.draft import KEEP, CarriedInput, NodeDraft
 from hflow.graph.infer.functions import FunctionSource
 from hflow.graph.infer.functions_at import filters_at, function_at
-from hflow.graph.infer.kinds import call, data, generate, score, train
+from hflow.graph.infer.kinds import call, data, data_options, generate, score, train
 from hflow.graph.ir import Function, Head, ModelUse, Ref, Repeat
 from hflow.graph.options import REQUIRED, Option, OptionProblem, defaults, problems
 from hflow.graph.row_sources import SUCCESS, success_curriculum, with_filters
