@@ -238,7 +238,8 @@ def test_a_host_without_the_run_folder_is_told_at_the_start(two: RayHosts, tiny_
     other.run("mount", "-o", "remount,ro,bind", str(runs))
     told = finish(two.start(*arguments, "--run-dir", str(runs / "read-only")), 1)
     assert f"on {other.address} it cannot be written (Read-only file system)" in told
-    without = ("--set", "run.checkpoint=false", "--set", "run.export=none", "--set", "params.steps=1")
+    nothing = "run.checkpoint=false", "run.export=none", "run.samples=false", "params.steps=1"
+    without = [word for setting in nothing for word in ("--set", setting)]
     two.run(*arguments, *without, "--run-dir", str(runs / "unwritten"))
     other.run("umount", str(runs))
 

@@ -40,7 +40,7 @@ def check_shared(folder: Path, pool: Pool, nodes: Sequence[str], writers: Collec
     if not problems:
         return
     where = "; ".join(f"on {node} it {problem}" for node, problem in problems.items())
-    help_ = "workers write checkpoints and models there: give a folder that all hosts share with --run-dir"
+    help_ = "workers write checkpoints, samples, models: give a folder that all hosts share with --run-dir"
     raise HflowError(Diagnostic("HF407", f"the run folder `{folder}` is not shared: {where}", help=help_))
 
 
