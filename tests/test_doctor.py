@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import transformers
 from hflow.doctor.engines import Trial
 from hflow.doctor.machine import Device, Machine, this_machine
 from hflow.doctor.report import DoctorReport, report_json, report_text
+from tests.installed import HAS_SGLANG
 
 GPU = Device("NVIDIA H200", 141_000_000_000)
 VERSIONS = {"hflow": "0.1.0", "python": "3.11.7", "torch": "2.13.0", "sglang": None}
@@ -30,7 +30,7 @@ def test_what_it_finds_is_what_there_is() -> None:
     machine = this_machine()
     assert machine.versions["torch"] == torch.__version__
     assert machine.versions["transformers"] == transformers.__version__
-    assert (machine.versions["sglang"] is None) == (find_spec("sglang") is None)
+    assert (machine.versions["sglang"] is None) == (not HAS_SGLANG)
     assert machine.cores == len(os.sched_getaffinity(0)) and machine.loopback
     assert machine.memory_bytes == psutil.virtual_memory().total > machine.free_bytes > 0
     assert len(machine.devices) == torch.cuda.device_count()
@@ -87,7 +87,7 @@ def test_nothing_is_started_without_need() -> None:
     code, report = doctor("--no-start")
     assert code == 0 and report["machine"]["versions"]["torch"] == torch.__version__
     states = {trial["engine"]: trial["state"] for trial in report["trials"]}
-    assert states.pop("sglang") == ("not tried" if find_spec("sglang") else "not installed")
+    assert states.pop("sglang") == ("not tried" if HAS_SGLANG else "not installed")
     assert states == {"python": "not tried", "megatron": "not tried", "transformers": "not tried"}
 
 
@@ -96,7 +96,7 @@ def test_every_installed_engine_works() -> None:
     code, report = doctor()
     assert code == 0 and report["is_well"], report["trials"]
     tried = {trial["engine"]: trial["seconds"] for trial in report["trials"] if trial["state"] == "works"}
-    served = {"sglang"} if find_spec("sglang") else set()
+    served = {"sglang"} if HAS_SGLANG else set()
     assert tried.keys() == {"python", "megatron", "transformers"} | served
     assert all(seconds > 0.1 for seconds in tried.values())
 

@@ -3,7 +3,6 @@ weights, so its tokens are no other run's; but what is true of every such run st
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import hflow
 from hflow.plan.cluster_file import load_cluster
 from hflow.runtime.controller.pool import Pool
 from hflow.runtime.execute import execute
+from tests.installed import needs_sglang
 from tests.runtime.matrix import GRAPHS
 from tests.runtime.test_resume import EVERY, up_to
 from tests.runtime.test_sglang import assert_versions, model
@@ -20,7 +20,7 @@ __all__ = ["model"]  # the fixture
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="make setup-sglang"),
+    needs_sglang,
 ]
 STEPS, STOPPED = 4, 2
 PROMPTS, SAMPLES = 8, 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import string
 from pathlib import Path
 
@@ -14,13 +13,14 @@ from hflow.runtime.controller.pool import Pool
 from hflow.runtime.execute import execute
 from hflow.runtime.run import Run
 from hflow.runtime.tools.new_model import new_model
+from tests.installed import needs_sglang
 from tests.runtime.matrix import GRAPHS
 from tests.runtime.test_resume import EVERY, assert_older
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="make setup-sglang"),
+    needs_sglang,
 ]
 STEPS = 3
 AGREE = 2e-3  # mean |difference| of log-probs, nats

@@ -14,7 +14,7 @@ import torch
 
 from hflow.runtime.engines.sglang import cpu
 from tests.engines.models import Folders
-from tests.engines.sglang.installed import needs_sglang
+from tests.installed import needs_sglang
 
 ROOT = Path(__file__).parents[3]
 

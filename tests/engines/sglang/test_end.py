@@ -17,7 +17,6 @@ import pytest
 
 from hflow.runtime.engines.sglang.server import Server, ServerError
 from tests.engines.models import Folders, some_prompts
-from tests.engines.sglang.installed import needs_sglang
 from tests.engines.sglang.servers import (
     files_of,
     gone,
@@ -28,6 +27,7 @@ from tests.engines.sglang.servers import (
     within,
 )
 from tests.engines.sglang.test_server import generate, listening
+from tests.installed import needs_sglang
 
 pytestmark = [needs_sglang, pytest.mark.slow]
 

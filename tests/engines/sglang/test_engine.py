@@ -26,8 +26,8 @@ from hflow.runtime.tokenizer import load_tokenizer
 from hflow.runtime.tools.new_model import new_model
 from hflow.runtime.worker.world import World
 from tests.engines.models import load_hf
-from tests.engines.sglang.installed import needs_sglang
 from tests.engines.sglang.servers import lives, tree_of, within
+from tests.installed import needs_sglang
 
 pytestmark = [needs_sglang, pytest.mark.slow, pytest.mark.timeout(400)]
 ROWS, NEW = 24, 100  # enough to be interrupted

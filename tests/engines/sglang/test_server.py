@@ -15,7 +15,6 @@ from hflow.runtime.engines.sglang.options import ServerOptions
 from hflow.runtime.engines.sglang.server import Server, ServerError
 from hflow.runtime.engines.sglang.share import handle
 from tests.engines.models import Folders, load_hf, some_prompts
-from tests.engines.sglang.installed import needs_sglang
 from tests.engines.sglang.loader import LOADER
 from tests.engines.sglang.servers import (
     MAX_LENGTH,
@@ -26,6 +25,7 @@ from tests.engines.sglang.servers import (
     temporary_files_in,
     tree_of,
 )
+from tests.installed import needs_sglang
 
 pytestmark = [needs_sglang, pytest.mark.slow]
 

@@ -21,8 +21,8 @@ from hflow.runtime.rows import from_lists
 from hflow.runtime.tokenizer import Tokenizer, load_tokenizer
 from hflow.runtime.worker.world import World
 from tests.engines.models import EOS, Folders, load_hf, type_of
-from tests.engines.sglang.installed import needs_sglang
 from tests.engines.test_truncation import of_transformers
+from tests.installed import needs_sglang
 
 pytestmark = [needs_sglang, pytest.mark.slow, pytest.mark.timeout(1800)]
 COUNT, NEW, HEAT, MOST = 400, 6, 0.8, 11
