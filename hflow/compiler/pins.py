@@ -1,4 +1,8 @@
-"""``--pin NODE=tp2,dp2,zero1@0-3``: how and where a node runs, fixed by the user."""
+"""``--pin NODE=tp2,dp2,zero1@0-3``: how and where a node runs, fixed by the user.
+
+``NODE@EVALUATION`` is a node of a named evaluation, which runs as the node of the step does unless it is
+pinned.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hflow.diagnostics import Diagnostic, HflowError, did_you_mean
-from hflow.graph.ir import Graph, Node
+from hflow.graph.ir import Graph, Node, evaluation_of, step_node
 from hflow.plan.cluster import Cluster
 
 AXES = ("pp", "dp", "tp")
@@ -69,7 +73,7 @@ def _parse(text: str, graph: Graph, cluster: Cluster) -> Pin:
     sizes = [match for word in words if (match := _SIZE.match(word))]
     if not words and "@" not in rest:
         raise ValueError("not of the form NODE=tp2,dp2@0-3", "sizes, devices, or both may be given")
-    node = placed_node(name, graph)
+    node = _evaluated_node(name, graph) if evaluation_of(name) else placed_node(name, graph)
     devices = _devices(devices_text, cluster) if "@" in rest else None
     strategy = _strategy(word for word in words if not _SIZE.match(word))
     _check_strategy(strategy, node)
@@ -87,6 +91,23 @@ def placed_node(name: str, graph: Graph) -> Node:
     if node.model is None:
         models = ", ".join(n.name for n in graph.nodes if n.model)
         raise ValueError(f"`{name}` runs where its values lie", f"nodes with a place of their own: {models}")
+    return node
+
+
+def _evaluated_node(name: str, graph: Graph) -> Node:
+    """The node `name` of a named evaluation, to which weights can move. Raises ValueError as `placed_node`
+    does."""
+    nodes = {node.name: node for named in graph.evaluations for node in named.nodes}
+    placed = [node.name for node in nodes.values() if node.model]
+    if name not in nodes:
+        raise ValueError(f"no node `{name}` in an evaluation", did_you_mean(name, placed, "nodes"))
+    node = nodes[name]
+    if node.model is None:
+        known = f"nodes with a place of their own: {', '.join(placed)}"
+        raise ValueError(f"`{name}` runs where its values lie", known)
+    if not graph.trainers(node.model.model):
+        message = f"`{node.model.model}` is not trained, so no weights move to `{name}`"
+        raise ValueError(message, f"it runs where `{step_node(name)}` does: pin that")
     return node
 
 
@@ -117,6 +138,11 @@ def _check_strategy(strategy: dict[str, Any], node: Node) -> None:
         raise ValueError(f"zero{strategy['zero']} is none of zero0, zero1, zero3")
     if 0 in (strategy.get("ep"), strategy.get("micro")):
         raise ValueError("ep and micro are at least 1")
+    kept = sorted({"zero", "recompute", "offload"} & strategy.keys())
+    if kept and evaluation_of(node.name):
+        raise ValueError(
+            f"`{kept[0]}` is for nodes of the step", "an evaluation's has sizes, devices, ep and micro"
+        )
     own = sorted({"zero", "recompute"} & strategy.keys())
     if own and node.op != "train":
         raise ValueError(f"`{own[0]}` is for train nodes, and `{node.name}` is a {node.op} node")

@@ -58,7 +58,7 @@ class Search:
 @dataclass(frozen=True)
 class EvaluationPlan:
     """A named evaluation: its program, and the plans of its nodes, on the meshes of the nodes of the step
-    that they stand for. `time_s`: of one evaluation."""
+    that they stand for unless they are pinned. `time_s`: of one evaluation."""
 
     name: str
     program: Program
@@ -122,7 +122,8 @@ class Plan(Displayed):
 
     @property
     def devices(self) -> tuple[int, ...]:
-        return tuple(sorted({d for n in self.nodes for d in n.mesh.devices}))
+        """Those on which anything runs, evaluations included."""
+        return tuple(sorted({d for n in self.all_nodes for d in n.mesh.devices}))
 
     @cached_property
     def hash(self) -> str:

@@ -199,6 +199,32 @@ def test_other_plans_measure_the_same(
     assert before == pytest.approx(expected) and len(before) == 7
 
 
+STEP = ("actor_train=tp2@0-1", "rollout=tp2@0-1", "ref_logprobs=tp2@0-1")
+
+
+@pytest.fixture(scope="module")
+def as_the_step(one_step: Graph, workers: Pool, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    plan = hflow.compile(one_step, "clusters/local4.yaml", STEP)
+    return execute(plan, tmp_path_factory.mktemp("step") / "run", pool=workers, export=False)
+
+
+@pytest.mark.parametrize(
+    "pins",
+    [("rollout@greedy=dp4@0-3", "rollout@sampled=dp2@0-1"), ("rollout@greedy=tp2@2-3", "rollout@sampled=@3")],
+)
+def test_they_may_run_in_layouts_of_their_own(
+    as_the_step: Run, one_step: Graph, workers: Pool, tmp_path: Path, pins: tuple[str, ...]
+) -> None:
+    """On devices where the step's nodes are, and on others: 7 rows over four replicas. The step is the same,
+    and so are the weights after it."""
+    plan = hflow.compile(one_step, "clusters/local4.yaml", (*STEP, *pins))
+    run = execute(plan, tmp_path / "run", pool=workers, export=False)
+    for key, values in as_the_step.evaluated.items():
+        assert run.evaluated[key] == pytest.approx(values), key
+    assert run.evaluated.keys() == as_the_step.evaluated.keys()
+    assert run.evaluated["eval/greedy/score"][0] != run.evaluated["eval/greedy/score"][1]
+
+
 @pytest.mark.parametrize(("name", "metric"), [("lagged", "length.length"), ("carried", "scaled.scaled")])
 def test_newest_weights_and_carried_values_are_read_as_eval_reads_them(
     workers: Pool, tiny_model: Path, tmp_path: Path, name: str, metric: str

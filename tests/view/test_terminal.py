@@ -6,12 +6,14 @@ from dataclasses import replace
 import networkx as nx
 import pytest
 
+import hflow
 from hflow import units
 from hflow.plan.edges import WeightEdge
 from hflow.plan.plan import Plan, Search
 from hflow.plan.program import Call
 from hflow.plan.strategy import Strategy
 from hflow.view import words
+from hflow.view.terminal.evaluations import evaluations
 from hflow.view.terminal.remarks import idle_fraction, path_names, remarks
 from hflow.view.terminal.stages import edge_rows
 from hflow.view.terminal.table import table
@@ -241,3 +243,11 @@ def test_count(value: float, text: str) -> None:
 @pytest.mark.parametrize(("value", "text"), [(42, "42.0 s"), (1240, "20 min 40 s"), (11_100, "3 h 5 min")])
 def test_duration(value: float, text: str) -> None:
     assert units.duration(value) == text
+
+
+def test_evaluations_say_where_they_run_apart_from_the_step() -> None:
+    graph = hflow.load("tests/runtime/graphs/evaluated.yaml", ["params.model=shape:qwen2.5-0.5b"])
+    plan = hflow.compile(graph, "h100x8", ["rollout@greedy=dp2@2-3"])
+    told = [text for _, text in evaluations(plan)]
+    assert told[0].endswith(": score, length, finished; rollout@greedy on dp2 @2-3")
+    assert told[1].endswith(": mean, pass@1, pass@4, maj@3")

@@ -11,7 +11,7 @@ from hflow.compiler.candidates.node_groups import Candidate, Candidates, NodeGro
 from hflow.compiler.candidates.pricing import Pricing
 from hflow.compiler.pins import Pin
 from hflow.compiler.state import Draft
-from hflow.graph.ir import Node, step_node
+from hflow.graph.ir import Node, evaluation_of, step_node
 from hflow.plan.cluster import Cluster
 from hflow.plan.engine_profile import EngineProfile
 from hflow.plan.layout import Mesh
@@ -133,6 +133,8 @@ def _model_refusal(shape: ModelShape, mesh: Mesh, node: Node, engine: EngineProf
 
 
 def _rows_refusal(draft: Draft, node: Node, work: Workload, mesh: Mesh) -> str:
+    if name := evaluation_of(node.name):
+        return _evaluation_refusal(draft, mesh, name)
     together = row_unit(node.type_of("tokens"))
     whole = work.rows // together
     if whole % mesh.dp:
@@ -146,7 +148,19 @@ def _rows_refusal(draft: Draft, node: Node, work: Workload, mesh: Mesh) -> str:
     held_out = draft.graph.evaluation
     if held_out and draft.evaluation_graph and held_out.rows < mesh.dp:
         return f"dp{mesh.dp} is more than the {held_out.rows} evaluation rows"
-    for named in draft.graph.evaluations:
-        if named.rows < mesh.dp and any(step_node(n.name) == node.name for n in named.nodes):
-            return f"dp{mesh.dp} is more than the {named.rows} rows of evaluation `{named.name}`"
-    return ""
+    apart = {pin.node for pin in draft.pins if pin.devices or dict(pin.sizes).get("dp")}
+    alike = (
+        named.name
+        for named in draft.graph.evaluations
+        for own in named.nodes
+        if step_node(own.name) == node.name and own.name not in apart
+    )
+    return next(filter(None, (_evaluation_refusal(draft, mesh, name) for name in alike)), "")
+
+
+def _evaluation_refusal(draft: Draft, mesh: Mesh, name: str) -> str:
+    """A rank without rows has nothing to pass through the model; beyond that their number need not divide."""
+    named = next(each for each in draft.graph.evaluations if each.name == name)
+    if named.rows >= mesh.dp:
+        return ""
+    return f"dp{mesh.dp} is more than the {named.rows} rows of evaluation `{name}`"

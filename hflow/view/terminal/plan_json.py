@@ -42,7 +42,16 @@ def plan_json(plan: Plan, search_s: float) -> dict[str, Any]:
 
 
 def _evaluation(evaluation: EvaluationPlan) -> dict[str, Any]:
-    nodes = [{"node": n.node, "time_s": n.time_s, "start_s": n.start_s} for n in evaluation.nodes]
+    nodes = [
+        {
+            "node": n.node,
+            "devices": list(n.mesh.devices),
+            "layout": _layout(n.mesh),
+            "time_s": n.time_s,
+            "start_s": n.start_s,
+        }
+        for n in evaluation.nodes
+    ]
     return {"name": evaluation.name, "time_s": evaluation.time_s, "nodes": nodes}
 
 

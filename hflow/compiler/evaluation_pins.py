@@ -1,0 +1,61 @@
+"""A node of a named evaluation in a layout of its own, which the user has pinned."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import gcd
+
+from hflow.compiler.candidates.meshes import refusal
+from hflow.compiler.candidates.node_groups import NodeGroup
+from hflow.compiler.pins import Pin
+from hflow.compiler.regroup import generation_mesh
+from hflow.compiler.state import Draft
+from hflow.diagnostics import Diagnostic, HflowError
+from hflow.graph.ir import Node
+from hflow.plan.engine_registry import DEFAULT_ENGINE, profile_of
+from hflow.plan.layout import Mesh
+from hflow.plan.node_plan import NodePlan
+
+
+def pinned(draft: Draft, node: Node, step: NodePlan, pin: Pin) -> NodePlan:
+    """The plan `step` of the node that `node` stands for, in the layout that `pin` says; what it does not say
+    is as in the step.
+
+    Raises:
+        HflowError: HF302 when that is no layout for the node.
+    """
+    if profile_of(step.engine).server is not None:
+        raise _refused(pin, node, f"the servers of `{step.node}` answer it, where they are")
+    mesh = _mesh(step.mesh, pin)
+    if mesh is None:
+        raise _refused(pin, node, "its sizes do not multiply to its number of devices")
+    engine = draft.engines.get(step.node, DEFAULT_ENGINE)
+    role = "generate" if node.op == "generate" else "score"
+    group = NodeGroup(node.name, node.model_use.model, role, (node,), engine=engine)
+    if reason := refusal(draft, group, mesh):
+        raise _refused(pin, node, reason)
+    strategy = replace(step.strategy, ep=pin.ep or gcd(step.strategy.ep, mesh.dp))
+    return replace(step, mesh=_near_trainer(draft, node, step.mesh, mesh), strategy=strategy)
+
+
+def _mesh(step: Mesh, pin: Pin) -> Mesh | None:
+    """On the devices of the pin, else the step's; None where its sizes do not multiply to their number."""
+    wanted, devices = dict(pin.sizes), pin.devices or tuple(sorted(step.devices))
+    count, pp = len(devices), wanted.get("pp", 1)
+    split = count // (pp * wanted["dp"]) if "dp" in wanted else gcd(step.tp, max(1, count // pp))
+    tp = wanted.get("tp", split)
+    dp = wanted.get("dp", count // (pp * max(1, tp)))
+    return Mesh.of(devices, pp=pp, dp=dp, tp=tp) if pp * dp * tp == count else None
+
+
+def _near_trainer(draft: Draft, node: Node, step: Mesh, mesh: Mesh) -> Mesh:
+    """The same devices and sizes in the order in which the fewest weights move: the step's own mesh, the
+    trainer's, or that one regrouped."""
+    trainer = draft.node_plan(draft.graph.trainers(node.model_use.model)[0].name).mesh
+    orders = (step, trainer, generation_mesh(trainer, mesh.tp, mesh.pp))
+    alike = (o for o in orders if o and o.axes == mesh.axes and {*o.devices} == {*mesh.devices})
+    return next(alike, mesh)
+
+
+def _refused(pin: Pin, node: Node, reason: str) -> HflowError:
+    return HflowError(Diagnostic("HF302", f"--pin {pin.text}: `{node.name}` cannot run so", help=reason))

@@ -1,0 +1,127 @@
+"""Pins of an evaluation's nodes: where they run, what their weights cost in bytes, what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import hflow
+from hflow.diagnostics import HflowError
+from hflow.graph.ir import Graph
+from hflow.plan.edges import WeightEdge
+from hflow.plan.parameters import num_parameters
+from hflow.plan.plan import Plan
+
+GRAPH = Path(__file__).parent.parent / "runtime" / "graphs" / "evaluated.yaml"
+APART = ("actor_train=tp2@0-1", "rollout=tp2@0-1", "ref_logprobs=tp2@0-1")
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    """Its evaluations: `greedy` of 7 rows, `sampled` of 5."""
+    return hflow.load(GRAPH, ["params.model=shape:qwen2.5-0.5b"])
+
+
+def compiled(graph: Graph, *pins: str) -> Plan:
+    return hflow.compile(graph, "h100x8", pins)
+
+
+def weight_edge(plan: Plan, name: str) -> WeightEdge:
+    return next(e for e in plan.evaluating(name).edges if isinstance(e, WeightEdge))
+
+
+@pytest.mark.parametrize(
+    ("pin", "axes", "devices"),
+    [
+        ("rollout@greedy=dp2@2-3", (1, 2, 1), (2, 3)),
+        ("rollout@greedy=@4-7", (1, 2, 2), (4, 5, 6, 7)),  # tp as in the step
+        ("rollout@greedy=tp1", (1, 2, 1), (0, 1)),  # devices as in the step
+        ("rollout@greedy=@5", (1, 1, 1), (5,)),
+        ("rollout@greedy=dp7@1-7", (1, 7, 1), (1, 2, 3, 4, 5, 6, 7)),
+    ],
+)
+def test_what_a_pin_leaves_open_is_as_in_the_step(
+    graph: Graph, pin: str, axes: tuple[int, ...], devices: tuple[int, ...]
+) -> None:
+    plan = compiled(graph, *APART, pin)
+    mesh = plan.node("rollout@greedy").mesh
+    assert ((mesh.pp, mesh.dp, mesh.tp), tuple(sorted(mesh.devices))) == (axes, devices)
+    others = {n.node: n.mesh for n in compiled(graph, *APART).all_nodes if n.node != "rollout@greedy"}
+    assert {n.node: n.mesh for n in plan.all_nodes if n.node != "rollout@greedy"} == others
+
+
+def test_each_device_of_its_own_receives_the_whole_model(graph: Graph) -> None:
+    """Of dp2, in f32; the step's own layout is the trainer's, so nothing moves to it."""
+    plan = compiled(graph, *APART, "rollout@greedy=dp2@2-3")
+    size = 4 * num_parameters(plan.shapes["actor"])
+    edge = weight_edge(plan, "greedy")
+    assert edge.bytes_per_device == edge.lower_bound_bytes_per_device == size
+    assert weight_edge(plan, "sampled").bytes_per_device == 0
+    parts = {m.devices: m.parts for m in plan.memory}[2, 3]
+    assert parts["actor weights (dp2 @2-3)"] == size
+    assert set(parts) == {"actor weights (dp2 @2-3)", "rollout@greedy working set"}
+
+
+def test_on_the_trainers_devices_half_of_the_model_moves(graph: Graph) -> None:
+    """Each device has a half, and needs all."""
+    plan = compiled(graph, *APART, "rollout@greedy=dp2")
+    half = 2 * num_parameters(plan.shapes["actor"])
+    assert weight_edge(plan, "greedy").bytes_per_device == pytest.approx(half, rel=1e-3)
+
+
+def test_more_devices_take_less_time(graph: Graph) -> None:
+    plan = {dp: compiled(graph, *APART, f"rollout@greedy=dp{dp}@2-{1 + dp}") for dp in (1, 2, 4)}
+    times = [plan[dp].node("rollout@greedy").time_s for dp in (1, 2, 4)]
+    assert times == sorted(times, reverse=True)
+
+
+def test_rows_at_once_are_those_of_the_pin(graph: Graph) -> None:
+    plan = compiled(graph, *APART, "rollout@greedy=micro2", "rollout@sampled=micro6")
+    assert [plan.node(f"rollout@{name}").micro_batch for name in ("greedy", "sampled")] == [2, 6]
+
+
+def test_a_step_on_more_ranks_than_rows_needs_the_evaluation_elsewhere(graph: Graph) -> None:
+    """Of the 7 and 5 rows, eight ranks would leave some without any."""
+    with pytest.raises(HflowError, match="dp8 is more than the 7 rows of evaluation `greedy`"):
+        compiled(graph, "rollout=dp8")
+    plan = compiled(graph, "rollout=dp8", "rollout@greedy=@0-3", "rollout@sampled=@0-3")
+    assert plan.node("rollout").mesh.dp == 8
+
+
+@pytest.mark.parametrize(
+    ("pin", "reason"),
+    [
+        ("rollout@greedy=dp8@0-7", "dp8 is more than the 7 rows of evaluation `greedy`"),
+        ("rollout@sampled=dp3,tp2", "its sizes do not multiply to its number of devices"),
+        ("rollout@sampled=tp4@0-1", "its sizes do not multiply to its number of devices"),
+        ("rollout@greedy=tp4@0-3", "tp4 does not divide 2 kv heads"),
+        ("rollout@greedy=pp2@0-1", "generation has no pipeline parallelism"),
+        ("rollout@greedy=ep2,dp2@0-1", "`actor` has no experts for ep2"),
+        ("rollout@greedy=offload", "`offload` is for nodes of the step"),
+        ("rollout@greedy=zero1", "`zero` is for nodes of the step"),
+        ("rollout@gredy=dp2", "did you mean `rollout@greedy`?"),
+        ("reward@greedy=dp2", "`reward@greedy` runs where its values lie"),
+        ("rollout@greedy=@8", "there is no device 8"),
+    ],
+)
+def test_what_cannot_be_is_refused(graph: Graph, pin: str, reason: str) -> None:
+    with pytest.raises(HflowError) as refused:
+        compiled(graph, pin)
+    (found,) = refused.value.diagnostics
+    assert found.code == "HF302" and found.message.startswith(f"--pin {pin}: ")
+    assert reason in f"{found.message}\n{found.help}"
+
+
+def test_a_server_answers_where_it_is(graph: Graph) -> None:
+    with pytest.raises(HflowError, match="rollout@greedy") as refused:
+        hflow.compile(graph, "h100x8", ["rollout@greedy=dp2"], engines=("rollout=sglang",))
+    assert refused.value.diagnostics[0].help == "the servers of `rollout` answer it, where they are"
+
+
+def test_weights_that_are_not_trained_stay() -> None:
+    said = "evaluations={far: {rows: 8, metrics: {reward: reward.score}}}"
+    models = [f"models.{name}.path=shape:qwen2.5-0.5b" for name in ("actor", "ref", "critic", "reward")]
+    ppo = hflow.load(GRAPH.parents[3] / "algorithms" / "ppo.yaml", ["eval=null", said, *models])
+    with pytest.raises(HflowError, match="`reward` is not trained, so no weights move to `reward@far`"):
+        compiled(ppo, "reward@far=dp2")
