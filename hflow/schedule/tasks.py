@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from hflow.plan.program import Instruction, Timeless
 from hflow.schedule.list_scheduling import Task
@@ -11,14 +11,28 @@ from hflow.schedule.list_scheduling import Task
 def device_classes(groups: Iterable[Sequence[int]]) -> dict[tuple[int, ...], frozenset[int]]:
     """Devices that are in exactly the same of `groups`, ascending, with the numbers of these groups (in the
     order in which different ones first occur); classes in the order of their first devices."""
-    member_of: dict[int, list[int]] = {}
+    classes: list[tuple[set[int], tuple[int, ...]]] = []
     for number, group in enumerate(dict.fromkeys(map(tuple, groups))):
-        for device in group:
-            member_of.setdefault(device, []).append(number)
-    classes: dict[tuple[int, ...], list[int]] = {}
-    for device in sorted(member_of):
-        classes.setdefault(tuple(member_of[device]), []).append(device)
-    return {tuple(devices): frozenset(numbers) for numbers, devices in classes.items()}
+        classes = list(_parted(classes, set(group), number))
+    in_order = sorted((sorted(devices), numbers) for devices, numbers in classes)
+    return {tuple(devices): frozenset(numbers) for devices, numbers in in_order}
+
+
+def _parted(
+    classes: Iterable[tuple[set[int], tuple[int, ...]]], group: set[int], number: int
+) -> Iterator[tuple[set[int], tuple[int, ...]]]:
+    """The classes, each parted into those devices that are in another `group` and those that are not; and the
+    devices of the group that no class has."""
+    for devices, numbers in classes:
+        inside = devices & group
+        group -= inside
+        outside = devices - inside if inside else devices
+        if inside:
+            yield inside, (*numbers, number)
+        if outside:
+            yield outside, numbers
+    if group:
+        yield group, (number,)
 
 
 def resources(instructions: Sequence[Instruction]) -> list[tuple[int, ...]]:

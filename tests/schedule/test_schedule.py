@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import hflow
 from hflow.compiler.state import Draft
@@ -28,6 +30,7 @@ from hflow.plan.program import (
 )
 from hflow.schedule.arrange import arranged
 from hflow.schedule.critical_path import critical_path, idle
+from hflow.schedule.tasks import device_classes
 from hflow.schedule.timed_span import spans, step_time_s
 from tests.compiler.programs import instant, node_plans, scheduled
 
@@ -281,3 +284,13 @@ def test_moving_a_part_of_an_edge_takes_a_part_of_its_time(ppo: Graph) -> None:
         ("shaped", "logprobs"): pytest.approx(4 / 5),
         ("advantages", "mask"): 1.0,
     }
+
+
+@given(st.lists(st.lists(st.integers(0, 9), unique=True, max_size=8).map(tuple), max_size=7))
+def test_classes_are_of_devices_in_the_same_groups(groups: list[tuple[int, ...]]) -> None:
+    """Against the definition: two devices are in one class if and only if they are in the same groups."""
+    different = list(dict.fromkeys(groups))
+    of = {d: frozenset(n for n, g in enumerate(different) if d in g) for g in different for d in g}
+    alike = [tuple(sorted(d for d in of if of[d] == numbers)) for numbers in set(of.values())]
+    expected = {devices: of[devices[0]] for devices in sorted(alike)}
+    assert list(device_classes(groups).items()) == list(expected.items())
