@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn, cast
+from typing import IO, Any, Literal, NoReturn, cast
 
 MAX_JSON_DEPTH = 64
 CHUNK = 2**20  # bytes that one call reads
@@ -35,24 +35,29 @@ class UnreadableError(Exception):
 def read_bytes(path: Path | str, limit: int) -> bytes:
     """All bytes of a regular file that has at most `limit` of them.
 
-    The file is opened first and asked for its kind then, so nobody can change it in between; opening does not
-    wait for the other end of a FIFO.
-
     Raises:
         UnreadableError: "missing", "kind", "large" or "os".
     """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    except FileNotFoundError as error:
-        raise UnreadableError("missing", _said(error)) from None
-    except (OSError, ValueError) as error:  # ValueError: a path with a null character or a lone surrogate
-        raise UnreadableError("os", _said(error)) from None
+    descriptor = _opened(path)
     try:
         return _read(descriptor, limit)
     except OSError as error:
         raise UnreadableError("os", _said(error)) from None
     finally:
         os.close(descriptor)
+
+
+def read_lines(path: Path | str, limit: int) -> Iterator[bytes]:
+    """The lines of a regular file of any size, without their ends; each has at most `limit` bytes.
+
+    Raises:
+        UnreadableError: "missing", "kind" or "os"; "large" for a longer line.
+    """
+    with os.fdopen(_opened(path), "rb", buffering=CHUNK) as file:
+        try:
+            yield from _lines(file, limit)
+        except OSError as error:
+            raise UnreadableError("os", _said(error)) from None
 
 
 def read_text(path: Path | str, limit: int, encoding: Literal["utf-8", "utf-8-sig"] = "utf-8") -> str:
@@ -98,10 +103,31 @@ def parse_json(text: str, max_depth: int = MAX_JSON_DEPTH, allow_nan: bool = Tru
     return value
 
 
+def _opened(path: Path | str) -> int:
+    """A descriptor of a regular file. It is opened first and asked for its kind then, so nobody can change it
+    in between; opening does not wait for the other end of a FIFO."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except FileNotFoundError as error:
+        raise UnreadableError("missing", _said(error)) from None
+    except (OSError, ValueError) as error:  # ValueError: a path with a null character or a lone surrogate
+        raise UnreadableError("os", _said(error)) from None
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise UnreadableError("kind", f"it is {_kind(mode)}, no regular file")
+    return descriptor
+
+
+def _lines(file: IO[bytes], limit: int) -> Iterator[bytes]:
+    while line := file.readline(limit + 1):
+        if len(line) > limit:
+            raise UnreadableError("large", f"it has a line of more than {limit} bytes")
+        yield from line.splitlines()  # at every carriage return, too
+
+
 def _read(descriptor: int, limit: int) -> bytes:
     found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode):
-        raise UnreadableError("kind", f"it is {_kind(found.st_mode)}, no regular file")
     if found.st_size > limit:
         raise _too_large(limit)
     content = bytearray()  # the size is not trusted: a file may grow, and those of /proc have size 0

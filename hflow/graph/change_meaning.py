@@ -170,7 +170,7 @@ def _of_option(op: str, name: str) -> str:
             )
         case "data" if name == "date":
             return "prompts from here on say another date"
-        case "data" if name == "curriculum":
+        case "data" if name in ("curriculum", "streaming"):
             return "rows are drawn in another order from here on"
         case "data":
             return _OTHER_DATA

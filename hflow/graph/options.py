@@ -11,7 +11,9 @@ from typing import Any, Literal, cast
 
 from hflow.graph.foreign.lookup import help_for_unknown, own_keys
 
-Kind = Literal["int", "float", "bool", "str", "mapping", "floats", "texts", "ints", "tools", "dataset"]
+Kind = Literal[
+    "int", "float", "bool", "str", "mapping", "floats", "texts", "ints", "tools", "dataset", "switch"
+]
 REQUIRED: Any = ...  # the default of an option that has none
 INT64 = 2**63  # whole numbers are smaller than this
 
@@ -26,6 +28,7 @@ _NOUNS: dict[Kind, str] = {
     "ints": "a list of integers",
     "tools": "a string or a list of mappings",
     "dataset": "a string, a list of strings or a list of mappings",
+    "switch": "true, false or a mapping",
 }
 
 
@@ -80,6 +83,8 @@ class Option:
             return bool(numbers) and all(_is_number(n, integer=True) and self._within(n) for n in numbers)
         if self.kind in ("int", "float"):
             return _is_number(value, self.kind == "int") and self._within(value)
+        if self.kind == "switch":
+            return isinstance(value, bool | dict)
         return isinstance(value, {"bool": bool, "str": str, "mapping": dict}[self.kind])
 
     def convert(self, value: Any) -> Any:
@@ -155,7 +160,7 @@ _TRUTHS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 def spelling_help(kind: str, value: Any) -> str:
     """Help on a value that was meant to be of `kind` and is something else in YAML 1.2."""
     text = value if isinstance(value, str) else ""
-    if kind == "bool" and (truth := _TRUTHS.get(text.lower())):
+    if kind in ("bool", "switch") and (truth := _TRUTHS.get(text.lower())):
         return f"write `{truth}`: in YAML 1.2, `{text}` is a text"
     if kind == "int" and isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         return f"write `{int(value)}`: with a point or an exponent it is no integer"

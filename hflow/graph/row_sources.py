@@ -18,6 +18,7 @@ KINDS_TEXT = (
 )
 SUCCESS = "success"  # the key of a curriculum that names a value, and the port at which it enters
 PathKind = Literal["file", "procedural", "folder", "hub"]
+STREAMED_FILES = (".jsonl", ".parquet")  # that are read a part at a time
 OTHER_ROWS = ("config", "split", "revision", "options")  # with another of these, a dataset has other rows
 # All that is said of one source, beside its path: other rows, more or fewer of them, or with other fields.
 OF_A_SOURCE = (*OTHER_ROWS, "size", "filter", "rename_columns")
@@ -97,6 +98,25 @@ class SuccessCurriculum:
     floor: float = 0.1
     decay: float = 1.0
     lag: int = 1
+
+
+@dataclass(frozen=True)
+class Streaming:
+    """Rows are read while a run goes on.
+
+    Attributes:
+        block: how many rows are in memory, and shuffled among each other.
+    """
+
+    block: int = 4096
+
+
+def streaming(options: Mapping[str, Any]) -> Streaming | None:
+    """How the rows of a data node with checked options are streamed, if they are."""
+    written = options.get("streaming")
+    if isinstance(written, Mapping):
+        return Streaming(**cast("Mapping[str, Any]", written))
+    return Streaming() if written else None
 
 
 def curriculum(options: Mapping[str, Any]) -> Curriculum | None:

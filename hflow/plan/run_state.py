@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Literal
 
 from hflow.graph.ir import Graph, Node, Ref
-from hflow.graph.row_sources import success_curriculum
+from hflow.graph.row_sources import streaming, success_curriculum
 from hflow.graph.types import DType
 from hflow.plan.edges import WeightEdge
 from hflow.plan.frozen import averaging, frozen_names, trained_with
@@ -268,11 +268,13 @@ def _carried(carry: Carry, graph: Graph) -> Iterator[StateTensor]:
 
 
 def _drawn_by(node: Node, plan: Plan) -> Iterator[StateTensor]:
-    """Of a curriculum by success: tries and successes of each row to train on, and the rows of the last
-    steps, which wait to be counted. None before the first step."""
+    """Of streamed rows: how far they have been drawn. Of a curriculum by success: tries and successes of each
+    row to train on, and the rows of the last steps, which wait to be counted; none before the first step."""
+    prefix, devices = f"{DATA_STATE}/{node.name}", plan.node(node.name).mesh.devices
+    if streaming(node.options):  # none in a checkpoint of before they were streamed
+        yield WorkerTensor(f"{prefix}/position", "i64", (None,), node.name, devices, optional=True)
     if success_curriculum(node.options) is None:
         return
-    prefix, devices = f"{DATA_STATE}/{node.name}", plan.node(node.name).mesh.devices
     for name in ("tries", "successes"):
         yield WorkerTensor(f"{prefix}/{name}", "f32", (None,), node.name, devices, optional=True)
     shape = (None, node.options["batch"])

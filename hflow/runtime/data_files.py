@@ -30,13 +30,18 @@ def read_file(path: Path) -> list[DataRow]:
     if reader is None:
         message = f"dataset `{path}` is of no known kind"
         raise refused(message, f"datasets: {KINDS_TEXT}")
+    check_exists(path)
+    return reader(path)
+
+
+def check_exists(path: Path) -> None:
+    """Raises HflowError HF403 for a file that is not there, with files of similar names."""
     try:
         if not path.exists():
             beside = (p.name for p in path.parent.glob(f"*{path.suffix}"))
             raise refused(f"no file `{path}`", did_you_mean(path.name, beside, f"in `{path.parent}`"))
     except (OSError, ValueError) as error:  # a name that is too long, or has a null character
         raise refused(f"`{path}` cannot be read: {error}") from None
-    return reader(path)
 
 
 def refused(message: str, help_: str = "", span: Span | None = None) -> HflowError:
@@ -92,13 +97,20 @@ def _lines(path: Path, content: bytes) -> list[DataRow]:
     rows: list[DataRow] = []
     for number, line in enumerate(content.splitlines(), 1):
         if line.strip():
-            rows.append(_row(path, line, len(rows), number))
+            rows.append(row_of_line(path, line, len(rows), number))
     check_count(path, len(rows))
     return rows
 
 
-def _row(path: Path, line: bytes, row: int, number: int) -> DataRow:
-    """`number`: of the line, from 1."""
+def row_of_line(path: Path, line: bytes, row: int, number: int) -> DataRow:
+    """Row number `row` of a file of JSON lines.
+
+    Args:
+        number: of the line, from 1.
+
+    Raises:
+        HflowError: HF403 with the place when it is not one JSON object.
+    """
     span = Span(str(path), number, 1, len(line) + 1)
     try:
         found = parse_json(line.decode())
@@ -126,8 +138,12 @@ def _parquet(path: Path) -> list[DataRow]:
     return table_rows(path, table)
 
 
-def table_rows(path: Path | str, table: Any) -> list[DataRow]:
-    """The rows of a pyarrow table; `path`: where it is from, for messages.
+def table_rows(path: Path | str, table: Any, first: int = 0) -> list[DataRow]:
+    """The rows of a pyarrow table.
+
+    Args:
+        path: where it is from, for messages.
+        first: the number of its first row there.
 
     Raises:
         HflowError: HF403 for a column that is there twice, or a value that Python cannot hold.
@@ -135,15 +151,15 @@ def table_rows(path: Path | str, table: Any) -> list[DataRow]:
     names = table.column_names
     if twice := [name for name in names if names.count(name) > 1]:
         raise refused(f"`{path}` has two columns called `{twice[0]}`")
-    columns = [_values(path, name, column) for name, column in zip(names, table.columns)]
+    columns = [_values(path, name, column, first) for name, column in zip(names, table.columns)]
     return [dict(zip(names, values)) for values in zip(*columns)]
 
 
-def _values(path: Path | str, name: str, column: Any) -> Sequence[Any]:
+def _values(path: Path | str, name: str, column: Any, first: int) -> Sequence[Any]:
     try:
         return column.to_pylist()
     except Exception:  # of many kinds: text that is not UTF-8, a date that Python cannot hold
-        return [_value(path, name, row, scalar) for row, scalar in enumerate(column)]
+        return [_value(path, name, row, scalar) for row, scalar in enumerate(column, first)]
 
 
 def _value(path: Path | str, name: str, row: int, scalar: Any) -> Any:

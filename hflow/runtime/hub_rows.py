@@ -13,8 +13,9 @@ from hflow.runtime.data_files import DataRow, check_count, refused, table_rows
 DEFAULT_SPLIT = "train"
 
 
-def read_folder(path: str, split: str | None) -> list[DataRow]:
-    """All rows of a folder that `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote.
+def load_folder(path: str, split: str | None) -> Any:
+    """The `datasets.Dataset` in a folder that `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote. Its
+    rows stay in the files until they are read.
 
     Raises:
         HflowError: HF403 when it is none, is damaged, or has no such split.
@@ -31,12 +32,12 @@ def read_folder(path: str, split: str | None) -> list[DataRow]:
         found = _split(path, found, split)
     elif split is not None:
         raise refused(f"`{path}` holds one dataset and no splits", "leave out `split`")
-    return _rows(path, found)
+    return found
 
 
-def read_hub(name: str, config: str | None, split: str | None, revision: str | None) -> list[DataRow]:
-    """All rows of one split (`train`, unless said otherwise) of a dataset on the hub: from the library's
-    cache where the machine is offline.
+def load_hub(name: str, config: str | None, split: str | None, revision: str | None) -> Any:
+    """One split (`train`, unless said otherwise) of a dataset on the hub, a `datasets.Dataset`: from the
+    library's cache where the machine is offline. Its rows stay in the cache until they are read.
 
     Raises:
         HflowError: HF403 when it cannot be had.
@@ -56,7 +57,7 @@ def read_hub(name: str, config: str | None, split: str | None, revision: str | N
         problem = "cannot be reached and is not in the cache" if is_offline else "cannot be loaded"
         message = f"dataset `{name}` {problem}: {_first_line(error)}"
         raise refused(message, help_ if is_offline else "") from None
-    return _rows(name, found)
+    return found
 
 
 def _library(path: str) -> ModuleType:
@@ -82,13 +83,26 @@ def _split(path: str, found: Any, split: str | None) -> Any:
     )
 
 
-def _rows(path: str, found: Any) -> list[DataRow]:
-    check_count(path, len(found))
+def all_rows(path: str, loaded: Any) -> list[DataRow]:
+    """All rows of a loaded dataset. Raises HflowError HF403 as `rows_between`, and for too many rows."""
+    check_count(path, len(loaded))
+    return rows_between(path, loaded, 0, len(loaded))
+
+
+def rows_between(path: str, loaded: Any, first: int, end: int) -> list[DataRow]:
+    """The rows of a loaded dataset from number `first` to before `end`.
+
+    Args:
+        path: what messages call it.
+
+    Raises:
+        HflowError: HF403 when its files are damaged.
+    """
     try:
-        table = found.with_format("arrow")[:]  # values as they are stored: nothing is decoded
+        table = loaded.with_format("arrow")[first:end]  # values as they are stored: nothing is decoded
     except Exception as error:  # a damaged file
         raise refused(f"`{path}` cannot be read: {_first_line(error)}") from None
-    return table_rows(path, table)
+    return table_rows(path, table, first)
 
 
 def _first_line(error: Exception) -> str:

@@ -10,13 +10,16 @@ from numpy.typing import NDArray
 
 
 @lru_cache(maxsize=4)
-def permutation(size: int, seed: int, epoch: int, stream: int = 0, source: int = 0) -> NDArray[np.int64]:
-    """A permutation of 0..size-1, fixed by (seed, epoch, stream, source) for every version of every library.
+def permutation(size: int, seed: int, epoch: int, stream: int = 0, part: int = 0) -> NDArray[np.int64]:
+    """A permutation of 0..size-1, fixed by (seed, epoch, stream, part) for every version of every library.
 
     Sorts the numbers by a counter-based hash (SplitMix64, Steele et al. 2014) of their index. Stream 0 and
-    source 0 are not hashed in.
+    part 0 are not hashed in.
+
+    Args:
+        part: of the rows: a source of a mixture, or a block of those that are streamed.
     """
-    key = f"{seed}/{epoch}" + f"/{stream}" * (stream > 0) + f"/source {source}" * (source > 0)
+    key = f"{seed}/{epoch}" + f"/{stream}" * (stream > 0) + f"/source {part}" * (part > 0)
     return np.argsort(hashes(size, key), kind="stable")
 
 

@@ -1,4 +1,5 @@
-"""Do the rows of a data node fit into the positions of the models that read them? Asked before any step."""
+"""Do the rows of a data node fit into the positions of the models that read them? Asked before any step; of
+rows that are streamed, when they are read."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from hflow.graph.infer.regions import maker
 from hflow.graph.ir import Node
 from hflow.plan.plan import Plan
 from hflow.runtime.data_files import refused
-from hflow.runtime.engines.python.data import Example
+from hflow.runtime.engines.python.examples import Example
 
 
 def check_positions(plan: Plan, data: Node, rows: Sequence[Example], where: Callable[[int], str]) -> None:

@@ -13,7 +13,7 @@ from hflow.diagnostics import did_you_mean
 from hflow.graph.row_sources import RowSource, is_mixture, path_kind, row_sources
 from hflow.runtime.data_files import DataRow, read_file, refused
 from hflow.runtime.datasets import read_rows
-from hflow.runtime.hub_rows import read_folder, read_hub
+from hflow.runtime.hub_rows import all_rows, load_folder, load_hub
 
 SOURCE = "source"  # the field that says which source of a mixture a row is from
 
@@ -56,7 +56,7 @@ def read_sources(options: Mapping[str, Any]) -> SourceRows:
         for name, found in _read(source):
             names.append(name)
             starts.append(len(rows))
-            rows += _renamed(source, name, found)
+            rows += renamed(source, name, found)
         if first == len(rows):
             raise refused(f"`{source.shown}` has no rows")
         if is_mixture(options):
@@ -73,15 +73,19 @@ def _read(source: RowSource) -> Iterator[tuple[str, list[DataRow]]]:
             case "procedural":
                 yield path, read_rows(path, source.size, source.options)
             case "hub":
-                yield path, read_hub(path, source.config, source.split, source.revision)
+                yield path, all_rows(path, load_hub(path, source.config, source.split, source.revision))
             case "folder":
-                yield path, read_folder(path, source.split)
+                yield path, all_rows(path, load_folder(path, source.split))
             case _:
-                yield from ((file, read_file(Path(file))) for file in _files(path))
+                yield from ((file, read_file(Path(file))) for file in files_of(path))
 
 
-def _files(path: str) -> list[str]:
-    """The files that a pattern means, by name; a path without one, or that is there, means itself."""
+def files_of(path: str) -> list[str]:
+    """The files that a pattern means, by name; a path without one, or that is there, means itself.
+
+    Raises:
+        HflowError: HF403 when a pattern means none.
+    """
     if not has_magic(path) or Path(path).exists():
         return [path]
     found = sorted(glob(path, recursive=True))  # noqa: PTH207  (of Path, a pattern must be relative)
@@ -90,20 +94,29 @@ def _files(path: str) -> list[str]:
     return found
 
 
-def _renamed(source: RowSource, name: str, rows: Sequence[DataRow]) -> Sequence[DataRow]:
+def renamed(source: RowSource, name: str, rows: Sequence[DataRow], first: int = 0) -> Sequence[DataRow]:
+    """Rows with the names of fields that a source gives them.
+
+    Args:
+        name: the file or dataset that they are from, in messages.
+        first: the number of the first of them there.
+
+    Raises:
+        HflowError: HF403 with the row for a field that is not there, or a name that is there twice.
+    """
     renames = source.rename_columns
     if not renames:
         return rows
     out: list[DataRow] = []
-    for number, row in enumerate(rows):
+    for number, row in enumerate(rows, first):
         if missing := next((old for old in renames if old not in row), None):
             help_ = did_you_mean(missing, row, "fields")
             raise refused(f"row {number} of `{name}` has no field `{missing}` to rename", help_)
-        renamed = {renames.get(field, field): value for field, value in row.items()}
-        if len(renamed) < len(row):
+        entries = {renames.get(field, field): value for field, value in row.items()}
+        if len(entries) < len(row):
             twice = next(new for new in renames.values() if new in row)
             raise refused(f"row {number} of `{name}` has a field `{twice}`, and another is renamed to it")
-        out.append(renamed)
+        out.append(entries)
     return out
 
 

@@ -19,7 +19,7 @@ import pytest
 from hflow.diagnostics import HflowError
 from hflow.runtime.csv_rows import csv_rows
 from hflow.runtime.data_files import read_file
-from hflow.runtime.hub_rows import read_hub
+from hflow.runtime.hub_rows import all_rows, load_hub
 from hflow.runtime.source_rows import read_sources
 
 ROWS = [
@@ -151,23 +151,23 @@ def test_a_hub_dataset_comes_from_the_cache(tmp_path: Path) -> None:
     cached = tmp_path / "cache/org___sums/default/0.0.0" / made.parent.name
     shutil.copytree(made.parent, cached)
     (cached / "json-train.arrow").rename(cached / "sums-train.arrow")
-    assert read_hub("org/sums", None, None, None) == ROWS
+    assert all_rows("org/sums", load_hub("org/sums", None, None, None)) == ROWS
     with pytest.raises(HflowError, match=r"HF403.*`org/sums` cannot be loaded.*"):
-        read_hub("org/sums", None, "nonsense", None)
+        load_hub("org/sums", None, "nonsense", None)
 
 
 def test_a_hub_dataset_that_is_not_here_says_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with pytest.raises(HflowError) as caught:
-        read_hub("org/other", "main", "train[:10%]", None)
+        load_hub("org/other", "main", "train[:10%]", None)
     (found,) = caught.value.diagnostics
     assert found.code == "HF403" and "cannot be reached and is not in the cache" in found.message
     assert "datasets.load_dataset('org/other', 'main', split='train[:10%]')" in found.help
     monkeypatch.chdir(tmp_path)
     Path("org/other").mkdir(parents=True)
     with pytest.raises(HflowError, match=r"HF403.*there is a folder of that name"):
-        read_hub("org/other", None, None, None)
+        load_hub("org/other", None, None, None)
 
 
 def test_the_library_is_not_imported_for_files() -> None:

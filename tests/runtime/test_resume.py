@@ -41,7 +41,7 @@ EVERY = RunConfig(CheckpointPolicy(every=1, keep=99))
 STEPS = 4
 # Everything that a run carries: moments, a critic, older weights, a refreshed model, an average beside frozen
 # parameters and a schedule, scalars, counts of what was right and rows that wait to be counted, waiting rows;
-# a mixture by a curriculum, with evaluations of its own.
+# a mixture by a curriculum, with evaluations of its own; how far a stream was read.
 CASES: dict[str, dict[str, object]] = {
     "ppo_small": {"steps": STEPS},
     "lagged": {"steps": STEPS},
@@ -51,6 +51,7 @@ CASES: dict[str, dict[str, object]] = {
     "by_success": {"steps": STEPS, "lag": 2},
     "region": {"rows": 2, "batch": 12, "age": 1, "steps": STEPS},
     "everything": {"steps": STEPS},
+    "streamed": {"steps": STEPS + 1},
 }
 LAYOUTS = ("tp1@0", "dp2,zero1@0-1", "tp2@0-1", "pp2@0-1", "tp2,dp2,zero1@0-3", "pp2,tp2@0-3")
 TIMES = ("time_s", "tokens_per_s")

@@ -160,6 +160,8 @@ def check_held_out(
         if held_out is not None and held_out < rows:
             message = f"evaluation needs {rows} held-out rows, but `{name}` holds out {held_out}"
             help_ = f"set `holdout: {rows}` in `{name}`"
+            if nodes[name].options.get("streaming"):
+                help_ = "rows that are streamed are not held out: name an evaluation with `data` of its own"
             problems.add("HF220", message, path, help=help_)
 
 

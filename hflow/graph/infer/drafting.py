@@ -11,7 +11,7 @@ from hflow.graph.infer import kinds
 from hflow.graph.infer.draft import KEEP, CarriedInput, NodeDraft
 from hflow.graph.infer.functions import FunctionSource
 from hflow.graph.infer.functions_at import filters_at, function_at
-from hflow.graph.infer.kinds import call, data, data_options, generate, score, train
+from hflow.graph.infer.kinds import call, data, generate, score, train
 from hflow.graph.ir import Function, Head, ModelUse, Ref, Repeat
 from hflow.graph.options import REQUIRED, Option, OptionProblem, defaults, problems
 from hflow.graph.row_sources import SUCCESS, success_curriculum, with_filters
@@ -308,7 +308,7 @@ class _Drafter:
         return replace(problem, help=help_)
 
     def _report(self, path: KeyPath, problems_: Iterable[OptionProblem]) -> None:
-        for p in map(data_options.told, problems_):
+        for p in problems_:
             place = (*path, "with", *p.within, *([p.option] if p.option else ()))
             self.found.add(p.code, p.message, place, key=p.code != "HF212", help=p.help)
 

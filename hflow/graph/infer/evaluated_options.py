@@ -63,11 +63,11 @@ class OwnRows:
 
     @property
     def _gone(self) -> frozenset[str]:
-        """Options of the step that are none of these rows: they come in the order of the file, and what is
-        said of a dataset is not said of another one."""
+        """Options of the step that are none of these rows: they come in the order of the file, few enough to
+        be read at once, and what is said of a dataset is not said of another one."""
         dataset = self.draft.options.get("dataset")
         is_another = self.said.get("dataset", dataset) != dataset
-        return self.taken_away | {"curriculum", *(OF_A_SOURCE if is_another else ())}
+        return self.taken_away | {"curriculum", "streaming", *(OF_A_SOURCE if is_another else ())}
 
     @property
     def _written(self) -> dict[str, Any]:

@@ -6,8 +6,11 @@ from collections.abc import Iterator, Sequence
 from datetime import date
 
 from hflow.graph.ir import Graph, Node
+from hflow.graph.row_sources import streaming
 from hflow.plan.chat_dates import with_dates
-from hflow.runtime.engines.python.data import Example, open_source
+from hflow.runtime.engines.python.data import open_source
+from hflow.runtime.engines.python.examples import Example
+from hflow.runtime.engines.python.streamed import open_streamed
 from hflow.runtime.tokenizer import Tokenizer, load_tokenizer
 
 OPEN, CLOSE = "«", "»"  # around what is learned
@@ -30,7 +33,8 @@ def first_prompts(graph: Graph, count: int, today: date | None = None) -> Iterat
     for node in (n for n in graph.nodes if n.op == "data" and n.options.get("tokenizer")):
         name = node.options["tokenizer"]
         tokenizers.setdefault(name, load_tokenizer(paths[name]))
-        for row in open_source(node, tokenizers).dataset.train[:count]:
+        opened = open_streamed if streaming(node.options) else open_source
+        for row in opened(node, tokenizers).first(count):
             yield from _texts(node, row, tokenizers[name])
 
 

@@ -10,6 +10,7 @@ import gc
 import time
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -200,15 +201,14 @@ class Worker:
         self._loading = text
 
     def _open_data(self, plan: Plan, engines: Engines, rank: int) -> None:
-        """Read all data before the first step, so that bad data end the run at once. Nothing collective
-        comes after it: the other ranks do not wait for one that fails here."""
+        """Read all data before the first step, of those that are streamed the first, so that bad data end the
+        run at once. Nothing collective comes after it: the other ranks do not wait for one that fails
+        here."""
         named = (node for evaluation in plan.evaluations for node in evaluation.program.graph.nodes)
         for node in (n for n in (*plan.graph.nodes, *named) if n.op == "data"):
             if rank in plan.node(node.name).mesh.devices:
                 self._loading = node.name
-                opened = engines.python.open(node)
-                rows = opened.dataset
-                check_positions(plan, node, (*rows.train, *rows.held_out), opened.where)
+                engines.python.open(node).check(partial(check_positions, plan, node))
         self._loading = ""
 
     def _run(self, number: int, evaluation: bool, name: str, samples: SampleRequest | None) -> Report:

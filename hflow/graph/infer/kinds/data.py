@@ -36,6 +36,7 @@ OPTIONS = (
     Option("rename_columns", "mapping", optional=True),
     Option("filter", "str", optional=True),
     Option("curriculum", "mapping", optional=True),
+    Option("streaming", "switch", optional=True),
 )
 # What a curriculum by success reads of earlier steps. Which rows it has is checked once all types are known.
 FEEDBACK = (Port(SUCCESS, ValueType("f32", (Dim((Factor("rows"),)),)), optional=True),)

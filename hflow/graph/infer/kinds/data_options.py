@@ -12,6 +12,7 @@ from hflow.graph.options import Option, OptionProblem, problems
 from hflow.graph.row_sources import (
     KINDS_TEXT,
     OF_A_SOURCE,
+    STREAMED_FILES,
     SUCCESS,
     filter_function,
     is_mixture,
@@ -47,10 +48,11 @@ SUCCESS_OPTIONS = (
     Option("lag", "int", 1, above=0),
 )
 _VALUE = re.compile(r"[a-z_][a-z0-9_]*\.[a-z_][a-z0-9_]*")
-NOT_STREAMED = (
-    "all rows are read before the first step: duplicates, `holdout` and shuffled passes need them; to read"
-    " fewer, write `split: 'train[:100000]'` of a dataset on the hub, or fewer files"
-)
+STREAMING_OPTIONS = (Option("block", "int", 4096, above=0),)
+_NEED_ALL_ROWS = {
+    "holdout": "name other rows in the `data` of an evaluation",
+    "curriculum": "sort the file itself, and write `shuffle: false`",
+}
 # Without effect beside a mixture; its `filter` is of all sources, `size` and `options` are told elsewhere.
 _OF_ONE_SOURCE = tuple(name for name in OF_A_SOURCE if name not in ("filter", "size", "options"))
 _NEEDS = {"config": ("hub",), "revision": ("hub",), "split": ("hub", "folder")}
@@ -70,12 +72,8 @@ def row_problems(written: Mapping[str, Any]) -> Iterator[OptionProblem]:
     yield from _of_filter(written.get("filter"), ())
     if isinstance(curriculum := written.get("curriculum"), Mapping):
         yield from _of_curriculum(cast("Mapping[str, Any]", curriculum), written.get("shuffle"))
-
-
-def told(problem: OptionProblem) -> OptionProblem:
-    """With help on an option that other libraries have: to read rows only when they are drawn."""
-    is_streaming = problem.code == "HF211" and problem.option == "streaming"
-    return replace(problem, help=NOT_STREAMED) if is_streaming else problem
+    if (streamed := written.get("streaming")) not in (None, False):
+        yield from _of_streaming(streamed, written)
 
 
 def function_problem(source: FunctionSource) -> str | None:
@@ -176,6 +174,27 @@ def _of_filter(text: Any, place: OptionPlace) -> Iterator[OptionProblem]:
         message = "`filter` gives no truth value"
         help_ = "compare, as in `level < 3`; functions are written `./file.py:function`"
         yield OptionProblem("HF212", message, "filter", help_, place)
+
+
+def _of_streaming(streamed: Any, written: Mapping[str, Any]) -> Iterator[OptionProblem]:
+    if isinstance(streamed, Mapping):
+        found = problems(STREAMING_OPTIONS, cast("Mapping[str, Any]", streamed))
+        yield from (replace(p, within=("streaming",)) for p in found)
+    for name, help_ in _NEED_ALL_ROWS.items():
+        if written.get(name):
+            message = f"`{name}` needs all rows, and they are streamed"
+            yield OptionProblem("HF212", message, name, help_)
+    if is_mixture(written):
+        help_ = "a mixture takes rows of all its sources by their weights: leave out `streaming`"
+        yield OptionProblem("HF212", "a mixture is not streamed", "streaming", help_)
+        return
+    dataset = written.get("dataset")
+    paths = cast("list[Any]", dataset) if isinstance(dataset, list) else [dataset]
+    for path in (p for p in paths if isinstance(p, str)):
+        is_whole = path_kind(path) == "file" and not path.endswith(STREAMED_FILES)
+        if is_whole or path_kind(path) == "procedural":
+            help_ = f"{', '.join(STREAMED_FILES)}, folders and datasets on the hub are"
+            yield OptionProblem("HF212", f"`{path}` is not streamed", "streaming", help_)
 
 
 def _of_curriculum(curriculum: Mapping[str, Any], shuffle: Any) -> Iterator[OptionProblem]:

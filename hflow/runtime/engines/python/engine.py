@@ -10,12 +10,13 @@ from torch import Tensor
 from hflow.diagnostics import HflowError
 from hflow.graph.infer.kinds.call import time_limit_s
 from hflow.graph.ir import Node, evaluation_of, step_node
-from hflow.graph.row_sources import SUCCESS, filter_functions, success_curriculum
+from hflow.graph.row_sources import SUCCESS, filter_functions, streaming, success_curriculum
 from hflow.plan.run_state import DATA_STATE
 from hflow.runtime.engines.protocol import EngineCall, NodeError, Result
 from hflow.runtime.engines.python.call import run_call
 from hflow.runtime.engines.python.data import DataSource, open_source
 from hflow.runtime.engines.python.function_process import FunctionProcess
+from hflow.runtime.engines.python.streamed import StreamedSource, open_streamed
 from hflow.runtime.rows import Rows
 from hflow.runtime.success_rates import SuccessRates
 from hflow.runtime.tokenizer import Tokenizer
@@ -33,7 +34,7 @@ class PythonEngine:
 
     def __init__(self, tokenizers: Mapping[str, Tokenizer], process: FunctionProcess | None = None):
         self._tokenizers = tokenizers
-        self._sources: dict[tuple[str, str], DataSource] = {}
+        self._sources: dict[tuple[str, str], DataSource | StreamedSource] = {}
         self._process = process
         self._warned = False
         self._rates: dict[str, SuccessRates] = {}
@@ -59,27 +60,29 @@ class PythonEngine:
             help_ = f" ({first.help})" if first.help else ""
             raise NodeError(call.node.name, f"{place}{first.message}{help_}", first.code) from error
 
-    def open(self, node: Node) -> DataSource:
-        """The rows of a `data` node, read at the first call. A named evaluation that holds rows out has those
-        of the step's node, which is opened before.
+    def open(self, node: Node) -> DataSource | StreamedSource:
+        """The rows of a `data` node, read at the first call, of those that are streamed the first ones. A
+        named evaluation that holds rows out has those of the step's node, which is opened before.
 
         Raises:
             HflowError: HF403 when they cannot be read.
             NodeError: when the function of a filter fails.
         """
         options = {name: value for name, value in node.options.items() if name != "batch"}
-        key = step_node(node.name), repr(sorted(options.items()))
+        is_streamed = streaming(node.options) is not None
+        key = node.name if is_streamed else step_node(node.name), repr(sorted(options.items()))
         if key not in self._sources:
-            self._sources[key] = open_source(node, self._tokenizers, self._call)
+            opened = open_streamed if is_streamed else open_source
+            self._sources[key] = opened(node, self._tokenizers, self._call)
         found = self._sources[key]
         if evaluation_of(node.name) and not node.options["holdout"]:  # another one may have opened it
-            found.dataset.require(node.options["batch"], evaluation_of(node.name))
+            found.require(node.options["batch"], evaluation_of(node.name))
         return found
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
         """What later steps need, by names of `hflow.plan.run_state`."""
-        for node, rates in self._rates.items():
-            yield from ((f"{DATA_STATE}/{node}/{name}", values) for name, values in rates.tensors())
+        for node, drawing in (*self._rates.items(), *self._streams()):
+            yield from ((f"{DATA_STATE}/{node}/{name}", values) for name, values in drawing.tensors())
 
     def restore(self, node: Node, kept: Mapping[str, Tensor]) -> None:
         """Set what `state` has told of a `data` node, by the last part of the names.
@@ -88,11 +91,18 @@ class PythonEngine:
             HflowError: HF403 when the rows cannot be read.
             ValueError: it is of other rows.
         """
-        self._rates_of(node).restore(kept)
+        source = self.open(node)
+        (source if isinstance(source, StreamedSource) else self._rates_of(node)).restore(kept)
+
+    def _streams(self) -> Iterator[tuple[str, StreamedSource]]:
+        """Rows of the step that are streamed, by their nodes; those of evaluations begin anew each time."""
+        for (node, _), source in self._sources.items():
+            if isinstance(source, StreamedSource) and not evaluation_of(source.node.name):
+                yield node, source
 
     def _draw(self, call: EngineCall, inputs: Mapping[str, Rows]) -> Result:
         source = self.open(call.node)
-        if call.evaluation or not success_curriculum(call.node.options):
+        if isinstance(source, StreamedSource) or call.evaluation or not success_curriculum(call.node.options):
             return source.draw(call)
         rates = self._rates_of(call.node)
         rates.count(inputs[SUCCESS].values)
@@ -101,8 +111,9 @@ class PythonEngine:
     def _rates_of(self, node: Node) -> SuccessRates:
         if node.name not in self._rates:
             curriculum = success_curriculum(node.options)
-            assert curriculum
-            self._rates[node.name] = SuccessRates.of(curriculum, len(self.open(node).dataset.train))
+            source = self.open(node)
+            assert curriculum and isinstance(source, DataSource)
+            self._rates[node.name] = SuccessRates.of(curriculum, len(source.dataset.train))
         return self._rates[node.name]
 
     def _call(self, call: EngineCall, inputs: Mapping[str, Rows]) -> Result:
