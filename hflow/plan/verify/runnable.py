@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.graph.ir import Node
 from hflow.plan.engine_registry import profile_of
-from hflow.plan.model_shape import BUILT, NAMED
+from hflow.plan.families.registry import FAMILIES, RUNNING
+from hflow.plan.model_shape import NAMED
 from hflow.plan.plan import Plan
 from hflow.plan.replicas import Instance, instance_of
 
@@ -29,9 +30,14 @@ def _models(plan: Plan) -> Iterator[Diagnostic]:
             yield Diagnostic(
                 "HF406", message, model.span, "to run, `path` is a folder with a Hugging Face model"
             )
-        elif family not in BUILT:
+        elif not FAMILIES[family].runs:
             message = f"model `{model.name}` is of family {family}, which no engine builds yet: compile only"
-            yield Diagnostic("HF406", message, model.span, f"families that run: {', '.join(BUILT)}")
+            yield Diagnostic("HF406", message, model.span, f"families that run: {', '.join(RUNNING)}")
+        elif plan.shapes[model.name].scaling or plan.shapes[model.name].window:
+            message = (
+                f"model `{model.name}` has scaled rotary positions or windows, which no engine builds yet"
+            )
+            yield Diagnostic("HF406", f"{message}: compile only", model.span)
 
 
 def _nodes(plan: Plan) -> Iterator[Diagnostic]:
