@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import log
 from typing import Annotated, Literal
 
 from pydantic import Discriminator
@@ -43,6 +44,12 @@ class YarnScaling:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
+
+
+def default_attention_factor(factor: float, weight: float = 1.0) -> float:
+    """By what YaRN multiplies sines and cosines (arXiv:2309.00071, equation 22), to the power of `weight` in
+    first order."""
+    return 0.1 * weight * log(factor) + 1.0 if factor > 1 else 1.0
 
 
 RotaryScaling = Annotated[LinearScaling | Llama3Scaling | YarnScaling, Discriminator("kind")]

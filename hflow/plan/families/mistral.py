@@ -6,4 +6,4 @@ from hflow.plan.families.checks import DENSE
 from hflow.plan.families.family import Family
 from hflow.plan.families.windows import in_all_layers
 
-FAMILY = Family(name="mistral", architecture="Mistral", checks=DENSE, runs=False, window=in_all_layers)
+FAMILY = Family(name="mistral", architecture="Mistral", checks=DENSE, window=in_all_layers)

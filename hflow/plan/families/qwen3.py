@@ -10,7 +10,6 @@ FAMILY = Family(
     name="qwen3",
     architecture="Qwen3",
     checks=DENSE,
-    runs=False,
     qk_norm=True,
     head_dim=128,
     window=in_some_layers,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from math import log
-
 from hflow.plan.model_config import ConfigError, ModelConfig
-from hflow.plan.rotary_scaling import LinearScaling, Llama3Scaling, RotaryScaling, YarnScaling
+from hflow.plan.rotary_scaling import (
+    LinearScaling,
+    Llama3Scaling,
+    RotaryScaling,
+    YarnScaling,
+    default_attention_factor,
+)
 
 DEFAULT_THETA = 10_000.0
 
@@ -75,11 +79,11 @@ def _llama3(rotary: ModelConfig, original: int) -> Llama3Scaling:
 def _yarn(rotary: ModelConfig, original: int) -> YarnScaling:
     factor = _needed(rotary, "factor")
     if rotary.has("mscale") and rotary.has("mscale_all_dim"):
-        tempered = _temper(factor, _needed(rotary, "mscale")) / _temper(
+        tempered = default_attention_factor(factor, _needed(rotary, "mscale")) / default_attention_factor(
             factor, _needed(rotary, "mscale_all_dim")
         )
     else:
-        tempered = _temper(factor, 1.0)
+        tempered = default_attention_factor(factor)
     return YarnScaling(
         factor,
         original,
@@ -88,8 +92,3 @@ def _yarn(rotary: ModelConfig, original: int) -> YarnScaling:
         beta_slow=rotary.number("beta_slow", 1.0),
         truncate=rotary.flag("truncate") if rotary.has("truncate") else True,
     )
-
-
-def _temper(factor: float, weight: float) -> float:
-    """By what YaRN multiplies sines and cosines (arXiv:2309.00071, equation 22)."""
-    return 0.1 * weight * log(factor) + 1.0 if factor > 1 else 1.0
