@@ -16,6 +16,7 @@ from hflow.plan.model_shape import ModelShape
 from hflow.plan.named_shapes import NAMED_SHAPES
 from hflow.plan.parameters import active_parameters, num_parameters, parameters
 from hflow.plan.plan import Plan
+from hflow.plan.plan_file import load_plan
 from hflow.plan.read_shape import read_shape
 from hflow.runtime.execute import execute
 
@@ -158,6 +159,20 @@ def ppo(actor: str, critic: str, cluster: str) -> Plan:
     overrides = [f"params.model={actor}", f"params.reward_model={critic}", f"models.critic.path={critic}"]
     graph = hflow.load("algorithms/ppo.yaml", overrides)
     return hflow.compile(graph, cluster)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("llama-7b", set()), ("llama-3.1-8b", {"scaling"}), ("mistral-7b-v0.1", {"window"})],
+)
+def test_a_plan_keeps_scaling_and_windows(tmp_path: Path, name: str, said: set[str]) -> None:
+    """And says nothing of them where there are none: the plan is as it was before there were any."""
+    graph = hflow.load("algorithms/sft.yaml", [f"params.model=shape:{name}"])
+    plan = hflow.compile(graph, "a100x8")
+    plan.save(tmp_path / "plan.json")
+    assert load_plan(tmp_path / "plan.json") == plan
+    (shape,) = json.loads((tmp_path / "plan.json").read_text())["shapes"].values()
+    assert shape.keys() & {"scaling", "window"} == said
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ lies around the matrix products; here that is a handful of operations per layer,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +46,7 @@ class Decoder:
         self.layers: Any = model.decoder.layers
         positions = torch.arange(length, device=self.layers[0].mlp.linear_fc1.weight.device)
         self.shape = shape_of_model(model)
+        self.windows = [self.shape.window_of(number) for number in range(self.shape.num_layers)]
         self.cos, self.sin = _rotations(positions, self.shape, config.params_dtype)
 
     def cache(self, rows: int) -> KeyValueCache:
@@ -66,7 +68,7 @@ class Decoder:
         """
         new = tokens.shape[1]
         assert new == 1 or not cache.used, "of several tokens all others would have to be seen, too"
-        sight = Sight(present, _causal(present, new, self.shape, self.cos))
+        sight = Sight(present, _causal(present, new, self.windows, self.cos))
         x = self.model.embedding.word_embeddings(tokens)  # [rows, new, hidden]
         for number, layer in enumerate(self.layers):
             x = x + self._attention(number, layer, self._norm(x, layer.input_layernorm), sight, cache)
@@ -85,7 +87,7 @@ class Decoder:
         turned = self._turned(self._each_normed(layer.self_attention, qkv[:, :, :, :-1]), cache.used)
         queries = turned[:, :, :, :-1]
         keys, values = cache.add(number, turned[:, :, :, -1], qkv[:, :, :, -1])
-        window = self.shape.window_of(number)
+        window = self.windows[number]
         if new == 1:  # queries that share a key are queries of one head: it is read once
             found = _newest(queries[:, 0], keys, values, window, sight.present)
         elif window is not None and window < new:
@@ -128,10 +130,9 @@ class Decoder:
         return torch.cat(parts, -1)
 
 
-def _causal(present: Tensor | None, new: int, shape: ModelShape, like: Tensor) -> Tensor | None:
+def _causal(present: Tensor | None, new: int, windows: Sequence[int | None], like: Tensor) -> Tensor | None:
     """The mask of `Sight`, where there is padding and a layer that sees all of it."""
-    widths = {shape.window_of(number) for number in range(shape.num_layers)}
-    if present is None or new == 1 or all(width is not None and width < new for width in widths):
+    if present is None or new == 1 or all(window is not None and window < new for window in windows):
         return None
     return band(None, new, 0, like, present)
 
