@@ -28,6 +28,7 @@ from hflow.cli.run_commands import export_command
 from hflow.cli.sample_commands import samples_command, watch_command
 from hflow.diagnostics import Diagnostic, HflowError, Terminated
 from hflow.ending_signals import EndingSignals
+from hflow.plan.families.registry import RUNNING
 from hflow.whole_file import FULL
 
 INTERRUPTED = 130  # by Ctrl-C
@@ -170,7 +171,7 @@ app.command("watch")(watch_command)
 @app.command("new-model")
 def new_model_command(
     folder: Annotated[Path, typer.Argument(help="Folder to make.")],
-    family: Annotated[str, typer.Option(help="llama or qwen2.")] = "qwen2",
+    family: Annotated[str, typer.Option(help=f"{', '.join(RUNNING)}.")] = "qwen2",
     layers: Annotated[int, typer.Option(min=1)] = 3,
     hidden: Annotated[int, typer.Option(min=1)] = 128,
     heads: Annotated[int, typer.Option(min=1)] = 4,

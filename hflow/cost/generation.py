@@ -53,7 +53,9 @@ def decode_s(run: Execution) -> float:
     flops = 2 * matmul_parameters(shape) * rows
     weights = read_parameters(shape, rows, run.strategy.ep)
     products = products_s(flops, weights, "prefill", run.dtype, device, run.mesh.tp)
-    cache = stream_s(rows * context * shape.kv_bytes_per_token(BYTES[run.dtype]) / run.mesh.tp, device)
+    cache = stream_s(
+        rows * shape.seen(context) * shape.kv_bytes_per_token(BYTES[run.dtype]) / run.mesh.tp, device
+    )
     part = products + cache + shape.num_layers * layer_latency_s(device) + _messages_s(run, rows)
     return work.response * (part + profile_of(run.strategy.engine).token_step_s(device.platform))
 

@@ -135,9 +135,10 @@ def kept_bytes(dtype: str, work: Workload, micro_batch: int) -> int:
 def layer_activation_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mesh) -> int:
     """What the backward pass of a layer needs. On every rank of tp: the inputs of two norms, of QKV and of
     the MLP, and the copies of a token that experts read and return. Split over tp: Q, K, V, attention's
-    output by rows and by tokens, and gate, up and product of the MLP, whose activation is made again."""
+    output by rows and by tokens, and gate, up and product of the MLP, whose activation is made again; and
+    what goes into norms of queries and keys: Q, and all of QKV, of which K is a view."""
     q, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    split = 3 * q + 2 * kv + 3 * shape.ffn
+    split = 3 * q + 2 * kv + 3 * shape.ffn + (2 * q + 2 * kv if shape.qk_norm else 0)
     whole = 4 * shape.hidden + 2 * routed_width(shape)
     return tokens * (whole + ceil(split / mesh.tp)) * BYTES[dtype]
 

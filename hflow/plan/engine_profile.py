@@ -6,7 +6,7 @@ data: they need neither the engine's packages nor the runtime.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -59,6 +59,7 @@ class EngineProfile:
     `in_flight`: it takes over new weights while it generates. `donates`: a model that it trains can give the
     memory of its weights to a copy of them on the same engine. `offloads`: weights, or what trains them, can
     wait in the host's memory. `server`: what serves, of an engine that does not compute in the worker.
+    `lacks`: what of a model it would leave out without a word, as a phrase; empty: nothing.
     """
 
     title: str
@@ -70,6 +71,7 @@ class EngineProfile:
     donates: bool = False
     offloads: bool = False
     server: ServerProfile | None = None
+    lacks: Callable[[ModelShape], str] = lambda _: ""
 
     def token_step_s(self, platform: Platform) -> float:
         """Seconds that a token for every row takes beside its kernels."""

@@ -18,7 +18,7 @@ def head_parameters(shape: ModelShape) -> int:
 
 def attention_flops(shape: ModelShape, tokens: float, context: float) -> float:
     """FLOP of queries by keys and of weights by values, over all layers."""
-    return 4 * shape.num_heads * shape.head_dim * context * shape.num_layers * tokens
+    return 4 * shape.num_heads * shape.head_dim * shape.seen(context) * shape.num_layers * tokens
 
 
 def forward_flops(shape: ModelShape, tokens: float, context: float) -> float:

@@ -1,14 +1,16 @@
 """Well-known models by name, for planning without their files: ``path: shape:llama-7b``.
 
 Sizes are those of the published ``config.json`` files. The Llama family is the one that HybridFlow
-measures (arXiv:2409.19256): Llama 2 (arXiv:2307.09288), and Code Llama (arXiv:2308.12950) for 34B.
+measures (arXiv:2409.19256): Llama 2 (arXiv:2307.09288), and Code Llama (arXiv:2308.12950) for 34B. Names
+with a version are Llama 3 (arXiv:2407.21783) and newer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hflow.plan.model_shape import Experts, ModelShape
+from hflow.plan.model_shape import Experts, ModelShape, SlidingWindow
+from hflow.plan.rotary_scaling import Llama3Scaling
 
 
 def _llama(
@@ -17,6 +19,34 @@ def _llama(
     return ModelShape(
         "llama", layers, hidden, heads, kv_heads, hidden // heads, ffn, vocab=32_000,
         max_positions=positions, rope_theta=theta, norm_eps=1e-5, tied=False, qkv_bias=False,
+    )  # fmt: skip
+
+
+def _llama3(
+    layers: int,
+    hidden: int,
+    heads: int,
+    ffn: int,
+    factor: float | None,
+    head_dim: int = 128,
+    tied: bool = False,
+) -> ModelShape:
+    """`factor`: of scaling; None for Llama 3.0."""
+    return ModelShape(
+        "llama", layers, hidden, heads, 8, head_dim, ffn, vocab=128_256,
+        max_positions=131_072 if factor else 8192, rope_theta=5e5, norm_eps=1e-5, tied=tied, qkv_bias=False,
+        scaling=Llama3Scaling(factor, 1.0, 4.0, 8192) if factor else None,
+    )  # fmt: skip
+
+
+def _mistral(
+    layers: int, hidden: int, ffn: int, vocab: int, positions: int = 32_768, theta: float = 1e6,
+    window: int | None = None,
+) -> ModelShape:  # fmt: skip
+    return ModelShape(
+        "mistral", layers, hidden, 32, 8, 128, ffn, vocab=vocab, max_positions=positions, rope_theta=theta,
+        norm_eps=1e-5, tied=False, qkv_bias=False,
+        window=SlidingWindow(window, tuple(range(layers))) if window else None,
     )  # fmt: skip
 
 
@@ -49,6 +79,19 @@ NAMED_SHAPES: Mapping[str, ModelShape] = {
     "llama-13b": _llama(40, 5120, 40, 40, 13_824),
     "llama-34b": _llama(48, 8192, 64, 8, 22_016, positions=16_384, theta=1e6),
     "llama-70b": _llama(80, 8192, 64, 8, 28_672),
+    "llama-3-8b": _llama3(32, 4096, 32, 14_336, None),
+    "llama-3-70b": _llama3(80, 8192, 64, 28_672, None),
+    "llama-3.1-8b": _llama3(32, 4096, 32, 14_336, 8.0),
+    "llama-3.1-70b": _llama3(80, 8192, 64, 28_672, 8.0),
+    "llama-3.1-405b": _llama3(126, 16_384, 128, 53_248, 8.0),
+    "llama-3.2-1b": _llama3(16, 2048, 32, 8192, 32.0, head_dim=64, tied=True),
+    "llama-3.2-3b": _llama3(28, 3072, 24, 8192, 32.0, tied=True),
+    "llama-3.3-70b": _llama3(80, 8192, 64, 28_672, 8.0),
+    "mistral-7b-v0.1": _mistral(32, 4096, 14_336, 32_000, theta=1e4, window=4096),
+    "mistral-7b-v0.2": _mistral(32, 4096, 14_336, 32_000),
+    "mistral-7b-v0.3": _mistral(32, 4096, 14_336, 32_768),
+    "mistral-nemo-12b": _mistral(40, 5120, 14_336, 131_072, positions=131_072),
+    "mistral-small-24b": _mistral(40, 5120, 32_768, 131_072, theta=1e8),
     "qwen2.5-0.5b": _qwen2(24, 896, 14, 2, 4864, tied=True),
     "qwen2.5-1.5b": _qwen2(28, 1536, 12, 2, 8960, tied=True),
     "qwen2.5-3b": _qwen2(36, 2048, 16, 2, 11_008, tied=True),

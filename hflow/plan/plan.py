@@ -141,13 +141,14 @@ class Plan(Displayed):
 
 
 def to_json(plan: Plan, leave_out: Set[str] = frozenset()) -> str:
-    """`leave_out`: fields of the plan. Graphs without named evaluations, or files of chats, do not say so:
-    their plans are those from before there were any."""
+    """`leave_out`: fields of the plan. Graphs without named evaluations, or files of chats, do not say so,
+    nor do shapes without scaled rotary positions or windows: their plans are those from before."""
     from pydantic import TypeAdapter
 
     without: dict[str, Any] = dict.fromkeys(leave_out, True)
     if not plan.evaluations:
         without["evaluations"] = True
+    without["shapes"] = {name: _unsaid(shape) for name, shape in plan.shapes.items()}
     if not plan.digests.chats and "digests" not in leave_out:
         without["digests"] = {"chats": True}
     if not plan.graph.evaluations:
@@ -155,6 +156,10 @@ def to_json(plan: Plan, leave_out: Set[str] = frozenset()) -> str:
     if plan.evaluation:
         without["evaluation"] = {"graph": _UNNAMED}
     return TypeAdapter(Plan).dump_json(plan, exclude=without).decode()
+
+
+def _unsaid(shape: ModelShape) -> dict[str, bool]:
+    return {name: True for name in ("scaling", "window") if getattr(shape, name) is None}
 
 
 def _without_places(program: Program | None) -> Program | None:

@@ -12,15 +12,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hflow.plan.digests import MORE_TEMPLATES
+from hflow.plan.families.registry import FAMILIES
 from hflow.plan.parameters import SCALAR_HEAD
 from hflow.runtime.model_folder import read_object
 from hflow.runtime.tokenizer import load_tokenizer
 from hflow.runtime.whole_folder import whole_folder
 
-SCALAR_CLASSES = {
-    "llama": "LlamaForSequenceClassification",
-    "qwen2": "Qwen2ForSequenceClassification",
-}
 SHARD_BYTES = 4 * 2**30
 WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth")
 
@@ -122,7 +119,7 @@ def _describe(config_file: Path, dtypes: dict[str, str]) -> None:
     config.pop("torch_dtype", None)
     config["dtype"] = next(iter(dtypes.values()))
     if SCALAR_HEAD in dtypes:
-        config["architectures"] = [SCALAR_CLASSES[config["model_type"]]]
+        config["architectures"] = [FAMILIES[config["model_type"]].class_of("scalar")]
         config["num_labels"] = 1
         for labels in ("id2label", "label2id"):
             config.pop(labels, None)

@@ -174,8 +174,9 @@ def test_experts_are_split_over_ranks_that_share_them() -> None:
 
 
 def test_a_layer_of_experts_keeps_the_copies_of_each_token() -> None:
-    """8 copies go to experts and come back, of 2048 numbers each."""
-    plain = 4 * 2048 + 3 * 4096 + 2 * 512 + 3 * 8 * 768
+    """8 copies go to experts and come back, of 2048 numbers each. The norms of queries and keys read a copy
+    of the former and a view of all of QKV."""
+    plain = 4 * 2048 + 3 * 4096 + 2 * 512 + 3 * 8 * 768 + 4096 + (4096 + 2 * 512)
     assert layer_activation_bytes(MOE, "bf16", 10, ONE) == 10 * 2 * (plain + 2 * 8 * 2048)
 
 

@@ -11,7 +11,9 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     LlamaForCausalLM,
+    MistralForCausalLM,
     Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
 )
 
 from hflow.diagnostics import HflowError
@@ -20,10 +22,15 @@ from hflow.plan.read_shape import read_shape
 from hflow.runtime.tokenizer import load_tokenizer
 from hflow.runtime.tools.new_model import new_model
 
-CLASSES = {"llama": LlamaForCausalLM, "qwen2": Qwen2ForCausalLM}
+CLASSES = {
+    "llama": LlamaForCausalLM,
+    "mistral": MistralForCausalLM,
+    "qwen2": Qwen2ForCausalLM,
+    "qwen3": Qwen3ForCausalLM,
+}
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize("family", CLASSES)
 @pytest.mark.parametrize("tied", [False, True])
 def test_transformers_and_the_planner_agree_on_the_model(tmp_path: Path, family: str, tied: bool) -> None:
     size = new_model(tmp_path, family, layers=3, hidden=32, heads=4, kv_heads=2, ffn=48, tied=tied)
@@ -39,7 +46,7 @@ def test_transformers_and_the_planner_agree_on_the_model(tmp_path: Path, family:
     assert model.generation_config.eos_token_id == load_tokenizer(tmp_path).eos_id
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize("family", CLASSES)
 def test_a_scalar_head_is_that_of_a_sequence_classifier(tmp_path: Path, family: str) -> None:
     size = new_model(tmp_path, family, layers=3, hidden=32, heads=4, kv_heads=2, ffn=48, head="scalar")
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path)

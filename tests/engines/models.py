@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
 from hflow.graph.ir import Function, Head, Input, Model, Node, Output, Ref, Repeat
 from hflow.graph.types import Dim, Factor, ValueType
@@ -33,19 +34,51 @@ ADAM = {
     "warmup_steps": 0,
 }
 EOS = 1
+CLASSES: dict[Head, Any] = {"lm": AutoModelForCausalLM, "scalar": AutoModelForSequenceClassification}
+
+
+# What a variant is called: its family, and the keys of config.json that make it another model.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama linear": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 3.0}}),
+    "llama llama3": ("llama", {
+        "rope_parameters": {
+            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16, "rope_theta": 500.0,
+        },
+        "head_dim": 24,
+    }),
+    "mistral": ("mistral", {"sliding_window": 5}),
+    "mistral full": ("mistral", {"sliding_window": None, "head_dim": 32}),
+    "qwen2": ("qwen2", {}),
+    "qwen2 yarn": ("qwen2", {
+        "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+    }),
+    "qwen2 windows": ("qwen2", {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 2}),
+    "qwen3": ("qwen3", {"head_dim": 24}),
+    "qwen3 windows": ("qwen3", {
+        "use_sliding_window": True, "sliding_window": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "rope_parameters": {
+            "rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32, "truncate": False,
+            "attention_factor": 0.7, "beta_fast": 8.0,
+        },
+    }),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Folders:
     root: Path
 
-    def of(self, family: str, tied: bool, head: Head = "lm") -> str:
+    def of(self, variant: str, tied: bool, head: Head = "lm") -> str:
         """The folder of a model of 4 layers of 64, 4 heads, 2 key-value heads and 32 tokens."""
-        folder = self.root / f"{family}-{'tied' if tied else 'untied'}-{head}"
+        folder = self.root / f"{variant.replace(' ', '-')}-{'tied' if tied else 'untied'}-{head}"
+        family, changes = VARIANTS[variant]
         if not folder.exists():
             new_model(
                 folder,
-                family=family,  # type: ignore[arg-type]
+                family=family,
                 layers=4,
                 hidden=64,
                 heads=4,
@@ -56,13 +89,19 @@ class Folders:
                 tied=tied,
                 head=head,
             )
-            _randomise(folder, head)
+            _randomise(folder, head, changes)
         return str(folder)
 
 
-def _randomise(folder: Path, head: Head) -> None:
-    """Weights far from their initial values: norms that are not 1, biases that are not 0."""
-    model = load_hf(str(folder), head=head)
+def _randomise(folder: Path, head: Head, changes: dict[str, Any]) -> None:
+    """Weights far from their initial values: norms that are not 1, biases that are not 0. The model is that
+    of config.json with the `changes`."""
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    config.pop("layer_types", None)  # transformers has made it of the other keys
+    rotary = {"rope_parameters": config["rope_parameters"] | changes.get("rope_parameters", {})}
+    file.write_text(json.dumps({**config, **changes, **rotary}))
+    model = CLASSES[head].from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
     torch.manual_seed(1)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -71,8 +110,7 @@ def _randomise(folder: Path, head: Head) -> None:
 
 
 def load_hf(folder: str, dtype: torch.dtype = torch.float32, head: Head = "lm") -> PreTrainedModel:
-    classes = {"lm": AutoModelForCausalLM, "scalar": AutoModelForSequenceClassification}
-    return classes[head].from_pretrained(folder, dtype=dtype).eval()
+    return CLASSES[head].from_pretrained(folder, dtype=dtype).eval()
 
 
 def reference_adamw(model: PreTrainedModel, options: dict[str, Any]) -> torch.optim.AdamW:

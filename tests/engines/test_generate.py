@@ -15,6 +15,7 @@ from hflow.runtime.rows import Rows, from_lists
 from hflow.runtime.tokenizer import load_tokenizer
 from tests.engines.models import (
     EOS,
+    VARIANTS,
     Folders,
     generate_node,
     load_hf,
@@ -72,11 +73,11 @@ def together(results: list[Any], mesh: Mesh) -> dict[str, list[Any]]:
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("layout,micro_batch", [("one", 7), ("one", 2), ("tp2", 7), ("tp2dp2", 3)])
-@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_greedy_tokens_equal_transformers(
-    pool: Pool, folders: Folders, family: str, layout: str, micro_batch: int
+    pool: Pool, folders: Folders, variant: str, layout: str, micro_batch: int
 ) -> None:
-    folder, mesh = folders.of(family, False), MESHES[layout]
+    folder, mesh = folders.of(variant, False), MESHES[layout]
     results = pool.run(len(mesh.devices), generate_on_rank, folder, mesh, 1, 0.0, micro_batch)
     found, model = together(results, mesh), load_hf(folder)
     stopped = 0

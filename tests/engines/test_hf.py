@@ -20,7 +20,7 @@ from hflow.runtime import hf
 from hflow.runtime.engines.groups import NewGroup
 from hflow.runtime.tokenizer import load_tokenizer
 from hflow.runtime.tools.new_model import new_model
-from tests.engines.models import Folders, load_hf, make_engine
+from tests.engines.models import VARIANTS, Folders, load_hf, make_engine
 from tests.engines.processes import Pool
 
 
@@ -62,6 +62,29 @@ def test_hflow_loads_a_sharded_folder(pool: Pool, folders: Folders, tmp_path: Pa
     pool.run(1, write_on_rank, str(once), str(twice), 40_000)
     for (name, a), b in zip(load_hf(source).state_dict().items(), load_hf(str(twice)).state_dict().values()):
         assert torch.equal(a / 4, b), name
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_round_trip_is_the_same_model(
+    pool: Pool, folders: Folders, tmp_path: Path, variant: str, tied: bool
+) -> None:
+    """In names, shapes, dtypes and values of tensors, and in logits."""
+    source, once, twice = folders.of(variant, tied), tmp_path / "once", tmp_path / "twice"
+    pool.run(1, write_on_rank, source, str(once), 4 * 2**30)
+    pool.run(1, write_on_rank, str(once), str(twice), 4 * 2**30)
+    before, after = (load_file(Path(folder) / "model.safetensors") for folder in (source, twice))
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        assert tensor.dtype == after[name].dtype and torch.equal(tensor / 4, after[name]), name
+    expected, found = load_hf(source), load_hf(str(twice))
+    assert type(found) is type(expected)
+    with torch.no_grad():
+        for parameter in expected.parameters():
+            parameter.div_(4)
+        tokens = torch.arange(3, 23)[None]
+        torch.testing.assert_close(found(tokens).logits, expected(tokens).logits, atol=1e-5, rtol=0)
 
 
 def test_bf16_weights_say_so_in_config(folders: Folders, tmp_path: Path) -> None:

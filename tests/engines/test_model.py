@@ -20,10 +20,10 @@ from hflow.runtime.engines.groups import NewGroup
 from hflow.runtime.engines.megatron.micro_batches import micro_batches
 from hflow.runtime.engines.megatron.schedule import run_schedule
 from hflow.runtime.engines.megatron.sequences import Sequences
-from tests.engines.models import Folders, load_hf, make_engine
+from tests.engines.models import VARIANTS, Folders, load_hf, make_engine
 from tests.engines.processes import Pool
 
-MODELS = [("llama", False), ("llama", True), ("qwen2", False), ("qwen2", True)]
+MODELS = [(variant, tied) for variant in VARIANTS for tied in (False, True)]
 MESHES = {
     "one": Mesh.of((0,)),
     "tp2": Mesh.of((0, 1), tp=2),

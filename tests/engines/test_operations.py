@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,22 +12,28 @@ from torch import Tensor
 from torch.autograd import gradcheck
 from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.nn.functional import silu
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.configuration_llama import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from hflow.cost.memory import layer_activation_bytes
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
+from hflow.plan.read_shape import read_shape
 from hflow.runtime.engines.groups import make_groups
+from hflow.runtime.engines.megatron import attention
 from hflow.runtime.engines.megatron.attention import TokenPlaces
 from hflow.runtime.engines.megatron.build import build_model
 from hflow.runtime.engines.megatron.gated import SwiGLU
 from hflow.runtime.engines.megatron.pack import Pack
-from hflow.runtime.engines.megatron.rotary import Rotation
+from hflow.runtime.engines.megatron.rotary import Rotation, frequencies
 from hflow.runtime.engines.megatron.sequences import Sequences
 from hflow.runtime.worker.world import World
 
 HEAD_DIM, THETA = 8, 1e4
+SHAPE = ModelShape("llama", 1, 64, 8, 2, HEAD_DIM, 172, 97, 64, THETA, 1e-6, False, False)
 
 
 def test_gated_activation() -> None:
@@ -61,13 +68,93 @@ def test_rotary_positions_are_those_of_transformers() -> None:
     config = LlamaConfig(hidden_size=HEAD_DIM, num_attention_heads=1, head_dim=HEAD_DIM, rope_parameters=rope)
     cos, sin = LlamaRotaryEmbedding(config)(x, positions[None])
     expected, _ = apply_rotary_pos_emb(x[None].transpose(1, 2), x[None].transpose(1, 2), cos, sin)
-    found = Rotation.of(positions, HEAD_DIM, THETA, torch.float32)(x)
+    found = Rotation.of(positions, SHAPE, torch.float32)(x)
     torch.testing.assert_close(found, expected.transpose(1, 2)[0], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("theta", [1e4, 5e5])
+@pytest.mark.parametrize("head_dim", [16, 64, 128])
+@pytest.mark.parametrize("rotary", [
+    {"rope_type": "linear", "factor": 2.5},
+    {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+     "original_max_position_embeddings": 8192},
+    {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "truncate": False},
+    {"rope_type": "yarn", "factor": 40.0, "mscale": 1.0, "mscale_all_dim": 0.7, "beta_fast": 16},
+    {"rope_type": "yarn", "factor": 2.0, "attention_factor": 0.8, "beta_slow": 2.0},
+])  # fmt: skip
+def test_scaled_angles_are_those_of_transformers(
+    tmp_path: Path, rotary: dict[str, Any], head_dim: int, theta: float
+) -> None:
+    """Its own functions, on the configuration that hflow reads: frequencies and the factor of sines and
+    cosines."""
+    config = LlamaConfig(
+        hidden_size=4 * head_dim, num_attention_heads=4, max_position_embeddings=131_072,
+        rope_parameters={"rope_theta": theta} | rotary,
+    )  # fmt: skip
+    config.save_pretrained(tmp_path)
+    expected, factor = ROPE_INIT_FUNCTIONS[rotary["rope_type"]](config, torch.device("cpu"))
+    shape = read_shape(str(tmp_path))
+    torch.testing.assert_close(frequencies(shape, torch.device("cpu")), expected, rtol=2e-6, atol=0)
+    turned = Rotation.of(torch.zeros(1, dtype=torch.int64), shape, torch.float32)
+    assert turned.cos[0].tolist() == pytest.approx([factor] * (head_dim // 2), rel=1e-6)
+
+
+def masked(window: int, q: Tensor, k: Tensor, v: Tensor, present: Tensor | None) -> Tensor:
+    """Attention with a matrix of all scores."""
+    at = torch.arange(q.shape[2])
+    seen = (at[:, None] >= at) & (at[:, None] - at < window)
+    if present is not None:
+        seen = ((seen & present[:, None]) | torch.eye(len(at), dtype=torch.bool))[:, None]
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    scores = (q @ k.transpose(2, 3) / q.shape[3] ** 0.5).masked_fill(~seen, -torch.inf)
+    return scores.softmax(-1) @ v
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("window", [1, 3, 7, 8, 9, 30])
+@pytest.mark.parametrize("length", [5, 8, 24, 29])
+def test_windows_are_masks(monkeypatch: pytest.MonkeyPatch, length: int, window: int, padded: bool) -> None:
+    """Also where they lie over several chunks, with gradients."""
+    monkeypatch.setattr(attention, "CHUNK", 8)
+    torch.manual_seed(4)
+    q, k, v = (torch.randn(2, heads, length, 4, dtype=torch.float64) for heads in (4, 2, 2))
+    present = torch.arange(length) >= torch.tensor([[0], [length // 2]]) if padded else None
+    tensors = [x.requires_grad_() for x in (q, k, v)]
+    found, expected = attention.attend_within(window, q, k, v, present), masked(window, q, k, v, present)
+    torch.testing.assert_close(found, expected)
+    weights = torch.randn_like(found)
+    for mine, theirs in zip(*(torch.autograd.grad((x * weights).sum(), tensors) for x in (found, expected))):
+        torch.testing.assert_close(mine, theirs)
+
+
+class Largest(TorchDispatchMode):
+    """The most elements of any tensor that an operation gives."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_flatten(out)[0]:
+            if isinstance(tensor, Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return out
+
+
+def test_the_memory_of_a_window_grows_with_the_length() -> None:
+    """No tensor has an element for every pair of tokens: the largest is one of queries, or a chunk's mask."""
+    window, length, width = 256, 8 * attention.CHUNK, 16
+    q, k, v = (torch.randn(1, 1, length, width, requires_grad=True) for _ in range(3))
+    with Largest() as largest:
+        attention.attend_within(window, q, k, v).sum().backward()
+    assert largest.elements <= max(length * width, attention.CHUNK * (attention.CHUNK + window))
+    assert largest.elements < length**2 / 40
 
 
 def test_gradients_turn_back() -> None:
     torch.manual_seed(3)
-    rotation = Rotation.of(torch.arange(4), HEAD_DIM, THETA, torch.float64)
+    rotation = Rotation.of(torch.arange(4), SHAPE, torch.float64)
     x = torch.randn(4, 2, 3 * HEAD_DIM, dtype=torch.float64, requires_grad=True)
     assert gradcheck(lambda x: rotation(x[..., HEAD_DIM : 2 * HEAD_DIM]), (x,))  # a part of Q, K and V
 
@@ -79,10 +166,12 @@ def world() -> Iterator[World]:
     world.close()
 
 
-def test_a_layer_keeps_what_the_planner_counts(world: World) -> None:
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_a_layer_keeps_what_the_planner_counts(world: World, qk_norm: bool) -> None:
     """For its backward pass, on a CPU: there torch makes the norms of two operations, which also keep what
     comes between, and one number per token and head of the norms and of attention."""
-    shape, mesh = ModelShape("qwen2", 1, 64, 8, 2, 8, 172, 97, 64, 1e4, 1e-6, False, True), Mesh.of((0,))
+    shape = ModelShape("qwen2", 1, 64, 8, 2, 8, 172, 97, 64, 1e4, 1e-6, False, True, qk_norm=qk_norm)
+    mesh = Mesh.of((0,))
     groups = make_groups(mesh, 0, world.group)
     assert groups
     model: Any = build_model(shape, mesh, "f32", groups, torch.device("cpu"))
@@ -91,7 +180,7 @@ def test_a_layer_keeps_what_the_planner_counts(world: World) -> None:
     rows, length = 6, 20
     prompts = torch.ones(rows, dtype=torch.int64)
     pack = Pack.of(Sequences(torch.randint(97, (rows, length)), prompts, length - prompts))
-    rotation = Rotation.of(pack.positions, shape.head_dim, THETA, torch.float32)
+    rotation = Rotation.of(pack.positions, shape, torch.float32)
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, int] = {}
 
@@ -107,4 +196,7 @@ def test_a_layer_keeps_what_the_planner_counts(world: World) -> None:
     found = sum(size for at, size in kept.items() if at not in weights)
     planned, norms = layer_activation_bytes(shape, "f32", tokens, mesh), 2 * 4 * tokens * shape.hidden
     small = 4 * tokens * (8 + shape.num_heads + shape.head_dim)  # and positions, sines and cosines
+    if qk_norm:
+        norms += 4 * tokens * (shape.num_heads + shape.num_kv_heads) * shape.head_dim
+        small += 4 * tokens * (shape.num_heads + shape.num_kv_heads)
     assert planned + norms <= found <= planned + norms + small

@@ -52,7 +52,7 @@ def judge_on_rank(
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
 @pytest.mark.parametrize(
     "layout,micro_batch", [("one", 14), ("one", 3), ("dp2", 4), ("tp2", 5), ("tp2pp2", 4)]
 )
@@ -150,7 +150,7 @@ def export_on_rank(rank: int, new_group: NewGroup, source: str, target: str) -> 
     write_hf(target, source, ((name, weights.read(name, weights.box(name))) for name in weights.names()))
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
 def test_a_trained_critic_is_a_sequence_classifier(
     pool: Pool, folders: Folders, tmp_path: Path, family: str
 ) -> None:

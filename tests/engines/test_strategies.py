@@ -45,11 +45,19 @@ def train_on_rank(
     return metrics, read_training(engine), sum({s.data_ptr(): s.nbytes() for s in state}.values())
 
 
-@pytest.mark.parametrize(("layout", "tied"), [("one", False), ("tp2", True), ("pp2dp2", True)])
+@pytest.mark.parametrize(
+    ("layout", "variant", "tied"),
+    [
+        ("one", "qwen2", False),
+        ("tp2", "qwen2", True),
+        ("pp2dp2", "qwen2", True),
+        ("tp2", "qwen3 windows", False),
+    ],
+)
 def test_gradients_with_recompute_equal_plain_pytorch(
-    pool: Pool, folders: Folders, layout: str, tied: bool
+    pool: Pool, folders: Folders, layout: str, variant: str, tied: bool
 ) -> None:
-    folder, mesh = folders.of("qwen2", tied), MESHES[layout]
+    folder, mesh = folders.of(variant, tied), MESHES[layout]
     options = ADAM | PPO | {"aggregate": "sequence_mean"}
     metrics, named = reference(folder, rollout(folder), options, 1, 1)
     arguments = folder, mesh, rollout(folder), options, 1, RECOMPUTE
@@ -59,14 +67,20 @@ def test_gradients_with_recompute_equal_plain_pytorch(
 
 
 @pytest.mark.parametrize(
-    ("layout", "tied", "strategy"),
-    [("dp2", False, ZERO), ("tp2dp2", True, BOTH), ("pp2dp2", False, ZERO), ("pp2dp2", True, BOTH)],
+    ("layout", "variant", "tied", "strategy"),
+    [
+        ("dp2", "llama", False, ZERO),
+        ("tp2dp2", "llama", True, BOTH),
+        ("pp2dp2", "llama", False, ZERO),
+        ("pp2dp2", "llama", True, BOTH),
+        ("tp2dp2", "qwen3", False, ZERO),  # norms of queries and keys are summed over tp, then split over dp
+    ],
 )
 def test_updates_with_zero_equal_torch_adamw(
-    pool: Pool, folders: Folders, layout: str, tied: bool, strategy: Strategy
+    pool: Pool, folders: Folders, layout: str, variant: str, tied: bool, strategy: Strategy
 ) -> None:
     """Four updates with clipping and weight decay. Only weights are compared: no rank has whole gradients."""
-    folder, mesh = folders.of("llama", tied), MESHES[layout]
+    folder, mesh = folders.of(variant, tied), MESHES[layout]
     options = ADAM | PPO | {"aggregate": "token_mean", "clip_grad": 0.7, "weight_decay": 0.5}
     metrics, named = reference(folder, rollout(folder), options, 2, 2)
     arguments = folder, mesh, rollout(folder), options, 2, strategy

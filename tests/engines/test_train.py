@@ -16,6 +16,7 @@ from hflow.runtime.engines.protocol import NodeError
 from hflow.runtime.rows import Rows, from_lists
 from tests.engines.models import (
     ADAM,
+    VARIANTS,
     Folders,
     load_hf,
     make_call,
@@ -202,10 +203,11 @@ def compare(results: list[Any], metrics: dict[str, float], named: dict[str, Any]
     ("tp2dp2", 14), ("tp2pp2", 4),
 ])  # fmt: skip
 @pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_gradients_equal_plain_pytorch(
-    pool: Pool, folders: Folders, layout: str, micro_batch: int, tied: bool
+    pool: Pool, folders: Folders, layout: str, micro_batch: int, tied: bool, variant: str
 ) -> None:
-    folder, mesh = folders.of("qwen2", tied), MESHES[layout]
+    folder, mesh = folders.of(variant, tied), MESHES[layout]
     options = ADAM | PPO | {"aggregate": "sequence_mean"}
     metrics, named = reference(folder, rollout(folder), options, 1, 1)
     results = pool.run(

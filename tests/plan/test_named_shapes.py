@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ import pytest
 
 import hflow
 from hflow.diagnostics import HflowError, Span
-from hflow.plan.model_shape import BUILT, ModelShape
+from hflow.plan.families.registry import RUNNING
+from hflow.plan.model_shape import ModelShape
 from hflow.plan.named_shapes import NAMED_SHAPES
 from hflow.plan.parameters import active_parameters, num_parameters, parameters
 from hflow.plan.plan import Plan
+from hflow.plan.plan_file import load_plan
 from hflow.plan.read_shape import read_shape
 from hflow.runtime.execute import execute
 
@@ -23,6 +26,19 @@ PUBLISHED = {
     "llama-13b": 13_015_864_320,
     "llama-34b": 33_743_970_304,
     "llama-70b": 68_976_648_192,
+    "llama-3-8b": 8_030_261_248,
+    "llama-3-70b": 70_553_706_496,
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.1-70b": 70_553_706_496,
+    "llama-3.1-405b": 405_853_388_800,
+    "llama-3.2-1b": 1_235_814_400,
+    "llama-3.2-3b": 3_212_749_824,
+    "llama-3.3-70b": 70_553_706_496,
+    "mistral-7b-v0.1": 7_241_732_096,
+    "mistral-7b-v0.2": 7_241_732_096,
+    "mistral-7b-v0.3": 7_248_023_552,
+    "mistral-nemo-12b": 12_247_782_400,
+    "mistral-small-24b": 23_572_403_200,
     "qwen2.5-0.5b": 494_032_768,
     "qwen2.5-1.5b": 1_543_714_304,
     "qwen2.5-3b": 3_085_938_688,
@@ -89,6 +105,47 @@ def test_transformers_builds_the_same_model(name: str) -> None:
     assert num_parameters(shape) == sum(p.numel() for p in model.parameters())
 
 
+# What matters of the published files.
+FILES = {
+    "llama-3.1-8b": {
+        "model_type": "llama", "attention_bias": False, "eos_token_id": 128001, "hidden_act": "silu",
+        "hidden_size": 4096, "intermediate_size": 14336, "max_position_embeddings": 131072, "mlp_bias": False,
+        "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-05,
+        "rope_scaling": {
+            "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192, "rope_type": "llama3",
+        },
+        "rope_theta": 500000.0, "tie_word_embeddings": False, "vocab_size": 128256,
+    },
+    "mistral-7b-v0.1": {
+        "model_type": "mistral", "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 4096,
+        "intermediate_size": 14336, "max_position_embeddings": 32768, "num_attention_heads": 32,
+        "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 10000.0,
+        "sliding_window": 4096, "tie_word_embeddings": False, "vocab_size": 32000,
+    },
+    "mistral-7b-v0.3": {
+        "model_type": "mistral", "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 4096,
+        "intermediate_size": 14336, "max_position_embeddings": 32768, "num_attention_heads": 32,
+        "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 1000000.0,
+        "sliding_window": None, "tie_word_embeddings": False, "vocab_size": 32768,
+    },
+    "qwen3-4b": {
+        "model_type": "qwen3", "attention_bias": False, "eos_token_id": 151645, "head_dim": 128,
+        "hidden_act": "silu", "hidden_size": 2560, "intermediate_size": 9728,
+        "max_position_embeddings": 40960, "max_window_layers": 36, "num_attention_heads": 32,
+        "num_hidden_layers": 36, "num_key_value_heads": 8, "rms_norm_eps": 1e-06, "rope_scaling": None,
+        "rope_theta": 1000000, "sliding_window": None, "tie_word_embeddings": True,
+        "use_sliding_window": False, "vocab_size": 151936,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_published_file_is_the_shape_of_its_name(name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(FILES[name]))
+    assert read_shape(str(tmp_path)) == NAMED_SHAPES[name]
+
+
 def test_an_unknown_name_has_its_place_and_a_suggestion() -> None:
     place = Span("graph.yaml", 3, 5, 9)
     with pytest.raises(HflowError) as caught:
@@ -102,6 +159,20 @@ def ppo(actor: str, critic: str, cluster: str) -> Plan:
     overrides = [f"params.model={actor}", f"params.reward_model={critic}", f"models.critic.path={critic}"]
     graph = hflow.load("algorithms/ppo.yaml", overrides)
     return hflow.compile(graph, cluster)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("llama-7b", set()), ("llama-3.1-8b", {"scaling"}), ("mistral-7b-v0.1", {"window"})],
+)
+def test_a_plan_keeps_scaling_and_windows(tmp_path: Path, name: str, said: set[str]) -> None:
+    """And says nothing of them where there are none: the plan is as it was before there were any."""
+    graph = hflow.load("algorithms/sft.yaml", [f"params.model=shape:{name}"])
+    plan = hflow.compile(graph, "a100x8")
+    plan.save(tmp_path / "plan.json")
+    assert load_plan(tmp_path / "plan.json") == plan
+    (shape,) = json.loads((tmp_path / "plan.json").read_text())["shapes"].values()
+    assert shape.keys() & {"scaling", "window"} == said
 
 
 @pytest.mark.slow
@@ -119,14 +190,15 @@ def test_models_without_files_are_planned_but_not_run(tmp_path: Path) -> None:
 
 def test_families_without_an_engine_are_not_run(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    config = config_of(NAMED_SHAPES["qwen3-0.6b"]) | {"num_hidden_layers": 2}
-    transformers.AutoConfig.for_model("qwen3", **config).save_pretrained(tmp_path / "model")
+    config = config_of(NAMED_SHAPES["qwen3-30b-a3b"]) | {"num_hidden_layers": 2}
+    transformers.AutoConfig.for_model("qwen3_moe", **config).save_pretrained(tmp_path / "model")
     graph = hflow.load("algorithms/sft.yaml", [f"params.model={tmp_path / 'model'}"])
     with pytest.raises(HflowError) as caught:
         execute(hflow.compile(graph, "a100x8"), run_dir=tmp_path / "run")
-    (diagnostic,) = caught.value.diagnostics
-    assert diagnostic.code == "HF406" and "family qwen3" in diagnostic.message
-    assert diagnostic.help == f"families that run: {', '.join(BUILT)}"
+    diagnostic, *others = caught.value.diagnostics
+    assert all("no engine runs yet" in other.message for other in others)  # of expert parallelism
+    assert diagnostic.code == "HF406" and "family qwen3_moe" in diagnostic.message
+    assert diagnostic.help == f"families that run: {', '.join(RUNNING)}"
     assert not (tmp_path / "run").exists()
 
 

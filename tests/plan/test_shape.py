@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from hflow.diagnostics import HflowError
+from hflow.plan.families.registry import FAMILIES, PLANNED, RUNNING
+from hflow.plan.flops import attention_flops
 from hflow.plan.model_config import MAX_BYTES, MAX_LAYERS
-from hflow.plan.model_shape import Experts, ModelShape
+from hflow.plan.model_shape import Experts, FamilyName, ModelShape, SlidingWindow
 from hflow.plan.parameters import active_parameters, num_parameters
 from hflow.plan.read_shape import read_shape
+from hflow.plan.rotary_scaling import LinearScaling, Llama3Scaling, RotaryScaling, YarnScaling
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 4,
     "intermediate_size": 96, "vocab_size": 32, "max_position_embeddings": 128, "head_dim": 16,
 }  # fmt: skip
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 MOE = {"model_type": "qwen3_moe", **SIZES, **EXPERTS}
 
 
@@ -30,7 +36,7 @@ def written(folder: Path, config: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_config_of_transformers_is_read(family: str, tied: bool, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     sizes = {k: v for k, v in SIZES.items() if k != "head_dim" or family.startswith("qwen3")}
@@ -43,6 +49,109 @@ def test_a_config_of_transformers_is_read(family: str, tied: bool, tmp_path: Pat
     assert num_parameters(shape) == sum(p.numel() for p in model.parameters())
     assert shape.qk_norm == any("q_norm" in name for name, _ in model.named_parameters())
     assert shape.qkv_bias == any("q_proj.bias" in name for name, _ in model.named_parameters())
+
+
+DENSE = {**SIZES, "max_position_embeddings": 128}
+
+
+@pytest.mark.parametrize(
+    ("asked", "scaling"),
+    [
+        ({"rope_type": "default"}, None),
+        ({"type": "linear", "factor": 2.5}, LinearScaling(2.5)),
+        (LLAMA3, Llama3Scaling(8.0, 1.0, 4.0, 128)),
+        (LLAMA3 | {"original_max_position_embeddings": 16}, Llama3Scaling(8.0, 1.0, 4.0, 16)),
+        ({"rope_type": "yarn", "factor": 4.0}, YarnScaling(4.0, 128, 0.1 * math.log(4) + 1)),
+        ({"rope_type": "yarn", "factor": 4.0, "attention_factor": 0.5, "truncate": False},
+         YarnScaling(4.0, 128, 0.5, truncate=False)),
+        ({"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 8},
+         YarnScaling(4.0, 128, 1.0, beta_fast=8.0)),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_scaled_positions_are_read(
+    family: str, key: str, asked: dict[str, Any], scaling: RotaryScaling | None, tmp_path: Path
+) -> None:
+    shape = read_shape(written(tmp_path, {**MOE, "model_type": family, key: asked, "rope_theta": 5e5}))
+    assert (shape.scaling, shape.rope_theta) == (scaling, 5e5)
+    beside = {"original_max_position_embeddings": 64} if asked.get("rope_type") in ("llama3", "yarn") else {}
+    shape = read_shape(written(tmp_path, {**MOE, "model_type": family, key: asked, **beside}))
+    assert getattr(shape.scaling, "original_max_positions", 64) == 64
+
+
+SOME = {"use_sliding_window": True, "sliding_window": 16}
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+@pytest.mark.parametrize(
+    ("family", "asked", "window"),
+    [
+        ("mistral", {"sliding_window": 16}, SlidingWindow(16, (0, 1, 2))),
+        ("mistral", {"sliding_window": None}, None),
+        ("mistral", {"sliding_window": 128}, None),  # hides none of 128 positions
+        ("mistral", {"max_position_embeddings": 8192}, SlidingWindow(4096, (0, 1, 2))),
+        *((family, *case) for family in ("qwen2", "qwen3") for case in (
+            (SOME | {"max_window_layers": 1}, SlidingWindow(16, (1, 2))),
+            (SOME | {"max_window_layers": 0}, SlidingWindow(16, (0, 1, 2))),
+            (SOME | {"max_window_layers": 3}, None),
+            (SOME, None),
+            (SOME | {"layer_types": [SLIDING, FULL, SLIDING]}, SlidingWindow(16, (0, 2))),
+            (SOME | {"layer_types": [FULL] * 3, "max_window_layers": 0}, None),
+            ({"sliding_window": 16, "max_window_layers": 0}, None),
+        )),
+    ],
+)  # fmt: skip
+def test_windows_are_those_of_transformers(
+    family: str, asked: dict[str, Any], window: SlidingWindow | None, tmp_path: Path
+) -> None:
+    """transformers' own reading of the file says which layers have one."""
+    transformers = pytest.importorskip("transformers")
+    folder = written(tmp_path, {"model_type": family, **DENSE, **asked})
+    shape, config = read_shape(folder), transformers.AutoConfig.from_pretrained(folder)
+    assert shape.window == window
+    types = getattr(config, "layer_types", None) or [SLIDING if config.sliding_window else FULL] * 3
+    sizes = [config.sliding_window if kind == SLIDING else None for kind in types]
+    assert [shape.window_of(layer) for layer in range(3)] == [
+        size if size and size < shape.max_positions else None for size in sizes
+    ]
+
+
+@pytest.mark.parametrize(
+    ("family", "asked", "message"),
+    [
+        ("llama", {"use_sliding_window": True}, "`use_sliding_window`, `layer_types`: sliding-window"),
+        ("llama", {"attention_bias": True}, "`attention_bias`: llama with biases is not supported"),
+        ("llama", {"mlp_bias": True}, "`mlp_bias`: llama with biases is not supported"),
+        ("llama", {"hidden_act": "gelu"}, "hidden_act `gelu` is not supported (silu is)"),
+        ("mistral", {"layer_types": [FULL] * 3}, "in some layers is not supported"),
+        ("mistral", {"sliding_window": 0}, "`sliding_window` is 0, not between 1"),
+        ("qwen2", SOME | {"layer_types": [SLIDING]}, "`layer_types` has 1 entries for 3 layers"),
+        ("qwen2", {"layer_types": [SLIDING] * 3}, "there is no window"),
+        ("qwen3", SOME | {"layer_types": ["chunked_attention"] * 3}, "'chunked_attention' is not supported"),
+        ("qwen3", {"attention_bias": True}, "qwen2 has biases of queries, keys and values"),
+        ("qwen3", {"rope_scaling": LLAMA3, "rope_parameters": {"rope_type": "yarn"}}, "`rope_scaling` says"),
+    ],
+)
+def test_what_a_family_does_not_have_is_refused(
+    family: str, asked: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(HflowError) as caught:
+        read_shape(written(tmp_path, {"model_type": family, **DENSE, **asked}))
+    (diagnostic,) = caught.value.diagnostics
+    assert diagnostic.code == "HF303" and message in diagnostic.message
+
+
+def test_a_window_lightens_attention() -> None:
+    """Half of the layers see 16 of 64 tokens: 40 on average."""
+    shape = ModelShape("qwen3", 4, 64, 8, 4, 8, 96, 32, 128, 1e4, 1e-6, False, False)
+    windowed = replace(shape, window=SlidingWindow(16, (1, 3)))
+    assert attention_flops(windowed, 10, 64) == attention_flops(shape, 10, 40)
+    assert attention_flops(windowed, 10, 16) == attention_flops(shape, 10, 16)
+
+
+def test_families_are_those_of_shapes() -> None:
+    assert tuple(FAMILIES) == get_args(FamilyName) == tuple(sorted(FAMILIES))
 
 
 def test_experts(tmp_path: Path) -> None:
@@ -65,7 +174,8 @@ def test_a_dense_model_is_active_as_a_whole() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "mixtral"}, "llama, qwen2 run, qwen3, qwen3_moe can only be planned"),
+        ({"model_type": "mixtral"}, f"{', '.join(RUNNING)} run, {', '.join(PLANNED)} can only be planned"),
+        ({"model_type": ["llama"]}, "model_type `['llama']` is not supported"),
         ({"decoder_sparse_step": 2}, "some layers only"),
         ({"mlp_only_layers": [0]}, "some layers only"),
         ({"attention_bias": True}, "qwen3_moe with biases"),
@@ -76,7 +186,14 @@ def test_a_dense_model_is_active_as_a_whole() -> None:
         ({"num_experts": 6.5}, "no whole number"),
         ({"num_attention_heads": 6}, "6 heads are no multiple of 4 key-value heads"),
         ({"hidden_size": 65, "head_dim": None}, "hidden_size 65 is no multiple of 8 heads"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "scaled rotary"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "scaled rotary positions (dynamic)"),
+        ({"rope_scaling": {"type": "longrope", "factor": 4.0}}, "(linear, llama3 and yarn are)"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "no key 'factor'"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "no key 'factor'"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "`factor` is 0, no finite number above 0"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "no key 'low_freq_factor'"),
+        ({"rope_scaling": LLAMA3 | {"low_freq_factor": 4}}, "`low_freq_factor` is 4.0, not below"),
+        ({"rope_scaling": LLAMA3 | {"original_max_position_embeddings": 0}}, "is 0, not between 1"),
         ({"rope_scaling": "yarn"}, "rope_scaling is no JSON object"),
         ({"rope_parameters": [1.0]}, "rope_parameters is no JSON object"),
         ({"tie_word_embeddings": "false"}, "`tie_word_embeddings` is 'false', neither true nor false"),

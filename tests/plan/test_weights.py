@@ -9,7 +9,7 @@ from hflow.compiler.lowering import lower_weights
 from hflow.compiler.regroup import generation_mesh
 from hflow.plan.cluster import Cluster, DeviceKind, Link
 from hflow.plan.layout import Mesh, volume
-from hflow.plan.model_shape import Experts, Family, ModelShape
+from hflow.plan.model_shape import Experts, FamilyName, ModelShape
 from hflow.plan.named_shapes import NAMED_SHAPES
 from hflow.plan.parameters import num_parameters, parameters, stage_elements, weight_boxes
 from hflow.plan.sharding import Sharding
@@ -26,7 +26,7 @@ DIVISORS = (1, 2, 4)
 
 @pytest.mark.parametrize("family", ["qwen2", "llama", "qwen3"])
 @pytest.mark.parametrize("tied", [False, True])
-def test_parameters_are_transformers(family: Family, tied: bool) -> None:
+def test_parameters_are_transformers(family: FamilyName, tied: bool) -> None:
     """Names, shapes and order-independent set equal a transformers model's state dict."""
     transformers = pytest.importorskip("transformers")
     shape = ModelShape(

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import hflow
 from hflow.diagnostics import HflowError
+from hflow.plan.model_shape import SlidingWindow
 from hflow.plan.plan import Plan
+from hflow.plan.rotary_scaling import LinearScaling, YarnScaling, default_attention_factor
 from hflow.plan.strategy import Strategy
+from hflow.plan.verify.runnable import check_runnable
 from hflow.runtime.execute import execute
 from tests.runtime.memory import with_strategy
 
@@ -42,6 +46,32 @@ def test_nodes_that_share_an_optimizer_split_it_alike(tiny_model: Path, tmp_path
     first, second = (n.name for n in plan.graph.nodes if n.op == "train")
     with pytest.raises(HflowError, match=f"HF406(.|\n)*`{first}` and `{second}` share an optimizer"):
         execute(with_strategy(plan, second, Strategy(zero=1)), tmp_path / "run", workers="inline")
+
+
+@pytest.mark.parametrize(
+    ("changes", "lacking"),
+    [
+        ({"window": SlidingWindow(8, (1,))}, "a sliding window of 8 tokens"),
+        ({"scaling": YarnScaling(4.0, 16, attention_factor=0.5)}, "an `attention_factor` of 0.5"),
+        ({"scaling": YarnScaling(4.0, 16, attention_factor=default_attention_factor(4.0))}, ""),
+        ({"scaling": LinearScaling(4.0)}, ""),
+    ],
+)
+def test_what_sglang_would_leave_out_is_refused(
+    tiny_model: Path, changes: dict[str, Any], lacking: str
+) -> None:
+    graph = hflow.load(FOLDER / "grpo_small.yaml", [f"params.model={tiny_model}"])
+    plan = hflow.compile(graph, "clusters/local1.yaml", engines=["rollout=sglang"])
+    plan = replace(plan, shapes={"actor": replace(plan.shapes["actor"], **changes)} | {
+        name: shape for name, shape in plan.shapes.items() if name != "actor"
+    })  # fmt: skip
+    if not lacking:
+        return check_runnable(plan)
+    with pytest.raises(HflowError) as caught:
+        check_runnable(plan)
+    (found,) = caught.value.diagnostics
+    assert found.code == "HF406" and found.help == "`--engine rollout=megatron`"
+    assert found.message.endswith(f"SGLang, which does not apply what `actor` has: {lacking}")
 
 
 def test_a_node_on_an_engine_that_does_not_run_its_kind_is_refused(tiny_model: Path, tmp_path: Path) -> None:

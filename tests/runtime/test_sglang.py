@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import string
 from pathlib import Path
 
@@ -36,10 +37,10 @@ def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _model(tmp_path_factory.mktemp("model") / "scalar", "scalar")
 
 
-def _model(folder: Path, head: str) -> Path:
+def _model(folder: Path, head: str, family: str = "qwen2") -> Path:
     """Random weights; 64 tokens, which SGLang cuts over tp as hflow does."""
     new_model(
-        folder, family="qwen2", layers=2, hidden=32, heads=4, kv_heads=2, ffn=64,
+        folder, family=family, layers=2, hidden=32, heads=4, kv_heads=2, ffn=64,
         alphabet="+=. " + string.digits + string.ascii_letters[:42], max_positions=64, tied=False,
         seed=3 if head == "lm" else 5, force=False, head=head,
     )  # fmt: skip
@@ -77,6 +78,28 @@ def test_ppo_on_a_colocated_pair(workers: Pool, model: Path, reward_model: Path,
 def test_grpo_on_two_replicas_elsewhere(workers: Pool, model: Path, tmp_path: Path) -> None:
     """Weights come from other devices, and change their layout on the way."""
     pins = "actor_train=tp2@0-1", "rollout=dp2@2-3"
+    _check(_run("grpo_tiny", workers, tmp_path / "run", pins, model=model))
+
+
+@pytest.mark.parametrize(
+    ("family", "rotary"),
+    [
+        ("qwen3", {}),
+        ("llama", {
+            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16,
+        }),
+    ],
+)  # fmt: skip
+def test_other_families_are_served_with_new_weights(
+    workers: Pool, tmp_path: Path, family: str, rotary: dict[str, object]
+) -> None:
+    """Qwen3 has normalised queries and keys, Llama 3.1 stretched positions."""
+    model = _model(tmp_path / "model", "lm", family)
+    config = json.loads((model / "config.json").read_text())
+    config["rope_parameters"] |= rotary
+    (model / "config.json").write_text(json.dumps(config))
+    pins = "actor_train=tp2@0-1", "rollout=tp2@2-3"
     _check(_run("grpo_tiny", workers, tmp_path / "run", pins, model=model))
 
 

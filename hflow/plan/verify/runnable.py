@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.graph.ir import Node
-from hflow.plan.engine_registry import profile_of
-from hflow.plan.model_shape import BUILT, NAMED
+from hflow.plan.engine_registry import DEFAULT_ENGINE, profile_of
+from hflow.plan.families.registry import FAMILIES, RUNNING
+from hflow.plan.model_shape import NAMED
 from hflow.plan.plan import Plan
 from hflow.plan.replicas import Instance, instance_of
 
@@ -16,7 +17,14 @@ from hflow.plan.replicas import Instance, instance_of
 def check_runnable(plan: Plan) -> None:
     """Raises HflowError HF406 with every model that no engine can build, and every node that none can run as
     planned; asks nothing of the file system."""
-    problems = (*_models(plan), *_nodes(plan), *_engines(plan), *_optimizers(plan), *_vocabularies(plan))
+    problems = (
+        *_models(plan),
+        *_nodes(plan),
+        *_engines(plan),
+        *_left_out(plan),
+        *_optimizers(plan),
+        *_vocabularies(plan),
+    )
     if problems:
         raise HflowError(problems)
 
@@ -29,9 +37,9 @@ def _models(plan: Plan) -> Iterator[Diagnostic]:
             yield Diagnostic(
                 "HF406", message, model.span, "to run, `path` is a folder with a Hugging Face model"
             )
-        elif family not in BUILT:
+        elif not FAMILIES[family].runs:
             message = f"model `{model.name}` is of family {family}, which no engine builds yet: compile only"
-            yield Diagnostic("HF406", message, model.span, f"families that run: {', '.join(BUILT)}")
+            yield Diagnostic("HF406", message, model.span, f"families that run: {', '.join(RUNNING)}")
 
 
 def _nodes(plan: Plan) -> Iterator[Diagnostic]:
@@ -54,6 +62,16 @@ def _engines(plan: Plan) -> Iterator[Diagnostic]:
         if node.op not in engine.ops:
             message = f"`{node.name}` is planned on {engine.title}, which runs no {node.op} nodes"
             yield Diagnostic("HF406", message, node.span, "compile the graph again")
+
+
+def _left_out(plan: Plan) -> Iterator[Diagnostic]:
+    """Nodes whose engine would compute another model than the folder says."""
+    for node in (n for n in plan.graph.nodes if n.model):
+        engine, model = profile_of(plan.node(node.name).engine), node.model_use.model
+        if lacking := engine.lacks(plan.shapes[model]):
+            message = f"`{node.name}` is planned on {engine.title}, which does not apply what `{model}` has: "
+            help_ = f"`--engine {node.name}={DEFAULT_ENGINE}`"
+            yield Diagnostic("HF406", message + lacking, node.span, help_)
 
 
 def _vocabularies(plan: Plan) -> Iterator[Diagnostic]:

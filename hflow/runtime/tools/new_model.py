@@ -5,30 +5,20 @@ from __future__ import annotations
 import string
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, cast, get_args
 
 import torch
+import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models
-from transformers import (
-    GenerationConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    LlamaForSequenceClassification,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen2ForSequenceClassification,
-)
+from transformers import GenerationConfig, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
 from hflow.diagnostics import Diagnostic, HflowError
+from hflow.graph.ir import Head
+from hflow.plan.families.registry import FAMILIES, RUNNING
 from hflow.runtime.hf import as_any_new_file
 from hflow.runtime.whole_folder import whole_folder
 
-CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config}
-MODELS = {
-    "lm": {"llama": LlamaForCausalLM, "qwen2": Qwen2ForCausalLM},
-    "scalar": {"llama": LlamaForSequenceClassification, "qwen2": Qwen2ForSequenceClassification},
-}
 ALPHABET = string.digits + string.ascii_letters + string.punctuation + " \n"
 SPECIAL = ("<pad>", "<eos>", "<unk>")
 CHAT_SPECIAL = ("<pad>", "<|im_end|>", "<unk>", "<|im_start|>")
@@ -66,7 +56,7 @@ def new_model(
     Weights are drawn as transformers initialises them: normal with deviation 0.02, norms 1, biases 0.
 
     Args:
-        family: ``llama`` or ``qwen2``.
+        family: one of `RUNNING`.
         kv_heads: key-value heads; as many as `heads` when None.
         ffn: width of the gated MLP; 4 * `hidden` when None.
         alphabet: the characters that get a token each.
@@ -91,12 +81,15 @@ def new_model(
     _check_place(folder, force)
     tokenizer = character_tokenizer(alphabet, CHAT_SPECIAL if chat_template else SPECIAL)
     tokenizer.chat_template = CHAT_TEMPLATES[chat_template] if chat_template else None
-    config = CONFIGS[family](
+    classes: Any = transformers
+    kind = FAMILIES[family]
+    config = getattr(classes, f"{kind.architecture}Config")(
         vocab_size=len(tokenizer),
         num_hidden_layers=layers,
         hidden_size=hidden,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
+        head_dim=hidden // heads,
         intermediate_size=4 * hidden if ffn is None else ffn,
         max_position_embeddings=max_positions,
         tie_word_embeddings=tied,
@@ -109,7 +102,7 @@ def new_model(
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = MODELS[head][family](config)
+        model = getattr(classes, kind.class_of(cast("Head", head)))(config)
     if head == "lm":
         model.generation_config = GenerationConfig(
             eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True
@@ -146,10 +139,10 @@ def character_tokenizer(alphabet: str, special: Sequence[str] = SPECIAL) -> PreT
 
 
 def _check_kind(folder: Path, family: str, head: str, tied: bool) -> None:
-    if family not in CONFIGS:
-        raise _refused(folder, f"unknown family `{family}`", f"families: {', '.join(CONFIGS)}")
-    if head not in MODELS:
-        raise _refused(folder, f"unknown head `{head}`", f"heads: {', '.join(MODELS)}")
+    if family not in RUNNING:
+        raise _refused(folder, f"unknown family `{family}`", f"families: {', '.join(RUNNING)}")
+    if head not in get_args(Head):
+        raise _refused(folder, f"unknown head `{head}`", f"heads: {', '.join(get_args(Head))}")
     if tied and head == "scalar":
         raise _refused(folder, "a scalar head cannot be tied to the embedding")
 

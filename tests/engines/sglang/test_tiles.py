@@ -52,7 +52,7 @@ def expected(full: dict[str, torch.Tensor], tp: int, rank: int) -> dict[str, tor
 
 
 @pytest.mark.parametrize("tp", [1, 2])
-@pytest.mark.parametrize("family", ["qwen2", "llama"])
+@pytest.mark.parametrize("family", ["qwen2", "llama llama3", "mistral full", "qwen3"])
 def test_every_parameter_lands_where_sglang_keeps_it(folders: Folders, family: str, tp: int) -> None:
     folder = folders.of(family, tied=False)
     shape, full = read_shape(folder), dict(load_hf(folder).state_dict())

@@ -19,7 +19,7 @@ from hflow.runtime.engines.protocol import EngineCall, ModelEngine, ModelSetup, 
 from hflow.runtime.engines.transformers.engine import TransformersModel
 from hflow.runtime.rows import Rows, from_lists
 from hflow.runtime.tokenizer import load_tokenizer
-from tests.engines.models import Folders, generate_node, make_engine, score_node, some_prompts
+from tests.engines.models import VARIANTS, Folders, generate_node, make_engine, score_node, some_prompts
 from tests.engines.processes import Pool
 
 PROMPTS, SAMPLES, NEW = 7, 3, 9
@@ -64,12 +64,16 @@ def both(
     return (dict(found.outputs), dict(found.metrics), found.digest), theirs
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-@pytest.mark.parametrize(("family", "tied"), [("llama", False), ("qwen2", True)])
+@pytest.mark.parametrize(
+    ("variant", "tied"),
+    [(variant, tied) for variant in VARIANTS for tied in (False, True)],
+)
 def test_tokens_equal_megatrons(
-    pool: Pool, folders: Folders, family: str, tied: bool, temperature: float
+    pool: Pool, folders: Folders, variant: str, tied: bool, temperature: float
 ) -> None:
-    folder = folders.of(family, tied)
+    folder = folders.of(variant, tied)
     node = generate_node(PROMPTS, SAMPLES, NEW, temperature)
     inputs = {"prompt": from_lists(some_prompts(PROMPTS))}
     mine, theirs = both(pool, built(folder), folder, "lm", call(node, PROMPTS, 2), inputs)

@@ -16,6 +16,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from hflow.runtime.engines.megatron.pack import Pack
 from hflow.runtime.engines.megatron.rotary import Rotation
+from hflow.runtime.engines.megatron.shaped_config import ShapedConfig
+
+CHUNK = 512  # queries that look through a window at once
 
 
 @dataclass(frozen=True)
@@ -42,12 +45,57 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
     )
 
 
-class FusedAttention(torch.nn.Module):
-    """softmax(q kᵀ / sqrt(d)) v with rotary positions and grouped queries, causal in every row."""
+def attend_within(
+    window: int, query: Tensor, key: Tensor, value: Tensor, present: Tensor | None = None
+) -> Tensor:
+    """Attention of every token to itself and the ``window - 1`` tokens before it; see `attend`.
 
-    def __init__(self, config: Any, layer_number: int, **_: Any):
+    Queries take turns, `CHUNK` of them at a time with the keys that these can see: memory grows with the
+    length, not with its square.
+
+    Args:
+        present: bool ``[rows, tokens]``, False where there is padding, which only sees itself.
+    """
+    length = query.shape[2]
+    found: list[Tensor] = []
+    masks: dict[tuple[int, int], Tensor] = {}  # most chunks have the same one, and autograd keeps it
+    for start in range(0, length, CHUNK):
+        stop, first = min(start + CHUNK, length), max(0, start - window + 1)
+        mask = masks.get((stop - start, start - first))
+        if mask is None or present is not None:
+            here = None if present is None else present[:, first:stop]
+            mask = band(window, stop - start, start - first, query, here)
+            masks[stop - start, start - first] = mask
+        parts = (query[:, :, start:stop], key[:, :, first:stop], value[:, :, first:stop])
+        found.append(attend(*parts, mask))
+    return torch.cat(found, 2)
+
+
+def band(window: int | None, queries: int, before: int, like: Tensor, present: Tensor | None) -> Tensor:
+    """0 where a query sees a key, -inf elsewhere, in the dtype of `like`: ``[queries, before + queries]``, of
+    the last `queries` tokens; with `present`, bool ``[rows, before + queries]``, for each row
+    ``[rows, 1, …]``.
+
+    A query without any key would be NaN, and NaN reaches other rows' sums: so padding sees itself.
+    """
+    at = torch.arange(before + queries, device=like.device)
+    distance = at[before:, None] - at
+    seen = distance >= 0
+    if window is not None:
+        seen = seen & (distance < window)
+    if present is not None:
+        seen = ((seen & present[:, None, :]) | (distance == 0))[:, None]
+    return torch.zeros(seen.shape, dtype=like.dtype, device=like.device).masked_fill_(~seen, -torch.inf)
+
+
+class FusedAttention(torch.nn.Module):
+    """softmax(q kᵀ / sqrt(d)) v with rotary positions and grouped queries, causal in every row, within the
+    layer's window if there is one."""
+
+    def __init__(self, config: ShapedConfig, layer_number: int, **_: Any):
         super().__init__()
         self.layer_number = layer_number
+        self.window = config.shape.window_of(layer_number - 1)  # Megatron counts from 1, over all stages
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, attention_mask: TokenPlaces, **_: Any
@@ -67,6 +115,11 @@ class FusedAttention(torch.nn.Module):
         for block in pack.blocks:
             at = block.flatten()
             q, k, v = (x.index_select(0, at).unflatten(0, block.shape).transpose(1, 2) for x in tensors)
-            out = attend(q, k, v)
+            out = self._attend(q, k, v)
             found.append(out.transpose(1, 2).flatten(2).flatten(0, 1))
         return torch.cat(found).index_select(0, pack.found_at).unsqueeze(1)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if self.window is None or self.window >= query.shape[2]:
+            return attend(query, key, value)
+        return attend_within(self.window, query, key, value)

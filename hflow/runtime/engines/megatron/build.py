@@ -9,7 +9,6 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.tensor_parallel.random import initialize_rng_tracker
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
-from megatron.core.transformer.transformer_config import TransformerConfig
 
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
@@ -20,6 +19,7 @@ from hflow.runtime.engines.megatron.collection import collection
 from hflow.runtime.engines.megatron.gated import SwiGLU
 from hflow.runtime.engines.megatron.head import replace_output_layer
 from hflow.runtime.engines.megatron.recompute import RecomputingLayer
+from hflow.runtime.engines.megatron.shaped_config import ShapedConfig
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
@@ -27,7 +27,7 @@ DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 class RMSNorm(torch.nn.RMSNorm):
     """Root-mean-square norm whose weight has the model's dtype, like all its other weights."""
 
-    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6, **_: Any):
+    def __init__(self, config: ShapedConfig, hidden_size: int, eps: float = 1e-6, **_: Any):
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
 
 
@@ -50,14 +50,13 @@ def build_model(
     config = _config(shape, mesh, DTYPES[dtype])
     model = GPTModel(
         config,
-        _layers(shape.num_layers // mesh.pp),
+        _layers(shape.num_layers // mesh.pp, shape.qk_norm),
         vocab_size=shape.vocab,
         max_sequence_length=shape.max_positions,
         pre_process=groups.first_stage,
         post_process=groups.last_stage,
         share_embeddings_and_output_weights=shape.tied,
         position_embedding_type="none",  # attention turns queries and keys itself
-        rotary_base=shape.rope_theta,  # type: ignore[arg-type]  (only ever used as a float)
         pg_collection=collection(groups),
     )
     if shape.head == "scalar" and groups.last_stage:
@@ -66,9 +65,10 @@ def build_model(
     return model.to(device)
 
 
-def _config(shape: ModelShape, mesh: Mesh, dtype: torch.dtype) -> TransformerConfig:
+def _config(shape: ModelShape, mesh: Mesh, dtype: torch.dtype) -> ShapedConfig:
     keep = lambda weight: weight  # noqa: E731  (weights are loaded, not drawn)
-    return TransformerConfig(
+    return ShapedConfig(
+        shape=shape,
         num_layers=shape.num_layers,
         hidden_size=shape.hidden,
         num_attention_heads=shape.num_heads,
@@ -82,6 +82,7 @@ def _config(shape: ModelShape, mesh: Mesh, dtype: torch.dtype) -> TransformerCon
         use_te_activation_func=True,  # a module of the layer's, here `SwiGLU`
         add_bias_linear=False,
         add_qkv_bias=shape.qkv_bias,
+        qk_layernorm=shape.qk_norm,  # their gradients are summed over tp, whose ranks have other heads
         hidden_dropout=0.0,
         attention_dropout=0.0,
         init_method=keep,
@@ -105,13 +106,16 @@ def _config(shape: ModelShape, mesh: Mesh, dtype: torch.dtype) -> TransformerCon
     )
 
 
-def _layers(count: int) -> Any:
-    layer = get_gpt_layer_local_spec(normalization="RMSNorm")
+def _layers(count: int, qk_norm: bool) -> Any:
+    layer = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=qk_norm)
     norm: Any = RMSNorm  # Megatron takes classes too, but declares only specifications of modules
     parts: Any = layer.submodules
     parts.input_layernorm = norm
     parts.pre_mlp_layernorm = norm
-    parts.self_attention.submodules.core_attention = FusedAttention
+    attention: Any = parts.self_attention.submodules
+    attention.core_attention = FusedAttention
+    if qk_norm:
+        attention.q_layernorm = attention.k_layernorm = norm
     parts.mlp.submodules.activation_func = SwiGLU
     layer.module = RecomputingLayer
     return TransformerBlockSubmodules(layer_specs=[layer] * count, layer_norm=norm)

@@ -6,6 +6,8 @@ lies around the matrix products; here that is a handful of operations per layer,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,9 +16,20 @@ from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 
-from hflow.runtime.engines.megatron.attention import attend
+from hflow.plan.model_shape import ModelShape
+from hflow.runtime.engines.megatron.attention import attend, attend_within, band
 from hflow.runtime.engines.megatron.cache import KeyValueCache
 from hflow.runtime.engines.megatron.rotary import Rotation
+from hflow.runtime.engines.megatron.shaped_config import shape_of_model
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What tokens see. `present`: bool ``[rows, tokens so far]``, False where there is padding; None: no
+    padding. `mask`: of several tokens in layers without a window, for `attend`; None: causal."""
+
+    present: Tensor | None
+    mask: Tensor | None
 
 
 class Decoder:
@@ -32,8 +45,9 @@ class Decoder:
         self.hidden: int = config.hidden_size
         self.layers: Any = model.decoder.layers
         positions = torch.arange(length, device=self.layers[0].mlp.linear_fc1.weight.device)
-        angles = self.head_dim, model.rotary_base, config.params_dtype
-        self.cos, self.sin = _rotations(positions, *angles)
+        self.shape = shape_of_model(model)
+        self.windows = [self.shape.window_of(number) for number in range(self.shape.num_layers)]
+        self.cos, self.sin = _rotations(positions, self.shape, config.params_dtype)
 
     def cache(self, rows: int) -> KeyValueCache:
         """An empty one."""
@@ -41,7 +55,7 @@ class Decoder:
         shape = rows, self.groups, self.length, self.head_dim
         return KeyValueCache([(weight.new_empty(shape), weight.new_empty(shape)) for _ in self.layers])
 
-    def __call__(self, tokens: Tensor, mask: Tensor | None, cache: KeyValueCache) -> Tensor:
+    def __call__(self, tokens: Tensor, present: Tensor | None, cache: KeyValueCache) -> Tensor:
         """Logits after the last of `tokens`, ``[rows, vocab]`` on every tensor-parallel rank.
 
         Rotary embeddings count positions from the left edge of the padding. Attention depends only on
@@ -49,11 +63,15 @@ class Decoder:
 
         Args:
             tokens: int64 ``[rows, new]``.
-            mask: bool ``[rows, 1, new, used + new]``, True where a token sees another; None: causal.
+            present: bool ``[rows, used + new]``, False where there is padding; None: nowhere. Several new
+                tokens are the first ones.
         """
+        new = tokens.shape[1]
+        assert new == 1 or not cache.used, "of several tokens all others would have to be seen, too"
+        sight = Sight(present, _causal(present, new, self.windows, self.cos))
         x = self.model.embedding.word_embeddings(tokens)  # [rows, new, hidden]
         for number, layer in enumerate(self.layers):
-            x = x + self._attention(number, layer, self._norm(x, layer.input_layernorm), mask, cache)
+            x = x + self._attention(number, layer, self._norm(x, layer.input_layernorm), sight, cache)
             x = x + self._mlp(layer.mlp, self._norm(x, layer.pre_mlp_layernorm))
         cache.advance(tokens.shape[1])
         return self._logits(self._norm(x[:, -1], self.model.decoder.final_layernorm))
@@ -61,22 +79,29 @@ class Decoder:
     def _norm(self, x: Tensor, norm: Any) -> Tensor:
         return rms_norm(x, (self.hidden,), norm.weight, self.eps)
 
-    def _attention(
-        self, number: int, layer: Any, x: Tensor, mask: Tensor | None, cache: KeyValueCache
-    ) -> Tensor:
+    def _attention(self, number: int, layer: Any, x: Tensor, sight: Sight, cache: KeyValueCache) -> Tensor:
         rows, new, _ = x.shape
         fused = layer.self_attention.linear_qkv
         # Of every group its queries, which share a key and a value; then these.
         qkv = linear(x, fused.weight, fused.bias).view(rows, new, self.groups, -1, self.head_dim)
-        turned = self._turned(qkv[:, :, :, :-1], cache.used)
+        turned = self._turned(self._each_normed(layer.self_attention, qkv[:, :, :, :-1]), cache.used)
         queries = turned[:, :, :, :-1]
         keys, values = cache.add(number, turned[:, :, :, -1], qkv[:, :, :, -1])
+        window = self.windows[number]
         if new == 1:  # queries that share a key are queries of one head: it is read once
-            found = scaled_dot_product_attention(queries[:, 0], keys, values, attn_mask=mask)
+            found = _newest(queries[:, 0], keys, values, window, sight.present)
+        elif window is not None and window < new:
+            found = attend_within(window, _heads(queries), keys, values, sight.present).transpose(1, 2)
         else:
-            heads = queries.permute(0, 2, 3, 1, 4).flatten(1, 2)
-            found = attend(heads, keys, values, mask).transpose(1, 2)
+            found = attend(_heads(queries), keys, values, sight.mask).transpose(1, 2)
         return self._summed(linear(found.reshape(rows, new, -1), layer.self_attention.linear_proj.weight))
+
+    def _each_normed(self, attention: Any, x: Tensor) -> Tensor:
+        """Each head of ``[rows, new, groups, heads, d]`` by itself; a group's last is that of its key."""
+        if not self.shape.qk_norm:
+            return x
+        parts = (x[:, :, :, :-1], attention.q_layernorm), (x[:, :, :, -1:], attention.k_layernorm)
+        return torch.cat([rms_norm(part, (self.head_dim,), norm.weight, self.eps) for part, norm in parts], 3)
 
     def _turned(self, x: Tensor, start: int) -> Tensor:
         """Rotary embedding (arXiv:2104.09864) of ``[rows, new, groups, heads, d]`` from place `start` on."""
@@ -105,7 +130,26 @@ class Decoder:
         return torch.cat(parts, -1)
 
 
-def _rotations(positions: Tensor, *of: Any) -> tuple[Tensor, Tensor]:
+def _causal(present: Tensor | None, new: int, windows: Sequence[int | None], like: Tensor) -> Tensor | None:
+    """The mask of `Sight`, where there is padding and a layer that sees all of it."""
+    if present is None or new == 1 or all(window is not None and window < new for window in windows):
+        return None
+    return band(None, new, 0, like, present)
+
+
+def _newest(query: Tensor, key: Tensor, value: Tensor, window: int | None, present: Tensor | None) -> Tensor:
+    """Attention of one token, ``[rows, groups, heads, d]``, to all so far or the last `window` of them."""
+    first = max(0, key.shape[2] - window) if window is not None else 0
+    mask = None if present is None else present[:, None, None, first:]
+    return scaled_dot_product_attention(query, key[:, :, first:], value[:, :, first:], attn_mask=mask)
+
+
+def _heads(queries: Tensor) -> Tensor:
+    """``[rows, new, groups, heads, d]`` as ``[rows, groups * heads, new, d]``."""
+    return queries.permute(0, 2, 3, 1, 4).flatten(1, 2)
+
+
+def _rotations(positions: Tensor, shape: ModelShape, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Cosines, and sines with the sign of the other half of a head that they go with, ``[length, d]``."""
-    turn = Rotation.of(positions, *of)
+    turn = Rotation.of(positions, shape, dtype)
     return torch.cat([turn.cos, turn.cos], -1), torch.cat([-turn.sin, turn.sin], -1)

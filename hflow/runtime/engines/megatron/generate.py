@@ -99,7 +99,7 @@ def _generate_batch(
     decoder = Decoder(model, prompts.shape[1] + steps)
     cache = decoder.cache(len(prompts))
     padded = not bool(present.all())
-    logits = decoder(prompts, _prefill_mask(present) if padded else None, cache)[prompt_of]
+    logits = decoder(prompts, present if padded else None, cache)[prompt_of]
     cache.repeat(prompt_of)
     seen = present[prompt_of] if padded else None
     active = torch.arange(len(prompt_of), device=prompts.device)
@@ -123,23 +123,10 @@ def _generate_batch(
             kept = cache.keep(going.nonzero().squeeze(1))
             active, tokens = active[kept], tokens[kept]
             seen = None if seen is None else seen[kept]
-        logits = decoder(tokens[:, None], _decode_mask(seen, step + 1), cache)
+        logits = decoder(tokens[:, None], _with_new(seen, step + 1), cache)
     return replace(out, kept=sets.collected()) if sets else out
 
 
-def _prefill_mask(present: Tensor) -> Tensor:
-    """Causal attention to prompt tokens, bool ``[prompts, 1, length, length]``.
-
-    Padding sees itself: a query without any key would be NaN, and NaN reaches other rows' sums.
-    """
-    length = present.shape[1]
-    earlier = torch.ones(length, length, dtype=torch.bool, device=present.device).tril()
-    itself = torch.eye(length, dtype=torch.bool, device=present.device)
-    return ((earlier & present[:, None, :]) | itself)[:, None]
-
-
-def _decode_mask(present: Tensor | None, new: int) -> Tensor | None:
-    """One query to all tokens but padding, bool ``[rows, 1, 1, length + new]``."""
-    if present is None:
-        return None
-    return torch.cat([present, present.new_ones(len(present), new)], 1)[:, None, None, :]
+def _with_new(present: Tensor | None, new: int) -> Tensor | None:
+    """Which tokens are no padding, bool ``[rows, length + new]``."""
+    return None if present is None else torch.cat([present, present.new_ones(len(present), new)], 1)

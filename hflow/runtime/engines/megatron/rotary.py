@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from hflow.plan.model_shape import ModelShape
+from hflow.plan.rotary_scaling import LinearScaling, Llama3Scaling, YarnScaling
 
 
 @dataclass(frozen=True)
@@ -17,15 +21,54 @@ class Rotation:
     sin: Tensor
 
     @staticmethod
-    def of(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> Rotation:
-        """Of tokens at `positions`, int64 ``[tokens]``: position * theta^(-2i / d), found in float32."""
-        powers = torch.arange(0, head_dim, 2, device=positions.device).float() / head_dim
-        angles = torch.outer(positions.float(), 1.0 / theta**powers)
-        return Rotation(angles.cos().to(dtype), angles.sin().to(dtype))
+    def of(positions: Tensor, shape: ModelShape, dtype: torch.dtype) -> Rotation:
+        """Of tokens at `positions`, int64 ``[tokens]``, found in float32; times the scaling's factor."""
+        angles = torch.outer(positions.float(), frequencies(shape, positions.device))
+        factor = shape.scaling.attention_factor if isinstance(shape.scaling, YarnScaling) else 1.0
+        return Rotation((angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype))
 
     def __call__(self, x: Tensor) -> Tensor:
         """``[tokens, heads, d]``, turned."""
         return _Turn.apply(x, self.cos[:, None], self.sin[:, None])
+
+
+def frequencies(shape: ModelShape, device: torch.device) -> Tensor:
+    """By how much each pair of dims turns from one position to the next, float32 ``[d / 2]``."""
+    powers = torch.arange(0, shape.head_dim, 2, device=device).float() / shape.head_dim
+    plain = 1.0 / shape.rope_theta**powers
+    match shape.scaling:
+        case None:
+            return plain
+        case LinearScaling(factor=factor):
+            return plain / factor
+        case Llama3Scaling():
+            return _llama3(plain, shape.scaling)
+        case YarnScaling():
+            return _yarn(plain, shape.scaling, shape.rope_theta)
+
+
+def _llama3(plain: Tensor, scaling: Llama3Scaling) -> Tensor:
+    turns = scaling.original_max_positions * plain / (2 * math.pi)  # within the positions of pretraining
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return plain * (kept + (1 - kept) / scaling.factor)
+
+
+def _yarn(plain: Tensor, scaling: YarnScaling, theta: float) -> Tensor:
+    """Between the two bounds, of dims counted in pairs, a ramp."""
+    head_dim, length = 2 * len(plain), scaling.original_max_positions
+
+    def dim_of(turns: float) -> float:
+        """The pair, as a number with fractions, that turns so often within the positions of pretraining."""
+        return head_dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    first, last = dim_of(scaling.beta_fast), dim_of(scaling.beta_slow)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, head_dim - 1)
+    steps = torch.arange(len(plain), device=plain.device).float() - first
+    stretched = (steps / (last - first if last != first else 0.001)).clamp(0, 1)
+    return plain / scaling.factor * stretched + plain * (1 - stretched)
 
 
 class _Turn(torch.autograd.Function):

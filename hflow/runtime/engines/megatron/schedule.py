@@ -18,6 +18,7 @@ from hflow.runtime.engines.megatron.collection import collection
 from hflow.runtime.engines.megatron.micro_batches import MicroBatch
 from hflow.runtime.engines.megatron.pack import Pack
 from hflow.runtime.engines.megatron.rotary import Rotation
+from hflow.runtime.engines.megatron.shaped_config import shape_of_model
 
 # What the last stage does with what the head gives a micro-batch's response tokens, ``[tokens, vocab / tp]``
 # or ``[tokens, 1]``: the loss to differentiate (a scalar), and a value to keep.
@@ -69,8 +70,7 @@ def _three(finished: tuple[Tensor, Any]) -> tuple[Tensor, Tensor, Any]:
 def forward(model: torch.nn.Module, pack: Pack, last_stage: bool) -> Tensor:
     """What the head gives at the places that predict, ``[1, tokens, …]``; or hidden states."""
     config = get_model_config(model)
-    theta: Any = get_attr_wrapped_model(model, "rotary_base")
-    rotation = Rotation.of(pack.positions, config.kv_channels, theta, config.params_dtype)
+    rotation = Rotation.of(pack.positions, shape_of_model(model), config.params_dtype)
     # Megatron hands the mask on to the attention, which knows places.
     run = partial(model, pack.tokens[None], None, TokenPlaces(pack, rotation))
     if not last_stage:

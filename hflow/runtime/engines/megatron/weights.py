@@ -227,6 +227,8 @@ INSIDE: dict[str, tuple[str, Locate]] = {
     "self_attn.q_proj": ("self_attention.linear_qkv", _group_rows(0)),
     "self_attn.k_proj": ("self_attention.linear_qkv", _group_rows(1)),
     "self_attn.v_proj": ("self_attention.linear_qkv", _group_rows(2)),
+    "self_attn.q_norm": ("self_attention.q_layernorm", _whole),
+    "self_attn.k_norm": ("self_attention.k_layernorm", _whole),
     "self_attn.o_proj": ("self_attention.linear_proj", _whole),
     "post_attention_layernorm": ("pre_mlp_layernorm", _whole),
     "mlp.gate_proj": ("mlp.linear_fc1", _whole),

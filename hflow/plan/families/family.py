@@ -1,0 +1,102 @@
+"""What a model family says of itself, and how its ``config.json`` becomes a `ModelShape`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hflow.graph.ir import Head
+from hflow.plan.families.rotary import no_scaling_conflict, read_scaling, rope_theta
+from hflow.plan.model_config import MAX_LAYERS, ConfigError, ModelConfig
+from hflow.plan.model_shape import Experts, FamilyName, ModelShape, SlidingWindow
+
+# What is wrong with a file, for the family of this name; empty when nothing is.
+Check = Callable[[ModelConfig, str], str]
+
+
+def every_token(config: ModelConfig, layers: int) -> None:
+    """Of families without windows. Raises ConfigError when the file asks for some."""
+    if config.flag("use_sliding_window") or set(map(str, config.items("layer_types"))) - {"full_attention"}:
+        raise ConfigError(
+            "`use_sliding_window`, `layer_types`: sliding-window attention is not supported in this family"
+            " (full_attention in all layers is; mistral, qwen2 and qwen3 have windows)"
+        )
+
+
+def no_experts(config: ModelConfig, layers: int) -> None:
+    """Of families with one MLP in each layer."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """Models of one `model_type`.
+
+    Attributes:
+        architecture: how the names of transformers' classes begin: ``Qwen2`` of ``Qwen2ForCausalLM``.
+        runs: the engines build and train it; else it is only planned.
+        qkv_bias, qk_norm: see `ModelShape`.
+        head_dim: the width of a head where the file does not say; None: that of ``hidden / heads``.
+        checks: for what the file may ask that makes another model than `ModelShape` says.
+        window, experts: read from a file with so many layers; they raise ConfigError.
+    """
+
+    name: FamilyName
+    architecture: str
+    checks: tuple[Check, ...]
+    runs: bool = True
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    head_dim: int | None = None
+    window: Callable[[ModelConfig, int], SlidingWindow | None] = every_token
+    experts: Callable[[ModelConfig, int], Experts | None] = no_experts
+
+    def class_of(self, head: Head) -> str:
+        """The name of transformers' class for such models."""
+        return self.architecture + {"lm": "ForCausalLM", "scalar": "ForSequenceClassification"}[head]
+
+    def shape(self, config: ModelConfig) -> ModelShape:
+        """The model that the file asks for. Raises ConfigError when a value is missing, of the wrong kind, or
+        asks for what hflow does not know."""
+        for problem in filter(None, (check(config, self.name) for check in self.checks)):
+            raise ConfigError(problem)
+        heads, kv_heads, head_dim = self._heads(config)
+        layers = config.size("num_hidden_layers", most=MAX_LAYERS)
+        experts = self.experts(config, layers)
+        vocab, positions = config.size("vocab_size"), config.size("max_position_embeddings")
+        window = self.window(config, layers)
+        config.check_end(vocab)
+        no_scaling_conflict(config)
+        return ModelShape(
+            family=self.name,
+            num_layers=layers,
+            hidden=config.size("hidden_size"),
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            ffn=experts.top_k * experts.ffn if experts else config.size("intermediate_size"),
+            vocab=vocab,
+            max_positions=positions,
+            rope_theta=rope_theta(config),
+            norm_eps=config.number("rms_norm_eps", 1e-6, zero=True),
+            tied=config.flag("tie_word_embeddings"),
+            qkv_bias=self.qkv_bias,
+            qk_norm=self.qk_norm,
+            moe=experts,
+            scaling=read_scaling(config, positions),
+            # a window over all positions hides none
+            window=window if window and window.size < positions else None,
+        )
+
+    def _heads(self, config: ModelConfig) -> tuple[int, int, int]:
+        """How many heads, how many of keys and values, and how wide each is."""
+        heads, hidden = config.size("num_attention_heads"), config.size("hidden_size")
+        groups = config.size("num_key_value_heads", heads)
+        if heads % groups:
+            raise ConfigError(f"{heads} heads are no multiple of {groups} key-value heads")
+        given = config.has("head_dim") or self.head_dim is not None
+        if not given and hidden % heads:
+            raise ConfigError(f"hidden_size {hidden} is no multiple of {heads} heads")
+        width = config.size("head_dim", self.head_dim or hidden // heads)
+        if width % 2:
+            raise ConfigError(f"heads are {width} wide; rotary positions need an even width")
+        return heads, groups, width
