@@ -13,7 +13,7 @@ from math import ceil
 from hflow.cost.device import BYTES, attention_work, layer_latency_s, products_s, residual_s, stream_s
 from hflow.cost.execution import Execution
 from hflow.plan.engine_registry import profile_of
-from hflow.plan.flops import head_parameters, matmul_parameters, read_parameters
+from hflow.plan.flops import head_parameters, latent_flops, matmul_parameters, read_parameters
 
 
 def generate_s(run: Execution) -> float:
@@ -50,12 +50,11 @@ def decode_s(run: Execution) -> float:
     # Of one part, on average over the steps.
     rows = run.micro_batch * work.mean_response / work.response / run.mesh.pp
     context = work.prompt + work.mean_response / 2
-    flops = 2 * matmul_parameters(shape) * rows
+    flops = 2 * matmul_parameters(shape) * rows + latent_flops(shape, rows, context)
     weights = read_parameters(shape, rows, run.strategy.ep)
     products = products_s(flops, weights, "prefill", run.dtype, device, run.mesh.tp)
-    cache = stream_s(
-        rows * shape.seen(context) * shape.kv_bytes_per_token(BYTES[run.dtype]) / run.mesh.tp, device
-    )
+    read = rows * shape.seen(context) * shape.kv_bytes_per_token(BYTES[run.dtype], run.mesh.tp)
+    cache = stream_s(read, device)
     part = products + cache + shape.num_layers * layer_latency_s(device) + _messages_s(run, rows)
     return work.response * (part + profile_of(run.strategy.engine).token_step_s(device.platform))
 

@@ -134,12 +134,14 @@ def kept_bytes(dtype: str, work: Workload, micro_batch: int) -> int:
 
 def layer_activation_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mesh) -> int:
     """What the backward pass of a layer needs. On every rank of tp: the inputs of two norms, of QKV and of
-    the MLP, and the copies of a token that experts read and return. Split over tp: Q, K, V, attention's
-    output by rows and by tokens, and gate, up and product of the MLP, whose activation is made again; and
-    what goes into norms of queries and keys: Q, and all of QKV, of which K is a view."""
-    q, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    split = 3 * q + 2 * kv + 3 * shape.ffn + (2 * q + 2 * kv if shape.qk_norm else 0)
-    whole = 4 * shape.hidden + 2 * routed_width(shape)
+    the MLP, what latent attention makes Q, K and V of, before and after its norm, and the copies of a token
+    that experts read and return. Split over tp: Q, K, V, attention's output by rows and by tokens, and gate,
+    up and product of the MLP, whose activation is made again; and what goes into norms of queries and keys:
+    Q, and all of QKV, of which K is a view."""
+    qkv = shape.query_width + shape.key_width + shape.value_width
+    split = qkv + 2 * shape.attended_width + 3 * shape.ffn
+    split += shape.query_width + qkv if shape.qk_norm else 0
+    whole = 4 * shape.hidden + 2 * shape.latent_width + 2 * routed_width(shape)
     return tokens * (whole + ceil(split / mesh.tp)) * BYTES[dtype]
 
 
@@ -150,7 +152,7 @@ def forward_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mesh) -> int
 
 def kv_cache_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mesh) -> int:
     """Keys and values of `tokens` positions on one device."""
-    return ceil(tokens * shape.kv_bytes_per_token(BYTES[dtype]) / (mesh.tp * mesh.pp))
+    return ceil(tokens * shape.kv_bytes_per_token(BYTES[dtype], mesh.tp) / mesh.pp)
 
 
 def pinned_bytes(shape: ModelShape, size_bytes: int, element_bytes: int, tp: int) -> int:

@@ -10,8 +10,9 @@ from hflow.plan.model_shape import ModelShape
 
 def forward_elements(shape: ModelShape, tokens: int, mesh: Mesh) -> int:
     """The most that a forward pass holds on a device: residual, norm's output, and attention or MLP."""
-    q, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    widest = max(ceil((2 * q + 2 * kv) / mesh.tp), ceil(3 * shape.ffn / mesh.tp) + 2 * routed_width(shape))
+    attention = shape.query_width + shape.key_width + shape.value_width + shape.attended_width
+    mlp = ceil(3 * shape.ffn / mesh.tp) + 2 * routed_width(shape)
+    widest = max(ceil(attention / mesh.tp) + shape.latent_width, mlp)
     return tokens * (2 * shape.hidden + widest)
 
 

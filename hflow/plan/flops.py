@@ -18,7 +18,18 @@ def head_parameters(shape: ModelShape) -> int:
 
 def attention_flops(shape: ModelShape, tokens: float, context: float) -> float:
     """FLOP of queries by keys and of weights by values, over all layers."""
-    return 4 * shape.num_heads * shape.head_dim * shape.seen(context) * shape.num_layers * tokens
+    widths = shape.query_width + shape.attended_width
+    return 2 * widths * shape.seen(context) * shape.num_layers * tokens
+
+
+def latent_flops(shape: ModelShape, tokens: float, context: float) -> float:
+    """FLOP of the attention of new `tokens` to what is cached of latent attention: each head's query is taken
+    to the width of the cached vector, and what it finds there back (arXiv:2405.04434, section 2.1.2). 0
+    without latent attention, where a new token's attention is bound by memory."""
+    if shape.latent is None:
+        return 0.0
+    widths = 2 * shape.latent.rank + shape.latent.rotary_dim
+    return 2 * shape.num_heads * widths * context * shape.num_layers * tokens
 
 
 def forward_flops(shape: ModelShape, tokens: float, context: float) -> float:
@@ -30,7 +41,7 @@ def expert_parameters(shape: ModelShape) -> int:
     """Those of all experts of all layers."""
     if shape.moe is None:
         return 0
-    return shape.num_layers * shape.moe.num_experts * 3 * shape.hidden * shape.moe.ffn
+    return shape.expert_layers * shape.moe.num_experts * 3 * shape.hidden * shape.moe.ffn
 
 
 def read_parameters(shape: ModelShape, rows: float, ep: int = 1) -> float:
@@ -40,7 +51,7 @@ def read_parameters(shape: ModelShape, rows: float, ep: int = 1) -> float:
     if shape.moe is None:
         return matmul_parameters(shape)
     experts = shape.moe
-    size = 3 * shape.hidden * experts.ffn * shape.num_layers
+    size = 3 * shape.hidden * experts.ffn * shape.expert_layers
     missed = (1 - experts.top_k / experts.num_experts) ** (rows * ep)
     touched = experts.num_experts / ep * (1 - missed)
     return matmul_parameters(shape) + (touched - experts.top_k) * size

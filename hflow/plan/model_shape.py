@@ -10,17 +10,53 @@ from hflow.graph.ir import Head
 from hflow.plan.cached_hash import CachedHash
 from hflow.plan.rotary_scaling import RotaryScaling
 
-FamilyName = Literal["llama", "mistral", "qwen2", "qwen3", "qwen3_moe"]  # `model_type` in config.json
+# `model_type` in config.json
+FamilyName = Literal[
+    "deepseek_v3", "glm4_moe", "kimi_k2", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe"
+]  # fmt: skip
 NAMED = "shape:"
 
 
 @dataclass(frozen=True)
 class Experts:
-    """Every layer has `num_experts` gated MLPs of width `ffn`; each token passes through `top_k` of them."""
+    """A layer has `num_experts` gated MLPs of width `ffn`; each token passes through `top_k` of them.
+
+    Attributes:
+        shared_ffn: width of one more gated MLP, through which all tokens pass; 0: there is none.
+        dense_layers: so many layers, the first ones, have one gated MLP of width `dense_ffn` instead.
+        scores_corrected: the router adds a number of each expert to its scores before it chooses.
+    """
 
     num_experts: int
     top_k: int
     ffn: int
+    shared_ffn: int = 0
+    dense_layers: int = 0
+    dense_ffn: int = 0
+    scores_corrected: bool = False
+
+    @property
+    def width(self) -> int:
+        """Of all MLPs together that a token passes through."""
+        return self.top_k * self.ffn + self.shared_ffn
+
+
+@dataclass(frozen=True)
+class LatentAttention:
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): keys and values of all heads are made of
+    one vector of a token, which is all that is cached of it.
+
+    Attributes:
+        query_rank: width of what queries are made of.
+        rank: width of what keys and values are made of.
+        rotary_dim: the part of a head's query and key that turns by its position; of keys all heads share it.
+        value_dim: width of a head's value.
+    """
+
+    query_rank: int
+    rank: int
+    rotary_dim: int
+    value_dim: int
 
 
 @dataclass(frozen=True)
@@ -33,12 +69,14 @@ class SlidingWindow:
 
 @dataclass(frozen=True)
 class ModelShape(CachedHash):
-    """A decoder with RMSNorm, rotary positions, grouped-query attention, and a gated MLP or experts.
+    """A decoder with RMSNorm, rotary positions, grouped-query or latent attention, a gated MLP or experts.
 
     What families have in common and what they differ in (`hflow.plan.families`) is said here once: planner,
     import, export and engines read this, and never ask which family it is.
 
-    `ffn`: width of the MLP that a token passes through; with experts that of all its `top_k` together.
+    `ffn`: width of the MLP that a token passes through; with experts that of all its `top_k`, and of the one
+    that is shared, together.
+    `latent`: None for grouped-query attention; with it, `head_dim` is the width of a query and a key.
     `qkv_bias`: the projections to queries, keys and values have biases; no others do.
     `qk_norm`: queries and keys are normalised, each head by itself.
     `scaling`: of rotary positions, which begin with `rope_theta`. `window`: None, if every token sees all
@@ -64,6 +102,7 @@ class ModelShape(CachedHash):
     moe: Experts | None = None
     scaling: RotaryScaling | None = None
     window: SlidingWindow | None = None
+    latent: LatentAttention | None = None
 
     @cached_property
     def _hash(self) -> int:
@@ -85,6 +124,37 @@ class ModelShape(CachedHash):
         """Width of one MLP, which tensor parallelism splits."""
         return self.moe.ffn if self.moe else self.ffn
 
+    @property
+    def expert_layers(self) -> int:
+        """How many layers have experts."""
+        return self.num_layers - self.moe.dense_layers if self.moe else 0
+
+    @property
+    def query_width(self) -> int:
+        """Of the queries of all heads together, as below of keys, values, and what attention gives."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def key_width(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def value_width(self) -> int:
+        return self.num_kv_heads * self.value_dim
+
+    @property
+    def attended_width(self) -> int:
+        return self.num_heads * self.value_dim
+
+    @property
+    def value_dim(self) -> int:
+        return self.latent.value_dim if self.latent else self.head_dim
+
+    @property
+    def latent_width(self) -> int:
+        """Of what queries, keys and values are made of, which every rank of tp has; 0 without."""
+        return self.latent.query_rank + self.latent.rank + self.latent.rotary_dim if self.latent else 0
+
     def window_of(self, layer: int) -> int | None:
         """How many tokens one sees in a layer, itself included; None: all up to it."""
         return self.window.size if self.window and layer in self.window.layers else None
@@ -96,6 +166,9 @@ class ModelShape(CachedHash):
         hidden = max(0.0, context - self.window.size) * len(self.window.layers)
         return context - hidden / self.num_layers
 
-    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
-        """Keys and values of one position in all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes
+    def kv_bytes_per_token(self, dtype_bytes: int, tp: int = 1) -> float:
+        """What a rank of tp caches of one position in all layers: its part of keys and values, or the whole
+        vector of which all heads' are made."""
+        if self.latent:
+            return self.num_layers * (self.latent.rank + self.latent.rotary_dim) * dtype_bytes
+        return self.num_layers * (self.key_width + self.value_width) * dtype_bytes / tp

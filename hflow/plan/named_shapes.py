@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hflow.plan.model_shape import Experts, ModelShape, SlidingWindow
+from hflow.plan.model_shape import Experts, FamilyName, LatentAttention, ModelShape, SlidingWindow
 from hflow.plan.rotary_scaling import Llama3Scaling
 
 
@@ -74,6 +74,32 @@ def _qwen3_moe(layers: int, hidden: int, heads: int, experts: Experts) -> ModelS
     )  # fmt: skip
 
 
+def _deepseek(
+    family: FamilyName, heads: int, vocab: int, positions: int, theta: float, experts: int, dense: int
+) -> ModelShape:
+    """How positions are scaled is left out: no plan depends on it."""
+    return ModelShape(
+        family, 61, 7168, heads, heads, 192, (8 + 1) * 2048, vocab=vocab, max_positions=positions,
+        rope_theta=theta, norm_eps=1e-6, tied=False, qkv_bias=False,
+        moe=Experts(
+            experts, 8, 2048, shared_ffn=2048, dense_layers=dense, dense_ffn=18_432, scores_corrected=True
+        ),
+        latent=LatentAttention(query_rank=1536, rank=512, rotary_dim=64, value_dim=128),
+    )  # fmt: skip
+
+
+def _glm(
+    layers: int, hidden: int, experts: int, ffn: int, dense: int, dense_ffn: int, norm: bool
+) -> ModelShape:
+    return ModelShape(
+        "glm4_moe", layers, hidden, 96, 8, 128, (8 + 1) * ffn, vocab=151_552, max_positions=131_072,
+        rope_theta=1e6, norm_eps=1e-5, tied=False, qkv_bias=True, qk_norm=norm,
+        moe=Experts(
+            experts, 8, ffn, shared_ffn=ffn, dense_layers=dense, dense_ffn=dense_ffn, scores_corrected=True
+        ),
+    )  # fmt: skip
+
+
 NAMED_SHAPES: Mapping[str, ModelShape] = {
     "llama-7b": _llama(32, 4096, 32, 32, 11_008),
     "llama-13b": _llama(40, 5120, 40, 40, 13_824),
@@ -107,4 +133,8 @@ NAMED_SHAPES: Mapping[str, ModelShape] = {
     "qwen3-32b": _qwen3(64, 5120, 64, 25_600),
     "qwen3-30b-a3b": _qwen3_moe(48, 2048, 32, Experts(num_experts=128, top_k=8, ffn=768)),
     "qwen3-235b-a22b": _qwen3_moe(94, 4096, 64, Experts(num_experts=128, top_k=8, ffn=1536)),
+    "deepseek-v3": _deepseek("deepseek_v3", 128, 129_280, 163_840, 1e4, experts=256, dense=3),
+    "kimi-k2": _deepseek("kimi_k2", 64, 163_840, 131_072, 5e4, experts=384, dense=1),
+    "glm-4.5": _glm(92, 5120, 160, 1536, dense=3, dense_ffn=12_288, norm=True),
+    "glm-4.5-air": _glm(46, 4096, 128, 1408, dense=1, dense_ffn=10_944, norm=False),
 }

@@ -60,25 +60,50 @@ def _outside(shape: ModelShape) -> tuple[Parameter, ...]:
 
 
 def _layer(shape: ModelShape, index: int) -> tuple[Parameter, ...]:
-    h = shape.hidden
-    q, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    at = f"model.layers.{index}."
-    rows = {"self_attn.q_proj": q, "self_attn.k_proj": kv, "self_attn.v_proj": kv}
+    h, at = shape.hidden, f"model.layers.{index}."
     out = [Parameter(f"{at}input_layernorm.weight", (h,), None, index)]
-    for name, size in rows.items():
-        out.append(Parameter(f"{at}{name}.weight", (size, h), 0, index))
-        if shape.qkv_bias:
-            out.append(Parameter(f"{at}{name}.bias", (size,), 0, index))
-    if shape.qk_norm:  # one weight for all heads
-        out.extend(Parameter(f"{at}self_attn.{n}_norm.weight", (shape.head_dim,), None, index) for n in "qk")
-    out.append(Parameter(f"{at}self_attn.o_proj.weight", (h, q), 1, index))
+    out += _latent_projections(shape, index) if shape.latent else _projections(shape, index)
+    out.append(Parameter(f"{at}self_attn.o_proj.weight", (h, shape.attended_width), 1, index))
     out.append(Parameter(f"{at}post_attention_layernorm.weight", (h,), None, index))
-    if shape.moe is None:
-        return (*out, *_mlp(f"{at}mlp.", h, shape.ffn, index))
-    out.append(Parameter(f"{at}mlp.gate.weight", (shape.moe.num_experts, h), None, index))
-    for expert in range(shape.moe.num_experts):
-        out.extend(_mlp(f"{at}mlp.experts.{expert}.", h, shape.moe.ffn, index, expert))
-    return tuple(out)
+    moe = shape.moe
+    if moe is None or index < moe.dense_layers:
+        return (*out, *_mlp(f"{at}mlp.", h, moe.dense_ffn if moe else shape.ffn, index))
+    out.append(Parameter(f"{at}mlp.gate.weight", (moe.num_experts, h), None, index))
+    if moe.scores_corrected:
+        out.append(Parameter(f"{at}mlp.gate.e_score_correction_bias", (moe.num_experts,), None, index))
+    for expert in range(moe.num_experts):
+        out.extend(_mlp(f"{at}mlp.experts.{expert}.", h, moe.ffn, index, expert))
+    shared = _mlp(f"{at}mlp.shared_experts.", h, moe.shared_ffn, index) if moe.shared_ffn else ()
+    return (*out, *shared)
+
+
+def _projections(shape: ModelShape, index: int) -> list[Parameter]:
+    """To queries, keys and values."""
+    at, out = f"model.layers.{index}.self_attn.", list[Parameter]()
+    for name, size in (("q", shape.query_width), ("k", shape.key_width), ("v", shape.value_width)):
+        out.append(Parameter(f"{at}{name}_proj.weight", (size, shape.hidden), 0, index))
+        if shape.qkv_bias:
+            out.append(Parameter(f"{at}{name}_proj.bias", (size,), 0, index))
+    if shape.qk_norm:  # one weight for all heads
+        out += [Parameter(f"{at}{n}_norm.weight", (shape.head_dim,), None, index) for n in "qk"]
+    return out
+
+
+def _latent_projections(shape: ModelShape, index: int) -> list[Parameter]:
+    """To what queries, keys and values are made of, which every rank of tp does, and from there."""
+    latent, at = shape.latent, f"model.layers.{index}.self_attn."
+    assert latent
+    inside = shape.num_heads * (shape.head_dim - latent.rotary_dim + latent.value_dim)
+    return [
+        Parameter(f"{at}q_a_proj.weight", (latent.query_rank, shape.hidden), None, index),
+        Parameter(f"{at}q_a_layernorm.weight", (latent.query_rank,), None, index),
+        Parameter(f"{at}q_b_proj.weight", (shape.query_width, latent.query_rank), 0, index),
+        Parameter(
+            f"{at}kv_a_proj_with_mqa.weight", (latent.rank + latent.rotary_dim, shape.hidden), None, index
+        ),
+        Parameter(f"{at}kv_a_layernorm.weight", (latent.rank,), None, index),
+        Parameter(f"{at}kv_b_proj.weight", (inside, latent.rank), 0, index),
+    ]
 
 
 def _mlp(at: str, hidden: int, ffn: int, layer: int, expert: int | None = None) -> tuple[Parameter, ...]:
@@ -140,7 +165,7 @@ def active_parameters(shape: ModelShape) -> int:
     if shape.moe is None:
         return num_parameters(shape)
     idle = shape.moe.num_experts - shape.moe.top_k
-    return num_parameters(shape) - shape.num_layers * idle * 3 * shape.hidden * shape.moe.ffn
+    return num_parameters(shape) - shape.expert_layers * idle * 3 * shape.hidden * shape.moe.ffn
 
 
 @lru_cache(maxsize=4096)
@@ -173,9 +198,12 @@ def stage_elements(
         return sum(local(p) for p in here if p.name not in without)
 
     stages = [0] * pp
-    first = held(0)  # all layers are alike, but for what is left out
+    dense = shape.moe.dense_layers if shape.moe else 0
+    # Those of one kind are alike, but for what is left out.
+    alike = {layer: held(layer) for layer in {0, dense} if layer < shape.num_layers}
     for layer in range(shape.num_layers):
-        stages[layer * pp // shape.num_layers] += held(layer) if without else first
+        kind = dense if layer >= dense else 0
+        stages[layer * pp // shape.num_layers] += held(layer) if without else alike[kind]
     for parameter in (p for p in _outside(shape) if p.name not in without):
         for stage in stages_of(shape, pp, parameter):
             stages[stage] += local(parameter)

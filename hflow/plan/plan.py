@@ -142,7 +142,8 @@ class Plan(Displayed):
 
 def to_json(plan: Plan, leave_out: Set[str] = frozenset()) -> str:
     """`leave_out`: fields of the plan. Graphs without named evaluations, or files of chats, do not say so,
-    nor do shapes without scaled rotary positions or windows: their plans are those from before."""
+    nor do shapes without scaled rotary positions, windows or latent attention: their plans are those from
+    before."""
     from pydantic import TypeAdapter
 
     without: dict[str, Any] = dict.fromkeys(leave_out, True)
@@ -159,7 +160,7 @@ def to_json(plan: Plan, leave_out: Set[str] = frozenset()) -> str:
 
 
 def _unsaid(shape: ModelShape) -> dict[str, bool]:
-    return {name: True for name in ("scaling", "window") if getattr(shape, name) is None}
+    return {name: True for name in ("scaling", "window", "latent") if getattr(shape, name) is None}
 
 
 def _without_places(program: Program | None) -> Program | None:

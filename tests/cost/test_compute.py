@@ -15,6 +15,7 @@ from hflow.cost.generation import decode_s, prefill_s
 from hflow.graph.ir import OpKind
 from hflow.plan.cluster import Calibration, Cluster, Link
 from hflow.plan.cluster_file import load_cluster
+from hflow.plan.flops import attention_flops, latent_flops
 from hflow.plan.layout import Mesh
 from hflow.plan.named_shapes import NAMED_SHAPES
 from hflow.plan.parameters import num_parameters
@@ -214,3 +215,12 @@ def test_predictions_of_measurements_that_were_not_fitted(
 def test_the_papers_ppo_is_predicted_from_its_layouts(errors: dict[str, Any]) -> None:
     assert errors["ppo_small"]["mape"] <= 7, "today 6.0"
     assert errors["transition"]["mape"] <= 25, "today 23.8"
+
+
+def test_latent_attention_is_priced_by_its_cached_vector() -> None:
+    """Of DeepSeek-V3, by hand: a new token's attention multiplies each of 128 heads by 512 + 64 numbers of a
+    cached token, and weights by 512; of whole sequences, by 192 and 128."""
+    shape = NAMED_SHAPES["deepseek-v3"]
+    assert latent_flops(shape, 3, 100) == 3 * 61 * 100 * 128 * 2 * (576 + 512)
+    assert attention_flops(shape, 3, 100) == 3 * 61 * 100 * 128 * 2 * (192 + 128)
+    assert latent_flops(NAMED_SHAPES["llama-7b"], 3, 100) == 0

@@ -12,9 +12,10 @@ import pytest
 import hflow
 from hflow.diagnostics import HflowError, Span
 from hflow.plan.families.registry import RUNNING
+from hflow.plan.flops import matmul_parameters
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.named_shapes import NAMED_SHAPES
-from hflow.plan.parameters import active_parameters, num_parameters, parameters
+from hflow.plan.parameters import active_parameters, num_parameters, parameters, stage_elements
 from hflow.plan.plan import Plan
 from hflow.plan.plan_file import load_plan
 from hflow.plan.read_shape import read_shape
@@ -54,6 +55,12 @@ PUBLISHED = {
     "qwen3-32b": 32_762_123_264,
     "qwen3-30b-a3b": 30_532_122_624,
     "qwen3-235b-a22b": 235_093_634_560,
+    # Without the layer that predicts a second token, and with the numbers that correct the router's scores:
+    # 671,026,404,352 and 58 * 256 of DeepSeek-V3.
+    "deepseek-v3": 671_026_419_200,
+    "kimi-k2": 1_026_408_232_448,
+    "glm-4.5": 352_797_829_024,
+    "glm-4.5-air": 106_852_251_264,
 }
 
 
@@ -66,6 +73,21 @@ def test_active_parameters_are_those_of_the_model_cards(name: str, billions: flo
     assert active_parameters(NAMED_SHAPES[name]) / 1e9 == pytest.approx(billions, rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("name", "billions"), [("deepseek-v3", 37), ("kimi-k2", 32.6), ("glm-4.5", 32), ("glm-4.5-air", 12)]
+)
+def test_a_token_is_multiplied_by_as_much_as_the_cards_say(name: str, billions: float) -> None:
+    """Rounded there, and here without the embedding table."""
+    assert matmul_parameters(NAMED_SHAPES[name]) / 1e9 == pytest.approx(billions, rel=0.07)
+
+
+def test_latent_attention_caches_what_was_published() -> None:
+    """70.272 KB per token (arXiv:2505.09343, table 1), whole on every rank."""
+    shape = NAMED_SHAPES["deepseek-v3"]
+    assert shape.kv_bytes_per_token(2) == shape.kv_bytes_per_token(2, tp=8) == 70_272
+    assert NAMED_SHAPES["llama-3.1-405b"].kv_bytes_per_token(2) == 516_096  # of the same table
+
+
 @pytest.mark.parametrize(("name", "kib"), [("llama-7b", 512), ("llama-13b", 800), ("llama-70b", 320)])
 def test_kv_cache_in_half_precision(name: str, kib: int) -> None:
     """E.g. 7B: k and v of 32 layers x 4,096 x 2 bytes; 70B has 8 kv heads of 128 in 80 layers."""
@@ -74,35 +96,64 @@ def test_kv_cache_in_half_precision(name: str, kib: int) -> None:
 
 def config_of(shape: ModelShape) -> dict[str, Any]:
     """The keys of config.json, from which transformers builds the model."""
-    experts = shape.moe and {
-        "num_experts": shape.moe.num_experts,
-        "num_experts_per_tok": shape.moe.top_k,
-        "moe_intermediate_size": shape.moe.ffn,
-    }
+    moe, latent = shape.moe, shape.latent
+    more: dict[str, Any] = {}
+    if moe:
+        more |= {"num_experts_per_tok": moe.top_k, "moe_intermediate_size": moe.ffn}
+        more["n_routed_experts" if moe.shared_ffn else "num_experts"] = moe.num_experts
+    if moe and moe.shared_ffn:
+        more |= {"n_shared_experts": 1, "first_k_dense_replace": moe.dense_layers}
+        more |= {"attention_bias": shape.qkv_bias, "use_qk_norm": shape.qk_norm}
+    if latent:
+        more |= {"q_lora_rank": latent.query_rank, "kv_lora_rank": latent.rank}
+        more |= {"qk_rope_head_dim": latent.rotary_dim, "v_head_dim": latent.value_dim}
+        more |= {"qk_nope_head_dim": shape.head_dim - latent.rotary_dim}
     return {
         "hidden_size": shape.hidden,
         "num_hidden_layers": shape.num_layers,
         "num_attention_heads": shape.num_heads,
         "num_key_value_heads": shape.num_kv_heads,
-        "head_dim": shape.head_dim,
-        "intermediate_size": shape.ffn,
+        "head_dim": latent.rotary_dim if latent else shape.head_dim,
+        "intermediate_size": moe.dense_ffn if moe and moe.dense_layers else shape.ffn,
         "vocab_size": shape.vocab,
         "tie_word_embeddings": shape.tied,
-        **(experts or {}),
+        "max_position_embeddings": shape.max_positions,
+        "rope_theta": shape.rope_theta,
+        "rms_norm_eps": shape.norm_eps,
+        **more,
     }
 
 
 @pytest.mark.parametrize("name", NAMED_SHAPES)
 def test_transformers_builds_the_same_model(name: str) -> None:
-    """Weights by name and shape; of experts, which transformers fuses, their number of elements."""
+    """Weights by name and shape; of experts, which transformers fuses, their number of elements. It counts
+    what corrects scores among the buffers, and knows Kimi K2 as the DeepSeek-V3 that it is."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     shape = NAMED_SHAPES[name]
-    config = transformers.AutoConfig.for_model(shape.family, **config_of(shape))
+    family = {"kimi_k2": "deepseek_v3"}.get(shape.family, shape.family)
+    config = transformers.AutoConfig.for_model(family, **config_of(shape))
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
-    theirs = {n: tuple(p.shape) for n, p in model.named_parameters() if ".experts." not in n}
+    corrections = {n: b for n, b in model.named_buffers() if n.endswith("e_score_correction_bias")}
+    weights = dict(model.named_parameters()) | corrections
+    theirs = {n: tuple(p.shape) for n, p in weights.items() if ".experts." not in n}
     assert {p.name: p.shape for p in parameters(shape) if ".experts." not in p.name} == theirs
-    assert num_parameters(shape) == sum(p.numel() for p in model.parameters())
+    assert num_parameters(shape) == sum(p.numel() for p in weights.values())
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "kimi-k2", "glm-4.5", "glm-4.5-air"])
+def test_a_file_of_such_a_model_is_its_shape(name: str, tmp_path: Path) -> None:
+    shape = NAMED_SHAPES[name]
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": shape.family, **config_of(shape)}))
+    assert read_shape(str(tmp_path)) == shape
+
+
+def test_the_fullest_stage_is_one_with_experts_in_all_layers() -> None:
+    """Of two stages of 46 layers, the first has experts in 43 of them."""
+    shape = NAMED_SHAPES["glm-4.5"]
+    last = [p for p in parameters(shape) if p.layer is not None and p.layer >= 46]
+    outside = [p for p in parameters(shape) if p.layer is None and p.ends[1]]
+    assert stage_elements(shape, 2, 1) == sum(p.size for p in (*last, *outside))
 
 
 # What matters of the published files.

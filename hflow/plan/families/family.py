@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hflow.graph.ir import Head
 from hflow.plan.families.rotary import no_scaling_conflict, read_scaling, rope_theta
 from hflow.plan.model_config import MAX_LAYERS, ConfigError, ModelConfig
-from hflow.plan.model_shape import Experts, FamilyName, ModelShape, SlidingWindow
+from hflow.plan.model_shape import Experts, FamilyName, LatentAttention, ModelShape, SlidingWindow
 
 # What is wrong with a file, for the family of this name; empty when nothing is.
 Check = Callable[[ModelConfig, str], str]
@@ -27,6 +27,10 @@ def no_experts(config: ModelConfig, layers: int) -> None:
     """Of families with one MLP in each layer."""
 
 
+def no_latent(config: ModelConfig) -> None:
+    """Of families with grouped-query attention."""
+
+
 @dataclass(frozen=True)
 class Family:
     """Models of one `model_type`.
@@ -34,21 +38,23 @@ class Family:
     Attributes:
         architecture: how the names of transformers' classes begin: ``Qwen2`` of ``Qwen2ForCausalLM``.
         runs: the engines build and train it; else it is only planned.
-        qkv_bias, qk_norm: see `ModelShape`.
+        qkv_bias, qk_norm: see `ModelShape`; a text is the key of the file that says so.
         head_dim: the width of a head where the file does not say; None: that of ``hidden / heads``.
         checks: for what the file may ask that makes another model than `ModelShape` says.
         window, experts: read from a file with so many layers; they raise ConfigError.
+        latent: read from a file, as these.
     """
 
     name: FamilyName
     architecture: str
     checks: tuple[Check, ...]
     runs: bool = True
-    qkv_bias: bool = False
-    qk_norm: bool = False
+    qkv_bias: bool | str = False
+    qk_norm: bool | str = False
     head_dim: int | None = None
     window: Callable[[ModelConfig, int], SlidingWindow | None] = every_token
     experts: Callable[[ModelConfig, int], Experts | None] = no_experts
+    latent: Callable[[ModelConfig], LatentAttention | None] = no_latent
 
     def class_of(self, head: Head) -> str:
         """The name of transformers' class for such models."""
@@ -59,7 +65,8 @@ class Family:
         asks for what hflow does not know."""
         for problem in filter(None, (check(config, self.name) for check in self.checks)):
             raise ConfigError(problem)
-        heads, kv_heads, head_dim = self._heads(config)
+        latent = self.latent(config)
+        heads, kv_heads, head_dim = self._latent_heads(config) if latent else self._heads(config)
         layers = config.size("num_hidden_layers", most=MAX_LAYERS)
         experts = self.experts(config, layers)
         vocab, positions = config.size("vocab_size"), config.size("max_position_embeddings")
@@ -73,15 +80,16 @@ class Family:
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=head_dim,
-            ffn=experts.top_k * experts.ffn if experts else config.size("intermediate_size"),
+            ffn=experts.width if experts else config.size("intermediate_size"),
             vocab=vocab,
             max_positions=positions,
             rope_theta=rope_theta(config),
             norm_eps=config.number("rms_norm_eps", 1e-6, zero=True),
             tied=config.flag("tie_word_embeddings"),
-            qkv_bias=self.qkv_bias,
-            qk_norm=self.qk_norm,
+            qkv_bias=_said(config, self.qkv_bias),
+            qk_norm=_said(config, self.qk_norm),
             moe=experts,
+            latent=latent,
             scaling=read_scaling(config, positions),
             # a window over all positions hides none
             window=window if window and window.size < positions else None,
@@ -100,3 +108,12 @@ class Family:
         if width % 2:
             raise ConfigError(f"heads are {width} wide; rotary positions need an even width")
         return heads, groups, width
+
+    def _latent_heads(self, config: ModelConfig) -> tuple[int, int, int]:
+        """The same of latent attention, where each head has a key and a value of its own."""
+        heads = config.size("num_attention_heads")
+        return heads, heads, config.size("qk_nope_head_dim") + config.size("qk_rope_head_dim")
+
+
+def _said(config: ModelConfig, answer: bool | str) -> bool:
+    return config.flag(answer) if isinstance(answer, str) else answer
