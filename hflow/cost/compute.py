@@ -1,9 +1,9 @@
 """Time of generate, score and train nodes on a mesh.
 
 A forward pass costs 2N FLOP per token plus attention; training three times that, four times with full
-recomputation (Megatron-LM, arXiv:2104.04473). A pipeline of p stages and m micro-batches takes
-(m + p - 1) slots (1F1B) of its slowest stage: the last, which also has the head. For generation see
-`generation.py`.
+recomputation (Megatron-LM, arXiv:2104.04473), as in the head where its logits are not kept. A pipeline of p
+stages and m micro-batches takes (m + p - 1) slots (1F1B) of its slowest stage: the last, which also has the
+head. For generation see `generation.py`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from hflow.plan.cluster import Cluster
 from hflow.plan.flops import expert_parameters, head_parameters, matmul_parameters, read_parameters
 from hflow.plan.frozen import frozen_names, trained_share
 from hflow.plan.layout import Mesh
+from hflow.plan.logits import keeps_logits, outputs_per_position
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.parameters import EMBEDDING, LM_HEAD, SCALAR_HEAD, num_parameters, parameters
 from hflow.plan.strategy import PLAIN, Strategy
@@ -68,6 +69,7 @@ def train_passes_s(run: Execution) -> float:
     again, tokens = 1 if run.strategy.recompute == "full" else 0, _tokens(run)
     layers, head = _trained_parts(run.shape, run.work.freeze)
     slot = (2 + layers + again) * _layers_s(run, tokens, "train") + (2 + head) * _head_s(run, tokens, "train")
+    slot += _remade_logits_s(run)
     slot += (2 + again) * (run.messages_s(tokens) / run.mesh.pp) + 2 * run.hop_s(tokens)
     # The third gather scatters gradients.
     slot += 3 * gather_s(run.shape, run.dtype, run.mesh, run.cluster, run.strategy)
@@ -105,6 +107,15 @@ def _head_s(run: Execution, tokens: float, kind: Literal["train", "score"]) -> f
     """The forward pass of a micro-batch through the head, which the last stage has."""
     parameters = head_parameters(run.shape)
     return products_s(2 * parameters * tokens, parameters, kind, run.dtype, run.device, run.mesh.tp)
+
+
+def _remade_logits_s(run: Execution) -> float:
+    """The backward pass multiplies by the head once more where a micro-batch's logits, which response tokens
+    alone have, are not kept; of kept sets those that count always are."""
+    tokens, width = run.micro_batch * run.work.mean_response, outputs_per_position(run.shape, run.mesh)
+    if run.shape.head == "scalar" or run.work.kept or keeps_logits(ceil(tokens), width):
+        return 0.0
+    return _head_s(run, tokens, "train")
 
 
 @lru_cache(maxsize=4096)

@@ -18,6 +18,7 @@ from hflow.plan.engine_registry import profile_of
 from hflow.plan.flops import expert_parameters
 from hflow.plan.frozen import frozen_names
 from hflow.plan.layout import Mesh
+from hflow.plan.logits import COPIES_BYTES, LOGITS_BYTES, keeps_logits, outputs_per_position
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.parameters import num_parameters, parameters, stage_elements
 from hflow.plan.strategy import PLAIN, Strategy
@@ -28,7 +29,6 @@ TRAINED_BYTES = 12  # per parameter in a checkpoint: float32 weight and two mome
 MOMENTS_BYTES = 8  # of these, the moments
 AVERAGE_BYTES = 4  # per parameter and moving average, on the device and in a checkpoint: float32
 OPTIMIZER_BYTES = {"f32": 8, "bf16": 12}  # two moments, and the master copy of bf16 weights
-LOGITS_CHUNK_BYTES = 64 * 2**20  # float32 copies of logits are made in parts of this size
 
 
 def resident_bytes(
@@ -96,10 +96,9 @@ def working_bytes(
     if op == "generate":
         return _generation_bytes(shape, dtype, work, mesh, micro_batch, strategy)
     tokens = micro_batch * work.sequence
-    outputs = micro_batch * work.response * outputs_per_position(shape, mesh)
     if op == "score":
-        held = outputs * BYTES[dtype] + _chunk_bytes(outputs) + gathered_bytes(shape, dtype, mesh, strategy)
-        held += kept_bytes(dtype, work, micro_batch)
+        held = head_bytes(op, shape, dtype, work, mesh, micro_batch)
+        held += gathered_bytes(shape, dtype, mesh, strategy)
         return forward_bytes(shape, dtype, tokens, mesh) + held
     return _training_bytes(shape, dtype, work, mesh, micro_batch, strategy)
 
@@ -113,17 +112,29 @@ def _training_bytes(
     strategy: Strategy,
 ) -> int:
     """Working set only: weights, gradients and optimizer are in `resident_bytes`. The fuller of the first
-    stage, with a micro-batch per stage in flight (1F1B), and the last one, with logits and their gradient."""
+    stage, with a micro-batch per stage in flight (1F1B), and the last one, with what its head needs."""
     tokens, layers = micro_batch * work.sequence, shape.num_layers // mesh.pp
     layer = layer_activation_bytes(shape, dtype, tokens, mesh)
     kept, live = layers * layer, 0
     if strategy.recompute == "full":
         kept, live = layers * tokens * shape.hidden * BYTES[dtype], layer
     in_flight = min(mesh.pp, ceil(work.rows_per_update / mesh.dp / micro_batch))
-    outputs = micro_batch * work.response * outputs_per_position(shape, mesh)
-    held = 2 * outputs * BYTES[dtype] + _chunk_bytes(outputs) + kept_bytes(dtype, work, micro_batch)
-    last = kept + max(live, held)
+    last = kept + max(live, head_bytes("train", shape, dtype, work, mesh, micro_batch))
     return max(in_flight * kept + live, last) + gathered_bytes(shape, dtype, mesh, strategy)
+
+
+def head_bytes(
+    op: OpKind, shape: ModelShape, dtype: str, work: Workload, mesh: Mesh, micro_batch: int
+) -> int:
+    """Of the head, for the response tokens: logits that are kept with two float32 copies and, in training,
+    their gradient. Or a tile of copies, the hidden states that predict and their gradient, in float32 and in
+    the model's format, which grow with the tokens and not with the vocabulary."""
+    tokens, width = micro_batch * work.response, outputs_per_position(shape, mesh)
+    kept, trains = kept_bytes(dtype, work, micro_batch), op == "train"
+    if shape.head == "scalar" or keeps_logits(tokens, width):
+        return tokens * width * (BYTES[dtype] * (1 + trains) + COPIES_BYTES) + kept
+    own = BYTES[dtype] + trains * (4 + (BYTES[dtype] if dtype != "f32" else 0))
+    return LOGITS_BYTES + tokens * shape.hidden * own + kept
 
 
 def kept_bytes(dtype: str, work: Workload, micro_batch: int) -> int:
@@ -201,13 +212,3 @@ def _generation_bytes(
     return kv_cache_bytes(shape, dtype, wave * work.sequence, mesh) + max(
         forward_bytes(shape, dtype, prompts, mesh), logits
     )
-
-
-def outputs_per_position(shape: ModelShape, mesh: Mesh) -> int:
-    """Numbers per position on a device: the only one of a scalar head is on every rank of tp."""
-    return ceil(shape.outputs / (mesh.tp if shape.head == "lm" else 1))
-
-
-def _chunk_bytes(outputs: int) -> int:
-    """The float32 copy of a part of the outputs."""
-    return min(4 * outputs, LOGITS_CHUNK_BYTES)

@@ -22,7 +22,8 @@ def plan() -> Plan:
 
 
 def pin(node: str, alternative: Alternative) -> str:
-    """All that the layout says, and what it does not say: axes of size 1, no ZeRO, no recomputation."""
+    """All that the layout says, and what it does not say: axes of size 1, no ZeRO, no recomputation,
+    no offload."""
     words = alternative.layout.split()
     for word, axes in (("pp1", "pp"), ("dp1", "dp"), ("tp1", "tp")):
         if not any(w.startswith(axes) for w in words):
@@ -30,6 +31,7 @@ def pin(node: str, alternative: Alternative) -> str:
     if node.endswith("train"):
         words += [] if any(w.startswith("zero") for w in words) else ["zero0"]
         words += [] if "recompute" in words else ["no-recompute"]
+        words += [] if "offload" in words else ["no-offload"]
     return f"{node}={','.join(words)}"
 
 

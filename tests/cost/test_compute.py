@@ -27,6 +27,8 @@ PARAMETERS = 6_738_415_616
 MATRICES = PARAMETERS - 32_000 * 4096
 ONE = Mesh.of((0,))
 TRAIN = Workload(8, 1024, 1024, optimizer_steps=1, rows_per_update=8)
+# Of A100s at their peak, in TRAIN: the logits of the responses alone.
+HEAD_AGAIN = 2 * 32_000 * 4096 * 8 * 1024 / 312e12
 
 
 @pytest.fixture
@@ -46,19 +48,36 @@ def test_training_takes_six_flop_per_parameter_and_token(plain: Cluster) -> None
     attention = 3 * 4 * 4096 * 1024 * 32 * 8 * 2048 / 312e12
     passes = train_passes_s(Execution(LLAMA, "bf16", TRAIN, ONE, 1, plain))
     residual = 3 * 10 * 32 * 4096 * 2 * 8 * 2048 / 2.039e12
-    assert passes == pytest.approx(products + 2 * attention + residual), "attention runs at half the rate"
+    expected = products + 2 * attention + residual + HEAD_AGAIN
+    assert passes == pytest.approx(expected), "attention runs at half the rate"
+
+
+def test_only_logits_that_are_not_kept_are_made_again(plain: Cluster) -> None:
+    """Those of 262 tokens fit into 128 MiB, at 16 bytes each. With kept sets what the loss reads is kept."""
+    work = Workload(8, 1024, 262, optimizer_steps=1, rows_per_update=8)
+    few, more = (
+        train_passes_s(Execution(LLAMA, "bf16", replace(work, response=n), ONE, 1, plain)) for n in (262, 263)
+    )
+    again = 2 * 32_000 * 4096 * 263 * 8 / 312e12
+    per_token = few - train_passes_s(Execution(LLAMA, "bf16", replace(work, response=261), ONE, 1, plain))
+    assert more - few == pytest.approx(again + per_token, rel=1e-4)
+    with_sets = replace(TRAIN, kept=64)
+    assert train_passes_s(Execution(LLAMA, "bf16", TRAIN, ONE, 1, plain)) - train_passes_s(
+        Execution(LLAMA, "bf16", with_sets, ONE, 1, plain)
+    ) == pytest.approx(HEAD_AGAIN)
 
 
 def test_recomputation_repeats_the_layers_forward_pass(plain: Cluster) -> None:
     base = train_passes_s(Execution(LLAMA, "bf16", TRAIN, ONE, 1, plain))
     full = train_passes_s(Execution(LLAMA, "bf16", TRAIN, ONE, 1, plain, Strategy("full")))
     head = 2 * 32_000 * 4096 * 8 * 2048 / 312e12
-    assert full - base == pytest.approx((base - 3 * head) / 3)
+    assert full - base == pytest.approx((base - 3 * head - HEAD_AGAIN) / 3)
 
 
 def test_scoring_is_a_third_of_training(plain: Cluster) -> None:
     score = node_time_s("score", LLAMA, "bf16", Workload(8, 1024, 1024), ONE, 1, plain)
-    assert 3 * score == pytest.approx(train_passes_s(Execution(LLAMA, "bf16", TRAIN, ONE, 1, plain)))
+    train = train_passes_s(Execution(LLAMA, "bf16", TRAIN, ONE, 1, plain))
+    assert 3 * score == pytest.approx(train - HEAD_AGAIN), "no logit is made again"
 
 
 def test_a_pipeline_of_p_stages_takes_m_plus_p_minus_one_slots(plain: Cluster) -> None:
@@ -75,6 +94,7 @@ def test_tensor_parallelism_divides_products_and_adds_all_reduces(plain: Cluster
     one, four = (train_passes_s(Execution(LLAMA, "bf16", TRAIN, m, 1, plain)) for m in (ONE, mesh))
     residual = 3 * 10 * 32 * 4096 * 2 * 8 * 2048 / 2.039e12  # on every rank
     ring = 2 * 3 / 4 * (8 * 2048 * 4096 * 2) / (300e9 * 0.8)
+    one -= HEAD_AGAIN  # the logits of a quarter of the vocabulary are kept
     assert four == pytest.approx((one - residual) / 4 + residual + 2 * 2 * 32 * ring)
 
 
@@ -208,12 +228,12 @@ def errors() -> dict[str, Any]:
 def test_predictions_of_measurements_that_were_not_fitted(
     errors: dict[str, Any], table: str, limit: float
 ) -> None:
-    """Mean error in percent; today 9.3 and 3.1."""
+    """Mean error in percent; today 9.2 and 3.1."""
     assert errors[table]["heldout_mape"] <= limit
 
 
 def test_the_papers_ppo_is_predicted_from_its_layouts(errors: dict[str, Any]) -> None:
-    assert errors["ppo_small"]["mape"] <= 7, "today 6.0"
+    assert errors["ppo_small"]["mape"] <= 7, "today 6.1"
     assert errors["transition"]["mape"] <= 25, "today 23.8"
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import pytest
 
 from hflow.cost.memory import (
-    LOGITS_CHUNK_BYTES,
     kv_cache_bytes,
     layer_activation_bytes,
     optimizer_bytes,
     resident_bytes,
     working_bytes,
 )
+from hflow.graph.ir import OpKind
 from hflow.plan.cluster_file import load_cluster
 from hflow.plan.flops import expert_parameters, forward_flops, matmul_parameters, read_parameters
 from hflow.plan.layout import Mesh
+from hflow.plan.logits import LOGITS_BYTES
 from hflow.plan.named_shapes import NAMED_SHAPES
 from hflow.plan.parameters import active_parameters, num_parameters
 from hflow.plan.strategy import PLAIN, Strategy
@@ -122,12 +123,38 @@ def test_recomputation_keeps_the_input_of_each_layer_and_one_layer() -> None:
     assert plain == pytest.approx(32 * layer, rel=1e-3)
 
 
-def test_logits_of_responses_are_kept_with_their_gradient_and_a_chunk() -> None:
+def beside_a_scalar_head(op: OpKind, dtype: str, mesh: Mesh, rows: int, work: Workload) -> int:
+    one, without = (
+        working_bytes(op, shape, dtype, work, mesh, rows)
+        for shape in (LLAMA_7B, LLAMA_7B.with_head("scalar"))
+    )
+    return one - without
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("f32", 4), ("bf16", 2)])
+def test_few_logits_of_responses_are_kept_with_their_gradient_and_two_copies(dtype: str, size: int) -> None:
+    work = Workload(4, 1024, 64, optimizer_steps=1, rows_per_update=4)
+    for tp in (1, 4):
+        mesh, logits = Mesh.of(tuple(range(tp)), tp=tp), 4 * 64 * 32_000 // tp
+        assert 16 * logits <= LOGITS_BYTES
+        train = beside_a_scalar_head("train", dtype, mesh, 4, work)
+        assert train == pytest.approx(logits * (2 * size + 2 * 4), rel=1e-3)
+        score = beside_a_scalar_head("score", dtype, mesh, 4, work)
+        assert score == pytest.approx(logits * (size + 2 * 4), rel=1e-3)
+
+
+def test_many_logits_take_as_much_as_few_and_what_grows_with_the_tokens() -> None:
+    """A tile, the hidden states that predict, and their gradient: in bf16, and its sum in float32."""
     work = Workload(4, 1024, 1024, optimizer_steps=1, rows_per_update=4)
-    one = working_bytes("train", LLAMA_7B, "bf16", work, ONE, 4)
-    without = working_bytes("train", LLAMA_7B.with_head("scalar"), "bf16", work, ONE, 4)
-    logits = 4 * 1024 * 32_000 * 2
-    assert one - without == pytest.approx(2 * logits + LOGITS_CHUNK_BYTES, rel=1e-3)
+    hidden = 4 * 1024 * 4096
+    for tp in (1, 4):
+        mesh = Mesh.of(tuple(range(tp)), tp=tp)
+        train = beside_a_scalar_head("train", "bf16", mesh, 4, work)
+        assert train == pytest.approx(LOGITS_BYTES + hidden * (2 + 4 + 2), rel=1e-3)
+        score = beside_a_scalar_head("score", "bf16", mesh, 4, work)
+        assert score == pytest.approx(LOGITS_BYTES + hidden * 2, rel=1e-3)
+    train = beside_a_scalar_head("train", "f32", ONE, 4, work)
+    assert train == pytest.approx(LOGITS_BYTES + hidden * (4 + 4), rel=1e-3)
 
 
 def test_generation_keeps_the_cache_of_all_rows_at_their_greatest_length() -> None:

@@ -17,6 +17,7 @@ from hflow.plan.parameters import parameters, weight_boxes
 from hflow.plan.read_shape import read_shape
 from hflow.plan.sharding import Sharding
 from hflow.runtime.engines.groups import NewGroup
+from hflow.runtime.engines.megatron.head import OutputMatrix
 from hflow.runtime.engines.megatron.micro_batches import micro_batches
 from hflow.runtime.engines.megatron.schedule import run_schedule
 from hflow.runtime.engines.megatron.sequences import Sequences
@@ -43,7 +44,8 @@ def logits_on_rank(rank: int, new_group: NewGroup, folder: str, mesh: Mesh, toke
     sequences = Sequences(tokens, torch.ones_like(lengths), lengths - 1)
     batches = micro_batches(sequences, torch.arange(rows), 2, same_shape=True)
 
-    def gather(logits: torch.Tensor, _: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def gather(hidden: torch.Tensor, _: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = OutputMatrix.of(engine.model).logits(hidden)
         parts = [torch.empty_like(logits) for _ in range(groups.tp.size())]
         dist.all_gather(parts, logits, group=groups.tp)
         return logits.new_zeros(()), torch.cat(parts, -1)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from hflow.plan.layout import Mesh
 from hflow.runtime.engines.groups import NewGroup
+from hflow.runtime.engines.megatron.head import OutputMatrix
 from hflow.runtime.engines.megatron.micro_batches import MicroBatch, micro_batches
 from hflow.runtime.engines.megatron.pack import Pack
 from hflow.runtime.engines.megatron.schedule import run_schedule
@@ -87,7 +88,8 @@ def logits_on_rank(rank: int, new_group: NewGroup, folder: str, mesh: Mesh, limi
     engine, sequences = make_engine(rank, new_group, folder, mesh), sequences_of(RAGGED)
     batches = micro_batches(sequences, torch.arange(len(sequences)), limit, same_shape=mesh.pp > 1)
 
-    def finish(logits: torch.Tensor, batch: MicroBatch) -> tuple[torch.Tensor, Any]:
+    def finish(hidden: torch.Tensor, batch: MicroBatch) -> tuple[torch.Tensor, Any]:
+        logits = OutputMatrix.of(engine.model).logits(hidden)
         return logits.new_zeros(()), logits.split(batch.sequences.response_lengths.tolist())
 
     with torch.no_grad():

@@ -139,8 +139,8 @@ def test_planning_counts_a_number_per_position_and_no_vocabulary(folders: Folder
     for tp, vocabulary in ((1, 32), (2, 16)):
         mesh = Mesh.of(tuple(range(tp)), tp=tp)
         both = [working_bytes("score", shape, "f32", work, mesh, 2) for shape in (untied, scalar)]
-        assert both[0] - both[1] == 2 * 2 * 7 * (vocabulary - 1) * 4, (
-            "outputs of two rows of 7 tokens, and a copy"
+        assert both[0] - both[1] == 3 * 2 * 7 * (vocabulary - 1) * 4, (
+            "outputs of two rows of 7 tokens, and two copies"
         )
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from hflow.cost.memory import optimizer_bytes, working_bytes
 from hflow.plan.layout import Mesh
@@ -15,6 +14,7 @@ from hflow.plan.strategy import PLAIN, Strategy
 from hflow.plan.workload import Workload
 from hflow.runtime.engines.groups import NewGroup
 from hflow.runtime.rows import Rows
+from tests.engines.memory import peak_bytes
 from tests.engines.models import ADAM, Folders, make_call, make_engine, read_training, share, train_node
 from tests.engines.processes import Pool
 from tests.engines.test_train import MESHES, PPO, ROWS, compare, reference, rollout
@@ -131,12 +131,7 @@ def peak_on_rank(
     engine = make_engine(rank, new_group, folder, MESHES["one"], ADAM)
     call = make_call(engine, rank, train_node(ROWS, ROWS, PPO), ROWS, ROWS, strategy=strategy)
     engine.run(call, data)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        engine.run(call, data)
-    events: list[Any] = profiled.profiler.kineto_results.events()  # type: ignore[union-attr]
-    memory = sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns())
-    held = torch.tensor([e.nbytes() for e in memory]).cumsum(0)
-    return int(held.max())
+    return peak_bytes(lambda: engine.run(call, data))
 
 
 def longest_rows() -> dict[str, Rows]:

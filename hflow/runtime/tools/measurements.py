@@ -20,6 +20,7 @@ from hflow.runtime.ends import EndRule
 from hflow.runtime.engines.groups import Groups
 from hflow.runtime.engines.megatron.build import build_model
 from hflow.runtime.engines.megatron.generate import Sampling, generate
+from hflow.runtime.engines.megatron.head import OutputMatrix
 from hflow.runtime.engines.megatron.pack import Pack
 from hflow.runtime.engines.megatron.schedule import forward
 from hflow.runtime.engines.megatron.sequences import Sequences
@@ -160,13 +161,18 @@ def score_flops(seat: Seat) -> float:
     """FLOP/s of forward passes over whole sequences."""
     model, pack = seat.model(seat.setting.sizes.hidden), seat.pack()
     with torch.no_grad():
-        return _forward_flops(seat) / seat.median_s(lambda: forward(model, pack, True))
+        return _forward_flops(seat) / seat.median_s(lambda: _logits(model, pack))
 
 
 def train_flops(seat: Seat) -> float:
     """FLOP/s of forward and backward passes: the latter counts twice."""
     model, pack = seat.model(seat.setting.sizes.hidden), seat.pack()
-    return 3 * _forward_flops(seat) / seat.median_s(lambda: forward(model, pack, True).sum().backward())
+    return 3 * _forward_flops(seat) / seat.median_s(lambda: _logits(model, pack).sum().backward())
+
+
+def _logits(model: GPTModel, pack: Pack) -> Tensor:
+    """Of all tokens, ``[tokens, vocab]``."""
+    return OutputMatrix.of(model).logits(forward(model, pack, True).squeeze(0))
 
 
 def _forward_flops(seat: Seat) -> float:

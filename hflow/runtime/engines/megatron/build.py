@@ -40,9 +40,9 @@ def build_model(
 ) -> GPTModel:
     """This rank's layers of the model, with undefined weights, on the plan's `device`.
 
-    The model takes tokens ``[rows, seq]`` and returns, on the last pipeline stage, logits
-    ``[rows, seq, vocab / tp]`` or, with a scalar head, values ``[rows, seq, 1]``; on the others, hidden
-    states ``[seq, rows, hidden]``.
+    The model takes tokens ``[rows, seq]`` and returns, on the last pipeline stage, the normed hidden states
+    ``[rows, seq, hidden]``, whose logits `OutputMatrix` makes, or, with a scalar head, values
+    ``[rows, seq, 1]``; on the others, hidden states ``[seq, rows, hidden]``.
     """
     present_device.work_on(device)
     # hflow uses no dropout: random-number states need no bookkeeping, and this tracker does none.
@@ -59,8 +59,8 @@ def build_model(
         position_embedding_type="none",  # attention turns queries and keys itself
         pg_collection=collection(groups),
     )
-    if shape.head == "scalar" and groups.last_stage:
-        replace_output_layer(model)
+    if groups.last_stage:
+        replace_output_layer(model, shape.head == "scalar")
     # Megatron makes the large parameters on the present device, and leaves the norms on the CPU.
     return model.to(device)
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
-from hflow.runtime.engines.megatron.logprobs import log_probs
+from hflow.runtime.engines.megatron.head import OutputMatrix
+from hflow.runtime.engines.megatron.predicted import predicted
 from hflow.runtime.engines.megatron.sequences import Sequences
 from hflow.runtime.rows import length_mask
 
@@ -17,11 +17,11 @@ SCORE = "score"
 
 @dataclass(frozen=True)
 class Computed:
-    """`wanted`: the inputs of a loss that a train node computes. `tp`: the tensor-parallel group.
-    `temperature`: at which log-probs are taken."""
+    """`wanted`: the inputs of a loss that a train node computes of `model`. `temperature`: at which log-probs
+    are taken."""
 
     wanted: frozenset[str]
-    tp: ProcessGroup
+    model: torch.nn.Module
     temperature: float
 
     def places(self, sequences: Sequences) -> Sequences:
@@ -38,18 +38,18 @@ class Computed:
         """By name, of rows that `places` gave; 0 where a row has no token.
 
         Args:
-            heads: what the head gives at the places that predict responses, ``[tokens, vocab / tp]`` or
-                ``[tokens, 1]``, row by row.
+            heads: what the last stage has at the places that predict responses, hidden states
+                ``[tokens, hidden]`` or values ``[tokens, 1]``, row by row.
 
         Returns:
             float32 ``[rows, width]``, but for scores, ``[rows]``; with gradients to `heads`.
         """
         response = sequences.response_mask
         if not self.wanted & {"values", SCORE}:
-            found = log_probs(
+            found = predicted(
                 heads,
+                OutputMatrix.of(self.model),
                 sequences.targets,
-                self.tp,
                 self.temperature,
                 "entropy" in self.wanted,
                 sequences.kept_ids,

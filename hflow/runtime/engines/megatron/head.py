@@ -1,12 +1,16 @@
-"""The head of critics, reward and cost models: one number per position."""
+"""Heads: the matrix that gives logits, and what critics, reward and cost models have instead."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear
+from megatron.core.utils import get_attr_wrapped_model
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.nn.functional import linear
 
 
@@ -27,8 +31,48 @@ class ScalarHead(torch.nn.Module):
         return linear(hidden.float(), self.weight.float()), None
 
 
-def replace_output_layer(model: GPTModel) -> None:
-    """Put a scalar head of zeros in the place of a last stage's output matrix, which must not be tied."""
+class DeferredHead(ColumnParallelLinear):
+    """Megatron's output layer, which hands on the hidden states: whoever reads them decides how much of their
+    product with the matrix is in memory at a time."""
+
+    def forward(self, hidden: Tensor, **_: Any) -> tuple[Tensor, None]:  # type: ignore[override]
+        return hidden, None
+
+    def logits(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        """``[tokens, 1, vocab / tp]`` of ``[tokens, 1, hidden]``; the gradient of these is summed over tp."""
+        return super().forward(hidden, weight)[0]
+
+
+@dataclass(frozen=True)
+class OutputMatrix:
+    """`weight`: this rank's rows, ``[vocab / tp, hidden]``, which may be those of the embedding; `group`: the
+    tensor-parallel group, over which they are split."""
+
+    layer: DeferredHead
+    weight: Tensor
+    group: ProcessGroup
+
+    @staticmethod
+    def of(model: torch.nn.Module) -> OutputMatrix:
+        """That of a last pipeline stage."""
+        whole: Any = get_attr_wrapped_model(model, "output_layer", return_model_obj=True)
+        layer, tied = whole.output_layer, whole.share_embeddings_and_output_weights
+        weight = whole.shared_embedding_or_output_weight() if tied else layer.weight
+        return OutputMatrix(layer, weight, layer.tp_group)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """``[tokens, vocab / tp]`` of ``[tokens, hidden]``, all of them."""
+        return self.layer.logits(hidden[:, None], self.weight).squeeze(1)
+
+
+def replace_output_layer(model: GPTModel, scalar: bool) -> None:
+    """Put another head in the place of a last stage's: a scalar one of zeros (the output matrix must not be
+    tied), or one that leaves the product to others."""
+    layer: Any = model.output_layer
+    if not scalar:
+        # Megatron lets nobody choose its class; the layer stays, as others have marked its weight by now.
+        layer.__class__ = DeferredHead
+        return
     assert not model.share_embeddings_and_output_weights
     head: Any = ScalarHead(model.config.hidden_size, model.config.params_dtype)
     model.output_layer = head  # of the declared class Megatron uses no more than forward

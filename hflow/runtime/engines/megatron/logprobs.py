@@ -9,9 +9,9 @@ distribution, whatever the logits of today would leave:
 
     log p(token) = z[token] - log sum over the kept exp z
 
-Softmax and its gradient are made for a chunk of tokens at a time, so that the float32 values of a
-large vocabulary are never in memory for the whole batch; between forward and backward only the logits
-themselves (in the model's dtype) are kept.
+Here the logits are kept between forward and backward, in the model's dtype; `predicted` may do without.
+Softmax and its gradient are made for a chunk of tokens at a time, of kept sets that may be large: never more
+than two float32 copies of a chunk.
 """
 
 from __future__ import annotations
@@ -48,17 +48,40 @@ def log_probs(
         float32 ``[tokens]`` twice, the same on all ranks of `group`.
     """
     width = logits.shape[1]
-    local = targets - group.rank() * width
-    mine = (local >= 0) & (local < width)
+    columns, mine = on_rank(targets, width, group)
     if kept is None:
-        return _LogProbs.apply(logits, local.clamp(0, width - 1), mine, group, temperature, entropy)
-    inside = kept - group.rank() * width
-    here = (kept >= 0) & (inside >= 0) & (inside < width)
-    chosen = logits.gather(1, inside.clamp(0, width - 1)).masked_fill(~here, FAR)
+        return _LogProbs.apply(logits, columns, mine, group, temperature, entropy)
+    inside, here = on_rank(kept, width, group)
+    chosen = logits.gather(1, inside).masked_fill(~here, FAR)
+    return log_probs_of_kept(chosen, targets, mine, kept, group, temperature, entropy)
+
+
+def log_probs_of_kept(
+    chosen: Tensor,
+    targets: Tensor,
+    mine: Tensor,
+    kept: Tensor,
+    group: ProcessGroup,
+    temperature: float,
+    entropy: bool,
+) -> tuple[Tensor, Tensor]:
+    """As `log_probs`, of the logits `chosen` of the ids `kept`, `FAR` where another rank has them.
+
+    Args:
+        mine: bool ``[tokens]``, whether this rank has the logits of the `targets`.
+    """
     place = (kept == targets[:, None]).to(torch.uint8).argmax(1)
     found = _LogProbs.apply(chosen, place, mine, group, temperature, entropy)
     sampled = (kept >= 0).any(1)
     return found[0].where(sampled, 0.0), found[1].where(sampled, 0.0)
+
+
+def on_rank(ids: Tensor, width: int, group: ProcessGroup) -> tuple[Tensor, Tensor]:
+    """In which of this rank's `width` columns each of the `ids` is, if it is in any, and whether it is: that
+    of -1 is in none."""
+    columns = ids - group.rank() * width
+    here = (ids >= 0) & (columns >= 0) & (columns < width)
+    return columns.clamp_(0, width - 1), here
 
 
 class _LogProbs(torch.autograd.Function):
@@ -66,46 +89,65 @@ class _LogProbs(torch.autograd.Function):
     def forward(  # type: ignore[override]
         ctx: Any,
         logits: Tensor,
-        local: Tensor,
+        columns: Tensor,
         mine: Tensor,
         group: ProcessGroup,
         temperature: float,
         entropy: bool,
     ) -> tuple[Tensor, Tensor]:
-        """`local`: the column of each target, where it is `mine`, on this rank."""
+        """`columns`: those of the targets, which count where a target is `mine`."""
         count = len(logits)
         top = torch.full((count,), -torch.inf, device=logits.device)
         for part in _chunks(logits):
             top[part] = logits[part].amax(-1).float() / temperature
-        _reduce(top, ReduceOp.MAX, group)
+        reduce_over(top, ReduceOp.MAX, group)
         sums = torch.zeros(3, count, device=logits.device)  # sum exp z', z'[token], sum z' exp z'
         for part in _chunks(logits):
             z = (logits[part].float() / temperature).sub_(top[part, None])
-            sums[1, part] = z.gather(1, local[part, None]).squeeze(1) * mine[part]
+            sums[1, part] = z.gather(1, columns[part, None]).squeeze(1) * mine[part]
             e = z.exp()
             sums[0, part] = e.sum(-1)
             if entropy:
-                sums[2, part] = (e * z).sum(-1)
-        _reduce(sums, ReduceOp.SUM, group)
+                sums[2, part] = e.mul_(z).sum(-1)
+        reduce_over(sums, ReduceOp.SUM, group)
         log_sum = sums[0].log()
         uncertainty = log_sum - sums[2] / sums[0] if entropy else torch.zeros_like(log_sum)
-        ctx.save_for_backward(logits, local, mine, top + log_sum, uncertainty)
+        ctx.save_for_backward(logits, columns, mine, top + log_sum, uncertainty)
         ctx.temperature, ctx.entropy = temperature, entropy
         return sums[1] - log_sum, uncertainty
 
     @staticmethod
     def backward(ctx: Any, to_log_prob: Tensor, to_entropy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        logits, local, mine, log_total, uncertainty = ctx.saved_tensors
+        logits, columns, mine, log_total, uncertainty = ctx.saved_tensors
         gradient = torch.empty_like(logits)
         for part in _chunks(logits):
             log_p = (logits[part].float() / ctx.temperature).sub_(log_total[part, None])
-            p = log_p.exp()
-            g = p * -to_log_prob[part, None]
-            g.scatter_add_(1, local[part, None], (to_log_prob * mine)[part, None])
-            if ctx.entropy:
-                g -= p * (log_p + uncertainty[part, None]) * to_entropy[part, None]
-            gradient[part] = g.div_(ctx.temperature)
+            to_chosen = to_log_prob[part], columns[part], mine[part]
+            to_spread = (to_entropy[part], uncertainty[part]) if ctx.entropy else None
+            gradient[part] = to_logits(log_p, to_chosen, to_spread).div_(ctx.temperature)
         return gradient, None, None, None, None, None
+
+
+def to_logits(
+    log_p: Tensor, to_chosen: tuple[Tensor, Tensor, Tensor], to_spread: tuple[Tensor, Tensor] | None
+) -> Tensor:
+    """Gradient of the logits z, with one copy of them beside `log_p`, which it overwrites:
+
+        dL/dz = (1[chosen] - p) dL/dlog_prob - p (log p + H) dL/dH
+
+    Args:
+        log_p: float32 ``[tokens, width]``.
+        to_chosen: dL/dlog_prob; the column of the chosen token; and whether it is in any; ``[tokens]`` each.
+        to_spread: dL/dH and the entropy H itself, ``[tokens]`` each; None: no gradient.
+    """
+    (to_log_prob, columns, inside), of_entropy = to_chosen, None
+    p = log_p.exp_() if to_spread is None else log_p.exp()
+    if to_spread is not None:
+        to_entropy, entropy = to_spread
+        of_entropy = log_p.add_(entropy[:, None]).mul_(p).mul_(to_entropy[:, None])
+    gradient = p.mul_(-to_log_prob[:, None])
+    gradient.scatter_add_(1, columns[:, None], (to_log_prob * inside)[:, None])
+    return gradient if of_entropy is None else gradient.sub_(of_entropy)
 
 
 def _chunks(logits: Tensor) -> list[slice]:
@@ -115,6 +157,7 @@ def _chunks(logits: Tensor) -> list[slice]:
     return [slice(start, start + size) for start in range(0, count, size)]
 
 
-def _reduce(values: Tensor, op: Any, group: ProcessGroup) -> None:
+def reduce_over(values: Tensor, op: Any, group: ProcessGroup) -> None:
+    """In place, over all ranks of `group`."""
     if group.size() > 1:
         all_reduce(values, op=op, group=group)

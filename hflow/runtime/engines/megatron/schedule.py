@@ -20,8 +20,9 @@ from hflow.runtime.engines.megatron.pack import Pack
 from hflow.runtime.engines.megatron.rotary import Rotation
 from hflow.runtime.engines.megatron.shaped_config import shape_of_model
 
-# What the last stage does with what the head gives a micro-batch's response tokens, ``[tokens, vocab / tp]``
-# or ``[tokens, 1]``: the loss to differentiate (a scalar), and a value to keep.
+# What the last stage does at the places that predict a micro-batch's response tokens, with their hidden
+# states ``[tokens, hidden]`` or, from a scalar head, values ``[tokens, 1]``: the loss to differentiate (a
+# scalar), and a value to keep.
 Finish = Callable[[Tensor, MicroBatch], tuple[Tensor, Any]]
 
 
@@ -68,7 +69,7 @@ def _three(finished: tuple[Tensor, Any]) -> tuple[Tensor, Tensor, Any]:
 
 
 def forward(model: torch.nn.Module, pack: Pack, last_stage: bool) -> Tensor:
-    """What the head gives at the places that predict, ``[1, tokens, …]``; or hidden states."""
+    """What `build_model` says, on the last stage at the places that predict only: ``[1, tokens, …]``."""
     config = get_model_config(model)
     rotation = Rotation.of(pack.positions, shape_of_model(model), config.params_dtype)
     # Megatron hands the mask on to the attention, which knows places.
@@ -84,8 +85,5 @@ def forward(model: torch.nn.Module, pack: Pack, last_stage: bool) -> Tensor:
 
 
 def _only_at(places: Tensor) -> Callable[..., tuple[Tensor, ...]]:
-    """Let the output layer see ``[places, 1, hidden]`` only at the given places.
-
-    Logits of a large vocabulary at every prompt position would be most of the memory of a forward pass.
-    """
+    """Let the output layer see ``[places, 1, hidden]`` only at the given places."""
     return lambda _, args: (args[0][places], *args[1:])

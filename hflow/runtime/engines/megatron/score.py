@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from hflow.runtime.engines.groups import Groups
-from hflow.runtime.engines.megatron.logprobs import log_probs
+from hflow.runtime.engines.megatron.head import OutputMatrix
 from hflow.runtime.engines.megatron.micro_batches import MicroBatch, micro_batches
+from hflow.runtime.engines.megatron.predicted import predicted
 from hflow.runtime.engines.megatron.schedule import run_schedule
 from hflow.runtime.engines.megatron.sequences import Sequences
 
@@ -25,8 +26,9 @@ def score(
         the others.
     """
 
-    def read(logits: Tensor, of: Sequences) -> Tensor:
-        return torch.stack(log_probs(logits, of.targets, groups.tp, temperature, kept=of.kept_ids))
+    def read(hidden: Tensor, of: Sequences) -> Tensor:
+        matrix = OutputMatrix.of(model)
+        return torch.stack(predicted(hidden, matrix, of.targets, temperature, kept=of.kept_ids))
 
     found = _at_responses(model, groups, sequences, micro_batch, read)
     return None if found is None else (found[0], found[1])

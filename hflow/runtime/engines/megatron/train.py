@@ -116,7 +116,7 @@ class Training:
             rows = exchange(inputs[name], per_group=loss.per_group(name))
             read[name] = (rows.values if rows.lengths is None else rows.padded()).to(device)
         computed, options = (
-            Computed(frozenset(loss.computed), groups.tp, loss.temperature),
+            Computed(frozenset(loss.computed), adam.model, loss.temperature),
             AdamOptions.of(call.node.options, call.steps * call.node.updates),
         )
         sequences = computed.places(Sequences.of(tokens, mask, device, kept))
@@ -199,7 +199,7 @@ class Training:
         """A micro-batch's share of the minibatch's loss, to be differentiated, and what metrics need.
 
         Args:
-            heads: what the model's head gives, ``[tokens, vocab / tp]`` or ``[tokens, 1]``.
+            heads: of the last stage, hidden states ``[tokens, hidden]`` or values ``[tokens, 1]``.
         """
         rows, width = len(part.sequences), self.computed.width(part.sequences)
         trained = self.computed(heads, part.sequences)

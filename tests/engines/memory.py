@@ -1,0 +1,19 @@
+"""How much torch's allocator holds while something runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+
+def peak_bytes(action: Callable[[], object]) -> int:
+    """The most bytes on the CPU during `action`, beside those it begins with."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        action()
+    events: list[Any] = profiled.profiler.kineto_results.events()  # type: ignore[union-attr]
+    memory = sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns())
+    held = torch.tensor([e.nbytes() for e in memory]).cumsum(0)
+    return int(held.max())
