@@ -6,6 +6,7 @@ Golden texts: ``HFLOW_WRITE_GOLDEN=1 make test`` writes them anew; read the diff
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,6 +23,9 @@ GOLDEN = Path(__file__).parent / "golden"
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(sampling_hooks)
+    # A shell ignores SIGINT in what it starts in the background, and so would the runs that tests interrupt.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(trylast=True)
