@@ -60,7 +60,8 @@ class RowStream:
     fields: tuple[str, ...]
 
     def parts(self, first: int = 0) -> Iterator[StreamPart]:
-        """The rows from number `first` on. What comes before them is counted, not parsed.
+        """The rows from number `first` on. What comes before them is counted, not parsed; of the last file,
+        nothing behind them is.
 
         Raises:
             HflowError: HF403 when a file cannot be read, or a row is wrong.
@@ -68,8 +69,7 @@ class RowStream:
         file_first = 0
         for file in self.files:
             skipped = max(0, first - file_first)
-            rows = file.count() if skipped else 0
-            if skipped and skipped >= rows:
+            if skipped and file is not self.files[-1] and skipped >= (rows := file.count()):
                 file_first += rows
                 continue
             at = skipped
