@@ -3,7 +3,8 @@ from 0. Readers are strict: nothing is guessed, cut or filled in."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,19 @@ def row_of_line(path: Path, line: bytes, row: int, number: int) -> DataRow:
 
 
 def _parquet(path: Path) -> list[DataRow]:
+    with opened_parquet(path) as file:
+        check_count(path, file.metadata.num_rows)
+        table = file.read()
+    return table_rows(path, table)
+
+
+@contextmanager
+def opened_parquet(path: Path) -> Iterator[Any]:
+    """A `pyarrow.parquet.ParquetFile`.
+
+    Raises:
+        HflowError: HF403 when it is no regular file or damaged, also where that shows when it is read.
+    """
     import pyarrow
     import pyarrow.parquet
 
@@ -131,11 +145,9 @@ def _parquet(path: Path) -> list[DataRow]:
         raise refused(f"`{path}` cannot be read: it is no regular file")
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            check_count(path, file.metadata.num_rows)
-            table = file.read()
+            yield file
     except (OSError, ValueError, MemoryError, pyarrow.ArrowException) as error:
         raise refused(f"`{path}` cannot be read: {error}") from None
-    return table_rows(path, table)
 
 
 def table_rows(path: Path | str, table: Any, first: int = 0) -> list[DataRow]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -11,7 +10,15 @@ from typing import Any, Protocol
 
 from hflow.bounded_read import UnreadableError, read_lines
 from hflow.graph.row_sources import RowSource, path_kind, row_sources
-from hflow.runtime.data_files import BOM, DataRow, check_exists, refused, row_of_line, table_rows
+from hflow.runtime.data_files import (
+    BOM,
+    DataRow,
+    check_exists,
+    opened_parquet,
+    refused,
+    row_of_line,
+    table_rows,
+)
 from hflow.runtime.hub_rows import load_folder, load_hub, rows_between
 from hflow.runtime.source_rows import SourceRows, files_of, renamed
 
@@ -144,13 +151,13 @@ class ParquetRows:
     name: str
 
     def count(self) -> int:
-        with self._opened() as file:
+        with opened_parquet(Path(self.name)) as file:
             return file.metadata.num_rows
 
     def parts(self, first: int) -> Iterator[list[DataRow]]:
         import pyarrow
 
-        with self._opened() as file:
+        with opened_parquet(Path(self.name)) as file:
             sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
             group, at = 0, 0  # where reading begins: at the group in which the first row lies
             while group < len(sizes) and at + sizes[group] <= first:
@@ -160,19 +167,6 @@ class ParquetRows:
                 if table.num_rows:
                     yield table_rows(self.name, table, max(first, at))
                 at += batch.num_rows
-
-    @contextmanager
-    def _opened(self) -> Iterator[Any]:
-        import pyarrow
-        import pyarrow.parquet
-
-        if not Path(self.name).is_file():
-            raise refused(f"`{self.name}` cannot be read: it is no regular file")
-        try:
-            with pyarrow.parquet.ParquetFile(self.name) as file:
-                yield file
-        except (OSError, ValueError, MemoryError, pyarrow.ArrowException) as error:
-            raise refused(f"`{self.name}` cannot be read: {error}") from None
 
 
 @dataclass(frozen=True)
