@@ -134,7 +134,7 @@ def test_the_pages_tell_what_errors_tell(library: str, heading: str) -> None:
         ("warmup_ratio", "`warmup_steps` of `train`"), ("warmup_steps", "`warmup_steps` of `train`"),
         ("wandb", "`run.trackers`"), ("report_to", "`run.trackers`"),
         ("max_grad_norm", "`clip_grad` of `train`"), ("grad_clip", "`clip_grad` of `train`"),
-        ("lora_r", "none"), ("peft_config", "none"),
+        ("lora_r", "`models.NAME.adapter.rank`"), ("peft_config", "`models.NAME.adapter`"),
         ("save_steps", "`run.checkpoint.every`"), ("save_freq", "`run.checkpoint.every`"),
         ("chat_template", "`chat_template` of `data`"), ("num_generations", "`n` of `generate`"),
         ("num_train_epochs", "`loop.times`"), ("max_completion_length", "`max_new_tokens` of `generate`"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import date
 
 from hflow.compiler.engines import generation_engines
@@ -23,7 +24,7 @@ from hflow.graph.ir import Graph
 from hflow.plan.chat_dates import with_dates
 from hflow.plan.cluster import Cluster
 from hflow.plan.digests import digests_of
-from hflow.plan.frozen import unusable_patterns
+from hflow.plan.frozen import unusable_adapters, unusable_patterns
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.plan import VERSION, Plan
 from hflow.plan.program import Program
@@ -71,7 +72,7 @@ def compile_graph(
 def new_draft(
     graph: Graph, cluster: Cluster, pins: Iterable[str] = (), options: PlannerOptions = DEFAULTS
 ) -> Draft:
-    """What the first pass is given. Raises HflowError HF212, HF302-HF304, HF307, HF308, HF310."""
+    """What the first pass is given. Raises HflowError HF212, HF230, HF302-HF304, HF307, HF308, HF310."""
     graphs = (graph, *(named_graph(graph, evaluation) for evaluation in graph.evaluations))
     if foreign := next(filter(None, (tuple(foreign_tokens(each)) for each in graphs)), None):
         raise HflowError(foreign)
@@ -80,7 +81,8 @@ def new_draft(
     engines = generation_engines(options.engines, graph, cluster)
     shapes = _shapes(graph)
     too_few = (problem for each in graphs for problem in too_few_positions(each, shapes))
-    if unfit := (*tokens_beyond(graph, shapes), *too_few, *unusable_patterns(graph, shapes)):
+    untrainable = (*unusable_patterns(graph, shapes), *unusable_adapters(graph, shapes))
+    if unfit := (*tokens_beyond(graph, shapes), *too_few, *untrainable):
         raise HflowError(unfit)
     step = Program(graph, (), ())
     return Draft(graph, evaluation_graph(graph), cluster, shapes, step, found, options, engines)
@@ -98,7 +100,8 @@ def _shapes(graph: Graph) -> dict[str, ModelShape]:
     errors: list[HflowError] = []
     for model in graph.models:
         try:
-            shapes[model.name] = read_shape(model.path, model.span, model.head, _tiny(graph, model.path))
+            read = read_shape(model.path, model.span, model.head, _tiny(graph, model.path))
+            shapes[model.name] = replace(read, adapter=model.adapter)
         except HflowError as error:
             errors.append(error)
     if errors:

@@ -53,6 +53,8 @@ def lies_in(source: Sharding, copy: Sharding) -> bool:
 def may_donate(draft: Draft, graph: Graph, model: str, readers: Set[str], others: Collection[str]) -> bool:
     """Whether nothing asks for the weights of `model` that the nodes `others` share with its trainer while
     there is the copy for the nodes `readers`. More of either never make it true."""
+    if draft.shapes[model].adapter:  # its copies stay
+        return False
     trainers = {e.trainer for e in draft.weight_edges if e.every or e.lag}
     if trainers & {node.name for node in draft.graph.trainers(model)}:
         return False

@@ -12,9 +12,10 @@ from hflow.cost.redistribution import rows_s, weights_s
 from hflow.graph.types import ValueType
 from hflow.plan.cluster import Cluster
 from hflow.plan.edges import Collective, CopySet, DataEdge, WeightEdge
+from hflow.plan.frozen import moved_parameters
 from hflow.plan.layout import Layout
 from hflow.plan.model_shape import ModelShape
-from hflow.plan.parameters import Parameter, expert_part, num_parameters, parameters, stages_of, weight_boxes
+from hflow.plan.parameters import Parameter, expert_part, stages_of, weight_boxes
 from hflow.plan.reshard import Boxes, SendLoad, lower, lower_bound, received, recognise, volumes
 from hflow.plan.sharding import Sharding
 
@@ -164,7 +165,7 @@ def lower_weights(
     return Lowered(
         collective=kinds.pop() if len(kinds) == 1 else "p2p",
         copies=moving,
-        size_bytes=num_parameters(shape) * width,
+        size_bytes=sum(p.size for p in moved_parameters(shape)) * width,
         bytes_per_device=max(got.values(), default=0) * width,
         lower_bound_bytes_per_device=max(bound.values(), default=0) * width,
         peak_bytes=max(peak.values()) * width,
@@ -179,7 +180,7 @@ def _alike(
     lowered once."""
     split = max(source.mesh.tp, target.mesh.tp) > 1
     groups: dict[tuple[object, ...], list[Parameter]] = defaultdict(list)
-    for parameter in parameters(shape):
+    for parameter in moved_parameters(shape):
         ends = (
             (stages_of(shape, end.mesh.pp, parameter), expert_part(shape, end.ep, parameter))
             for end in (source, target)

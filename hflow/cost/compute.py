@@ -130,7 +130,7 @@ def update_s(
     """Float32 gradients are reduced over dp (those of experts over the ranks that have the same ones), then
     Adam updates what a device owns. ZeRO-1 scatters the gradients and gathers the weights afterwards; ZeRO-3
     has moved both in the passes. All of it is for parameters that are trained, wherever they are."""
-    share = trained_share(shape, freeze) if freeze else 1
+    share = trained_share(shape, freeze) if freeze or shape.adapter else 1
     common, experts = (share * part for part in _local_parameters(shape, mesh, strategy))
     owned = common + experts
     if strategy.zero:

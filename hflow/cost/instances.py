@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from hflow.cost.residency import Residency, Use, residency
 from hflow.graph.ir import Graph, step_node
@@ -45,13 +46,14 @@ def instance_residency(
     use: Use = "train" if trainings else "read" if graph.trainers(instance.model) else "frozen"
     deciding = trainings or [*plans]
     generating = (plan for plan in plans if plan.kind == "generate")
-    return residency(
+    kept = residency(
         graph.model(instance.model), shapes[instance.model], instance.mesh,
         deciding[0].strategy, cluster, use, instance.lag,
         offload=all(plan.offload for plan in deciding),
         trained=trained_with(graph, instance.model),
         tokens=max((_tokens(graph, plan) for plan in generating), default=0),
     )  # fmt: skip
+    return replace(kept, always=kept.in_use) if kept.copy_stays else kept
 
 
 def _tokens(graph: Graph, plan: NodePlan) -> int:

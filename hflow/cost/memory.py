@@ -48,7 +48,7 @@ def resident_bytes(
     elements = _elements(shape, mesh, strategy)
     if not trains:
         return elements * BYTES[dtype]
-    gradients = _elements(shape, mesh, strategy, freeze) * GRADIENT_BYTES
+    gradients = _trained_elements(shape, mesh, strategy, freeze) * GRADIENT_BYTES
     return elements * BYTES[dtype] + gradients + optimizer_bytes(shape, dtype, mesh, strategy, freeze)
 
 
@@ -60,7 +60,7 @@ def optimizer_bytes(
     if strategy.zero == 1:
         elements = stage_elements(shape, mesh.pp, mesh.tp, without=frozen_names(shape, freeze))
         return ceil(elements * OPTIMIZER_BYTES[dtype] / mesh.dp)
-    return _elements(shape, mesh, strategy, freeze) * OPTIMIZER_BYTES[dtype]
+    return _trained_elements(shape, mesh, strategy, freeze) * OPTIMIZER_BYTES[dtype]
 
 
 def average_bytes(shape: ModelShape, mesh: Mesh, strategy: Strategy = PLAIN) -> int:
@@ -71,16 +71,21 @@ def average_bytes(shape: ModelShape, mesh: Mesh, strategy: Strategy = PLAIN) -> 
 def snapshot_bytes(shape: ModelShape, mesh: Mesh, element_bytes: int, freeze: tuple[str, ...] = ()) -> int:
     """What a device copies for a checkpoint of a model of which so many bytes are kept per parameter: the
     replicas of a shard share the writing, whoever holds the optimizer's state. Without parameters that match
-    a pattern of `freeze`."""
+    a pattern of `freeze`, or that an adapter leaves as they are."""
     elements = stage_elements(shape, mesh.pp, mesh.tp, without=frozen_names(shape, freeze))
     return ceil(elements * element_bytes / mesh.dp)
 
 
-def _elements(shape: ModelShape, mesh: Mesh, strategy: Strategy, freeze: tuple[str, ...] = ()) -> int:
-    """Weights on the fullest device, without those that match a pattern of `freeze`."""
+def _elements(
+    shape: ModelShape, mesh: Mesh, strategy: Strategy, without: frozenset[str] = frozenset()
+) -> int:
+    """Weights on the fullest device, `without` some parameters."""
     fully_over = mesh.dp if strategy.zero == 3 else 1
-    without = frozen_names(shape, freeze)
     return stage_elements(shape, mesh.pp, mesh.tp, strategy.ep, fully_over, without)
+
+
+def _trained_elements(shape: ModelShape, mesh: Mesh, strategy: Strategy, freeze: tuple[str, ...]) -> int:
+    return _elements(shape, mesh, strategy, frozen_names(shape, freeze))
 
 
 def working_bytes(

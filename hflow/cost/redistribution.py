@@ -18,9 +18,9 @@ from hflow.cost.device import BYTES
 from hflow.plan.cluster import Cluster
 from hflow.plan.engine_registry import profile_of
 from hflow.plan.flops import expert_parameters
+from hflow.plan.frozen import moved_parameters
 from hflow.plan.layout import Layout, Shard
 from hflow.plan.model_shape import ModelShape
-from hflow.plan.parameters import num_parameters
 from hflow.plan.sharding import Sharding
 
 Masks = Mapping[int, int]
@@ -28,11 +28,12 @@ Masks = Mapping[int, int]
 
 @lru_cache(maxsize=65536)
 def weights_s(shape: ModelShape, dtype: str, source: Sharding, target: Sharding, cluster: Cluster) -> float:
-    """All weights of a model, as if all layers were of one size and everything were split over tp. A server
-    copies what has arrived for it once more; on GPUs a further copy goes to the host's memory."""
+    """All weights of a model that move, as if all layers were of one size and everything were split over tp.
+    A server copies what has arrived for it once more; on GPUs a further copy goes to the host's memory."""
     if source == target:
         return 0.0
-    size, experts = num_parameters(shape) * BYTES[dtype], expert_parameters(shape) * BYTES[dtype]
+    elements = sum(parameter.size for parameter in moved_parameters(shape))
+    size, experts = elements * BYTES[dtype], 0 if shape.adapter else expert_parameters(shape) * BYTES[dtype]
     handed = size / target.mesh.tp if profile_of(target.engine).server else 0
     seconds = 2 * handed / cluster.device.memory_bandwidth  # each byte is read and written
     if handed and cluster.host_link and cluster.device.platform == "cuda":

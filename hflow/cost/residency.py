@@ -80,9 +80,10 @@ class Residency:
     waits in the host's memory, from where `loaded_bytes` come before a use. `weights`: bytes of these alone.
 
     `copy_bytes`: of a reader's own copy of the newest weights, where it has one; of a server that is `awake`
-    while other nodes run, all that it keeps. `snapshot_bytes`: what a checkpoint copies of it to the host; on
-    a CPU they are in `always` and `in_use`. All sizes are bytes per device. With offload `on_host` is
-    rounded up as pinned blocks are; `loaded_bytes` is not.
+    while other nodes run, all that it keeps. `copy_stays`: only an adapter is renewed in it.
+    `snapshot_bytes`: what a checkpoint copies of it to the host; on a CPU they are in `always` and `in_use`.
+    All sizes are bytes per device. With offload `on_host` is rounded up as pinned blocks are; `loaded_bytes`
+    is not.
     """
 
     always: LabelledBytes
@@ -92,6 +93,7 @@ class Residency:
     loaded_bytes: int = 0
     copy_bytes: int = 0
     awake: bool = False
+    copy_stays: bool = False
     snapshot_bytes: int = 0
 
     def without(self, kept: LabelledBytes, size: int) -> LabelledBytes:
@@ -107,7 +109,7 @@ class Residency:
     def own_copy(self, nodes: int = 1, donated: int = 0) -> OwnCopy:
         """Of a reader whose weights lie otherwise than its trainer's; so many nodes run from its first use to
         its last. With several it stays, since what else comes in between is not known."""
-        if nodes > 1 or self.awake:
+        if nodes > 1 or self.awake or self.copy_stays:
             return OwnCopy(staying=self.copy_bytes)
         return OwnCopy(passing=self.copy_bytes, donated=donated)
 
@@ -154,7 +156,9 @@ def _snapshot_bytes(
     """A model that takes over an average is as its trainer's checkpoint says."""
     if use != "train":
         is_older = lag or (model.refresh and not model.refresh.is_average)
-        return snapshot_bytes(shape, mesh, BYTES[model.dtype] if is_older else 0)
+        return snapshot_bytes(shape, mesh, BYTES[model.dtype] if is_older else 0)  # without what is frozen
+    if shape.adapter:  # what is frozen is in the model's folder
+        return snapshot_bytes(shape, mesh, TRAINED_BYTES, trained.freeze)
     per_parameter = TRAINED_BYTES + AVERAGE_BYTES * trained.averages
     if not trained.freeze:
         return snapshot_bytes(shape, mesh, per_parameter)
@@ -208,7 +212,7 @@ def _without_snapshot(
         asleep, serving = LabelledBytes("server", own), LabelledBytes("server, weights", own + weights)
         return Residency(asleep, serving, weights, LabelledBytes(SERVED, weights), copy_bytes=weights)
     if use == "read":
-        return Residency(NOTHING, whole, weights, copy_bytes=weights)
+        return Residency(NOTHING, whole, weights, copy_bytes=weights, copy_stays=shape.adapter is not None)
     pinned = LabelledBytes("weights", pinned_bytes(shape, weights, BYTES[model.dtype], mesh.tp))
     return (
         Residency(NOTHING, whole, weights, pinned, weights) if offload else Residency(whole, whole, weights)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from hflow.graph.checks.checks import ancestors
-from hflow.graph.ir import Graph, ModelUse, NamedEvaluation, Node
+from hflow.graph.ir import Graph, NamedEvaluation, Node
 from hflow.graph.types import Factor, ValueType
 
 
@@ -60,7 +60,7 @@ def _options(node: Node, rows: int) -> Mapping[str, Any]:
 def _evaluated(node: Node, factors: Mapping[Factor, Factor], options: Mapping[str, Any], region: str) -> Node:
     return replace(
         node,
-        model=ModelUse(node.model.model) if node.model else None,
+        model=replace(node.model, lag=0) if node.model else None,
         inputs=tuple(replace(i, type=_type(i.type, factors)) for i in node.inputs if node.op != "data"),
         outputs=tuple(replace(o, type=_type(o.type, factors)) for o in node.outputs),
         options=options,

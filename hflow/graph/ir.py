@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import networkx as nx
 
@@ -38,12 +38,33 @@ class Refresh:
         return self.decay > 0
 
 
+AdapterTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+ADAPTER_TARGETS: tuple[AdapterTarget, ...] = get_args(AdapterTarget)
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """Low-rank adaptation (LoRA, arXiv:2106.09685) of a model's matrices.
+
+    Each matrix W named in `targets` acts as W + alpha / rank * B A. A has `rank` rows and B as many columns;
+    they are trained, and all else is frozen but for a scalar head. A begins at random, B with zeros.
+    """
+
+    rank: int
+    alpha: float
+    targets: tuple[AdapterTarget, ...]
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+
 @dataclass(frozen=True)
 class Model:
     """One set of weights. `path` is a local HF folder, relative to where hflow runs.
 
     `head`: ``lm`` predicts tokens; ``scalar`` gives each position one number (critics, reward and cost
-    models).
+    models). `adapter`: what of it is trained; None: all its weights are.
     """
 
     name: str
@@ -52,15 +73,23 @@ class Model:
     frozen: bool = False
     dtype: Literal["f32", "bf16"] = "f32"
     refresh: Refresh | None = None
+    adapter: Adapter | None = None
     span: Span | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
 class ModelUse:
-    """A node's model and how many updates old its weights may be (0: on-policy)."""
+    """A node's model and how many updates old its weights may be (0: on-policy). `base`: without the model's
+    adapter, which leaves the weights that the model began with."""
 
     model: str
     lag: int = 0
+    base: bool = False
+
+    @property
+    def weights(self) -> str:
+        """What people call the weights that are used."""
+        return f"{self.model}'s base" if self.base else self.model
 
 
 @dataclass(frozen=True)

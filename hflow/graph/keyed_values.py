@@ -70,9 +70,12 @@ def _evaluation(key: str, evaluation: NamedEvaluation) -> Iterator[Pair]:
 
 def _model(key: str, model: Model) -> Iterator[Pair]:
     yield key, PRESENT
-    yield from _fields(f"{key}.", model, "name", "refresh")
+    yield from _fields(f"{key}.", model, "name", "refresh", "adapter")
     if model.refresh:
         yield from _refresh(f"{key}.refresh", model.refresh)
+    if model.adapter:
+        yield f"{key}.adapter", PRESENT
+        yield from _fields(f"{key}.adapter.", model.adapter)
 
 
 def _refresh(key: str, refresh: Refresh) -> Iterator[Pair]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hflow.bounded_read import UnreadableError, read_text
 from hflow.diagnostics import Diagnostic, HflowError, ordered
+from hflow.graph.checks.adapters import check_adapters
 from hflow.graph.checks.checks import (
     check_evaluation,
     check_in_flight,
@@ -22,10 +23,21 @@ from hflow.graph.checks.log_probs import check_sampler, check_staleness
 from hflow.graph.checks.run import check_reward, check_run, drafted_metric_names
 from hflow.graph.checks.training import check_freezes, check_schedules
 from hflow.graph.checks.typed import typed_nodes
+from hflow.graph.infer.bases import shared_bases
 from hflow.graph.infer.drafting import draft_nodes, node_names
 from hflow.graph.infer.regions import check_ages, check_borders
 from hflow.graph.infer.wiring import check_wiring
-from hflow.graph.ir import Evaluation, Graph, Model, Ref, Refresh, Region, metric_key
+from hflow.graph.ir import (
+    ADAPTER_TARGETS,
+    Adapter,
+    Evaluation,
+    Graph,
+    Model,
+    Ref,
+    Refresh,
+    Region,
+    metric_key,
+)
 from hflow.graph.run_config import RunConfig
 from hflow.graph.source import overrides as overriding
 from hflow.graph.source.document import MAX_BYTES, Document, dump, parse, read
@@ -33,7 +45,7 @@ from hflow.graph.source.expressions import names_read, substitute
 from hflow.graph.source.extends import inherit, lineage, overlay
 from hflow.graph.source.problems import Problems
 from hflow.graph.source.run_section import config_of, is_of_run, is_only_run, without_run
-from hflow.graph.source.schema import GraphSpec, RepeatNodeSpec
+from hflow.graph.source.schema import AdapterSpec, GraphSpec, RepeatNodeSpec
 from hflow.graph.source.validate import validate
 from hflow.shipped import find_graph
 
@@ -177,6 +189,7 @@ def _graph(spec: GraphSpec, document: Document, problems: Problems) -> Graph | N
     check_ages(drafts, problems)
     check_optimizers(nodes, drafts, problems)
     check_refresh(drafts, spec, problems)
+    check_adapters(drafts, spec, problems)
     check_staleness(nodes, drafts, problems)
     check_sampler(nodes, drafts, problems)
     check_schedules(nodes, drafts, spec.loop.times, problems)
@@ -208,6 +221,8 @@ def _graph(spec: GraphSpec, document: Document, problems: Problems) -> Graph | N
 
 
 def _models(spec: GraphSpec, document: Document) -> tuple[Model, ...]:
+    """Without those that are another one's base."""
+    shared = shared_bases(spec)
     return tuple(
         Model(
             name,
@@ -216,10 +231,17 @@ def _models(spec: GraphSpec, document: Document) -> tuple[Model, ...]:
             m.frozen,
             m.dtype,
             Refresh(m.refresh.from_, m.refresh.every, m.refresh.decay) if m.refresh else None,
+            _adapter(m.adapter) if m.adapter else None,
             document.span(("models", name), key=True),
         )
         for name, m in spec.models.items()
+        if name not in shared
     )
+
+
+def _adapter(spec: AdapterSpec) -> Adapter:
+    """Targets in the order of the forward pass, each once."""
+    return Adapter(spec.rank, spec.alpha, tuple(t for t in ADAPTER_TARGETS if t in spec.targets))
 
 
 def _regions(spec: GraphSpec) -> tuple[Region, ...]:

@@ -15,7 +15,7 @@ from hflow.diagnostics import Diagnostic
 from hflow.graph.infer.kinds.train import frozen_patterns
 from hflow.graph.ir import Graph, Node
 from hflow.plan.model_shape import ModelShape
-from hflow.plan.parameters import num_parameters, parameters
+from hflow.plan.parameters import SCALAR_HEAD, Parameter, num_parameters, parameters
 
 _PREFIX = "model."
 # Modules whose weights engines that train keep in one matrix, and whose biases in one vector.
@@ -54,14 +54,29 @@ def averaging(graph: Graph, model: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=256)
 def frozen_names(shape: ModelShape, freeze: tuple[str, ...]) -> frozenset[str]:
-    """The parameters of a model that match a pattern."""
-    if not freeze:  # as most models are
+    """The parameters of a model that are not trained: those that match a pattern, and beside an adapter all
+    but a scalar head."""
+    if not freeze and not shape.adapter:  # as most models are
         return frozenset()
+    if shape.adapter:
+        return frozenset(p.name for p in parameters(shape.base) if p.name != SCALAR_HEAD)
     return frozenset(p.name for p in parameters(shape) if any(_matches(p.name, f) for f in freeze))
 
 
 def _matches(name: str, pattern: str) -> bool:
     return fnmatchcase(name, pattern) or fnmatchcase(name.removeprefix(_PREFIX), pattern)
+
+
+@lru_cache(maxsize=256)
+def moved_parameters(shape: ModelShape) -> tuple[Parameter, ...]:
+    """What a reader of a trained model takes over: all parameters, and beside an adapter those that are
+    trained, since it has loaded the others itself."""
+    return _trained(shape) if shape.adapter else parameters(shape)
+
+
+def _trained(shape: ModelShape) -> tuple[Parameter, ...]:
+    frozen = frozen_names(shape, ())
+    return tuple(p for p in parameters(shape) if p.name not in frozen)
 
 
 @lru_cache(maxsize=256)
@@ -78,6 +93,16 @@ def unusable_patterns(graph: Graph, shapes: Mapping[str, ModelShape]) -> Iterato
         problem, help_ = _problem(shapes[node.model_use.model], frozen_patterns(node), node)
         if problem:
             yield Diagnostic("HF212", problem, node.span, help_)
+
+
+def unusable_adapters(graph: Graph, shapes: Mapping[str, ModelShape]) -> Iterator[Diagnostic]:
+    """HF230 for every adapter of a model whose layers no adapter fits."""
+    for model in (m for m in graph.models if m.adapter):
+        shape = shapes[model.name]
+        kind = "experts" if shape.moe else "latent attention" if shape.latent else ""
+        if kind:
+            message = f"`{model.name}` ({shape.family}) has {kind}, and adapters are for dense layers"
+            yield Diagnostic("HF230", message, model.span, "drop `adapter`, or take a dense model")
 
 
 def _problem(shape: ModelShape, freeze: tuple[str, ...], node: Node) -> tuple[str, str]:

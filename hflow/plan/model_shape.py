@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Literal
 
-from hflow.graph.ir import Head
+from hflow.graph.ir import Adapter, Head
 from hflow.plan.cached_hash import CachedHash
 from hflow.plan.rotary_scaling import RotaryScaling
 
@@ -76,6 +76,7 @@ class ModelShape(CachedHash):
 
     `ffn`: width of the MLP that a token passes through; with experts that of all its `top_k`, and of the one
     that is shared, together.
+    `adapter`: the low-rank matrices beside the model's own, if it has any.
     `latent`: None for grouped-query attention; with it, `head_dim` is the width of a query and a key.
     `qkv_bias`: the projections to queries, keys and values have biases; no others do.
     `qk_norm`: queries and keys are normalised, each head by itself.
@@ -103,6 +104,7 @@ class ModelShape(CachedHash):
     scaling: RotaryScaling | None = None
     window: SlidingWindow | None = None
     latent: LatentAttention | None = None
+    adapter: Adapter | None = None
 
     @cached_property
     def _hash(self) -> int:
@@ -113,6 +115,11 @@ class ModelShape(CachedHash):
     def with_head(self, head: Head) -> ModelShape:
         """The same decoder under another head; the embedding is nothing that a scalar head could share."""
         return replace(self, head=head, tied=self.tied and head == "lm")
+
+    @property
+    def base(self) -> ModelShape:
+        """Without its adapter."""
+        return replace(self, adapter=None) if self.adapter else self
 
     @property
     def outputs(self) -> int:

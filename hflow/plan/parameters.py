@@ -7,8 +7,9 @@ an engine maps each HF row range to its own storage.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain
 from math import ceil, prod
 
 from hflow.plan.layout import Box, cut, volume
@@ -18,6 +19,7 @@ from hflow.plan.sharding import Sharding
 SCALAR_HEAD = "score.weight"
 LM_HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
+LORA_A, LORA_B = "lora_A.weight", "lora_B.weight"  # after the module that they adapt, as in PEFT
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,26 @@ def _outside(shape: ModelShape) -> tuple[Parameter, ...]:
 
 
 def _layer(shape: ModelShape, index: int) -> tuple[Parameter, ...]:
+    """Of an adapted matrix the adapter's two come after it."""
+    own = _own_of_layer(shape, index)
+    return tuple(chain.from_iterable((p, *adapter_of(shape, p)) for p in own)) if shape.adapter else own
+
+
+def adapter_of(shape: ModelShape, parameter: Parameter) -> tuple[Parameter, ...]:
+    """A and B of an adapted matrix, and nothing for other parameters. Of a matrix whose rows are split over
+    tp B is, of one whose columns are A: the other one is whole on every rank of tp."""
+    module, _, kind = parameter.name.rpartition(".")
+    adapter = shape.adapter
+    if adapter is None or kind != "weight" or module.rpartition(".")[2] not in adapter.targets:
+        return ()
+    assert parameter.shard is not None and parameter.expert is None, parameter
+    rows, columns = parameter.shape
+    a = Parameter(f"{module}.{LORA_A}", (adapter.rank, columns), 1 if parameter.shard else None)
+    b = Parameter(f"{module}.{LORA_B}", (rows, adapter.rank), None if parameter.shard else 0)
+    return tuple(replace(p, layer=parameter.layer) for p in (a, b))
+
+
+def _own_of_layer(shape: ModelShape, index: int) -> tuple[Parameter, ...]:
     h, at = shape.hidden, f"model.layers.{index}."
     out = [Parameter(f"{at}input_layernorm.weight", (h,), None, index)]
     out += _latent_projections(shape, index) if shape.latent else _projections(shape, index)

@@ -7,7 +7,7 @@ nothing else: neither the passes nor the search that found it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from hflow.diagnostics import Span
 from hflow.display import Displayed
-from hflow.graph.ir import Graph
+from hflow.graph.ir import Graph, Node
 from hflow.plan.cluster import Cluster
 from hflow.plan.digests import Digests
 from hflow.plan.model_shape import ModelShape
@@ -24,7 +24,7 @@ from hflow.plan.program import Program
 from hflow.whole_file import write_whole
 
 VERSION = 7  # of the file
-_UNNAMED = {"evaluations": True}  # left out of the JSON of a graph that has none
+_NEWER = ("scaling", "window", "latent", "adapter")  # of a shape, than the first plans
 
 
 @dataclass(frozen=True)
@@ -141,26 +141,40 @@ class Plan(Displayed):
 
 
 def to_json(plan: Plan, leave_out: Set[str] = frozenset()) -> str:
-    """`leave_out`: fields of the plan. Graphs without named evaluations, or files of chats, do not say so,
-    nor do shapes without scaled rotary positions, windows or latent attention: their plans are those from
-    before."""
+    """`leave_out`: fields of the plan. Graphs without named evaluations, adapters or files of chats do not
+    say so, nor do shapes without scaled rotary positions, windows or latent attention: their plans are those
+    from before."""
     from pydantic import TypeAdapter
 
     without: dict[str, Any] = dict.fromkeys(leave_out, True)
-    if not plan.evaluations:
-        without["evaluations"] = True
-    without["shapes"] = {name: _unsaid(shape) for name, shape in plan.shapes.items()}
+    named = {i: {"program": {"graph": _unsaid(e.program.graph)}} for i, e in enumerate(plan.evaluations)}
+    without["evaluations"] = named or True
+    without["shapes"] = {name: _none_of(shape, *_NEWER) for name, shape in plan.shapes.items()}
     if not plan.digests.chats and "digests" not in leave_out:
         without["digests"] = {"chats": True}
-    if not plan.graph.evaluations:
-        without["step"] = {"graph": _UNNAMED}
+    without["step"] = {"graph": _unsaid(plan.graph, named=bool(plan.evaluations))}
     if plan.evaluation:
-        without["evaluation"] = {"graph": _UNNAMED}
+        without["evaluation"] = {"graph": _unsaid(plan.evaluation.graph, named=False)}
     return TypeAdapter(Plan).dump_json(plan, exclude=without).decode()
 
 
-def _unsaid(shape: ModelShape) -> dict[str, bool]:
-    return {name: True for name in ("scaling", "window", "latent") if getattr(shape, name) is None}
+def _unsaid(graph: Graph, named: bool = True) -> dict[str, Any]:
+    """What the JSON of a graph leaves out. `named`: whether it says which named evaluations it has."""
+    evaluations = {i: {"nodes": _unsaid_of_nodes(e.nodes)} for i, e in enumerate(graph.evaluations)}
+    return {
+        "models": {i: _none_of(model, "adapter") for i, model in enumerate(graph.models)},
+        "nodes": _unsaid_of_nodes(graph.nodes),
+        "evaluations": evaluations if named else True,
+    }
+
+
+def _unsaid_of_nodes(nodes: Sequence[Node]) -> dict[int, Any]:
+    plain = (i for i, node in enumerate(nodes) if node.model and not node.model.base)
+    return {i: {"model": {"base": True}} for i in plain}
+
+
+def _none_of(value: Any, *names: str) -> dict[str, bool]:
+    return {name: True for name in names if getattr(value, name) is None}
 
 
 def _without_places(program: Program | None) -> Program | None:
@@ -185,5 +199,5 @@ def graph_hash(graph: Graph) -> str:
     """As `Plan.hash`, of the graph alone."""
     from pydantic import TypeAdapter
 
-    without = None if graph.evaluations else _UNNAMED
+    without = _unsaid(graph, named=bool(graph.evaluations))
     return hashlib.sha256(TypeAdapter(Graph).dump_json(_bare(graph), exclude=without)).hexdigest()[:12]

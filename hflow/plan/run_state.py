@@ -19,7 +19,7 @@ from hflow.graph.ir import Graph, Node, Ref
 from hflow.graph.row_sources import streaming, success_curriculum
 from hflow.graph.types import DType
 from hflow.plan.edges import WeightEdge
-from hflow.plan.frozen import averaging, frozen_names, trained_with
+from hflow.plan.frozen import averaging, frozen_names, moved_parameters, trained_with
 from hflow.plan.layout import Box, cut, volume
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.parameters import Parameter, parameters, weight_boxes
@@ -228,7 +228,7 @@ def _first_group(trainer: Instance, holders: list[int]) -> tuple[int, ...]:
 def _trained(plan: Plan, model: str) -> Iterator[StateTensor]:
     devices, prefix = trainer_of(plan, model).mesh.devices, f"models/{model}/"
     frozen = frozen_parameters(plan, model)
-    for parameter in parameters(plan.shapes[model]):
+    for parameter in moved_parameters(plan.shapes[model]):
         for kind in TRAINED[:1] if parameter.name in frozen else TRAINED:
             name = f"{prefix}{kind}/{parameter.name}"
             yield TrainedTensor(name, "f32", parameter.shape, model, devices, kind, parameter)
@@ -250,7 +250,7 @@ def _averages(plan: Plan, model: str) -> Iterator[StateTensor]:
 def _older(plan: Plan, older: OlderWeights) -> Iterator[StateTensor]:
     """None before the first step of training has come to them: until then they are those in the folder."""
     dtype, devices = plan.graph.model(older.model).dtype, reader_of(plan, older).mesh.devices
-    for parameter in parameters(plan.shapes[older.model]):
+    for parameter in moved_parameters(plan.shapes[older.model]):
         name = older.prefix + parameter.name
         yield OlderTensor(name, dtype, parameter.shape, older.model, devices, older, parameter, optional=True)
     yield OlderTensor(f"{older.prefix}version", "i64", (), older.model, devices, older, None, optional=True)

@@ -14,6 +14,7 @@ from torch import Tensor
 from hflow.plan.digests import MORE_TEMPLATES
 from hflow.plan.families.registry import FAMILIES
 from hflow.plan.parameters import SCALAR_HEAD
+from hflow.runtime.adapter_export import AdapterExport
 from hflow.runtime.model_folder import read_object
 from hflow.runtime.tokenizer import load_tokenizer
 from hflow.runtime.whole_folder import whole_folder
@@ -22,7 +23,12 @@ SHARD_BYTES = 4 * 2**30
 WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth")
 
 
-def write_hf(folder: Path | str, source: Path | str, tensors: Iterable[tuple[str, Tensor]]) -> None:
+def write_hf(
+    folder: Path | str,
+    source: Path | str,
+    tensors: Iterable[tuple[str, Tensor]],
+    adapter: AdapterExport | None = None,
+) -> None:
     """Write `tensors` beside the configuration and tokenizer files of `source`.
 
     Tensors that end in a scalar head make a model for transformers' ``AutoModelForSequenceClassification``,
@@ -37,6 +43,7 @@ def write_hf(folder: Path | str, source: Path | str, tensors: Iterable[tuple[str
         folder: where the model goes.
         source: the folder of the model that the weights were trained from.
         tensors: HF parameter names and values.
+        adapter: merges the adapter's among the tensors into the others, and writes them by themselves, too.
 
     Raises:
         HflowError: HF406 when a file cannot be read or written.
@@ -44,8 +51,10 @@ def write_hf(folder: Path | str, source: Path | str, tensors: Iterable[tuple[str
     folder = Path(folder)
     with whole_folder(folder) as new:
         _copy_companions(Path(source), new)
-        written = _write_shards(new, tensors)
+        written = _write_shards(new, adapter.merging(tensors) if adapter else tensors)
         _describe(new / "config.json", written)
+        if adapter:
+            adapter.write(new)
 
 
 def _copy_companions(source: Path, target: Path) -> None:

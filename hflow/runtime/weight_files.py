@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from hflow.diagnostics import HflowError
 from hflow.graph.ir import Model
@@ -73,6 +74,12 @@ def opened(file: Path) -> Iterator[Any]:
             yield tensors
     except (OSError, SafetensorError, MemoryError) as error:  # a whole file is mapped into memory
         raise unusable(file, str(error)) from error
+
+
+def read_tensor(found: StoredTensor, name: str) -> Tensor:
+    """The whole of a tensor. Raises HflowError HF406 when it cannot be read."""
+    with opened(found.file) as tensors:
+        return tensors.get_tensor(name)
 
 
 def _single(folder: Path) -> dict[str, StoredTensor]:

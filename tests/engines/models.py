@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
-from hflow.graph.ir import Function, Head, Input, Model, Node, Output, Ref, Repeat
+from hflow.graph.ir import Adapter, Function, Head, Input, Model, Node, Output, Ref, Repeat
 from hflow.graph.types import Dim, Factor, ValueType
 from hflow.ops.losses import ppo_clip
 from hflow.plan.layout import Mesh
@@ -136,9 +136,10 @@ def make_engine(
     strategy: Strategy = PLAIN,
     freeze: tuple[str, ...] = (),
     averaging: tuple[Model, ...] = (),
+    adapter: Adapter | None = None,
 ) -> MegatronModel:
-    model = Model("actor", folder, head, frozen, dtype)
-    shape, device = read_shape(folder).with_head(head), torch.device("cpu")
+    model = Model("actor", folder, head, frozen, dtype, adapter=adapter)
+    shape, device = replace(read_shape(folder).with_head(head), adapter=adapter), torch.device("cpu")
     tokenizer = load_tokenizer(folder)
     more = tokenizer, device, train_options, strategy, freeze, averaging
     return MegatronModel(model, shape, mesh, rank, new_group, *more)

@@ -41,7 +41,8 @@ EVERY = RunConfig(CheckpointPolicy(every=1, keep=99))
 STEPS = 4
 # Everything that a run carries: moments, a critic, older weights, a refreshed model, an average beside frozen
 # parameters and a schedule, scalars, counts of what was right and rows that wait to be counted, waiting rows;
-# a mixture by a curriculum, with evaluations of its own; how far a stream was read.
+# a mixture by a curriculum, with evaluations of its own; how far a stream was read; an adapter, of which a
+# reader has an older one.
 CASES: dict[str, dict[str, object]] = {
     "ppo_small": {"steps": STEPS},
     "lagged": {"steps": STEPS},
@@ -52,6 +53,7 @@ CASES: dict[str, dict[str, object]] = {
     "region": {"rows": 2, "batch": 12, "age": 1, "steps": STEPS},
     "everything": {"steps": STEPS},
     "streamed": {"steps": STEPS + 1},
+    "adapted": {"steps": STEPS, "lag": 1},
 }
 LAYOUTS = ("tp1@0", "dp2,zero1@0-1", "tp2@0-1", "pp2@0-1", "tp2,dp2,zero1@0-3", "pp2,tp2@0-3")
 TIMES = ("time_s", "tokens_per_s")

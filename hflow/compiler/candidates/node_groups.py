@@ -24,7 +24,8 @@ GroupRole = Literal["train", "generate", "score", "frozen"]
 @dataclass(frozen=True)
 class NodeGroup:
     """The nodes that train a model (they share its optimizer), that generate or that score with one which is
-    trained (each set has one copy of its weights at most), or all that use a frozen one. `evaluated`: the
+    trained (each set has one copy of its weights at most; those that use its `base` are a set), or all that
+    use a frozen one. `evaluated`: the
     evaluation runs one of them too, with the newest weights whatever their `lag`. `engine`: of its generate
     nodes; those of two engines are two node groups, since these share no weights. `trained`: how the model
     is, if any node trains it."""
@@ -37,6 +38,7 @@ class NodeGroup:
     evaluated: bool = False
     engine: GenerationEngine = DEFAULT_ENGINE
     trained: TrainedWith = ALL_TRAINED
+    base: bool = False
 
     @cached_property
     def works(self) -> tuple[Workload, ...]:
@@ -158,19 +160,19 @@ def node_groups(
         engines: of its generate nodes.
         evaluation: the graph that evaluates it; its named evaluations it has itself.
     """
-    members: dict[tuple[str, GroupRole, int, bool, GenerationEngine], list[Node]] = {}
+    members: dict[tuple[str, GroupRole, int, bool, GenerationEngine, bool], list[Node]] = {}
     for node in (n for n in graph.nodes if n.model):
         engine, use = engines.get(node.name, DEFAULT_ENGINE), node.model_use
-        key = use.model, _role(graph, node), use.lag, node.in_flight, engine
+        key = use.model, _role(graph, node), use.lag, node.in_flight, engine, use.base
         members.setdefault(key, []).append(node)
     again = {n.name for n in evaluation.nodes} if evaluation else set[str]()
     again |= {step_node(n.name) for named in graph.evaluations for n in named.nodes}
     return tuple(
         NodeGroup(
             nodes[0].name, model, role, tuple(nodes), lag, any(n.name in again for n in nodes), engine,
-            trained_with(graph, model),
+            trained_with(graph, model), base,
         )
-        for (model, role, lag, _, engine), nodes in members.items()
+        for (model, role, lag, _, engine, base), nodes in members.items()
     )  # fmt: skip
 
 

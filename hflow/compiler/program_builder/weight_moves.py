@@ -46,7 +46,7 @@ class WeightMoves:
             return
         if node.op != "train":
             newest = (e for e in self.edges if e.reader == node.name and not e.every and not node.model.lag)
-            self._move(newest, needed)
+            self._move(newest if not node.model.base else (), needed)
         elif node.model.model not in self.trained:
             self.trained.add(node.model.model)
             self._move(e for e in self.edges if e.model == node.model.model and e.lag)
@@ -76,7 +76,7 @@ class WeightMoves:
             if reader == source:
                 continue
             self.renewed.add(reader)
-            if not edge.every and not reader.lag:
+            if not edge.every and not reader.lag and not program.draft.shapes[edge.model].adapter:
                 self.copies[reader] = edge.reader
             if reader in self.copies and self._donates(source, reader):
                 self.donated[reader] = source

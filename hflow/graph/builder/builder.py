@@ -82,15 +82,20 @@ class GraphBuilder:
         refresh_from: str | ModelHandle | None = None,
         refresh_every: int | str | None = None,
         refresh_decay: float | str | None = None,
+        adapter_rank: int | str | None = None,
+        adapter_alpha: float | str | None = None,
+        adapter_targets: Sequence[str] | None = None,
     ) -> ModelHandle:
         """One set of weights. A frozen model with `refresh_from` takes over the weights of that model before
-        every `refresh_every`-th step; with `refresh_decay`, their moving average."""
+        every `refresh_every`-th step; with `refresh_decay`, their moving average. With `adapter_rank`,
+        low-rank matrices beside the model's own are trained, which stay as they are (LoRA)."""
         spec = {
             "path": path,
             "head": head if head != "lm" else None,
             "frozen": frozen or None,
             "dtype": dtype if dtype != "f32" else None,
             "refresh": _said(**{"from": refresh_from}, every=refresh_every, decay=refresh_decay),
+            "adapter": _said(rank=adapter_rank, alpha=adapter_alpha, targets=adapter_targets),
         }
         self._add(self._models, name, spec)
         return ModelHandle(name)
@@ -121,12 +126,14 @@ class GraphBuilder:
         *,
         model: str | ModelHandle,
         lag: int | str = 0,
+        base: bool = False,
         after: Sequence[Named] = (),
         out: Mapping[str, str] | None = None,
         **ports: Any,
     ) -> NodeHandle:
-        """What a model says about given texts: log-probs and entropy, or values and a score."""
-        spec = {"op": "score", "model": _use(model, lag), "after": after, "out": out}
+        """What a model says about given texts: log-probs and entropy, or values and a score. `base`: without
+        its adapter."""
+        spec = {"op": "score", "model": _use(model, lag, base), "after": after, "out": out}
         return self._node(name, spec, ports)
 
     def call(
@@ -264,5 +271,5 @@ def _said(**entries: Any) -> dict[str, Any]:
     return {name: value for name, value in entries.items() if value is not None}
 
 
-def _use(model: str | ModelHandle, lag: int | str) -> Any:
-    return {"use": model, "lag": lag} if lag else model
+def _use(model: str | ModelHandle, lag: int | str, base: bool = False) -> Any:
+    return {"use": model, **_said(lag=lag or None, base=base or None)} if lag or base else model

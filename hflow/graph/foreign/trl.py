@@ -11,7 +11,7 @@ from hflow.graph.foreign.foreign_name import ForeignName, said, unsaid
 
 _CLIP = "hflow.ops.losses.ppo_clip"
 _ADAM = "every train node is AdamW, with `lr`, `betas`, `eps`, `weight_decay`"
-_LORA = "all weights of a trained model learn, but for those that `freeze` of `train` names"
+_NO_DROPOUT = "an engine draws no random numbers in a layer: results do not depend on the plan"
 _TRAINER = (
     said("model", "models.NAME.path", "a folder on this machine, not a name on the hub"),
     said("ref_model", "models.NAME.frozen", "a model of its own, with `frozen: true`"),
@@ -23,7 +23,7 @@ _TRAINER = (
     said("rollout_func, environment_factory", "nodes", "turns are nodes: `generate`, `call`, `generate`"),
     unsaid("callbacks", "a `call` node sees the values of a step; `run` says what is kept and where it goes"),
     unsaid("optimizers", _ADAM),
-    unsaid("peft_config", _LORA),
+    said("peft_config", "models.NAME.adapter", "LoRA: `{rank: 16, alpha: 32, targets: [q_proj, v_proj]}`"),
     unsaid("quantization_config", "weights are f32 or bf16 (`dtype` of a model)"),
 )
 _TRAINING_ARGUMENTS = (
@@ -206,7 +206,11 @@ _MODEL = (
     unsaid("model_revision", "models are folders on this machine"),
     said("dtype, torch_dtype", "models.NAME.dtype", "`bf16` or `f32`"),
     unsaid("attn_implementation", "the engine's business"),
-    unsaid("use_peft, lora_r, lora_alpha, lora_dropout, lora_target_modules, use_dora, use_rslora", _LORA),
+    said("use_peft, lora_r", "models.NAME.adapter.rank", "a model with an adapter trains that alone"),
+    said("lora_alpha", "models.NAME.adapter.alpha"),
+    said("lora_target_modules", "models.NAME.adapter.targets"),
+    unsaid("lora_dropout", _NO_DROPOUT),
+    unsaid("use_dora, use_rslora", "adapters are W + alpha / rank * B A"),
     unsaid("load_in_8bit, load_in_4bit", "weights are f32 or bf16 (`dtype` of a model)"),
 )
 TRL: Mapping[str, tuple[ForeignName, ...]] = {

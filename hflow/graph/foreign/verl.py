@@ -54,12 +54,10 @@ _MODEL = (
     said("actor_rollout_ref.model.path", "models.NAME.path", "a folder on this machine"),
     said("actor_rollout_ref.model.custom_chat_template", "chat_template of data", "a `FILE.jinja`"),
     said("actor_rollout_ref.model.enable_gradient_checkpointing", "--pin", "`--pin actor_train=recompute`"),
-    unsaid(
-        _each(
-            "actor_rollout_ref.model", "lora_rank, lora_alpha, target_modules, lora_adapter_path, lora.rank"
-        ),
-        "all weights of a trained model learn, but for those that `freeze` of `train` names",
-    ),
+    said(_each("actor_rollout_ref.model", "lora_rank, lora.rank"), "models.NAME.adapter.rank"),
+    said("actor_rollout_ref.model.lora_alpha", "models.NAME.adapter.alpha"),
+    said("actor_rollout_ref.model.target_modules", "models.NAME.adapter.targets"),
+    unsaid("actor_rollout_ref.model.lora_adapter_path", "adapters begin anew; merge one into the folder"),
     unsaid("actor_rollout_ref.model.override_config", "the model is what its folder says"),
     unsaid(
         _each("actor_rollout_ref.model", "use_remove_padding, use_liger, use_fused_kernels"),

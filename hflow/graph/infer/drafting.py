@@ -8,6 +8,7 @@ from typing import Any
 
 from hflow.diagnostics import did_you_mean
 from hflow.graph.infer import kinds
+from hflow.graph.infer.bases import shared_bases
 from hflow.graph.infer.draft import KEEP, CarriedInput, NodeDraft
 from hflow.graph.infer.functions import FunctionSource
 from hflow.graph.infer.functions_at import filters_at, function_at
@@ -47,6 +48,7 @@ class _Drafter:
         self.document = document
         self.found = found
         self.models = document.keys(("models",))
+        self.bases = shared_bases(spec)
         self.nodes = node_names(document)
 
     def draft(self, name: str, node: schema.NodeSpec) -> list[NodeDraft]:
@@ -266,7 +268,9 @@ class _Drafter:
             self.found.add("HF202", f"unknown model `{use.use}`", path, help=help_)
         model = self.spec.models.get(use.use)
         head: Head | None = model.head if model else None
-        return replace(drafted, model=ModelUse(use.use, use.lag), head=head)
+        if of := self.bases.get(use.use):
+            return replace(drafted, model=ModelUse(of, use.lag, base=True), head=head)
+        return replace(drafted, model=ModelUse(use.use, use.lag, use.base), head=head)
 
     def _wrong_head(self, drafted: NodeDraft, does: str, needs: str) -> None:
         assert drafted.model

@@ -16,7 +16,7 @@ from hflow.graph.infer.draft import NodeDraft
 from hflow.graph.infer.drafting import with_function
 from hflow.graph.infer.functions import FunctionSource, read_function
 from hflow.graph.infer.kinds import generate
-from hflow.graph.ir import EvaluationMetric, ModelUse, Ref, evaluated_node, metric_key
+from hflow.graph.ir import EvaluationMetric, Ref, evaluated_node, metric_key
 from hflow.graph.source.document import KeyPath
 from hflow.graph.source.problems import Problems
 from hflow.graph.types import DType
@@ -98,7 +98,7 @@ def _renamed(draft: NodeDraft, evaluation: str, options: Mapping[str, Any], loop
         sources=sources,
         options=options,
         outputs=generate.ports(options) if draft.op == "generate" else draft.outputs,
-        model=ModelUse(draft.model.model) if draft.model else None,
+        model=replace(draft.model, lag=0) if draft.model else None,
         after=(),
         region=loop,
         place=(),

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
+from hflow.graph.ir import ADAPTER_TARGETS, AdapterTarget
 from hflow.graph.run_config import TrackerName
 
 NAME_PATTERN = r"^[a-z_][a-z0-9_]*$"
@@ -59,6 +60,10 @@ def _texts(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+def _adapter(value: Any) -> Any:
+    return {"rank": value} if isinstance(value, int) and not isinstance(value, bool) else value
+
+
 def _checkpoint(value: Any) -> Any:
     if value is False:
         return {"every": 0, "seconds": 0, "on_signal": False}
@@ -96,6 +101,17 @@ class RefreshSpec(_Shape):
     decay: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
 
 
+class AdapterSpec(_Shape):
+    """Train low-rank matrices beside a model's own, which stay as they are (LoRA); a number is short for
+    `rank`."""
+
+    rank: Positive
+    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 32.0
+    targets: Annotated[list[AdapterTarget], BeforeValidator(_texts), Field(min_length=1)] = list(
+        ADAPTER_TARGETS
+    )
+
+
 class ModelSpec(_Shape):
     """One set of weights; `head: scalar` for critics, reward and cost models."""
 
@@ -104,13 +120,15 @@ class ModelSpec(_Shape):
     frozen: bool = False
     dtype: Literal["f32", "bf16"] = "f32"
     refresh: RefreshSpec | None = None
+    adapter: Annotated[AdapterSpec | None, BeforeValidator(_adapter)] = None
 
 
 class UseSpec(_Shape):
-    """`lag`: how many updates old the weights may be."""
+    """`lag`: how many updates old the weights may be. `base`: without the model's adapter."""
 
     use: str
     lag: Natural = 0
+    base: bool = False
 
 
 class LoopSpec(_Shape):
@@ -347,6 +365,8 @@ def keys_at(path: tuple[str | int, ...], op: str | None = None) -> tuple[str, ..
             return _keys(ModelSpec)
         case ("models", _, "refresh"):
             return _keys(RefreshSpec)
+        case ("models", _, "adapter"):
+            return _keys(AdapterSpec)
         case ("nodes", _, "nodes", _, *inner):
             return keys_at(("nodes", "inner", *inner), op)
         case ("nodes", _):

@@ -32,6 +32,9 @@ def _model(model: Model) -> str:
     if model.refresh:
         decay = f", decay={model.refresh.decay:g}" if model.refresh.decay else ""
         words.append(f"refresh({model.refresh.model}, every={model.refresh.every}{decay})")
+    if model.adapter:
+        targets = ",".join(model.adapter.targets)
+        words.append(f"adapter(rank={model.adapter.rank}, alpha={model.adapter.alpha:g}, {targets})")
     return " ".join(filter(None, words))
 
 
@@ -48,7 +51,7 @@ def _node(graph: Graph, node: Node) -> Iterator[str]:
 def _call(node: Node) -> Iterator[str]:
     yield node.op
     if node.model:
-        yield f"{node.model.model}@k" + (f"-{node.model.lag}" if node.model.lag else "")
+        yield f"{node.model.weights}@k" + (f"-{node.model.lag}" if node.model.lag else "")
     if node.function:
         yield node.function.reference
     if node.inputs:

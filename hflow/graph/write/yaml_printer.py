@@ -12,7 +12,18 @@ from typing import Any, cast
 from hflow.graph.checks.evaluations import THRESHOLD
 from hflow.graph.infer.kinds import call, data, generate, score, train
 from hflow.graph.infer.regions import maker
-from hflow.graph.ir import EvaluationMetric, Graph, Input, Model, ModelUse, NamedEvaluation, Node, Refresh
+from hflow.graph.ir import (
+    ADAPTER_TARGETS,
+    Adapter,
+    EvaluationMetric,
+    Graph,
+    Input,
+    Model,
+    ModelUse,
+    NamedEvaluation,
+    Node,
+    Refresh,
+)
 from hflow.graph.options import REQUIRED, Option
 from hflow.graph.source.yaml_text import WIDTH, flow, key, scalar
 from hflow.graph.types import ValueType
@@ -116,7 +127,14 @@ def _model(model: Model) -> YamlTree:
     head = model.head if model.head != "lm" else None
     dtype = model.dtype if model.dtype != "f32" else None
     refresh = _refresh(model.refresh) if model.refresh else None
-    return {"path": model.path, **_known(head=head, frozen=model.frozen, dtype=dtype, refresh=refresh)}
+    adapter = _adapter(model.adapter) if model.adapter else None
+    said = _known(head=head, frozen=model.frozen, dtype=dtype, refresh=refresh, adapter=adapter)
+    return {"path": model.path, **said}
+
+
+def _adapter(adapter: Adapter) -> YamlTree:
+    targets = list(adapter.targets) if adapter.targets != ADAPTER_TARGETS else None
+    return {"rank": adapter.rank, "alpha": adapter.alpha, **_known(targets=targets)}
 
 
 def _refresh(refresh: Refresh) -> YamlTree:
@@ -187,7 +205,8 @@ def _metric(metric: EvaluationMetric) -> str | YamlTree:
 
 
 def _use(use: ModelUse) -> str | YamlTree:
-    return {"use": use.model, "lag": use.lag} if use.lag else use.model
+    said = _known(lag=use.lag, base=use.base)
+    return {"use": use.model, **said} if said else use.model
 
 
 def _source(value: Input) -> str | YamlTree:

@@ -18,6 +18,8 @@ SERVER_PROFILE = ServerProfile(
 
 def _lacks(shape: ModelShape) -> str:
     """Its models of these families read neither `sliding_window` nor `attention_factor` (SGLang 0.5.23)."""
+    if shape.adapter:
+        return "an adapter"
     if shape.window:
         return f"a sliding window of {shape.window.size} tokens"
     if isinstance(shape.scaling, YarnScaling) and not isclose(

@@ -4,4 +4,8 @@ from __future__ import annotations
 
 from hflow.plan.engine_profile import EngineProfile
 
-PROFILE = EngineProfile(title="transformers", ops=("generate", "score"))
+PROFILE = EngineProfile(
+    title="transformers",
+    ops=("generate", "score"),
+    lacks=lambda shape: "an adapter" if shape.adapter else "",
+)

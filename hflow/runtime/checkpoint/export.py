@@ -8,12 +8,17 @@ from pathlib import Path
 
 from torch import Tensor
 
+from hflow.graph.ir import Model
+from hflow.plan.frozen import moved_parameters
+from hflow.plan.model_shape import ModelShape
 from hflow.plan.parameters import parameters
 from hflow.plan.plan import Plan
 from hflow.plan.run_state import run_state
+from hflow.runtime.adapter_export import adapter_export
 from hflow.runtime.checkpoint.reader import CheckpointReader
 from hflow.runtime.hf import write_hf
 from hflow.runtime.rows import TORCH_DTYPES
+from hflow.runtime.weight_files import read_tensor, stored_tensors
 
 
 def export_checkpoint(plan: Plan, checkpoint: Path, folders: Mapping[str, Path]) -> None:
@@ -28,11 +33,18 @@ def export_checkpoint(plan: Plan, checkpoint: Path, folders: Mapping[str, Path])
     with closing(CheckpointReader(checkpoint)) as reader:
         reader.expect(run_state(plan))
         reader.verify(0, 1)
-        for model, folder in folders.items():
-            write_hf(folder, Path(plan.graph.model(model).path), _tensors(plan, model, reader))
+        for name, folder in folders.items():
+            model, shape = plan.graph.model(name), plan.shapes[name]
+            tensors = _tensors(model, shape, reader)
+            write_hf(folder, Path(model.path), tensors, adapter_export(model, shape))
 
 
-def _tensors(plan: Plan, model: str, reader: CheckpointReader) -> Iterator[tuple[str, Tensor]]:
-    dtype = TORCH_DTYPES[plan.graph.model(model).dtype]
-    for parameter in parameters(plan.shapes[model]):
-        yield parameter.name, reader.whole(f"models/{model}/weights/{parameter.name}").to(dtype)
+def _tensors(model: Model, shape: ModelShape, reader: CheckpointReader) -> Iterator[tuple[str, Tensor]]:
+    """What an adapter leaves as it is comes from the model's folder."""
+    dtype, moved = TORCH_DTYPES[model.dtype], {p.name for p in moved_parameters(shape)}
+    stored = stored_tensors(model, shape.base) if shape.adapter else {}
+    for name in (parameter.name for parameter in parameters(shape)):
+        if name in moved:
+            yield name, reader.whole(f"models/{model.name}/weights/{name}").to(dtype)
+        else:
+            yield name, read_tensor(stored[name], name).to(dtype)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hflow.plan.frozen import moved_parameters
 from hflow.plan.layout import Box
 from hflow.plan.plan import Plan
 from hflow.plan.ports import output_layout
@@ -231,7 +232,8 @@ def _restore_older(interpreter: Interpreter, reader: CheckpointReader, older: Ol
     plan, prefix = interpreter.plan, older.prefix
     weights = interpreter.engines.weights(trainer_of(plan, older.model))
     if weights:
-        for name in weights.names():
+        moved = {parameter.name for parameter in moved_parameters(plan.shapes[older.model])}
+        for name in (name for name in weights.names() if name in moved):
             _write(weights, name, reader.read(prefix + name, weights.box(name)))
         weights.version = int(reader.whole(f"{prefix}version"))
     interpreter.send_again(older)

@@ -15,6 +15,7 @@ from hflow.plan.parameters import Parameter, parameters, weight_boxes
 from hflow.plan.plan import Plan
 from hflow.plan.reshard import lower
 from hflow.plan.sharding import Sharding
+from hflow.runtime.adapter_export import adapter_export
 from hflow.runtime.engines.protocol import Weights
 from hflow.runtime.hf import write_hf
 from hflow.runtime.rows import TORCH_DTYPES
@@ -54,7 +55,7 @@ def export_model(
     peers = Peers(tuple(sorted(mesh.devices)), world.group(mesh.devices))
     tensors = _gathered(shape, mesh, weights, TORCH_DTYPES[model.dtype], world, peers)
     if world.rank == mesh.devices[0]:
-        write_hf(folder, Path(model.path), tensors)
+        write_hf(folder, Path(model.path), tensors, adapter_export(model, shape))
     else:
         for _ in tensors:
             pass

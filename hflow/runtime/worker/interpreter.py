@@ -13,6 +13,7 @@ from hflow.graph.infer.kinds.generate import VERSIONS
 from hflow.graph.infer.regions import sample_age
 from hflow.graph.ir import Graph, Model, Node, step_node
 from hflow.plan.edges import WeightEdge
+from hflow.plan.frozen import moved_parameters
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.node_plan import NodePlan
@@ -383,9 +384,11 @@ class Interpreter:
         self, edge: WeightEdge, shape: ModelShape, source: Weights | None, target: ModelWeights | None
     ) -> tuple[Route, ...]:
         """One for each part in which the target's engine takes its weights."""
+        moved = frozenset(parameter.name for parameter in moved_parameters(shape))
         parts = implementation(edge.target_sharding.engine).parts(shape, edge.target_mesh.tp)
+        chosen = (moved if names is None else moved & {*names} for names in parts)
         rank, readable = self.world.rank, self.world.neighbours.pairs
-        return tuple(make_route(edge.copies, shape, source, target, rank, names, readable) for names in parts)
+        return tuple(make_route(edge.copies, shape, source, target, rank, own, readable) for own in chosen)
 
 
 def _ranks(*meshes: Mesh) -> tuple[int, ...]:

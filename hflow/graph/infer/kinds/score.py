@@ -64,6 +64,6 @@ def outputs(draft: NodeDraft, bound: Bindings) -> dict[str, ValueType]:
     for port in SIGNATURES[draft.head].outputs:
         role = _ROLES.get(port.name)
         of = shape if role == "scored" else PLAIN
-        provenance = ShapedProvenance.of(draft.model.model, role, draft.model.lag, of) if role else None
+        provenance = ShapedProvenance.of(draft.model.weights, role, draft.model.lag, of) if role else None
         made[port.name] = replace(bound.apply(port.type), provenance=provenance)
     return made

@@ -14,6 +14,7 @@ from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
 from hflow.runtime.engines.groups import Groups
 from hflow.runtime.engines.megatron import present_device
+from hflow.runtime.engines.megatron.adapter import add_adapters
 from hflow.runtime.engines.megatron.attention import FusedAttention
 from hflow.runtime.engines.megatron.collection import collection
 from hflow.runtime.engines.megatron.gated import SwiGLU
@@ -61,6 +62,7 @@ def build_model(
     )
     if groups.last_stage:
         replace_output_layer(model, shape.head == "scalar")
+    add_adapters(model, shape, groups.tp)
     # Megatron makes the large parameters on the present device, and leaves the norms on the CPU.
     return model.to(device)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 
 from hflow.plan.model_shape import ModelShape
+from hflow.runtime.engines.megatron.adapter import adapted
 from hflow.runtime.engines.megatron.attention import attend, attend_within, band
 from hflow.runtime.engines.megatron.cache import KeyValueCache
 from hflow.runtime.engines.megatron.rotary import Rotation
@@ -83,7 +84,8 @@ class Decoder:
         rows, new, _ = x.shape
         fused = layer.self_attention.linear_qkv
         # Of every group its queries, which share a key and a value; then these.
-        qkv = linear(x, fused.weight, fused.bias).view(rows, new, self.groups, -1, self.head_dim)
+        qkv = adapted(fused, x, linear(x, fused.weight, fused.bias))
+        qkv = qkv.view(rows, new, self.groups, -1, self.head_dim)
         turned = self._turned(self._each_normed(layer.self_attention, qkv[:, :, :, :-1]), cache.used)
         queries = turned[:, :, :, :-1]
         keys, values = cache.add(number, turned[:, :, :, -1], qkv[:, :, :, -1])
@@ -94,7 +96,8 @@ class Decoder:
             found = attend_within(window, _heads(queries), keys, values, sight.present).transpose(1, 2)
         else:
             found = attend(_heads(queries), keys, values, sight.mask).transpose(1, 2)
-        return self._summed(linear(found.reshape(rows, new, -1), layer.self_attention.linear_proj.weight))
+        found, out = found.reshape(rows, new, -1), layer.self_attention.linear_proj
+        return adapted(out, found, self._summed(linear(found, out.weight)))
 
     def _each_normed(self, attention: Any, x: Tensor) -> Tensor:
         """Each head of ``[rows, new, groups, heads, d]`` by itself; a group's last is that of its key."""
@@ -110,8 +113,9 @@ class Decoder:
         return torch.addcmul(x * cos, swapped, sin)
 
     def _mlp(self, mlp: Any, x: Tensor) -> Tensor:
-        gate, up = linear(x, mlp.linear_fc1.weight).chunk(2, -1)
-        return self._summed(linear(silu(gate).mul_(up), mlp.linear_fc2.weight))
+        gate, up = adapted(mlp.linear_fc1, x, linear(x, mlp.linear_fc1.weight)).chunk(2, -1)
+        inside = silu(gate).mul_(up)
+        return adapted(mlp.linear_fc2, inside, self._summed(linear(inside, mlp.linear_fc2.weight)))
 
     def _summed(self, part: Tensor) -> Tensor:
         if self.tp.size() > 1:

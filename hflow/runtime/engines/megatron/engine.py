@@ -17,6 +17,7 @@ from hflow.plan.strategy import PLAIN, Strategy
 from hflow.runtime.engines.finite import not_finite
 from hflow.runtime.engines.groups import NewGroup, make_groups
 from hflow.runtime.engines.kept_input import check_kept
+from hflow.runtime.engines.megatron.adapter import without_adapters
 from hflow.runtime.engines.megatron.build import build_model
 from hflow.runtime.engines.megatron.divergence import agreed, diverged
 from hflow.runtime.engines.megatron.generate import generate
@@ -56,6 +57,7 @@ class MegatronModel(ModelEngine):
         strategy: Strategy = PLAIN,
         freeze: tuple[str, ...] = (),
         averaging: tuple[Model, ...] = (),
+        seed: int = 0,
     ):
         """Build the model and load its weights from ``model.path``. Collective over the whole world.
 
@@ -67,6 +69,7 @@ class MegatronModel(ModelEngine):
             train_options, strategy: of the train node, for a model that is trained here.
             freeze: patterns of the names of parameters that are not trained.
             averaging: the models that take over an average of the weights.
+            seed: of what an adapter begins with.
 
         Raises:
             HflowError: HF406 when the weights cannot be read.
@@ -81,7 +84,7 @@ class MegatronModel(ModelEngine):
         if groups.first_stage and not model.frozen:
             freeze_padding(self.model.embedding.word_embeddings, padding_token(model.path))
         self.weights = MegatronWeights(self.model, shape, mesh, rank)
-        fresh = load_safetensors(self.weights, model, shape)
+        fresh = load_safetensors(self.weights, model, shape, seed)
         if fresh and groups.reports and groups.dp.rank() == 0:
             _LOG.warning("%s: `%s` has no %s: it begins with zeros", model.name, model.path, ", ".join(fresh))
         self.adam = None
@@ -100,7 +103,7 @@ class MegatronModel(ModelEngine):
         made = cls(
             setup.model, setup.shape, setup.sharding.mesh, setup.rank, setup.new_group, setup.tokenizer,
             setup.device, trainer.options if trainer else None, plan.strategy if plan else PLAIN,
-            frozen_patterns(trainer) if trainer else (), setup.averaging,
+            frozen_patterns(trainer) if trainer else (), setup.averaging, setup.seed,
         )  # fmt: skip
         return made if made.member else None
 
@@ -150,12 +153,13 @@ class MegatronModel(ModelEngine):
         check_kept(call, inputs)
         sequences = Sequences.of(inputs["tokens"], inputs["mask"], self.device, inputs.get("kept"))
         lengths, limit = inputs["mask"].lengths, call.plan.micro_batch
-        if self.shape.head == "scalar":
-            judged = judge(self.model, self.groups, sequences, limit)
-            names = ("values", "score")
-        else:
-            judged = score(self.model, self.groups, sequences, limit, call.node.options["temperature"])
-            names = ("logprobs", "entropy")
+        with without_adapters(self.model, call.node.model_use.base):
+            if self.shape.head == "scalar":
+                judged = judge(self.model, self.groups, sequences, limit)
+                names = ("values", "score")
+            else:
+                judged = score(self.model, self.groups, sequences, limit, call.node.options["temperature"])
+                names = ("logprobs", "entropy")
         per_token = {"values", "logprobs", "entropy"}
         outputs = {n: Rows(v.cpu(), lengths if n in per_token else None) for n, v in zip(names, judged or ())}
         self._check_finite(call, outputs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +11,19 @@ import torch
 from hflow.graph.ir import Model
 from hflow.plan.layout import Box
 from hflow.plan.model_shape import ModelShape
+from hflow.plan.parameters import EMBEDDING, LORA_A, LORA_B, Parameter, parameters
 from hflow.runtime.engines.megatron.weights import PlacedWeights
 from hflow.runtime.model_folder import unusable
 from hflow.runtime.weight_files import LM_HEAD, StoredTensor, opened, stored_tensors
 
-EMBEDDING = "model.embed_tokens.weight"
 
-
-def load_safetensors(weights: PlacedWeights, model: Model, shape: ModelShape) -> tuple[str, ...]:
+def load_safetensors(
+    weights: PlacedWeights, model: Model, shape: ModelShape, seed: int = 0
+) -> tuple[str, ...]:
     """Set all weights from ``model.safetensors``, or the files named by its index, in ``model.path``.
 
-    The scalar head of a model that is not frozen begins with zeros where the folder has none.
+    The scalar head of a model that is not frozen begins with zeros where the folder has none. An adapter
+    begins as `first_of_adapter` says.
 
     Returns:
         The parameters of this rank that were not read but set to zero.
@@ -29,11 +32,15 @@ def load_safetensors(weights: PlacedWeights, model: Model, shape: ModelShape) ->
         HflowError: HF406 when files or tensors are missing, unreadable, not what the model reads, or hold a
             number that is not finite.
     """
-    stored = stored_tensors(model, shape)
+    stored = stored_tensors(model, shape.base)
+    adapting = {p.name: p for p in parameters(shape) if p.name.endswith((LORA_A, LORA_B))}
     wanted: dict[Path, list[str]] = {}
     for name in weights.names():
         if name in stored:
             wanted.setdefault(stored[name].file, []).append(name)
+        elif name in adapting:
+            first = first_of_adapter(adapting[name], seed)
+            weights.write(name, weights.box(name), _cut(first, weights.box(name)))
         else:
             weights.write(name, weights.box(name), torch.zeros(()))
     for file, names in wanted.items():
@@ -43,7 +50,19 @@ def load_safetensors(weights: PlacedWeights, model: Model, shape: ModelShape) ->
                 _check_finite(weights, name, file)
     if shape.tied and LM_HEAD in stored and EMBEDDING in weights.names():
         _check_tied(stored, weights.box(EMBEDDING), model)
-    return tuple(name for name in weights.names() if name not in stored)
+    return tuple(name for name in weights.names() if name not in stored and name not in adapting)
+
+
+def first_of_adapter(parameter: Parameter, seed: int) -> torch.Tensor:
+    """What a matrix of an adapter begins with, float32: B with zeros, A with numbers that are uniform up to
+    1 / sqrt(columns), as in PEFT. They follow from the seed of the graph and the name alone, so that every
+    rank has its part of the same matrix."""
+    if parameter.name.endswith(LORA_B):
+        return torch.zeros(parameter.shape)
+    named = hashlib.sha256(f"{seed}/{parameter.name}".encode()).digest()
+    random = torch.Generator().manual_seed(int.from_bytes(named[:8], "little") >> 1)
+    bound = parameter.shape[1] ** -0.5
+    return torch.empty(parameter.shape).uniform_(-bound, bound, generator=random)
 
 
 def _check_tied(stored: dict[str, StoredTensor], box: Box, model: Model) -> None:

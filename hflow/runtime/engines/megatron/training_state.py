@@ -50,7 +50,8 @@ class MegatronTrainingState(TrainingState):
         """See `TrainingState.restore`."""
         was_present = self.adam.present
         self.adam.onload()
-        for name, place in self.weights.places.items():
+        moved = ((n, place) for n, place in self.weights.places.items() if n in self.weights.moved)
+        for name, place in moved:
             self.weights.write(name, place.box, read("weights", name, place.box))
             for kind in TRAINED if place.parameter.requires_grad else ():
                 kept, start = self.adam.kept(place.parameter, kind)

@@ -14,6 +14,7 @@ import torch
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor, UntypedStorage
 
+from hflow.plan.frozen import moved_parameters
 from hflow.plan.layout import Box, Mesh
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.parameters import Parameter, parameters, stage_layers, weight_boxes
@@ -101,12 +102,13 @@ class MegatronWeights(PlacedWeights, ModelWeights):
     """The weights of one model on one device.
 
     They can give their memory back (`release`, `offload`, `donate`) and take it again (`allocate`, `onload`,
-    `take_back`).
+    `take_back`). `moved`: the names of those that are ever written again.
     """
 
     def __init__(self, model: GPTModel, shape: ModelShape, mesh: Mesh, rank: int):
         super().__init__(_places(model, shape, mesh, rank))
         self.shapes = {parameter.name: parameter.shape for parameter in parameters(shape)}
+        self.moved = frozenset(parameter.name for parameter in moved_parameters(shape))
         self._parameters = {p: p.shape for p in model.parameters()}
         self._host = HostMemory()
         self._donated: list[tuple[UntypedStorage, int]] = []
@@ -241,8 +243,13 @@ def _fused(parameter: Parameter, first_layer: int, first_stage: bool) -> tuple[s
     """The Megatron parameter that holds an HF parameter on this rank, and where in it."""
     module, kind = parameter.name.rsplit(".", 1)
     if parameter.layer is not None:
-        inner, locate = INSIDE[module.split(".", 3)[3]]
-        return f"decoder.layers.{parameter.layer - first_layer}.{inner}.{kind}", locate
+        layer, inside = f"decoder.layers.{parameter.layer - first_layer}", module.split(".", 3)[3]
+        projection, _, half = inside.rpartition(".")
+        if half in ("lora_A", "lora_B"):
+            target = projection.rpartition(".")[2]
+            return f"{layer}.{INSIDE[projection][0]}.adapter.{target}.{half}.{kind}", _whole
+        inner, locate = INSIDE[inside]
+        return f"{layer}.{inner}.{kind}", locate
     if module == "model.embed_tokens":
         # With tied embeddings, the last of several stages keeps a copy of its own as output matrix.
         return ("embedding.word_embeddings" if first_stage else "output_layer") + ".weight", _whole

@@ -1,0 +1,149 @@
+"""Low-rank adapters (LoRA, arXiv:2106.09685) beside Megatron's parallel linear modules.
+
+Megatron fuses projections; an adapter has matrices for each of them, as in PEFT, and adds what they make to
+the fused output. Over tp only vectors as wide as the adapter's rank are summed: those behind A of a matrix
+that is split by columns, and in the backward pass the gradients of those before B of one that is split by
+rows. So the half that every rank of tp holds whole has the whole gradient on each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
+from megatron.core.tensor_parallel.mappings import (
+    copy_to_tensor_model_parallel_region,
+    reduce_from_tensor_model_parallel_region,
+)
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.nn.functional import linear
+
+from hflow.graph.ir import Adapter, AdapterTarget
+from hflow.plan.model_shape import ModelShape
+
+# The Megatron module of each projection, within a layer.
+QKV, PROJECTION = "self_attention.linear_qkv", "self_attention.linear_proj"
+GATE_UP, DOWN = "mlp.linear_fc1", "mlp.linear_fc2"
+
+
+class LowRank(torch.nn.Module):
+    """scale * B A x of one projection, ``[..., columns]`` to ``[..., rows]``, of this rank's part."""
+
+    def __init__(self, adapter: Adapter, rows: int, columns: int, split: int, like: Tensor, tp: ProcessGroup):
+        """`split`: the dim of the projection that tp splits, and of which `rows` or `columns` are the part of
+        this rank."""
+        super().__init__()
+        self.scale, self.by_rows, self.tp = adapter.scale, split == 0, tp
+        self.lora_A, self.lora_B = _Matrix(adapter.rank, columns, like), _Matrix(rows, adapter.rank, like)
+        cut = self.lora_B.weight if self.by_rows else self.lora_A.weight
+        set_tensor_model_parallel_attributes(cut, True, split, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        narrow: Tensor = linear(x, self.lora_A.weight)
+        if self.by_rows:
+            narrow = copy_to_tensor_model_parallel_region(narrow, group=self.tp)
+        else:
+            narrow = reduce_from_tensor_model_parallel_region(narrow, group=self.tp)
+        return linear(narrow, self.lora_B.weight) * self.scale
+
+
+class _Matrix(torch.nn.Module):
+    """With undefined values, of the dtype and on the device of `like`."""
+
+    def __init__(self, rows: int, columns: int, like: Tensor):
+        super().__init__()
+        self.weight = torch.nn.Parameter(like.new_empty(rows, columns))
+
+
+class FusedAdapter(torch.nn.Module):
+    """The adapters of projections that are one matrix: `widths` of their outputs on this rank, by name.
+
+    Where they are fused by query groups, each of `groups` has its part of every projection.
+    """
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        widths: dict[AdapterTarget, int],
+        columns: int,
+        split: int,
+        groups: int,
+        like: Tensor,
+        tp: ProcessGroup,
+    ):
+        super().__init__()
+        self._widths: dict[str, int] = {**widths}
+        self.groups, self.enabled = groups, True
+        for name, width in ((name, width) for name, width in widths.items() if name in adapter.targets):
+            self.add_module(name, LowRank(adapter, width, columns, split, like, tp))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What is added to the output of the fused matrix."""
+        parts = [self._part(name, x).unflatten(-1, (self.groups, -1)) for name in self._widths]
+        return torch.cat(parts, -1).flatten(-2) if len(parts) > 1 else parts[0].flatten(-2)
+
+    def _part(self, name: str, x: Tensor) -> Tensor:
+        own: torch.nn.Module | None = self._modules.get(name)
+        return own(x) if own else x.new_zeros(*x.shape[:-1], self._widths[name])
+
+
+def add_adapters(model: torch.nn.Module, shape: ModelShape, tp: ProcessGroup) -> None:
+    """Beside all modules of the model's layers that its adapter changes."""
+    layers: Any = getattr(model, "decoder").layers  # noqa: B009  (torch types it as a tensor or module)
+    for layer in layers if shape.adapter else ():
+        for path, widths, split, groups in _fused(shape, tp.size()):
+            if shape.adapter and any(name in shape.adapter.targets for name in widths):
+                _add(layer.get_submodule(path), shape.adapter, widths, split, groups, tp)
+
+
+def adapted(module: Any, x: Tensor, found: Tensor) -> Tensor:
+    """`found`, the output of a linear module for `x`, with what its adapter adds."""
+    adapter: FusedAdapter | None = getattr(module, "adapter", None)
+    return found + adapter(x) if adapter is not None and adapter.enabled else found
+
+
+@contextmanager
+def without_adapters(model: torch.nn.Module, disabled: bool) -> Iterator[None]:
+    """The model's base, if `disabled`."""
+    found = [module for module in model.modules() if isinstance(module, FusedAdapter)] if disabled else []
+    for adapter in found:
+        adapter.enabled = False
+    try:
+        yield
+    finally:
+        for adapter in found:
+            adapter.enabled = True
+
+
+def _fused(shape: ModelShape, tp: int) -> Iterator[tuple[str, dict[AdapterTarget, int], int, int]]:
+    """Of each fused module of a layer: where it is, the widths of its projections on a rank, which dim tp
+    splits, and by how many groups they are fused."""
+    qkv: dict[AdapterTarget, int] = {
+        "q_proj": shape.query_width // tp, "k_proj": shape.key_width // tp, "v_proj": shape.value_width // tp,
+    }  # fmt: skip
+    yield QKV, qkv, 0, shape.num_kv_heads // tp
+    yield PROJECTION, {"o_proj": shape.hidden}, 1, 1
+    yield GATE_UP, {"gate_proj": shape.ffn // tp, "up_proj": shape.ffn // tp}, 0, 1
+    yield DOWN, {"down_proj": shape.hidden}, 1, 1
+
+
+def _add(
+    module: torch.nn.Module,
+    adapter: Adapter,
+    widths: dict[AdapterTarget, int],
+    split: int,
+    groups: int,
+    tp: ProcessGroup,
+) -> None:
+    weight = module.get_parameter("weight")
+    module.add_module("adapter", FusedAdapter(adapter, widths, weight.shape[1], split, groups, weight, tp))
+    module.register_forward_hook(_adding)
+
+
+def _adding(module: torch.nn.Module, inputs: tuple[Tensor, ...], found: tuple[Tensor, Any]) -> Any:
+    """Megatron's linear modules return their output and a bias that is left to others."""
+    return adapted(module, inputs[0], found[0]), found[1]
