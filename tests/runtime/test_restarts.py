@@ -78,7 +78,7 @@ def test_a_function_that_fails_now_and_then(tiny_model: Path, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["raylet", "gcs_server"])
+@pytest.mark.parametrize("name", ["raylet", pytest.param("gcs_server", marks=pytest.mark.acceptance)])
 def test_ray_itself_dies(name: str, tiny_model: Path, tmp_path: Path) -> None:
     """Without its GCS workers would go on, until Ray ended the controller after a minute."""
     graph = GRAPHS.parent / "grpo_small.yaml"

@@ -125,6 +125,7 @@ def whole(
     return run
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("layout", ["dp2,zero1@0-1", ""])
 @pytest.mark.parametrize("name", CASES)
 def test_on_the_same_plan_it_is_bit_equal(
@@ -151,6 +152,8 @@ def test_on_the_same_plan_it_is_bit_equal(
         assert all(torch.equal(ours[key], theirs[key]) for key in ours), step
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize("layout", (*LAYOUTS, ""))
 @pytest.mark.parametrize("name", CASES)
 def test_on_other_plans_it_samples_the_same(
     whole: Callable[[str, str], Run],
@@ -159,18 +162,18 @@ def test_on_other_plans_it_samples_the_same(
     tiny_reward: Path,
     tmp_path: Path,
     name: str,
+    layout: str,
 ) -> None:
     undisturbed = whole(name, "dp2,zero1@0-1")
     graph = graph_of(name, tiny_model, tiny_reward)
-    for number, layout in enumerate((*LAYOUTS, "")):
-        step = 1 + number % (graph.steps - 1)
-        folder = up_to(undisturbed.folder, step, tmp_path / str(number))
-        resumed = execute(plan_of(graph, layout), folder, pool=workers, export=False, resume=True)
-        for ours, theirs in zip(resumed.metrics, undisturbed.metrics, strict=True):
-            assert_same(ours, theirs, layout)
-        assert resumed.evaluated.keys() == undisturbed.evaluated.keys()
-        for key, values in undisturbed.evaluated.items():
-            assert resumed.evaluated[key] == pytest.approx(values, abs=1e-6), (key, layout)
+    step = 1 + (*LAYOUTS, "").index(layout) % (graph.steps - 1)
+    folder = up_to(undisturbed.folder, step, tmp_path / "resumed")
+    resumed = execute(plan_of(graph, layout), folder, pool=workers, export=False, resume=True)
+    for ours, theirs in zip(resumed.metrics, undisturbed.metrics, strict=True):
+        assert_same(ours, theirs, layout)
+    assert resumed.evaluated.keys() == undisturbed.evaluated.keys()
+    for key, values in undisturbed.evaluated.items():
+        assert resumed.evaluated[key] == pytest.approx(values, abs=1e-6), key
 
 
 def test_parts_of_older_weights_may_cut_through_heads(workers: Pool, tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def kind(node: Node) -> tuple[str, ...]:
     function = node.function.reference.rpartition(".")[2].rpartition(":")[2] if node.function else ""
     if not node.model:
         return (f"{node.op} {function}".rstrip(),)
-    does = f"{node.op} {node.model.model}"
+    does = f"{node.op} {node.model.weights}"
     return (does, function) if function else (does,)
 
 
@@ -180,4 +180,5 @@ def _about(model: Model) -> str:
     head = "scalar head" if model.head == "scalar" else "language model"
     if model.refresh:
         return f"{head}, {model.refresh.model}'s weights every {units.plural(model.refresh.every, 'step')}"
-    return f"{head}, {'frozen' if model.frozen else 'trained'}"
+    trained = f"adapter of rank {model.adapter.rank} trained" if model.adapter else "trained"
+    return f"{head}, {'frozen' if model.frozen else trained}"

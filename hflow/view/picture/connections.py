@@ -71,7 +71,7 @@ def _weights(graph: Graph, model: Model) -> Iterator[Feedback]:
     trained = model.refresh.model if model.refresh else model.name
     readers: dict[int, list[str]] = {}
     for node in graph.nodes:
-        if node.model and node.model.model == model.name and node.op != "train":
+        if node.model and node.model.model == model.name and node.op != "train" and not node.model.base:
             readers.setdefault(node.model.lag, []).append(node.name)
     for trainer in graph.trainers(trained)[-1:]:
         for lag, names in readers.items():

@@ -10,6 +10,7 @@ from hflow import units
 from hflow.cost.device import F32_RATE
 from hflow.cost.host_memory import alike_hosts, host_memory
 from hflow.plan.cluster import Cluster
+from hflow.plan.frozen import trained_share
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.plan import DeviceMemory, Plan
 from hflow.plan.program import Activity, Call, Offload, Onload
@@ -28,7 +29,15 @@ def remarks(plan: Plan) -> list[Remark]:
     memory = [("peak", peak_text(max(plan.memory, key=_filled)))] if plan.memory else []
     path = [("path", " -> ".join(path_names(plan)))]
     notes = _unproven(plan), _in_flight(plan), _slow_products(plan), _unused(plan), _waits(plan)
-    return [*memory, *_hosts(plan), *path, *evaluations(plan), *_offloads(plan), *chain(*notes)]
+    return [
+        *memory,
+        *_hosts(plan),
+        *path,
+        *evaluations(plan),
+        *_offloads(plan),
+        *_adapters(plan),
+        *chain(*notes),
+    ]
 
 
 def peak_text(memory: DeviceMemory) -> str:
@@ -108,6 +117,15 @@ def _left_at_host(node: NodePlan) -> str:
     if node.kind == "train":
         return f"the optimizer of {node.model} waits"
     return f"the weights of {node.model} wait"
+
+
+def _adapters(plan: Plan) -> Iterator[Remark]:
+    """What of a model is trained, and who scores with the rest."""
+    for model in (m for m in plan.graph.models if m.adapter):
+        share = trained_share(plan.shapes[model.name], ())
+        users = [n.name for n in plan.graph.nodes if n.model and n.model.base and n.model.model == model.name]
+        base = f"; its base: {', '.join(users)}" if users else ""
+        yield "adapter", f"{model.name}: {100 * share:.2g} % of its parameters are trained{base}"
 
 
 def _unproven(plan: Plan) -> Iterator[Remark]:
