@@ -1,0 +1,194 @@
+"""Memory of a device: what a plan says beside what torch's allocator held.
+
+    python benchmarks/memory.py [--only NAME …] [--save]
+
+Each case is a node of GRPO or PPO, with a small model and rows of the greatest length that share no prompt,
+run by the engine as planned, on one or two processes. `predicted`: weights, gradients, optimizer, and what
+the node needs while it runs, from the plan; `measured`: the most bytes that the allocator held, from the
+first weight to the node's end, on the fullest rank, in its second run. `ratio` is predicted / measured. What
+allocators round up, the Python process itself and snapshots for checkpoints are no part of either. The last
+line is one JSON object; with --save it also goes to benchmarks/results/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+from step import machine
+from torch.profiler import ProfilerActivity, profile
+
+import hflow
+from hflow.cost.memory import resident_bytes
+from hflow.graph.infer.kinds.train import frozen_patterns
+from hflow.plan.plan import Plan
+from hflow.runtime.engines.megatron.engine import MegatronModel
+from hflow.runtime.engines.protocol import EngineCall
+from hflow.runtime.rows import Rows, from_lists
+from hflow.runtime.tokenizer import load_tokenizer
+from hflow.runtime.tools.new_model import new_model
+
+ROOT = Path(__file__).resolve().parent
+PROMPT, RESPONSE, ROWS = 128, 256, 8
+WORDS = "".join(map(chr, range(0x4E00, 0x4E00 + 4000)))  # an alphabet of this many tokens
+GRPO: tuple[str, ...] = (
+    "params.batch=4", "params.group=2", f"params.minibatch={ROWS}", "params.holdout=4", "params.kl_coef=0.01",
+    f"params.max_new_tokens={RESPONSE}", f"nodes.prompts.with.max_prompt_tokens={PROMPT}",
+)  # fmt: skip
+BF16 = ("models.actor.dtype=bf16", "models.ref.dtype=bf16")
+ADAPTER = ("models.actor.adapter=8",)
+
+
+@dataclass(frozen=True)
+class Case:
+    """`node` of GRPO as `pin` says, on as many processes; `model`: options of `new_model`."""
+
+    node: str
+    pin: str
+    more: tuple[str, ...] = ()
+    model: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def processes(self) -> int:
+        return 2 if "2@0-1" in self.pin else 1
+
+
+TRAIN, SCORE, ROLLOUT = "actor_train", "ref_logprobs", "rollout"
+QWEN3, TIED, WORDY = (("family", "qwen3"),), (("tied", True),), (("alphabet", WORDS),)
+CASES = {
+    "f32": Case(TRAIN, "tp1,micro4,no-recompute@0"),
+    "f32 one row at a time": Case(TRAIN, "tp1,micro1,no-recompute@0"),
+    "f32 recompute": Case(TRAIN, "tp1,micro4,recompute@0"),
+    "bf16": Case(TRAIN, "tp1,micro4,no-recompute@0", BF16),
+    "bf16 recompute": Case(TRAIN, "tp1,micro4,recompute@0", BF16),
+    "f32 tied": Case(TRAIN, "tp1,micro4,no-recompute@0", model=TIED),
+    "f32 qwen3": Case(TRAIN, "tp1,micro4,no-recompute@0", model=QWEN3),
+    "f32 frozen layers": Case(
+        TRAIN, "tp1,micro4,no-recompute@0", ("nodes.actor_train.with.freeze=[embed*, layers.0.*]",)
+    ),
+    "f32 many words": Case(TRAIN, "tp1,micro2,no-recompute@0", model=WORDY),
+    "adapter f32": Case(TRAIN, "tp1,micro4,no-recompute@0", ADAPTER),
+    "adapter f32 recompute": Case(TRAIN, "tp1,micro4,recompute@0", ADAPTER),
+    "adapter bf16": Case(TRAIN, "tp1,micro4,no-recompute@0", (*BF16, *ADAPTER)),
+    "adapter bf16 tp2": Case(TRAIN, "tp2@0-1,micro4,no-recompute", (*BF16, *ADAPTER)),
+    "f32 zero1": Case(TRAIN, "dp2@0-1,micro2,zero1,no-recompute"),
+    "bf16 zero1 recompute": Case(TRAIN, "dp2@0-1,micro2,zero1,recompute", BF16),
+    "f32 tp2": Case(TRAIN, "tp2@0-1,micro4,no-recompute"),
+    "f32 pp2": Case(TRAIN, "pp2@0-1,micro2,no-recompute"),
+    "score f32": Case(SCORE, "tp1,micro8@0"),
+    "score bf16 many words": Case(SCORE, "tp1,micro8@0", BF16, WORDY),
+    "generate f32": Case(ROLLOUT, "tp1,micro8@0"),
+    "generate bf16 tp2": Case(ROLLOUT, "tp2@0-1,micro8", BF16),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Memory of a device, predicted and measured.")
+    parser.add_argument("--only", nargs="*", default=list(CASES), metavar="NAME", help="cases; default: all")
+    parser.add_argument("--save", action="store_true", help="also write benchmarks/results/memory-DATE.json")
+    options = parser.parse_args()
+    found: dict[str, dict[str, float]] = {}
+    for name in options.only:
+        found[name] = measured(CASES[name])
+        print(f"{name:24} {found[name]}", flush=True)
+    report = {"benchmark": "memory", "rows": ROWS, "tokens": PROMPT + RESPONSE, **machine(), "cases": found}
+    line = json.dumps(report)
+    if options.save:
+        (ROOT / f"results/memory-{report['date']}.json").write_text(line + "\n")
+    print(line)
+
+
+def measured(case: Case) -> dict[str, float]:
+    """MB predicted and measured, and their ratio."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = f"{folder}/model"
+        new_model(model, **{**_SIZES, **dict(case.model)})
+        overrides = [*GRPO, *case.more, f"params.model={model}"]
+        plan = hflow.compile(hflow.load("grpo", overrides), "local4", [f"{case.node}={case.pin}"])
+        result = multiprocessing.get_context("spawn").SimpleQueue()
+        arguments = case.processes, f"{folder}/store", plan, case.node, result
+        multiprocessing.spawn(_on_rank, arguments, nprocs=case.processes)
+        held = max(result.get() for _ in range(case.processes))
+    predicted = predicted_bytes(plan, case.node)
+    return {
+        "predicted": round(predicted / 1e6, 1),
+        "measured": round(held / 1e6, 1),
+        "ratio": round(predicted / held, 3),
+    }
+
+
+_SIZES: dict[str, Any] = {
+    "layers": 4, "hidden": 256, "heads": 8, "kv_heads": 4, "ffn": 768, "max_positions": 512,
+}  # fmt: skip
+
+
+def predicted_bytes(plan: Plan, name: str) -> int:
+    """Of a device, beside other nodes and snapshots."""
+    own, node = plan.node(name), plan.graph.node(name)
+    model = plan.graph.model_of(node)
+    trains, freeze = own.kind == "train", frozen_patterns(node) if own.kind == "train" else ()
+    shape = plan.shapes[model.name]
+    return own.memory_bytes + resident_bytes(shape, model.dtype, own.mesh, trains, own.strategy, freeze)
+
+
+def _on_rank(rank: int, processes: int, store: str, plan: Plan, name: str, result: Any) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=processes)
+    node, own = plan.graph.node(name), plan.node(name)
+    model = plan.graph.model_of(node)
+
+    def build() -> MegatronModel:
+        return MegatronModel(
+            model, plan.shapes[model.name], own.mesh, rank, dist.new_group, load_tokenizer(model.path),
+            torch.device("cpu"), node.options if node.op == "train" else None, own.strategy,
+            frozen_patterns(node) if node.op == "train" else (),
+        )  # fmt: skip
+
+    engine, at_rest = _watched(build)[::2]
+    dp = own.mesh.coordinates(rank)["dp"]
+    share = len(_inputs(node.op)["prompt" if node.op == "generate" else "tokens"]) // own.mesh.dp
+    inputs = {k: v.slice(dp * share, (dp + 1) * share) for k, v in _inputs(node.op).items()}
+    call = EngineCall(node, own, dp * share, share, seed=1, step=0, stream=0)
+    engine.run(call, inputs)
+    result.put(at_rest + _watched(lambda: engine.run(call, inputs))[1])
+    dist.destroy_process_group()
+
+
+def _watched(action: Callable[[], Any]) -> tuple[Any, int, int]:
+    """What it returns; the most bytes held during it and those held after it, beside those before it."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        made = action()
+    events: list[Any] = profiled.profiler.kineto_results.events()  # type: ignore[union-attr]
+    memory = sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns())
+    held = torch.tensor([e.nbytes() for e in memory]).cumsum(0)
+    return made, int(held.max()), int(held[-1])
+
+
+def _inputs(op: str) -> dict[str, Rows]:
+    """Rows of the greatest length, all of them different."""
+    random = torch.Generator().manual_seed(0)
+    lists: list[list[int]] = torch.randint(3, 90, (ROWS, PROMPT + RESPONSE), generator=random).tolist()
+    if op == "generate":
+        return {"prompt": from_lists([row[:PROMPT] for row in lists[: ROWS // 2]])}
+    lengths = torch.full((ROWS,), RESPONSE)
+    given = {
+        "tokens": from_lists(lists),
+        "mask": Rows(torch.ones(ROWS * RESPONSE, dtype=torch.bool), lengths),
+    }
+    if op == "score":
+        return given
+    log_probs = Rows(torch.full((ROWS * RESPONSE,), -4.0), lengths)
+    advantages = Rows(torch.linspace(-1, 1, ROWS))
+    return given | {"old_logprobs": log_probs, "ref_logprobs": log_probs, "advantages": advantages}
+
+
+if __name__ == "__main__":
+    main()
