@@ -15,14 +15,15 @@ from torch import Tensor
 from hflow.runtime.engines.groups import Groups
 from hflow.runtime.engines.megatron.attention import TokenPlaces
 from hflow.runtime.engines.megatron.collection import collection
+from hflow.runtime.engines.megatron.context_shard import ContextShard
 from hflow.runtime.engines.megatron.micro_batches import MicroBatch
 from hflow.runtime.engines.megatron.pack import Pack
 from hflow.runtime.engines.megatron.rotary import Rotation
 from hflow.runtime.engines.megatron.shaped_config import shape_of_model
 
-# What the last stage does at the places that predict a micro-batch's response tokens, with their hidden
-# states ``[tokens, hidden]`` or, from a scalar head, values ``[tokens, 1]``: the loss to differentiate (a
-# scalar), and a value to keep.
+# What the last stage does at this rank's places that predict a micro-batch's response tokens, with their
+# hidden states ``[tokens, hidden]`` or, from a scalar head, values ``[tokens, 1]``: the loss to differentiate
+# (a scalar), and a value to keep.
 Finish = Callable[[Tensor, MicroBatch], tuple[Tensor, Any]]
 
 
@@ -35,7 +36,7 @@ def run_schedule(
 ) -> list[Any]:
     """Pass all micro-batches forward (and backward); gradients add up in the model's buffers.
 
-    Collective over the pipeline and tensor-parallel groups; the number of micro-batches may differ
+    Collective over the pipeline, context- and tensor-parallel groups; the number of micro-batches may differ
     between data-parallel ranks.
 
     Returns:
@@ -68,7 +69,7 @@ def _three(finished: tuple[Tensor, Any]) -> tuple[Tensor, Tensor, Any]:
     return loss, torch.zeros((), dtype=torch.int, device=loss.device), kept
 
 
-def forward(model: torch.nn.Module, pack: Pack, last_stage: bool) -> Tensor:
+def forward(model: torch.nn.Module, pack: Pack | ContextShard, last_stage: bool) -> Tensor:
     """What `build_model` says, on the last stage at the places that predict only: ``[1, tokens, …]``."""
     config = get_model_config(model)
     rotation = Rotation.of(pack.positions, shape_of_model(model), config.params_dtype)

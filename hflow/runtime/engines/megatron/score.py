@@ -26,9 +26,10 @@ def score(
         the others.
     """
 
-    def read(hidden: Tensor, of: Sequences) -> Tensor:
-        matrix = OutputMatrix.of(model)
-        return torch.stack(predicted(hidden, matrix, of.targets, temperature, kept=of.kept_ids))
+    def read(hidden: Tensor, batch: MicroBatch) -> Tensor:
+        matrix, of, own = OutputMatrix.of(model), batch.sequences, batch.pack.own
+        kept = None if of.kept_ids is None else own(of.kept_ids)
+        return torch.stack(predicted(hidden, matrix, own(of.targets), temperature, kept=kept), 1)
 
     found = _at_responses(model, groups, sequences, micro_batch, read)
     return None if found is None else (found[0], found[1])
@@ -43,7 +44,7 @@ def judge(
         float32 values ``[response tokens]``, row by row, at the positions that predict the tokens, and
         scores ``[rows]``, at each row's last token; on the ranks of the last pipeline stage, else None.
     """
-    found = _at_responses(model, groups, sequences.extended(), micro_batch, lambda numbers, _: numbers.T)
+    found = _at_responses(model, groups, sequences.extended(), micro_batch, lambda numbers, _: numbers)
     if found is None:
         return None
     numbers = found[0]
@@ -59,14 +60,16 @@ def _at_responses(
     groups: Groups,
     sequences: Sequences,
     micro_batch: int,
-    read: Callable[[Tensor, Sequences], Tensor],
+    read: Callable[[Tensor, MicroBatch], Tensor],
 ) -> Tensor | None:
-    """``[kinds, response tokens]``: what `read` makes of the head's outputs for the sequences."""
+    """``[kinds, response tokens]``: what `read` makes of the head's outputs, ``[predicted, kinds]`` of those
+    that a rank predicts."""
     everyone = torch.arange(len(sequences), device=sequences.tokens.device)
-    batches = micro_batches(sequences, everyone, micro_batch, same_shape=groups.pp.size() > 1)
+    same_shape = groups.pp.size() > 1
+    batches = micro_batches(sequences, everyone, micro_batch, same_shape, cp=groups.cp)
 
     def finish(outputs: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        return outputs.new_zeros(()), read(outputs, batch.sequences)
+        return outputs.new_zeros(()), batch.pack.whole(read(outputs, batch)).T
 
     model.eval()
     parts = run_schedule(model, groups, batches, finish, forward_only=True)

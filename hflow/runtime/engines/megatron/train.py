@@ -172,7 +172,7 @@ class Training:
         """Update `number` of this node in the whole run."""
         same_shape = self.groups.pp.size() > 1
         limit, unit = self.call.plan.micro_batch, self.loss.unit
-        batches = micro_batches(self.sequences, minibatch.rows, limit, same_shape, unit)
+        batches = micro_batches(self.sequences, minibatch.rows, limit, same_shape, unit, self.groups.cp)
         self.adam.zero_grad()
         sums = run_schedule(
             self.adam.model, self.groups, batches, lambda heads, part: self._loss(heads, part, minibatch)
@@ -202,7 +202,7 @@ class Training:
             heads: of the last stage, hidden states ``[tokens, hidden]`` or values ``[tokens, 1]``.
         """
         rows, width = len(part.sequences), self.computed.width(part.sequences)
-        trained = self.computed(heads, part.sequences)
+        trained = self.computed(heads, part)
         units = {name: self.loss.unit if self.loss.per_group(name) else 1 for name in self.inputs}
         given = {name: _rows_of(x, part, width, units[name]) for name, x in self.inputs.items()}
         outputs = self.loss(given | trained, rows, width)
