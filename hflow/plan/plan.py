@@ -142,13 +142,15 @@ class Plan(Displayed):
 
 def to_json(plan: Plan, leave_out: Set[str] = frozenset()) -> str:
     """`leave_out`: fields of the plan. Graphs without named evaluations, or files of chats, do not say so,
-    nor do shapes without scaled rotary positions, windows or latent attention: their plans are those from
-    before."""
+    nor do shapes without scaled rotary positions, windows or latent attention, nor nodes without sequence
+    parallelism: their plans are those from before."""
     from pydantic import TypeAdapter
 
     without: dict[str, Any] = dict.fromkeys(leave_out, True)
-    if not plan.evaluations:
-        without["evaluations"] = True
+    without["nodes"] = _plain(plan.nodes)
+    without["evaluations"] = {
+        number: {"nodes": _plain(named.nodes)} for number, named in enumerate(plan.evaluations)
+    } or True
     without["shapes"] = {name: _unsaid(shape) for name, shape in plan.shapes.items()}
     if not plan.digests.chats and "digests" not in leave_out:
         without["digests"] = {"chats": True}
@@ -157,6 +159,10 @@ def to_json(plan: Plan, leave_out: Set[str] = frozenset()) -> str:
     if plan.evaluation:
         without["evaluation"] = {"graph": _UNNAMED}
     return TypeAdapter(Plan).dump_json(plan, exclude=without).decode()
+
+
+def _plain(nodes: tuple[NodePlan, ...]) -> dict[int, Any]:
+    return {number: {"strategy": {"sp"}} for number, own in enumerate(nodes) if not own.strategy.sp}
 
 
 def _unsaid(shape: ModelShape) -> dict[str, bool]:

@@ -1,8 +1,8 @@
-"""Rows cut over context-parallel ranks: as plain PyTorch and transformers, which cut nothing."""
+"""Rows cut over context- and sequence-parallel ranks, as by PyTorch and transformers, which cut nothing."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -27,11 +27,25 @@ from tests.engines.test_strategies import BOTH, RECOMPUTE, ZERO, train_on_rank
 from tests.engines.test_train import PPO, ROWS, compare, reference, response_log_probs, rollout
 
 MESHES = {
+    "tp2": Mesh.of((0, 1), tp=2),
+    "tp2pp2": Mesh.of((0, 1, 2, 3), pp=2, tp=2),
     "cp2": Mesh.of((0, 1), cp=2),
     "cp4": Mesh.of((0, 1, 2, 3), cp=4),
     "dp2cp2": Mesh.of((0, 1, 2, 3), dp=2, cp=2),
     "tp2cp2": Mesh.of((0, 1, 2, 3), cp=2, tp=2),
     "pp2cp2": Mesh.of((0, 1, 2, 3), pp=2, cp=2),
+}
+SP = Strategy(sp=True)
+RUNS = {
+    "cp2": ("cp2", PLAIN),
+    "cp4 recompute": ("cp4", RECOMPUTE),
+    "dp2cp2": ("dp2cp2", PLAIN),
+    "tp2cp2": ("tp2cp2", PLAIN),
+    "pp2cp2": ("pp2cp2", PLAIN),
+    "pp2cp2 recompute": ("pp2cp2", RECOMPUTE),
+    "tp2 sp": ("tp2", SP),
+    "tp2pp2 sp": ("tp2pp2", SP),
+    "tp2cp2 sp recompute": ("tp2cp2", replace(SP, recompute="full")),
 }
 
 
@@ -113,15 +127,15 @@ def test_the_last_queries_see_what_is_before_them(queries: int, window: int | No
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("strategy", [PLAIN, RECOMPUTE])
-@pytest.mark.parametrize("layout", MESHES)
+@pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize(
     ("variant", "tied"), [("llama", True), ("mistral", False), ("qwen2", False), ("qwen3 windows", True)]
 )
 def test_gradients_equal_plain_pytorch(
-    pool: Pool, folders: Folders, layout: str, variant: str, tied: bool, strategy: Strategy
+    pool: Pool, folders: Folders, run: str, variant: str, tied: bool
 ) -> None:
     """Prompts that rows share, rows without response and rows shorter than there are ranks among them."""
+    layout, strategy = RUNS[run]
     folder, mesh = folders.of(variant, tied), MESHES[layout]
     options = ADAM | PPO | {"aggregate": "sequence_mean"}
     metrics, named = reference(folder, rollout(folder), options, 1, 1)
@@ -134,7 +148,8 @@ def test_gradients_equal_plain_pytorch(
 
 @pytest.mark.matrix
 @pytest.mark.parametrize(
-    "layout,strategy", [("cp2", ZERO), ("dp2cp2", PLAIN), ("dp2cp2", BOTH), ("tp2cp2", ZERO)]
+    "layout,strategy",
+    [("cp2", ZERO), ("dp2cp2", PLAIN), ("dp2cp2", BOTH), ("tp2cp2", replace(ZERO, sp=True)), ("tp2", SP)],
 )
 def test_updates_equal_torch_adamw(pool: Pool, folders: Folders, layout: str, strategy: Strategy) -> None:
     """Four updates with clipping and weight decay; ZeRO-1 splits the optimizer over dp and cp."""
@@ -152,9 +167,11 @@ def test_updates_equal_torch_adamw(pool: Pool, folders: Folders, layout: str, st
     compare(parts, metrics, weights, atol=1e-5)
 
 
-def score_on_rank(rank: int, new_group: NewGroup, folder: str, mesh: Mesh, data: dict[str, Rows]) -> Any:
+def score_on_rank(
+    rank: int, new_group: NewGroup, folder: str, mesh: Mesh, data: dict[str, Rows], strategy: Strategy
+) -> Any:
     engine = make_engine(rank, new_group, folder, mesh, frozen=True)
-    call = make_call(engine, rank, score_node(ROWS, 0.8), ROWS, 4)
+    call = make_call(engine, rank, score_node(ROWS, 0.8), ROWS, 4, strategy=strategy)
     inputs = {name: data[name].slice(*share(mesh, rank, ROWS)) for name in ("tokens", "mask")}
     outputs = engine.run(call, inputs).outputs
     return {name: as_lists(rows) for name, rows in outputs.items()}
@@ -162,11 +179,12 @@ def score_on_rank(rank: int, new_group: NewGroup, folder: str, mesh: Mesh, data:
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("variant", ["llama", "mistral", "qwen3 windows"])
-@pytest.mark.parametrize("layout", MESHES)
-def test_log_probs_equal_transformers(pool: Pool, folders: Folders, layout: str, variant: str) -> None:
+@pytest.mark.parametrize("run", [run for run in RUNS if "recompute" not in run])
+def test_log_probs_equal_transformers(pool: Pool, folders: Folders, run: str, variant: str) -> None:
+    layout, strategy = RUNS[run]
     folder, mesh = folders.of(variant, False), MESHES[layout]
     data, model = rollout(folder), load_hf(folder)
-    results = pool.run(len(mesh.devices), score_on_rank, folder, mesh, data)
+    results = pool.run(len(mesh.devices), score_on_rank, folder, mesh, data, strategy)
     found: dict[int, Any] = {}
     for rank, outputs in enumerate(results):
         at = mesh.coordinates(rank)
@@ -181,11 +199,12 @@ def test_log_probs_equal_transformers(pool: Pool, folders: Folders, layout: str,
             assert mine == pytest.approx(expected.tolist(), abs=1e-5)
 
 
-@pytest.mark.parametrize("layout", ["cp2", "tp2cp2"])
-def test_values_and_scores_are_those_of_whole_rows(pool: Pool, folders: Folders, layout: str) -> None:
+@pytest.mark.parametrize("run", ["cp2", "tp2cp2 sp recompute"])
+def test_values_and_scores_are_those_of_whole_rows(pool: Pool, folders: Folders, run: str) -> None:
+    layout, strategy = RUNS[run]
     folder, mesh = folders.of("qwen3", False, "scalar"), MESHES[layout]
     data = rollout(folders.of("llama", False))
     (whole,) = pool.run(1, judge_on_rank, folder, Mesh.of((0,)), data, 14)
-    for values, scores in pool.run(len(mesh.devices), judge_on_rank, folder, mesh, data, 4):
+    for values, scores in pool.run(len(mesh.devices), judge_on_rank, folder, mesh, data, 4, strategy):
         for mine, theirs in zip([*values, scores], [*whole[0], whole[1]], strict=True):
             assert mine == pytest.approx(theirs, abs=1e-5)  # float32 sums of some hundred terms of order 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ def micro_batches(
     same_shape: bool,
     unit: int = 1,
     cp: ProcessGroup | None = None,
+    multiple: int = 1,
 ) -> tuple[MicroBatch, ...]:
     """Cut `rows` of `sequences` into micro-batches; at least one, on which there may be none.
 
@@ -39,15 +41,16 @@ def micro_batches(
 
     Args:
         cp: the context-parallel group, all ranks of which have the same rows and run a part of each.
+        multiple: of which the number of places is, by padding.
     """
     assert limit >= unit and len(rows) % unit == 0, (limit, len(rows), unit)
     whole = sequences.take(rows)
     parts = _parts(whole, limit, unit)
     taken = [whole.take(part) if len(part) else _nothing(whole, unit) for part in parts]
     packs = [_run_here(part, cp) for part in taken]
-    if same_shape:
-        places = max(len(pack.tokens) for pack in packs)
-        packs = [pack.padded(places) for pack in packs]
+    most = max(len(pack.tokens) for pack in packs)
+    sizes = [most if same_shape else len(pack.tokens) for pack in packs]
+    packs = [pack.padded(ceil(size / multiple) * multiple) for pack, size in zip(packs, sizes)]
     return tuple(MicroBatch(rows[part], of, pack) for part, of, pack in zip(parts, taken, packs))
 
 
