@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
+from hflow.cost.context import predicted_tokens
 from hflow.plan.layout import Mesh
 from hflow.plan.strategy import PLAIN, Strategy
 from hflow.runtime.engines.groups import NewGroup
@@ -106,6 +107,15 @@ def test_ranks_share_the_scores_of_long_rows() -> None:
             for each in queries
         ]
         assert max(scores) < 1.001 * min(scores)
+
+
+@pytest.mark.parametrize(("prompt", "response"), [(900, 100), (500, 500), (200, 800), (10, 990)])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_no_rank_predicts_more_than_is_planned(prompt: int, response: int, ranks: int) -> None:
+    found = [len(shard.predicts) for shard in shards([([3] * prompt, [4] * response)], ranks)]
+    planned = predicted_tokens(prompt + response, response, Mesh.of(tuple(range(ranks)), cp=ranks))
+    assert sum(found) == response
+    assert max(found) <= planned + 2  # parts of a row differ by a token
 
 
 @pytest.mark.parametrize("window", [None, 300])
