@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from hflow.cost.context import predicted_tokens
@@ -19,6 +21,7 @@ from hflow.runtime.engines.megatron.attention import attend_last, attend_within
 from hflow.runtime.engines.megatron.context_shard import ContextShard
 from hflow.runtime.engines.megatron.pack import Pack
 from hflow.runtime.rows import Rows
+from tests.engines.memory import peak_bytes
 from tests.engines.models import ADAM, Folders, load_hf, make_call, make_engine, score_node, share
 from tests.engines.processes import Pool
 from tests.engines.test_generate import as_lists
@@ -69,7 +72,7 @@ def shards(rows: list[tuple[list[int], list[int]]], ranks: int) -> list[ContextS
     return [ContextShard.of(sequences_of(rows), member) for member in members]
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(st.lists(ROW, min_size=1, max_size=8), st.integers(2, 4), st.integers(0, 3))
 def test_every_token_is_run_once_and_sees_its_row(
     rows: list[tuple[list[int], list[int]]], ranks: int, padding: int
@@ -136,6 +139,19 @@ def test_the_last_queries_see_what_is_before_them(queries: int, window: int | No
         torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-5)
 
 
+def test_memory_of_attention_grows_with_the_length() -> None:
+    """Of the last half of a row, with gradients; kept masks or scores would grow with its square."""
+    peaks: list[int] = []
+    for length in (1024, 2048, 4096):
+        q, k, v = (torch.randn(1, 2, length, 8, requires_grad=True) for _ in range(3))
+
+        def both_passes(q: Tensor = q, k: Tensor = k, v: Tensor = v) -> None:
+            attend_last(q[:, :, q.shape[2] // 2 :], k, v).sum().backward()
+
+        peaks.append(peak_bytes(both_passes))
+    assert all(longer < 2.2 * shorter for shorter, longer in pairwise(peaks))
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize(
@@ -156,10 +172,8 @@ def test_gradients_equal_plain_pytorch(
     assert sum("kl" in reported for reported, *_ in results) == mesh.dp, "one rank of each replica reports"
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize(
-    "layout,strategy",
-    [("cp2", ZERO), ("dp2cp2", PLAIN), ("dp2cp2", BOTH), ("tp2cp2", replace(ZERO, sp=True)), ("tp2", SP)],
+    "layout,strategy", [("cp2", ZERO), ("dp2cp2", BOTH), ("tp2cp2", replace(ZERO, sp=True))]
 )
 def test_updates_equal_torch_adamw(pool: Pool, folders: Folders, layout: str, strategy: Strategy) -> None:
     """Four updates with clipping and weight decay; ZeRO-1 splits the optimizer over dp and cp."""
@@ -187,7 +201,7 @@ def score_on_rank(
     return {name: as_lists(rows) for name, rows in outputs.items()}
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(cover=False)
 @pytest.mark.parametrize("variant", ["llama", "mistral", "qwen3 windows"])
 @pytest.mark.parametrize("run", [run for run in RUNS if "recompute" not in run])
 def test_log_probs_equal_transformers(pool: Pool, folders: Folders, run: str, variant: str) -> None:

@@ -23,6 +23,7 @@ from hflow.runtime.engines.megatron.rotary import Rotation
 from hflow.runtime.engines.megatron.shaped_config import ShapedConfig
 
 CHUNK = 512  # queries that look through a window at once
+TURN = 128  # queries that see all tokens before them at once, where they need a mask for that
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,10 @@ def attend_within(
         first = max(0, at - window + 1)
         seen = slice(first, before + stop)
         mask = masks.get((stop - start, at - first))
-        if mask is None or present is not None:
-            here = None if present is None else present[:, seen]
-            mask = band(window, stop - start, at - first, query, here)
-            masks[stop - start, at - first] = mask
+        if present is not None:  # each is another one
+            mask = band(window, stop - start, at - first, query, present[:, seen])
+        elif mask is None:
+            mask = masks[stop - start, at - first] = band(window, stop - start, at - first, query, None)
         found.append(attend(query[:, :, start:stop], key[:, :, seen], value[:, :, seen], mask))
     return torch.cat(found, 2)
 
@@ -91,8 +92,8 @@ def attend_last(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     if query.is_cuda:
         return attend(query, key, value, causal_lower_right(length, key.shape[2]))
     found: list[Tensor] = []
-    for start in range(0, length, CHUNK):
-        stop = min(start + CHUNK, length)
+    for start in range(0, length, TURN):
+        stop = min(start + TURN, length)
         parts = (x[:, :, : before + stop] for x in (key, value))
         turn = checkpoint(_turn, query[:, :, start:stop], *parts, use_reentrant=False)
         found.append(turn)
@@ -100,7 +101,9 @@ def attend_last(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def _turn(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    mask = band(None, query.shape[2], key.shape[2] - query.shape[2], query, None)
+    last = query.shape[2]
+    mask = query.new_zeros(last, key.shape[2])
+    mask[:, -last:] = query.new_full((last, last), -torch.inf).triu(1)
     return attend(query, key, value, mask)
 
 
