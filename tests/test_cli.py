@@ -99,7 +99,7 @@ def test_compile_json_has_the_promised_keys(model: str, tmp_path: Path) -> None:
     }  # fmt: skip
     assert plan["search"].keys() == {"seconds", "gap", "explored", "bound_s", "planner", "unsearched"}
     train = next(n for n in plan["nodes"] if n["name"] == "actor_train")
-    assert train["layout"] == {"pp": 1, "tp": 2, "dp": 1} and train["devices"] == [0, 1]
+    assert train["layout"] == {"pp": 1, "tp": 2, "dp": 1, "cp": 1} and train["devices"] == [0, 1]
     assert train.keys() >= {
         "micro_batch",
         "start_s",

@@ -34,18 +34,20 @@ def pinned(draft: Draft, node: Node, step: NodePlan, pin: Pin) -> NodePlan:
     group = NodeGroup(node.name, node.model_use.model, role, (node,), engine=engine)
     if reason := refusal(draft, group, mesh):
         raise _refused(pin, node, reason)
-    strategy = replace(step.strategy, ep=pin.ep or gcd(step.strategy.ep, mesh.dp))
+    sp = step.strategy.sp and mesh.tp > 1
+    strategy = replace(step.strategy, ep=pin.ep or gcd(step.strategy.ep, mesh.dp), sp=sp)
     return replace(step, mesh=_near_trainer(draft, node, step.mesh, mesh), strategy=strategy)
 
 
 def _mesh(step: Mesh, pin: Pin) -> Mesh | None:
     """On the devices of the pin, else the step's; None where its sizes do not multiply to their number."""
     wanted, devices = dict(pin.sizes), pin.devices or tuple(sorted(step.devices))
-    count, pp = len(devices), wanted.get("pp", 1)
-    split = count // (pp * wanted["dp"]) if "dp" in wanted else gcd(step.tp, max(1, count // pp))
+    count, pp, cp = len(devices), wanted.get("pp", 1), wanted.get("cp", 1)
+    copies = pp * cp  # of what dp and tp are left to split
+    split = count // (copies * wanted["dp"]) if "dp" in wanted else gcd(step.tp, max(1, count // copies))
     tp = wanted.get("tp", split)
-    dp = wanted.get("dp", count // (pp * max(1, tp)))
-    return Mesh.of(devices, pp=pp, dp=dp, tp=tp) if pp * dp * tp == count else None
+    dp = wanted.get("dp", count // (copies * max(1, tp)))
+    return Mesh.of(devices, pp=pp, dp=dp, cp=cp, tp=tp) if copies * dp * tp == count else None
 
 
 def _near_trainer(draft: Draft, node: Node, step: Mesh, mesh: Mesh) -> Mesh:

@@ -14,15 +14,17 @@ from typing import Any, Literal
 from hflow.diagnostics import Diagnostic, HflowError, did_you_mean
 from hflow.graph.ir import Graph, Node, evaluation_of, step_node
 from hflow.plan.cluster import Cluster
+from hflow.plan.engine_registry import DEFAULT_ENGINE, profile_of
 
-AXES = ("pp", "dp", "tp")
-_SIZE = re.compile(r"^(pp|dp|tp)([1-9]\d*)$")
+_SIZE = re.compile(r"^(pp|dp|cp|tp)([1-9]\d*)$")
 _NUMBER = re.compile(r"^(zero|ep|micro)(\d+)$")
 _SWITCHES = {
     "recompute": ("recompute", True),
     "no-recompute": ("recompute", False),
     "offload": ("offload", True),
     "no-offload": ("offload", False),
+    "sp": ("sp", True),
+    "no-sp": ("sp", False),
 }
 _RANGE = re.compile(r"^(\d+)(?:-(\d+))?$")
 
@@ -40,6 +42,7 @@ class Pin:
     micro: int | None = None
     recompute: bool | None = None
     offload: bool | None = None
+    sp: bool | None = None
 
 
 def parse_pins(texts: Iterable[str], graph: Graph, cluster: Cluster) -> tuple[Pin, ...]:
@@ -125,9 +128,8 @@ def _setting(word: str) -> tuple[str, Any]:
         return _SWITCHES[word]
     match = _NUMBER.match(word)
     if not match:
-        known = (
-            "sizes are pp, dp or tp with a number: tp2; also zero0, zero1, ep8, micro4, recompute, offload"
-        )
+        known = "sizes are pp, dp, cp or tp with a number: tp2; "
+        known += "also zero0, zero1, ep8, micro4, recompute, offload, sp"
         raise ValueError(f"`{word}` is no size", known)
     return match[1], int(match[2])
 
@@ -138,11 +140,13 @@ def _check_strategy(strategy: dict[str, Any], node: Node) -> None:
         raise ValueError(f"zero{strategy['zero']} is none of zero0, zero1, zero3")
     if 0 in (strategy.get("ep"), strategy.get("micro")):
         raise ValueError("ep and micro are at least 1")
-    kept = sorted({"zero", "recompute", "offload"} & strategy.keys())
+    kept = sorted({"zero", "recompute", "offload", "sp"} & strategy.keys())
     if kept and evaluation_of(node.name):
         raise ValueError(
             f"`{kept[0]}` is for nodes of the step", "an evaluation's has sizes, devices, ep and micro"
         )
+    if strategy.get("sp") and node.op not in profile_of(DEFAULT_ENGINE).cuts_rows:
+        raise ValueError(f"`sp` is for score and train nodes, and `{node.name}` is a {node.op} node")
     own = sorted({"zero", "recompute"} & strategy.keys())
     if own and node.op != "train":
         raise ValueError(f"`{own[0]}` is for train nodes, and `{node.name}` is a {node.op} node")

@@ -21,6 +21,7 @@ def generation_mesh(train: Mesh, tp: int, pp: int = 1) -> Mesh | None:
     place: dict[tuple[int, int, int], int] = {}
     for device in train.devices:
         at = train.coordinates(device)
-        replica = at["dp"] * micro + at["pp"] % stages * ranks + at["tp"] % ranks
+        copy = at["dp"] * train.cp + at.get("cp", 0)  # ranks of cp have the same weights, as those of dp do
+        replica = copy * micro + at["pp"] % stages * ranks + at["tp"] % ranks
         place[at["pp"] // stages, replica, at["tp"] // ranks] = device
-    return Mesh.of(tuple(place[key] for key in sorted(place)), pp=pp, dp=train.dp * micro, tp=tp)
+    return Mesh.of(tuple(place[key] for key in sorted(place)), pp=pp, dp=train.copies * micro, tp=tp)

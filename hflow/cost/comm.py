@@ -21,7 +21,8 @@ REACHED = {"cuda": 0.8, "cpu": 1.0}
 
 @lru_cache(maxsize=65536)
 def axis_link(cluster: Cluster, mesh: Mesh, axis: str) -> Link:
-    """What each group of `axis` gets when all groups run a collective at once.
+    """What each group of `axis` gets when all groups run a collective at once; those of ``dp_cp`` are ranks
+    that have the same weights.
 
     A ring enters and leaves each host once, so the groups on a host share its NICs; the members of a group on
     one host drive no more NICs than are theirs.
@@ -43,8 +44,10 @@ def _regular(cluster: Cluster, mesh: Mesh, axis: str) -> tuple[int, int] | None:
     """
     if cluster.more or not mesh.consecutive:
         return None
-    per_host, stride = cluster.devices_per_host, {"tp": 1, "dp": mesh.tp, "pp": mesh.tp * mesh.dp}[axis]
-    size, first = mesh.size(axis), mesh.devices[0] % per_host
+    per_host, inner = cluster.devices_per_host, mesh.cp * mesh.tp
+    strides = {"tp": 1, "cp": mesh.tp, "dp": inner, "dp_cp": mesh.tp, "pp": inner * mesh.dp}
+    stride, first = strides[axis], mesh.devices[0] % per_host
+    size = mesh.copies if axis == "dp_cp" else mesh.size(axis)
     block = stride * size
     if size == 1 or first + len(mesh.devices) <= per_host or (per_host % block == 0 and first % block == 0):
         return 0, 0
@@ -57,7 +60,7 @@ def _regular(cluster: Cluster, mesh: Mesh, axis: str) -> tuple[int, int] | None:
 @lru_cache(maxsize=4096)
 def _counted(cluster: Cluster, mesh: Mesh, axis: str) -> tuple[int, int]:
     """`_crossing`, by a look at each group."""
-    hosts = [Counter(map(cluster.host, group)) for group in mesh.groups(axis)]
+    hosts = [Counter(map(cluster.host, group)) for group in mesh.groups(*axis.split("_"))]
     across = [members for members in hosts if len(members) > 1]
     if not across:
         return 0, 0

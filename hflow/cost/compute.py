@@ -13,6 +13,7 @@ from math import ceil
 from typing import Literal
 
 from hflow.cost.comm import all_gather_s, all_reduce_s, axis_link
+from hflow.cost.context import predicted_tokens
 from hflow.cost.device import (
     BYTES,
     attention_work,
@@ -70,7 +71,8 @@ def train_passes_s(run: Execution) -> float:
     layers, head = _trained_parts(run.shape, run.work.freeze)
     slot = (2 + layers + again) * _layers_s(run, tokens, "train") + (2 + head) * _head_s(run, tokens, "train")
     slot += _remade_logits_s(run)
-    slot += (2 + again) * (run.messages_s(tokens) / run.mesh.pp) + 2 * run.hop_s(tokens)
+    messages_s = (2 + again) * run.messages_s(tokens) + run.regathered_s(tokens)
+    slot += messages_s / run.mesh.pp + 2 * run.hop_s(tokens)
     # The third gather scatters gradients.
     slot += 3 * gather_s(run.shape, run.dtype, run.mesh, run.cluster, run.strategy)
     return (ceil(run.work.rows_per_update / run.mesh.dp / run.micro_batch) + run.mesh.pp - 1) * slot
@@ -88,8 +90,9 @@ def _trained_parts(shape: ModelShape, freeze: tuple[str, ...]) -> tuple[float, f
 
 
 def _tokens(run: Execution) -> float:
-    """Of a micro-batch."""
-    return run.micro_batch * run.work.mean_sequence
+    """Of a micro-batch, on one rank of cp."""
+    tokens = run.micro_batch * run.work.mean_sequence
+    return tokens / run.mesh.cp if run.mesh.cp > 1 else tokens
 
 
 def _layers_s(run: Execution, tokens: float, kind: Literal["train", "score"]) -> float:
@@ -99,7 +102,8 @@ def _layers_s(run: Execution, tokens: float, kind: Literal["train", "score"]) ->
     flops = 2 * (matmul_parameters(shape) - head_parameters(shape)) * tokens
     flops += attention_work(shape, tokens, run.work.mean_sequence / 2)
     seconds = products_s(flops, parameters, kind, run.dtype, device, run.mesh.tp)
-    seconds += residual_s(shape, tokens, run.dtype, device)
+    between = tokens / run.mesh.tp if run.strategy.sp else tokens  # what norms and residual sums are made of
+    seconds += residual_s(shape, between, run.dtype, device)
     return (seconds + shape.num_layers * layer_latency_s(device)) / run.mesh.pp
 
 
@@ -112,7 +116,8 @@ def _head_s(run: Execution, tokens: float, kind: Literal["train", "score"]) -> f
 def _remade_logits_s(run: Execution) -> float:
     """The backward pass multiplies by the head once more where a micro-batch's logits, which response tokens
     alone have, are not kept; of kept sets those that count always are."""
-    tokens, width = run.micro_batch * run.work.mean_response, outputs_per_position(run.shape, run.mesh)
+    of_row = predicted_tokens(run.work.mean_sequence, run.work.mean_response, run.mesh)
+    tokens, width = run.micro_batch * of_row, outputs_per_position(run.shape, run.mesh)
     if run.shape.head == "scalar" or run.work.kept or keeps_logits(ceil(tokens), width):
         return 0.0
     return _head_s(run, tokens, "train")
@@ -127,9 +132,9 @@ def update_s(
     strategy: Strategy = PLAIN,
     freeze: tuple[str, ...] = (),
 ) -> float:
-    """Float32 gradients are reduced over dp (those of experts over the ranks that have the same ones), then
-    Adam updates what a device owns. ZeRO-1 scatters the gradients and gathers the weights afterwards; ZeRO-3
-    has moved both in the passes. All of it is for parameters that are trained, wherever they are."""
+    """Float32 gradients are reduced over dp and cp (those of experts over the ranks that have the same ones),
+    then Adam updates what a device owns. ZeRO-1 scatters the gradients and gathers the weights afterwards;
+    ZeRO-3 has moved both in the passes. All of it is for parameters that are trained, wherever they are."""
     share = trained_share(shape, freeze) if freeze or shape.adapter else 1
     common, experts = (share * part for part in _local_parameters(shape, mesh, strategy))
     owned = common + experts
@@ -170,7 +175,7 @@ def _local_parameters(shape: ModelShape, mesh: Mesh, strategy: Strategy) -> tupl
 
 
 def _reduce_s(parameters: float, dtype: str, mesh: Mesh, cluster: Cluster, strategy: Strategy) -> float:
-    link = axis_link(cluster, mesh, "dp")
+    link = axis_link(cluster, mesh, "dp_cp")
     if strategy.zero == 1:
-        return all_gather_s((4 + BYTES[dtype]) * parameters, mesh.dp, link)
-    return all_reduce_s(4 * parameters, mesh.dp, link)
+        return all_gather_s((4 + BYTES[dtype]) * parameters, mesh.copies, link)
+    return all_reduce_s(4 * parameters, mesh.copies, link)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hflow.cost.comm import all_reduce_s, axis_link, send_s
+from hflow.cost.comm import all_gather_s, all_reduce_s, axis_link, send_s
+from hflow.cost.context import context_bytes
 from hflow.cost.device import BYTES, device_of
 from hflow.cost.experts import exchange_s
 from hflow.plan.cluster import Cluster, DeviceKind
@@ -35,14 +36,33 @@ class Execution:
         return tokens * self.shape.hidden * BYTES[self.dtype]
 
     def messages_s(self, tokens: float) -> float:
-        """Of each layer, in one direction: two all-reduces over tp, and the way to the experts and back."""
-        size = self.activation_bytes(tokens)
-        seconds = 2 * all_reduce_s(size, self.mesh.tp, axis_link(self.cluster, self.mesh, "tp"))
+        """Of each layer, in one direction: two all-reduces over tp, the way to the experts and back, and keys
+        and values of all tokens over cp, of which `tokens` are one rank's. With sequence parallelism an
+        all-gather and a reduce-scatter each take the place of an all-reduce."""
+        size, link = self.activation_bytes(tokens), axis_link(self.cluster, self.mesh, "tp")
+        if self.strategy.sp:
+            seconds = 4 * all_gather_s(size, self.mesh.tp, link)
+        else:
+            seconds = 2 * all_reduce_s(size, self.mesh.tp, link)
         seconds += exchange_s(self.shape, size, self.mesh, self.cluster, self.strategy)
+        if self.mesh.cp > 1:
+            whole = context_bytes(self.shape, self.dtype, tokens * self.mesh.cp, self.mesh)
+            seconds += all_gather_s(whole, self.mesh.cp, axis_link(self.cluster, self.mesh, "cp"))
         return seconds * self.shape.num_layers
+
+    def regathered_s(self, tokens: float) -> float:
+        """Of each layer in the backward pass, with sequence parallelism: what two products have read is
+        gathered over tp once more."""
+        if not self.strategy.sp:
+            return 0.0
+        link = axis_link(self.cluster, self.mesh, "tp")
+        size = self.activation_bytes(tokens)
+        return 2 * all_gather_s(size, self.mesh.tp, link) * self.shape.num_layers
 
     def hop_s(self, tokens: float) -> float:
         """The activations on their way to the next stage."""
         if self.mesh.pp == 1:
             return 0.0
-        return send_s(self.activation_bytes(tokens), axis_link(self.cluster, self.mesh, "pp"))
+        size = self.activation_bytes(tokens)
+        size = size / self.mesh.tp if self.strategy.sp else size
+        return send_s(size, axis_link(self.cluster, self.mesh, "pp"))

@@ -1,9 +1,9 @@
 """Bytes on one device: weights, training state, activations, KV cache, logits.
 
 Training in f32 keeps 16 bytes per parameter (weight, gradient, two Adam moments), in bf16 18 (bf16
-weight; f32 gradient, master copy and moments), of which ZeRO-1 splits the optimizer's 8 or 12 over dp.
+weight; f32 gradient, master copy and moments), of which ZeRO-1 splits the optimizer's 8 or 12 over dp and cp.
 Activations are counted as in Korthikanti et al. (arXiv:2205.05198) for this decoder: without dropout, with
-a gated MLP, with fused attention (no matrix of scores) and without sequence parallelism.
+a gated MLP, and with fused attention (no matrix of scores).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from functools import lru_cache
 from math import ceil
 
+from hflow.cost.context import context_bytes, predicted_tokens, rank_tokens
 from hflow.cost.device import BYTES
 from hflow.graph.ir import OpKind
 from hflow.plan.activations import forward_elements, routed_width
@@ -59,7 +60,7 @@ def optimizer_bytes(
     ranks that have the same ones, so that each device has its part of the whole stage's."""
     if strategy.zero == 1:
         elements = stage_elements(shape, mesh.pp, mesh.tp, without=frozen_names(shape, freeze))
-        return ceil(elements * OPTIMIZER_BYTES[dtype] / mesh.dp)
+        return ceil(elements * OPTIMIZER_BYTES[dtype] / mesh.copies)
     return _trained_elements(shape, mesh, strategy, freeze) * OPTIMIZER_BYTES[dtype]
 
 
@@ -73,7 +74,7 @@ def snapshot_bytes(shape: ModelShape, mesh: Mesh, element_bytes: int, freeze: tu
     replicas of a shard share the writing, whoever holds the optimizer's state. Without parameters that match
     a pattern of `freeze`, or that an adapter leaves as they are."""
     elements = stage_elements(shape, mesh.pp, mesh.tp, without=frozen_names(shape, freeze))
-    return ceil(elements * element_bytes / mesh.dp)
+    return ceil(elements * element_bytes / mesh.copies)
 
 
 def _elements(
@@ -100,11 +101,13 @@ def working_bytes(
     """What the node needs beside the weights while it runs, at the greatest lengths."""
     if op == "generate":
         return _generation_bytes(shape, dtype, work, mesh, micro_batch, strategy)
-    tokens = micro_batch * work.sequence
     if op == "score":
+        whole = micro_batch * work.sequence
         held = head_bytes(op, shape, dtype, work, mesh, micro_batch)
         held += gathered_bytes(shape, dtype, mesh, strategy)
-        return forward_bytes(shape, dtype, tokens, mesh) + held
+        if mesh.cp > 1:
+            held += ceil(2 * context_bytes(shape, dtype, whole, mesh))  # by rank, and by row
+        return forward_bytes(shape, dtype, rank_tokens(whole, mesh), mesh, strategy.sp) + held
     return _training_bytes(shape, dtype, work, mesh, micro_batch, strategy)
 
 
@@ -118,11 +121,20 @@ def _training_bytes(
 ) -> int:
     """Working set only: weights, gradients and optimizer are in `resident_bytes`. The fuller of the first
     stage, with a micro-batch per stage in flight (1F1B), and the last one, with what its head needs."""
-    tokens, layers = micro_batch * work.sequence, shape.num_layers // mesh.pp
-    layer = layer_activation_bytes(shape, dtype, tokens, mesh)
-    kept, live = layers * layer, 0
+    whole, layers = micro_batch * work.sequence, shape.num_layers // mesh.pp
+    tokens = rank_tokens(whole, mesh)
+    layer = layer_activation_bytes(shape, dtype, tokens, mesh, strategy.sp)
+    live = 0
+    if mesh.cp > 1:
+        context = ceil(context_bytes(shape, dtype, whole, mesh))
+        layer += context  # by row, for the backward pass
+        live += 3 * context  # by rank, and the gradients of both
+    if strategy.sp:
+        live += 2 * tokens * shape.hidden * BYTES[dtype]  # gathered over tp, and the gradient of that
+    kept = layers * layer
     if strategy.recompute == "full":
-        kept, live = layers * tokens * shape.hidden * BYTES[dtype], layer
+        inputs = ceil(tokens / mesh.tp) if strategy.sp else tokens
+        kept, live = layers * inputs * shape.hidden * BYTES[dtype], live + layer
     in_flight = min(mesh.pp, ceil(work.rows_per_update / mesh.dp / micro_batch))
     last = kept + max(live, head_bytes("train", shape, dtype, work, mesh, micro_batch))
     return max(in_flight * kept + live, last) + gathered_bytes(shape, dtype, mesh, strategy)
@@ -134,7 +146,8 @@ def head_bytes(
     """Of the head, for the response tokens: logits that are kept with two float32 copies and, in training,
     their gradient. Or a tile of copies, the hidden states that predict and their gradient, in float32 and in
     the model's format, which grow with the tokens and not with the vocabulary."""
-    tokens, width = micro_batch * work.response, outputs_per_position(shape, mesh)
+    tokens = ceil(micro_batch * predicted_tokens(work.sequence, work.response, mesh))
+    width = outputs_per_position(shape, mesh)
     kept, trains = kept_bytes(dtype, work, micro_batch), op == "train"
     if shape.head == "scalar" or keeps_logits(tokens, width):
         return tokens * width * (BYTES[dtype] * (1 + trains) + COPIES_BYTES) + kept
@@ -148,22 +161,23 @@ def kept_bytes(dtype: str, work: Workload, micro_batch: int) -> int:
     return micro_batch * work.response * work.kept * (16 + 2 * BYTES[dtype])
 
 
-def layer_activation_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mesh) -> int:
+def layer_activation_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mesh, sp: bool = False) -> int:
     """What the backward pass of a layer needs. On every rank of tp: the inputs of two norms, of QKV and of
     the MLP, what latent attention makes Q, K and V of, before and after its norm, and the copies of a token
     that experts read and return. Split over tp: Q, K, V, attention's output by rows and by tokens, and gate,
     up and product of the MLP, whose activation is made again; and what goes into norms of queries and keys:
-    Q, and all of QKV, of which K is a view."""
+    Q, and all of QKV, of which K is a view. With `sp` the inputs are split, too."""
     qkv = shape.query_width + shape.key_width + shape.value_width
     split = qkv + 2 * shape.attended_width + 3 * shape.ffn
     split += shape.query_width + qkv if shape.qk_norm else 0
-    whole = 4 * shape.hidden + 2 * shape.latent_width + 2 * routed_width(shape)
+    inputs = ceil(4 * shape.hidden / mesh.tp) if sp else 4 * shape.hidden
+    whole = inputs + 2 * shape.latent_width + 2 * routed_width(shape)
     return tokens * (whole + ceil(split / mesh.tp)) * BYTES[dtype]
 
 
-def forward_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mesh) -> int:
+def forward_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mesh, sp: bool = False) -> int:
     """The most that a forward pass holds at once on a device."""
-    return forward_elements(shape, tokens, mesh) * BYTES[dtype]
+    return forward_elements(shape, tokens, mesh, sp) * BYTES[dtype]
 
 
 def kv_cache_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mesh) -> int:

@@ -135,8 +135,8 @@ def _weight_masks(sharding: Sharding, stages: int, experts: int, slices: int) ->
     parts = sharding.ep if experts > 1 else 1
     pieces = mesh.dp // parts if sharding.fully else 1  # of a shard, over the ranks of dp that share it
     for index, device in enumerate(mesh.devices):
-        pp_dp, tp = divmod(index, mesh.tp)
-        pp, dp = divmod(pp_dp, mesh.dp)
+        pp_dp, cp_tp = divmod(index, mesh.cp * mesh.tp)
+        (pp, dp), tp = divmod(pp_dp, mesh.dp), cp_tp % mesh.tp
         at = (pp, dp % (parts * pieces), tp)
         if at not in known:
             column = _span(slices, mesh.tp * pieces, tp * pieces + dp // parts % pieces)

@@ -25,8 +25,8 @@ Box = tuple[Range, ...]
 class Mesh(CachedHash):
     """Devices in row-major order of `axes` (the last axis varies fastest).
 
-    hflow's axes are ``pp`` (pipeline), ``dp`` (data) and ``tp`` (tensor), in that order: Megatron's
-    rank order tp-dp-pp.
+    hflow's axes are ``pp`` (pipeline), ``dp`` (data), ``cp`` (context) and ``tp`` (tensor), in that order:
+    Megatron's rank order tp-cp-dp-pp. There is no axis ``cp`` where rows are not cut.
     """
 
     devices: tuple[int, ...]
@@ -36,8 +36,9 @@ class Mesh(CachedHash):
         assert prod(size for _, size in self.axes) == len(self.devices) == len(set(self.devices)), self
 
     @staticmethod
-    def of(devices: tuple[int, ...], pp: int = 1, dp: int = 1, tp: int = 1) -> Mesh:
-        return Mesh(devices, (("pp", pp), ("dp", dp), ("tp", tp)))
+    def of(devices: tuple[int, ...], pp: int = 1, dp: int = 1, tp: int = 1, cp: int = 1) -> Mesh:
+        context = (("cp", cp),) if cp > 1 else ()
+        return Mesh(devices, (("pp", pp), ("dp", dp), *context, ("tp", tp)))
 
     def size(self, axis: str) -> int:
         return self._by_axis.get(axis, 1)
@@ -55,8 +56,17 @@ class Mesh(CachedHash):
         return self.size("dp")
 
     @cached_property
+    def cp(self) -> int:
+        return self.size("cp")
+
+    @cached_property
     def tp(self) -> int:
         return self.size("tp")
+
+    @cached_property
+    def copies(self) -> int:
+        """How many devices hold the same part of the weights, where nothing splits them over dp."""
+        return self.dp * self.cp
 
     @cached_property
     def consecutive(self) -> bool:
@@ -79,10 +89,16 @@ class Mesh(CachedHash):
         return {name: index for (name, _), index in zip(self.axes, self._coordinates[device])}
 
     def replica(self, stage: int, index: int) -> tuple[int, ...]:
-        """The devices of one pipeline stage of one data-parallel replica, by their rank of tp."""
-        assert [name for name, _ in self.axes] == ["pp", "dp", "tp"]
-        first = (stage * self.dp + index) * self.tp
-        return self.devices[first : first + self.tp]
+        """The devices of one pipeline stage of one data-parallel replica, by their ranks of cp and tp."""
+        assert self.has_plan_axes
+        size = self.cp * self.tp
+        first = (stage * self.dp + index) * size
+        return self.devices[first : first + size]
+
+    @property
+    def has_plan_axes(self) -> bool:
+        """Whether its axes are those of `of`."""
+        return self.axes == Mesh.of(self.devices, self.pp, self.dp, self.tp, self.cp).axes
 
     def groups(self, *along: str) -> tuple[tuple[int, ...], ...]:
         """The sets of devices that differ only in the axes `along`, in mesh order."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, cycle
 from math import ceil, prod
 
 from hflow.plan.layout import Box, cut, volume
@@ -163,7 +163,7 @@ def weight_boxes(shape: ModelShape, sharding: Sharding, parameter: Parameter) ->
     boxes: dict[int, Box] = {}
     for stage in stages_of(shape, mesh.pp, parameter):
         for replica in range(expert_part(shape, ep, parameter), mesh.dp, ep):
-            boxes.update(zip(mesh.replica(stage, replica), pieces[replica // ep % len(pieces)]))
+            boxes.update(zip(mesh.replica(stage, replica), cycle(pieces[replica // ep % len(pieces)])))
     empty = {box for shards in pieces for box in shards if not volume(box)}
     return {device: box for device, box in boxes.items() if box not in empty} if empty else boxes
 

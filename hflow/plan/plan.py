@@ -142,12 +142,16 @@ class Plan(Displayed):
 
 def to_json(plan: Plan, leave_out: Set[str] = frozenset()) -> str:
     """`leave_out`: fields of the plan. Graphs without named evaluations, adapters or files of chats do not
-    say so, nor do shapes without scaled rotary positions, windows or latent attention: their plans are those
-    from before."""
+    say so, nor do shapes without scaled rotary positions, windows or latent attention, nor nodes without
+    sequence parallelism: their plans are those from before."""
     from pydantic import TypeAdapter
 
     without: dict[str, Any] = dict.fromkeys(leave_out, True)
-    named = {i: {"program": {"graph": _unsaid(e.program.graph)}} for i, e in enumerate(plan.evaluations)}
+    without["nodes"] = _plain(plan.nodes)
+    named = {
+        i: {"nodes": _plain(e.nodes), "program": {"graph": _unsaid(e.program.graph)}}
+        for i, e in enumerate(plan.evaluations)
+    }
     without["evaluations"] = named or True
     without["shapes"] = {name: _none_of(shape, *_NEWER) for name, shape in plan.shapes.items()}
     if not plan.digests.chats and "digests" not in leave_out:
@@ -175,6 +179,10 @@ def _unsaid_of_nodes(nodes: Sequence[Node]) -> dict[int, Any]:
 
 def _none_of(value: Any, *names: str) -> dict[str, bool]:
     return {name: True for name in names if getattr(value, name) is None}
+
+
+def _plain(nodes: tuple[NodePlan, ...]) -> dict[int, Any]:
+    return {number: {"strategy": {"sp"}} for number, own in enumerate(nodes) if not own.strategy.sp}
 
 
 def _without_places(program: Program | None) -> Program | None:

@@ -222,7 +222,7 @@ def _writers(shape: ModelShape, holder: Instance, parameter: Parameter, splits: 
 
 def _first_group(trainer: Instance, holders: list[int]) -> tuple[int, ...]:
     """The data-parallel ranks among which the first holder's state is split."""
-    return next(group for group in trainer.mesh.groups("dp") if holders[0] in group)
+    return next(group for group in trainer.mesh.groups("dp", "cp") if holders[0] in group)
 
 
 def _trained(plan: Plan, model: str) -> Iterator[StateTensor]:

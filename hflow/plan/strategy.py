@@ -15,6 +15,7 @@ class Strategy:
     `ep`: so many data-parallel ranks share the experts of each layer, each holding its part of them.
     `kv_cache`: whether generation keeps keys and values; without, each new token reads all before it again.
     `engine`: what generates; every other kind of node runs on the default engine.
+    `sp`: sequence parallelism (arXiv:2205.05198); what lies between matrix products is split over tp, too.
     """
 
     recompute: Literal["none", "full"] = "none"
@@ -22,11 +23,13 @@ class Strategy:
     ep: int = 1
     kv_cache: bool = True
     engine: GenerationEngine = DEFAULT_ENGINE
+    sp: bool = False
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """What differs from the plain way: ``ep8``, ``zero1``, ``recompute``."""
+        """What differs from the plain way: ``sp``, ``ep8``, ``zero1``, ``recompute``."""
         marks = {
+            "sp": self.sp,
             f"ep{self.ep}": self.ep > 1,
             f"zero{self.zero}": self.zero > 0,
             "recompute": self.recompute == "full",

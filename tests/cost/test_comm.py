@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -94,7 +95,7 @@ def test_links_of_regular_meshes_are_those_found_by_a_look_at_every_group() -> N
             (24, 24),
         ):
             for mesh in _meshes(first, count):
-                for axis in ("pp", "dp", "tp"):
+                for axis in ("pp", "dp", "cp", "dp_cp", "tp"):
                     assert axis_link(cluster, mesh, axis) == _by_definition(cluster, mesh, axis), (mesh, axis)
 
 
@@ -102,14 +103,16 @@ def _meshes(first: int, count: int) -> list[Mesh]:
     sizes = [d for d in range(1, count + 1) if count % d == 0]
     devices = tuple(range(first, first + count))
     return [
-        Mesh.of(devices, pp, count // pp // tp, tp) for pp in sizes for tp in sizes if count % (pp * tp) == 0
+        Mesh.of(devices, pp, count // (pp * tp * cp), tp, cp)
+        for pp, tp, cp in product(sizes, sizes, (1, 2))
+        if count % (pp * tp * cp) == 0
     ]
 
 
 def _by_definition(cluster: Cluster, mesh: Mesh, axis: str) -> Link:
     """A group that crosses hosts has its part of the NICs of the host on which most such groups meet."""
     share, nics = REACHED["cuda"], cluster.nics_per_host
-    hosts = [[d // cluster.devices_per_host for d in group] for group in mesh.groups(axis)]
+    hosts = [[d // cluster.devices_per_host for d in group] for group in mesh.groups(*axis.split("_"))]
     across = [members for members in hosts if len(set(members)) > 1]
     bandwidth = cluster.intra_host.bandwidth
     if across:

@@ -139,12 +139,25 @@ def test_gradients_and_the_update_equal_pefts(
     assert {name for name, (gradient, _) in named.items() if gradient is not None} == set(values)
 
 
-def test_an_optimizer_that_is_split_makes_the_same_update(pool: Pool, folders: Folders) -> None:
+@pytest.mark.parametrize(
+    ("mesh", "strategy"),
+    [
+        (MESHES["dp2"], Strategy(zero=1)),
+        (MESHES["tp2"], Strategy(sp=True, recompute="full")),
+        (Mesh.of((0, 1), cp=2), PLAIN),
+    ],
+    ids=["zero1", "tp2 sp recompute", "cp2"],
+)
+def test_other_strategies_make_the_same_update(
+    pool: Pool, folders: Folders, mesh: Mesh, strategy: Strategy
+) -> None:
     folder = folders.of("llama", True)
-    arguments = folder, MESHES["dp2"], ALL, matrices(folder, ALL), rollout(folder)
-    whole, split = (pool.run(2, train_on_rank, *arguments, Strategy(zero=zero)) for zero in (0, 1))
-    for name, (_, _, weight) in whole[0].items():
-        near(split[0][name][2], torch.from_numpy(weight).double(), 1e-7)
+    values, data = matrices(folder, SOME), rollout(folder)
+    (whole,) = pool.run(1, train_on_rank, folder, MESHES["one"], SOME, values, data, PLAIN)
+    for found in pool.run(2, train_on_rank, folder, mesh, SOME, values, data, strategy):
+        for name, (box, _, weight) in found.items():
+            where = tuple(slice(a, b) for a, b in box)
+            near(weight, torch.from_numpy(whole[name][2])[where], 1e-6)
 
 
 def near(mine: Any, theirs: torch.Tensor, atol: float) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from hflow.plan.layout import Mesh
 from hflow.runtime.engines.groups import NewGroup
+from hflow.runtime.engines.megatron import attention, decoder
 from hflow.runtime.engines.protocol import NodeError
 from hflow.runtime.rows import Rows, from_lists
 from hflow.runtime.tokenizer import load_tokenizer
@@ -93,6 +95,24 @@ def test_greedy_tokens_equal_transformers(
         assert text == load_tokenizer(folder).decode([expected[len(prompt) :]])[0]
         stopped += expected[-1] == EOS
     assert 0 <= stopped < PROMPTS
+
+
+def generate_in_turns(rank: int, new_group: NewGroup, folder: str, mesh: Mesh) -> Any:
+    with patch.object(attention, "CHUNK", 2), patch.object(decoder, "CHUNK", 2):
+        return generate_on_rank(rank, new_group, folder, mesh, 1, 0.0, PROMPTS)
+
+
+@pytest.mark.parametrize("variant", ["llama", "qwen3 windows"])
+def test_long_prompts_are_read_in_turns(pool: Pool, folders: Folders, variant: str) -> None:
+    """With padding, one mask for all of their tokens would grow with the square of their number."""
+    folder, mesh = folders.of(variant, False), MESHES["one"]
+    whole, turns = (
+        pool.run(1, function, folder, mesh, *more)[0][0]
+        for function, more in ((generate_on_rank, (1, 0.0, PROMPTS)), (generate_in_turns, ()))
+    )
+    assert turns["tokens"] == whole["tokens"]
+    for mine, theirs in zip(turns["logprobs"], whole["logprobs"], strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-5)  # float32 sums in another order
 
 
 def score_on_rank(

@@ -72,6 +72,7 @@ def test_micro_batches_fit_in_memory(rows: list[tuple[list[int], list[int]]], li
     assert len({len(b.pack.tokens) for b in batches}) == 1
     for batch in batches:
         assert torch.equal(batch.rows[::unit] // unit, batch.rows[unit - 1 :: unit] // unit)
+        assert isinstance(batch.pack, Pack)
         places = sum(block.numel() for block in batch.pack.blocks)
         assert places <= max(1, limit * int(sequences.lengths.max()))
         assert len(batch.pack.predicted_at) <= limit * int(sequences.response_lengths.max())

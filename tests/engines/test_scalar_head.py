@@ -19,6 +19,7 @@ from hflow.graph.ir import Head
 from hflow.plan.flops import forward_flops
 from hflow.plan.layout import Mesh
 from hflow.plan.read_shape import read_shape
+from hflow.plan.strategy import PLAIN, Strategy
 from hflow.plan.workload import Workload
 from hflow.runtime.engines.groups import NewGroup
 from hflow.runtime.hf import write_hf
@@ -39,10 +40,16 @@ from tests.engines.test_train import MESHES, ROWS, rollout
 
 
 def judge_on_rank(
-    rank: int, new_group: NewGroup, folder: str, mesh: Mesh, data: dict[str, Rows], micro_batch: int
+    rank: int,
+    new_group: NewGroup,
+    folder: str,
+    mesh: Mesh,
+    data: dict[str, Rows],
+    micro_batch: int,
+    strategy: Strategy = PLAIN,
 ) -> Any:
     engine = make_engine(rank, new_group, folder, mesh, head="scalar", frozen=True)
-    call = make_call(engine, rank, score_node(ROWS, 1.0), ROWS, micro_batch)
+    call = make_call(engine, rank, score_node(ROWS, 1.0), ROWS, micro_batch, strategy=strategy)
     inputs = {name: data[name].slice(*share(mesh, rank, ROWS)) for name in ("tokens", "mask")}
     outputs = engine.run(call, inputs).outputs
     if not outputs:

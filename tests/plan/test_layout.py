@@ -55,6 +55,19 @@ def test_mesh_groups_follow_megatron_rank_order() -> None:
     assert mesh.coordinates(6) == {"pp": 1, "dp": 1, "tp": 0}
 
 
+def test_context_parallel_ranks_lie_between_dp_and_tp() -> None:
+    """Megatron's order tp-cp-dp-pp; an axis of one rank is none, so plans without it are as they were."""
+    mesh = Mesh.of(tuple(range(16)), pp=2, dp=2, cp=2, tp=2)
+    assert mesh.groups("tp")[:2] == ((0, 1), (2, 3))
+    assert mesh.groups("cp")[:2] == ((0, 2), (1, 3))
+    assert mesh.groups("dp")[:2] == ((0, 4), (1, 5))
+    assert mesh.groups("dp", "cp")[0] == (0, 2, 4, 6)
+    assert mesh.groups("pp")[0] == (0, 8)
+    assert mesh.replica(1, 0) == (8, 9, 10, 11)
+    assert str(mesh) == "pp2 dp2 cp2 tp2 @0-15" and mesh.has_plan_axes
+    assert Mesh.of((0, 1), dp=2, cp=1).axes == (("pp", 1), ("dp", 2), ("tp", 1))
+
+
 def test_device_text_keeps_order() -> None:
     assert device_text((0, 1, 2, 5)) == "0-2,5"
     assert device_text((0, 2, 1, 3)) == "0,2,1,3"

@@ -26,8 +26,12 @@ PLANS = {
     "pp2": ("rollout=dp2@0-1", "ref_logprobs=pp2@0-1", "actor_train=pp2@0-1"),
     "tp2 dp2 -> tp1": ("rollout=dp4@0-3", "ref_logprobs=tp2,dp2@0-3", "actor_train=tp2,dp2@0-3"),
     "pp2 tp2 -> tp2": ("rollout=tp2,dp2@0-3", "ref_logprobs=dp4@0-3", "actor_train=pp2,tp2@0-3"),
+    "cp2": ("rollout=dp2@0-1", "ref_logprobs=cp2@0-1", "actor_train=cp2,zero1@0-1"),
+    "cp2 tp2 sp -> tp2": (
+        "rollout=tp2,dp2@0-3", "ref_logprobs=cp2,tp2,sp@0-3", "actor_train=cp2,tp2,sp,zero1,recompute@0-3",
+    ),
     "tp1 -> tp2, apart": ("rollout=tp2@2-3", "ref_logprobs=tp1@1", "actor_train=dp2@0-1"),
-}
+}  # fmt: skip
 
 
 def compiled(model: Path, pins: tuple[str, ...]) -> Plan:

@@ -81,7 +81,7 @@ def plan_of(graph: Graph, layout: str) -> Plan:
         if node.name not in trained:
             text = text.replace(",zero1", "")
         if node.op == "generate":
-            text = text.replace("pp2,tp2@", "tp4@").replace("pp2@", "tp2@")
+            text = text.replace("pp2,tp2@", "tp4@").replace("pp2@", "tp2@").replace("cp2,dp2@", "dp4@")
         pins.append(f"{node.name}={text}")
     return hflow.compile(graph, "local4", pins)
 
@@ -174,6 +174,20 @@ def test_on_other_plans_it_samples_the_same(
     assert resumed.evaluated.keys() == undisturbed.evaluated.keys()
     for key, values in undisturbed.evaluated.items():
         assert resumed.evaluated[key] == pytest.approx(values, abs=1e-6), key
+
+
+def test_context_parallel_ranks_read_and_write_it(
+    whole: Callable[[str, str], Run], workers: Pool, tiny_model: Path, tiny_reward: Path, tmp_path: Path
+) -> None:
+    """ZeRO-1 splits the optimizer over dp and cp. From dp2 to these, and from these to tp2."""
+    undisturbed = whole("ppo_small", "dp2,zero1@0-1")
+    graph, folder = graph_of("ppo_small", tiny_model, tiny_reward), undisturbed.folder
+    for step, layout in ((1, "cp2,dp2,zero1@0-3"), (2, "tp2@0-1")):
+        folder = up_to(folder, step, tmp_path / str(step))
+        options: dict[str, Any] = {"config": EVERY, "export": False, "resume": True}
+        resumed = execute(plan_of(graph, layout), folder, pool=workers, **options)
+        for ours, theirs in zip(resumed.metrics, undisturbed.metrics, strict=True):
+            assert_same(ours, theirs, layout)
 
 
 def test_parts_of_older_weights_may_cut_through_heads(workers: Pool, tmp_path: Path) -> None:

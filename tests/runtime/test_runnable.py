@@ -41,6 +41,16 @@ def test_a_strategy_without_an_engine_is_refused(
     assert not (tmp_path / "run").exists()
 
 
+def test_rows_of_a_generate_node_are_whole(tiny_model: Path) -> None:
+    """The planner never plans otherwise; a plan edited by hand may."""
+    graph = hflow.load(FOLDER / "grpo_small.yaml", [f"params.model={tiny_model}"])
+    plan = hflow.compile(graph, "clusters/local4.yaml", ["rollout=dp2@0-1", "actor_train=cp2@0-1"])
+    mesh = plan.node("actor_train").mesh
+    edited = tuple(replace(n, mesh=mesh) if n.node == "rollout" else n for n in plan.nodes)
+    with pytest.raises(HflowError, match="HF406.*`rollout` is planned with cp 2"):
+        check_runnable(replace(plan, nodes=edited))
+
+
 def test_nodes_that_share_an_optimizer_split_it_alike(tiny_model: Path, tmp_path: Path) -> None:
     plan = compiled(FOLDER / "graphs" / "trained_twice.yaml", tiny_model)
     first, second = (n.name for n in plan.graph.nodes if n.op == "train")

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
+from hflow.compiler.candidates.long_rows import context_sizes, cuts_rows, uncut
 from hflow.compiler.candidates.node_groups import Candidate, Candidates, NodeGroup
 from hflow.compiler.candidates.pricing import Pricing
 from hflow.compiler.pins import Pin
@@ -49,10 +50,11 @@ def meshes(draft: Draft, group: NodeGroup) -> Iterator[Mesh]:
     pps = {wanted["pp"]} if "pp" in wanted else _divisors(shape.num_layers)
     for count in counts if len(pinned) < 2 else ():
         tps = {wanted["tp"]} if "tp" in wanted else _divisors(min(count, cluster.devices_per_host))
-        for pp, tp in ((p, t) for p in pps for t in tps if count % (p * t) == 0):
-            dp = count // (pp * tp)
+        cps = context_sizes(group, shape, pins, count)
+        for pp, tp, cp in ((p, t, c) for p in pps for t in tps for c in cps if count % (p * t * c) == 0):
+            dp = count // (pp * tp * cp)
             if wanted.get("dp", dp) == dp:
-                yield Mesh.of(tuple(range(count)), pp=pp, dp=dp, tp=tp)
+                yield Mesh.of(tuple(range(count)), pp=pp, dp=dp, cp=cp, tp=tp)
 
 
 def sizes(cluster: Cluster) -> tuple[int, ...]:
@@ -68,6 +70,8 @@ def refusal(draft: Draft, group: NodeGroup, mesh: Mesh) -> str:
         reason = _model_refusal(shape, mesh, node, group.profile) or _rows_refusal(draft, node, work, mesh)
         if reason:
             return reason
+    if mesh.cp > 1 and not cuts_rows(group, shape):
+        return f"{uncut(group, shape)}: no cp{mesh.cp}"
     return _pricing(draft, group).refusal(mesh) if draft.pins else ""
 
 

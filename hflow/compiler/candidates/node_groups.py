@@ -95,7 +95,7 @@ class ParetoFront:
 
 @dataclass(frozen=True, eq=False)  # each is built once, and so is a key as the object that it is
 class Candidate:
-    """A node group on `pp` x `dp` x `tp` devices.
+    """A node group on `pp` x `dp` x `cp` x `tp` devices.
 
     `kept`: what of the model stays on each device. `swap_s`: onload before and offload after each run.
     `fronts`: of each of its nodes; what is loaded while it runs is a part of what it needs.
@@ -103,6 +103,7 @@ class Candidate:
 
     pp: int
     dp: int
+    cp: int
     tp: int
     strategy: Strategy
     kept: Residency
@@ -120,7 +121,7 @@ class Candidate:
 
     @cached_property
     def num_devices(self) -> int:
-        return self.pp * self.dp * self.tp
+        return self.pp * self.dp * self.cp * self.tp
 
     @cached_property
     def least_s(self) -> float:
@@ -134,7 +135,7 @@ class Candidate:
 
     def mesh(self, first: int) -> Mesh:
         devices = tuple(range(first, first + self.num_devices))
-        return Mesh.of(devices, pp=self.pp, dp=self.dp, tp=self.tp)
+        return Mesh.of(devices, pp=self.pp, dp=self.dp, cp=self.cp, tp=self.tp)
 
     def sharding(self, mesh: Mesh) -> Sharding:
         return Sharding.of(mesh, self.strategy)

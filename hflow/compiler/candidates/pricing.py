@@ -10,6 +10,7 @@ from itertools import product
 from math import ceil, isqrt
 from typing import Literal
 
+from hflow.compiler.candidates.long_rows import sequence_parallel_or_not, uncut
 from hflow.compiler.candidates.node_groups import Candidate, ExecConfig, NodeGroup, ParetoFront
 from hflow.compiler.pins import Pin
 from hflow.cost.comm import host_transfer_s
@@ -50,7 +51,7 @@ class Pricing:
 
     def refusal(self, mesh: Mesh) -> str:
         """Why the pins cannot be kept on `mesh`, whatever the memory; empty if they can."""
-        for setting in ("zero", "ep", "offload"):
+        for setting in ("zero", "ep", "offload", "sp"):
             if len({getattr(pin, setting) for pin in self.pins} - {None}) > 1:
                 return f"the pins disagree about {setting}"
         hosts = (len({self.cluster.host(d) for d in group}) for group in mesh.groups("tp"))
@@ -63,8 +64,14 @@ class Pricing:
         return next(filter(None, reasons), "")
 
     def _split_refusal(self, pin: Pin, mesh: Mesh) -> str:
-        if pin.zero and mesh.dp == 1:
+        if pin.zero and mesh.copies == 1:
             return f"zero{pin.zero} has nothing to split over dp1"
+        if pin.zero == 3 and mesh.cp > 1:
+            return f"zero3 splits over dp alone: no cp{mesh.cp}"
+        if pin.sp and mesh.tp == 1:
+            return "sp has nothing to split over tp1"
+        if pin.sp and (reason := uncut(self.group, self.shape)):
+            return f"{reason}: no sp"
         if not pin.ep or pin.ep == 1:
             return ""
         if not self.shape.moe:
@@ -74,15 +81,17 @@ class Pricing:
         return f"ep{pin.ep} does not divide dp{mesh.dp}" if mesh.dp % pin.ep else ""
 
     def _strategies(self, mesh: Mesh) -> Iterator[Strategy]:
-        """ZeRO-1 where there is anything to split; experts over parts of dp."""
+        """ZeRO-1 where there is anything to split; experts over parts of dp; long rows over tp."""
         zeros: set[Literal[0, 1, 3]] = {p.zero for p in self.pins if p.zero is not None}
         if not zeros:
-            zeros = {0, 1} if self.group.role == "train" and mesh.dp > 1 else {0}
+            zeros = {0, 1} if self.group.role == "train" and mesh.copies > 1 else {0}
         engine = self.group.engine
         experts = self.shape.moe.num_experts if self.shape.moe else 1
+        sps = sequence_parallel_or_not(self.group, self.shape, self.pins, mesh.tp)
         parts = {p.ep for p in self.pins if p.ep} or range(1, mesh.dp + 1)
         for ep in (ep for ep in parts if mesh.dp % ep == 0 and experts % ep == 0):
-            yield from (Strategy(zero=zero, ep=ep, engine=engine) for zero in sorted(zeros))
+            for zero, sp in product(sorted(zeros), sps):
+                yield Strategy(zero=zero, ep=ep, engine=engine, sp=sp)
 
     def _resident_or_not(
         self, mesh: Mesh, strategy: Strategy, fronts: tuple[ParetoFront, ...]
@@ -195,7 +204,7 @@ def _micro_batches(work: Workload, mesh: Mesh) -> list[int]:
 def _candidate(
     mesh: Mesh, strategy: Strategy, kept: Residency, swap_s: float, fronts: tuple[ParetoFront, ...]
 ) -> Candidate:
-    return Candidate(mesh.pp, mesh.dp, mesh.tp, strategy, kept, swap_s, fronts)
+    return Candidate(mesh.pp, mesh.dp, mesh.cp, mesh.tp, strategy, kept, swap_s, fronts)
 
 
 def _more(fronts: ParetoFront, size: int) -> ParetoFront:

@@ -36,15 +36,15 @@ class Assignment(CachedHash):
     @property
     def mesh(self) -> Mesh:
         c = self.candidate
-        return _mesh(self.devices[: c.num_devices], c.pp, c.dp, c.tp)
+        return _mesh(self.devices[: c.num_devices], c.pp, c.dp, c.cp, c.tp)
 
 
 Assignments = Mapping[str, Assignment]  # by node group
 
 
 @lru_cache(maxsize=65536)
-def _mesh(devices: tuple[int, ...], pp: int, dp: int, tp: int) -> Mesh:
-    return Mesh.of(devices, pp=pp, dp=dp, tp=tp)
+def _mesh(devices: tuple[int, ...], pp: int, dp: int, cp: int, tp: int) -> Mesh:
+    return Mesh.of(devices, pp=pp, dp=dp, cp=cp, tp=tp)
 
 
 @lru_cache(maxsize=65536)
@@ -81,7 +81,7 @@ def _mesh_of_values(graph: Graph, node: Node, meshes: Mapping[str, Mesh]) -> Mes
     its first input is made, a data node where its first output is read."""
     if node.op == "repeat":
         devices = sorted({d for inner in graph.inside(node.name) for d in meshes[inner.name].devices})
-        return _mesh(tuple(devices), 1, len(devices), 1)
+        return _mesh(tuple(devices), 1, len(devices), 1, 1)
     makers = [maker(graph, value) for value in node.inputs if not value.lag]
     return meshes[makers[0]] if makers else first_consumer(graph, node, meshes)
 

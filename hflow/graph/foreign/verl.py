@@ -118,9 +118,10 @@ _TRAINING = (
         "--pin",
         "the compiler decides; `--pin actor_train=tp2,pp2` insists",
     ),
-    unsaid(
+    said(
         f"{_ACTOR}.ulysses_sequence_parallel_size, {_ACTOR}.megatron.context_parallel_size",
-        "there is no context parallelism",
+        "--pin",
+        "the compiler decides where rows are long; `--pin actor_train=cp2` insists",
     ),
     unsaid(f"{_ACTOR}.strategy, {_ACTOR}.use_torch_compile", "models train on Megatron-core"),
     unsaid(f"{_ACTOR}.checkpoint.save_contents", "a checkpoint holds all that a run needs to go on"),

@@ -8,6 +8,7 @@ PROFILE = EngineProfile(
     title="Megatron",
     ops=("generate", "score", "train"),
     pipelines=("score", "train"),
+    cuts_rows=("score", "train"),
     tensor_parallel=True,
     donates=True,
     offloads=True,

@@ -11,8 +11,6 @@ from hflow.plan.node_plan import NodePlan
 from hflow.plan.plan import Plan
 from hflow.plan.program import Call, Instruction, Loop, Program, SyncWeights, Transfer, with_bodies
 
-AXES = ["pp", "dp", "tp"]
-
 
 def misplaced(plan: Plan) -> Iterator[str]:
     """Where node plans, edges and instructions contradict the graph, the cluster or each other, in words."""
@@ -41,10 +39,12 @@ def misplaced(plan: Plan) -> Iterator[str]:
 
 
 def _bad_node_plan(own: NodePlan, node: Node | None) -> Iterator[str]:
-    if [name for name, _ in own.mesh.axes] != AXES:
-        yield f"the mesh of `{own.node}` has other axes than {', '.join(AXES)}"
+    if not own.mesh.has_plan_axes:
+        yield f"the mesh of `{own.node}` has other axes than pp, dp, cp and tp"
     elif own.mesh.dp % own.strategy.ep:
         yield f"`{own.node}` shares experts among {own.strategy.ep} of dp{own.mesh.dp}"
+    elif own.strategy.sp and own.mesh.tp == 1:
+        yield f"`{own.node}` has sequence parallelism over tp1"
     if node is None:
         yield f"`{own.node}` is planned, and is no node"
     elif (own.kind, own.model) != (node.op, node.model.model if node.model else None):

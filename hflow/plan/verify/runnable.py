@@ -43,16 +43,19 @@ def _models(plan: Plan) -> Iterator[Diagnostic]:
 
 
 def _nodes(plan: Plan) -> Iterator[Diagnostic]:
-    for node in plan.graph.nodes:
-        strategy = plan.node(node.name).strategy
+    for node in (n for n in plan.graph.nodes if n.model):
+        own = plan.node(node.name)
+        strategy, whole = own.strategy, node.op not in profile_of(own.engine).cuts_rows
         names = {
+            f"cp {own.mesh.cp}": own.mesh.cp > 1 and whole,
+            "sequence parallelism": strategy.sp and whole,
             "ZeRO-3": strategy.zero == 3,
             f"ep {strategy.ep}": strategy.ep > 1,
             "generation without a KV cache": not strategy.kv_cache,
         }
         for name in (name for name, planned in names.items() if planned):
             message = f"`{node.name}` is planned with {name}, which no engine runs yet: compile only"
-            yield Diagnostic("HF406", message, node.span, "tp, pp, dp, recompute and ZeRO-1 run")
+            yield Diagnostic("HF406", message, node.span, "tp, pp, dp, cp, recompute and ZeRO-1 run")
 
 
 def _engines(plan: Plan) -> Iterator[Diagnostic]:

@@ -17,12 +17,15 @@ NewGroup = Callable[[Ranks], ProcessGroup]
 
 @dataclass(frozen=True)
 class Groups:
-    """Those that a rank belongs to: along each axis; of its data-parallel `replica` (pp and tp); of all the
+    """Those that a rank belongs to: along each axis; `dp_cp`, of the ranks that have the same weights and sum
+    their gradients; of its model-parallel `replica` (pp and tp), which has all weights once; of all the
     `mesh`'s ranks; of itself `alone`. `ends`: the first and the last of its pipeline stages, and `first`, the
     first by itself; None on other stages."""
 
     tp: ProcessGroup
+    cp: ProcessGroup
     dp: ProcessGroup
+    dp_cp: ProcessGroup
     pp: ProcessGroup
     replica: ProcessGroup
     ends: ProcessGroup | None
@@ -41,7 +44,7 @@ class Groups:
     @property
     def reports(self) -> bool:
         """True on the one rank of each data-parallel replica that reports what all its ranks know."""
-        return self.last_stage and self.tp.rank() == 0
+        return self.last_stage and self.tp.rank() == 0 and self.cp.rank() == 0
 
 
 def make_groups(mesh: Mesh, rank: int, new_group: NewGroup) -> Groups | None:
@@ -52,22 +55,24 @@ def make_groups(mesh: Mesh, rank: int, new_group: NewGroup) -> Groups | None:
     `new_group` may remember groups that it made before.
 
     Raises:
-        HflowError: HF302 when devices do not ascend along tp or pp: torch orders the ranks of a group, so
+        HflowError: HF302 when devices do not ascend along tp, cp or pp: torch orders the ranks of a group, so
             that parts of the model would lie on other devices than the mesh says.
     """
-    for axis in ("tp", "pp"):
+    for axis in ("tp", "cp", "pp"):
         _check_order(mesh, axis)
     tp = _own(mesh.groups("tp"), rank, new_group)
+    cp = _own(mesh.groups("cp"), rank, new_group)
     dp = _own(mesh.groups("dp"), rank, new_group)
+    dp_cp = _own(mesh.groups("dp", "cp"), rank, new_group)
     pp = _own(mesh.groups("pp"), rank, new_group)
     replica = _own(mesh.groups("pp", "tp"), rank, new_group)
     ends = _own([tuple(dict.fromkeys((p[0], p[-1]))) for p in mesh.groups("pp")], rank, new_group)
     first = _own([(p[0],) for p in mesh.groups("pp")], rank, new_group)
     alone = _own([(device,) for device in mesh.devices], rank, new_group)
     everyone = _own([mesh.devices], rank, new_group)
-    if not (tp and dp and pp and replica and alone and everyone):
+    if not (tp and cp and dp and dp_cp and pp and replica and alone and everyone):
         return None
-    return Groups(tp, dp, pp, replica, ends, first, alone, everyone)
+    return Groups(tp, cp, dp, dp_cp, pp, replica, ends, first, alone, everyone)
 
 
 def _check_order(mesh: Mesh, axis: str) -> None:

@@ -287,7 +287,8 @@ class Interpreter:
         if step.samples and node.region not in step.collectors:
             step.samples.take(node.name, result.outputs, result.numbers)
         at = plan.mesh.coordinates(rank)
-        speaks = at["tp"] == 0 and at["pp"] == 0 and (at["dp"] == 0 or not is_replicated(node))
+        first = at["tp"] == at["pp"] == at.get("cp", 0) == 0
+        speaks = first and (at["dp"] == 0 or not is_replicated(node))
         if speaks or plan.model:
             step.measure(node.name, result)
         if speaks and node in token_makers(step.program.graph):

@@ -59,8 +59,7 @@ def _configs(group: NodeGroup, candidate: Candidate) -> Iterator[tuple[str, ...]
 
 
 def _config(node: str, candidate: Candidate, config: ExecConfig) -> tuple[str, ...]:
-    sizes = {"pp": candidate.pp, "dp": candidate.dp, "tp": candidate.tp}
-    marks = [f"{axis}{n}" for axis, n in sizes.items() if n > 1]
+    marks = [f"{axis}{n}" for axis, n in candidate.mesh(0).axes if n > 1]
     marks += [*candidate.strategy.marks, *("recompute",) * (config.recompute == "full")]
     layout = " ".join([*marks, *("offload",) * candidate.offload]) or "-"
     memory = (size(config.need_bytes), size(candidate.idle_bytes))

@@ -130,12 +130,13 @@ def _node(node: NodePlan, region: str) -> dict[str, Any]:
         "zero": node.strategy.zero,
         "recompute": node.strategy.recompute,
         "ep": node.strategy.ep,
+        "sp": node.strategy.sp,
         "offload": node.offload,
     }
 
 
 def _layout(mesh: Mesh) -> Mapping[str, int]:
-    return {"pp": mesh.pp, "tp": mesh.tp, "dp": mesh.dp}
+    return {"pp": mesh.pp, "tp": mesh.tp, "dp": mesh.dp, "cp": mesh.cp}
 
 
 def _edge(graph: Graph, edge: Edge) -> dict[str, Any]:

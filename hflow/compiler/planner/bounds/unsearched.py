@@ -16,9 +16,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from math import gcd
+from math import gcd, prod
 
-from hflow.compiler.candidates.meshes import candidates_of, sizes
+from hflow.compiler.candidates.long_rows import context_sizes
+from hflow.compiler.candidates.meshes import candidates_of, pins_of, sizes
 from hflow.compiler.candidates.node_groups import Candidate, NodeGroup
 from hflow.compiler.pins import Pin
 from hflow.compiler.planner.bounds.bounds import Bounds
@@ -168,12 +169,15 @@ def all_candidates(space: SearchSpace, group: NodeGroup) -> tuple[Candidate, ...
 
 
 def _other_counts(space: SearchSpace, group: NodeGroup) -> Iterator[int]:
-    """Numbers of devices that are no candidates, but that layers, heads and rows may be divided over."""
+    """Numbers of devices that are no candidates, but that layers, heads, rows and their tokens may be divided
+    over."""
     draft, shape = space.draft, space.draft.shapes[group.model]
     rows = gcd(*(gcd(work.rows, work.rows_per_update) for work in group.works))
     heads, most = gcd(shape.num_heads, shape.num_kv_heads), space.num_devices
     parts = (_divisors(number, most) for number in (shape.num_layers, heads, rows))
-    counts = {pp * tp * dp for pp, tp, dp in product(*parts)}
+    pins = pins_of(draft, group)
+    contexts = {cp for count in range(1, most + 1) for cp in context_sizes(group, shape, pins, count)}
+    counts = set(map(prod, product(*parts, contexts)))
     known = {*sizes(draft.cluster), *draft.candidates[group.name]}
     yield from sorted(count for count in counts - known if count <= most)
 

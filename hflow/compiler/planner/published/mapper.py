@@ -142,7 +142,7 @@ class Mapper:
 
 
 def _alike(one: Candidate, other: Candidate) -> bool:
-    return (one.pp, one.dp, one.tp) == (other.pp, other.dp, other.tp)
+    return one.mesh(0) == other.mesh(0)
 
 
 def _more(candidate: Candidate, main: Candidate) -> int:

@@ -16,7 +16,9 @@ import torch
 from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
 from megatron.core.tensor_parallel.mappings import (
     copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
     reduce_from_tensor_model_parallel_region,
+    reduce_scatter_to_sequence_parallel_region,
 )
 from torch import Tensor
 from torch.distributed import ProcessGroup
@@ -39,16 +41,26 @@ class LowRank(torch.nn.Module):
         super().__init__()
         self.scale, self.by_rows, self.tp = adapter.scale, split == 0, tp
         self.lora_A, self.lora_B = _Matrix(adapter.rank, columns, like), _Matrix(rows, adapter.rank, like)
+        whole: Any = self.lora_A.weight if self.by_rows else self.lora_B.weight
         cut = self.lora_B.weight if self.by_rows else self.lora_A.weight
         set_tensor_model_parallel_attributes(cut, True, split, 1)
+        whole.sequence_parallel = True  # Megatron then sums its gradients over tp, where places are split
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, sp: bool = False) -> Tensor:
+        """`sp`: whether the input of a projection that is split by rows, or else its output, is this rank's
+        part of the places."""
         narrow: Tensor = linear(x, self.lora_A.weight)
-        if self.by_rows:
-            narrow = copy_to_tensor_model_parallel_region(narrow, group=self.tp)
-        else:
-            narrow = reduce_from_tensor_model_parallel_region(narrow, group=self.tp)
-        return linear(narrow, self.lora_B.weight) * self.scale
+        exchange: Any = _GATHERED[sp] if self.by_rows else _SUMMED[sp]
+        return linear(exchange(narrow, group=self.tp), self.lora_B.weight) * self.scale
+
+
+# Before B of a projection that is split by rows, and behind A of one that is split by columns; True: the
+# places outside are split.
+_GATHERED = {False: copy_to_tensor_model_parallel_region, True: gather_from_sequence_parallel_region}
+_SUMMED = {
+    False: reduce_from_tensor_model_parallel_region,
+    True: reduce_scatter_to_sequence_parallel_region,
+}
 
 
 class _Matrix(torch.nn.Module):
@@ -81,14 +93,14 @@ class FusedAdapter(torch.nn.Module):
         for name, width in ((name, width) for name, width in widths.items() if name in adapter.targets):
             self.add_module(name, LowRank(adapter, width, columns, split, like, tp))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """What is added to the output of the fused matrix."""
-        parts = [self._part(name, x).unflatten(-1, (self.groups, -1)) for name in self._widths]
-        return torch.cat(parts, -1).flatten(-2) if len(parts) > 1 else parts[0].flatten(-2)
+    def forward(self, x: Tensor, found: Tensor, sp: bool = False) -> Tensor:
+        """`found`, the output of the fused matrix for x, with what the adapters add."""
+        parts = [self._part(name, x, found, sp).unflatten(-1, (self.groups, -1)) for name in self._widths]
+        return found + (torch.cat(parts, -1).flatten(-2) if len(parts) > 1 else parts[0].flatten(-2))
 
-    def _part(self, name: str, x: Tensor) -> Tensor:
+    def _part(self, name: str, x: Tensor, found: Tensor, sp: bool) -> Tensor:
         own: torch.nn.Module | None = self._modules.get(name)
-        return own(x) if own else x.new_zeros(*x.shape[:-1], self._widths[name])
+        return own(x, sp) if own else found.new_zeros(*found.shape[:-1], self._widths[name])
 
 
 def add_adapters(model: torch.nn.Module, shape: ModelShape, tp: ProcessGroup) -> None:
@@ -100,10 +112,10 @@ def add_adapters(model: torch.nn.Module, shape: ModelShape, tp: ProcessGroup) ->
                 _add(layer.get_submodule(path), shape.adapter, widths, split, groups, tp)
 
 
-def adapted(module: Any, x: Tensor, found: Tensor) -> Tensor:
+def adapted(module: Any, x: Tensor, found: Tensor, sp: bool = False) -> Tensor:
     """`found`, the output of a linear module for `x`, with what its adapter adds."""
     adapter: FusedAdapter | None = getattr(module, "adapter", None)
-    return found + adapter(x) if adapter is not None and adapter.enabled else found
+    return adapter(x, found, sp) if adapter is not None and adapter.enabled else found
 
 
 @contextmanager
@@ -144,6 +156,6 @@ def _add(
     module.register_forward_hook(_adding)
 
 
-def _adding(module: torch.nn.Module, inputs: tuple[Tensor, ...], found: tuple[Tensor, Any]) -> Any:
+def _adding(module: Any, inputs: tuple[Tensor, ...], found: tuple[Tensor, Any]) -> Any:
     """Megatron's linear modules return their output and a bias that is left to others."""
-    return adapted(module, inputs[0], found[0]), found[1]
+    return adapted(module, inputs[0], found[0], module.sequence_parallel), found[1]

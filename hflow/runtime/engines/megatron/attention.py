@@ -11,21 +11,26 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from torch import Tensor
+from torch.nn.attention.bias import CausalBias, causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
 
+from hflow.runtime.engines.megatron.context_shard import ContextShard
 from hflow.runtime.engines.megatron.pack import Pack
 from hflow.runtime.engines.megatron.rotary import Rotation
 from hflow.runtime.engines.megatron.shaped_config import ShapedConfig
 
 CHUNK = 512  # queries that look through a window at once
+TURN = 128  # queries that see all tokens before them at once, where they need a mask for that
 
 
 @dataclass(frozen=True)
 class TokenPlaces:
     """What attention knows of the tokens: the rows that they make up, and how each turns by its position."""
 
-    pack: Pack
+    pack: Pack | ContextShard
     rotation: Rotation
 
 
@@ -33,11 +38,12 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
     """Fused attention of ``[rows, heads, tokens, d]`` to keys and values of as many heads or fewer; causal
     without a mask.
 
-    On CUDA torch's fused kernels take fewer heads in half precision and without a mask only; else it would
-    make all scores in memory, so that keys and values are repeated first.
+    On CUDA torch's fused kernels take fewer heads in half precision and without a mask of numbers only; else
+    it would make all scores in memory, so that keys and values are repeated first.
     """
     shared = query.shape[1] // key.shape[1]
-    if shared > 1 and query.is_cuda and (mask is not None or query.dtype == torch.float32):
+    numbers = mask is not None and not isinstance(mask, CausalBias)
+    if shared > 1 and query.is_cuda and (numbers or query.dtype == torch.float32):
         key, value = (x.repeat_interleave(shared, 1) for x in (key, value))
         shared = 1
     return scaled_dot_product_attention(
@@ -54,21 +60,51 @@ def attend_within(
     length, not with its square.
 
     Args:
+        query: those of the last tokens, of all that have keys.
         present: bool ``[rows, tokens]``, False where there is padding, which only sees itself.
     """
-    length = query.shape[2]
+    length, before = query.shape[2], key.shape[2] - query.shape[2]
     found: list[Tensor] = []
     masks: dict[tuple[int, int], Tensor] = {}  # most chunks have the same one, and autograd keeps it
     for start in range(0, length, CHUNK):
-        stop, first = min(start + CHUNK, length), max(0, start - window + 1)
-        mask = masks.get((stop - start, start - first))
-        if mask is None or present is not None:
-            here = None if present is None else present[:, first:stop]
-            mask = band(window, stop - start, start - first, query, here)
-            masks[stop - start, start - first] = mask
-        parts = (query[:, :, start:stop], key[:, :, first:stop], value[:, :, first:stop])
-        found.append(attend(*parts, mask))
+        stop, at = min(start + CHUNK, length), before + start
+        first = max(0, at - window + 1)
+        seen = slice(first, before + stop)
+        mask = masks.get((stop - start, at - first))
+        if present is not None:  # each is another one
+            mask = band(window, stop - start, at - first, query, present[:, seen])
+        elif mask is None:
+            mask = masks[stop - start, at - first] = band(window, stop - start, at - first, query, None)
+        found.append(attend(query[:, :, start:stop], key[:, :, seen], value[:, :, seen], mask))
     return torch.cat(found, 2)
+
+
+def attend_last(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attention of the last tokens, ``[rows, heads, queries, d]``, to all up to each, which have keys and
+    values ``[rows, heads or fewer, tokens, d]``.
+
+    On CUDA the fused kernels know where the last queries stand. Elsewhere queries take turns with masks that
+    are made again for the backward pass: kept, they would grow with the square of the length.
+    """
+    length, before = query.shape[2], key.shape[2] - query.shape[2]
+    if not before:
+        return attend(query, key, value)
+    if query.is_cuda:
+        return attend(query, key, value, causal_lower_right(length, key.shape[2]))
+    found: list[Tensor] = []
+    for start in range(0, length, TURN):
+        stop = min(start + TURN, length)
+        parts = (x[:, :, : before + stop] for x in (key, value))
+        turn = checkpoint(_turn, query[:, :, start:stop], *parts, use_reentrant=False)
+        found.append(turn)
+    return torch.cat(found, 2)
+
+
+def _turn(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    last = query.shape[2]
+    mask = query.new_zeros(last, key.shape[2])
+    mask[:, -last:] = query.new_full((last, last), -torch.inf).triu(1)
+    return attend(query, key, value, mask)
 
 
 def band(window: int | None, queries: int, before: int, like: Tensor, present: Tensor | None) -> Tensor:
@@ -111,6 +147,8 @@ class FusedAttention(torch.nn.Module):
         """
         turned, pack = attention_mask.rotation, attention_mask.pack
         tensors = turned(query.squeeze(1)), turned(key.squeeze(1)), value.squeeze(1)
+        if isinstance(pack, ContextShard):
+            return self._over_ranks(pack, *tensors).unsqueeze(1)
         found: list[Tensor] = []
         for block in pack.blocks:
             at = block.flatten()
@@ -119,7 +157,22 @@ class FusedAttention(torch.nn.Module):
             found.append(out.transpose(1, 2).flatten(2).flatten(0, 1))
         return torch.cat(found).index_select(0, pack.found_at).unsqueeze(1)
 
+    def _over_ranks(self, shard: ContextShard, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """``[places, heads * d]`` of ``[places, heads or fewer, d]``. Collective over the shard's ranks."""
+        everywhere = gather_from_sequence_parallel_region(torch.cat([key, value], 1), group=shard.group)
+        keys, values = everywhere.chunk(2, 1)
+        found: list[Tensor] = []
+        for row in shard.rows:
+            k, v = (x.index_select(0, row.keys).transpose(0, 1)[None] for x in (keys, values))
+            for at in row.queries:
+                q = query[at.start : at.stop].transpose(0, 1)[None]
+                out = self._attend(q, k[:, :, : at.end], v[:, :, : at.end])
+                found.append(out[0].transpose(0, 1).flatten(1))
+        padding = query.new_zeros(len(query) - sum(map(len, found)), query[0].numel())
+        # A rank without queries takes part in the backward pass of what was gathered, too.
+        return torch.cat([*found, padding + everywhere[:0].sum()])
+
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        if self.window is None or self.window >= query.shape[2]:
-            return attend(query, key, value)
+        if self.window is None or self.window >= key.shape[2]:
+            return attend_last(query, key, value)
         return attend_within(self.window, query, key, value)

@@ -30,6 +30,8 @@ class RMSNorm(torch.nn.RMSNorm):
 
     def __init__(self, config: ShapedConfig, hidden_size: int, eps: float = 1e-6, **_: Any):
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
+        # Of sequence parallelism: each rank norms other places, and Megatron sums the gradients so marked.
+        self.weight.sequence_parallel = True  # type: ignore[attr-defined]
 
 
 def build_model(

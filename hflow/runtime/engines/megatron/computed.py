@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hflow.runtime.engines.megatron.head import OutputMatrix
+from hflow.runtime.engines.megatron.micro_batches import MicroBatch
 from hflow.runtime.engines.megatron.predicted import predicted
 from hflow.runtime.engines.megatron.sequences import Sequences
 from hflow.runtime.rows import length_mask
@@ -34,29 +35,33 @@ class Computed:
         longest = sequences.response_mask.shape[1]
         return max(longest - 1, 0) if SCORE in self.wanted else longest
 
-    def __call__(self, heads: Tensor, sequences: Sequences) -> dict[str, Tensor]:
-        """By name, of rows that `places` gave; 0 where a row has no token.
+    def __call__(self, heads: Tensor, batch: MicroBatch) -> dict[str, Tensor]:
+        """By name, of rows that `places` gave; 0 where a row has no token. The same on every context-parallel
+        rank, and collective over these.
 
         Args:
-            heads: what the last stage has at the places that predict responses, hidden states
+            heads: what the last stage has at this rank's places that predict responses, hidden states
                 ``[tokens, hidden]`` or values ``[tokens, 1]``, row by row.
 
         Returns:
             float32 ``[rows, width]``, but for scores, ``[rows]``; with gradients to `heads`.
         """
+        sequences, pack = batch.sequences, batch.pack
         response = sequences.response_mask
         if not self.wanted & {"values", SCORE}:
             found = predicted(
                 heads,
                 OutputMatrix.of(self.model),
-                sequences.targets,
+                pack.own(sequences.targets),
                 self.temperature,
                 "entropy" in self.wanted,
-                sequences.kept_ids,
+                None if sequences.kept_ids is None else pack.own(sequences.kept_ids),
             )
             named = zip(("logprobs", "entropy"), found)
-            return {name: _padded(values, response) for name, values in named if name in self.wanted}
-        numbers = _padded(heads.squeeze(1), response)
+            return {
+                name: _padded(pack.whole(values), response) for name, values in named if name in self.wanted
+            }
+        numbers = _padded(pack.whole(heads.squeeze(1)), response)
         if SCORE not in self.wanted:
             return {"values": numbers}
         lengths, width = sequences.response_lengths - 1, self.width(sequences)

@@ -18,7 +18,7 @@ from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, 
 
 from hflow.plan.model_shape import ModelShape
 from hflow.runtime.engines.megatron.adapter import adapted
-from hflow.runtime.engines.megatron.attention import attend, attend_within, band
+from hflow.runtime.engines.megatron.attention import CHUNK, attend, attend_within, band
 from hflow.runtime.engines.megatron.cache import KeyValueCache
 from hflow.runtime.engines.megatron.rotary import Rotation
 from hflow.runtime.engines.megatron.shaped_config import shape_of_model
@@ -27,10 +27,15 @@ from hflow.runtime.engines.megatron.shaped_config import shape_of_model
 @dataclass(frozen=True)
 class Sight:
     """What tokens see. `present`: bool ``[rows, tokens so far]``, False where there is padding; None: no
-    padding. `mask`: of several tokens in layers without a window, for `attend`; None: causal."""
+    padding. `mask`: of a few tokens in layers without a window, for `attend`; None: causal, or of many, for
+    which one mask would grow with the square of their number."""
 
     present: Tensor | None
     mask: Tensor | None
+
+    def takes_turns(self, new: int) -> bool:
+        """Whether masks are made for some of `new` tokens at a time."""
+        return self.present is not None and new > CHUNK
 
 
 class Decoder:
@@ -92,8 +97,9 @@ class Decoder:
         window = self.windows[number]
         if new == 1:  # queries that share a key are queries of one head: it is read once
             found = _newest(queries[:, 0], keys, values, window, sight.present)
-        elif window is not None and window < new:
-            found = attend_within(window, _heads(queries), keys, values, sight.present).transpose(1, 2)
+        elif sight.takes_turns(new) or (window is not None and window < new):
+            reach = min(window or new, new)
+            found = attend_within(reach, _heads(queries), keys, values, sight.present).transpose(1, 2)
         else:
             found = attend(_heads(queries), keys, values, sight.mask).transpose(1, 2)
         found, out = found.reshape(rows, new, -1), layer.self_attention.linear_proj
@@ -135,8 +141,9 @@ class Decoder:
 
 
 def _causal(present: Tensor | None, new: int, windows: Sequence[int | None], like: Tensor) -> Tensor | None:
-    """The mask of `Sight`, where there is padding and a layer that sees all of it."""
-    if present is None or new == 1 or all(window is not None and window < new for window in windows):
+    """The mask of `Sight`, where there is padding, a layer that sees all of it, and no turns are taken."""
+    many = new > CHUNK or all(window is not None and window < new for window in windows)
+    if present is None or new == 1 or many:
         return None
     return band(None, new, 0, like, present)
 

@@ -152,13 +152,14 @@ class MegatronModel(ModelEngine):
         """Metrics: the mean score, value or entropy."""
         check_kept(call, inputs)
         sequences = Sequences.of(inputs["tokens"], inputs["mask"], self.device, inputs.get("kept"))
-        lengths, limit = inputs["mask"].lengths, call.plan.micro_batch
+        lengths, limit, sp = inputs["mask"].lengths, call.plan.micro_batch, call.plan.strategy.sp
         with without_adapters(self.model, call.node.model_use.base):
             if self.shape.head == "scalar":
-                judged = judge(self.model, self.groups, sequences, limit)
+                judged = judge(self.model, self.groups, sequences, limit, sp)
                 names = ("values", "score")
             else:
-                judged = score(self.model, self.groups, sequences, limit, call.node.options["temperature"])
+                temperature = call.node.options["temperature"]
+                judged = score(self.model, self.groups, sequences, limit, temperature, sp)
                 names = ("logprobs", "entropy")
         per_token = {"values", "logprobs", "entropy"}
         outputs = {n: Rows(v.cpu(), lengths if n in per_token else None) for n, v in zip(names, judged or ())}

@@ -3,41 +3,59 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
+from hflow.runtime.engines.megatron.context_shard import ContextShard
 from hflow.runtime.engines.megatron.pack import Pack
 from hflow.runtime.engines.megatron.sequences import Sequences
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """`rows`: int64, which rows of the whole these are; `sequences` has empty ones in place of none."""
+    """`rows`: int64, which rows of the whole these are; `sequences` has empty ones in place of none. `pack`:
+    what of them this rank runs."""
 
     rows: Tensor
     sequences: Sequences
-    pack: Pack
+    pack: Pack | ContextShard
 
 
 def micro_batches(
-    sequences: Sequences, rows: Tensor, limit: int, same_shape: bool, unit: int = 1
+    sequences: Sequences,
+    rows: Tensor,
+    limit: int,
+    same_shape: bool,
+    unit: int = 1,
+    cp: ProcessGroup | None = None,
+    multiple: int = 1,
 ) -> tuple[MicroBatch, ...]:
     """Cut `rows` of `sequences` into micro-batches; at least one, on which there may be none.
 
     A micro-batch holds whole groups of `unit` rows, as many as need no more memory than `limit` rows of the
     greatest length would. Rows of one prompt and rows of about the same length are together. Pipeline stages
     exchange tensors of one shape, so with `same_shape` all have equally many tokens, by padding.
+
+    Args:
+        cp: the context-parallel group, all ranks of which have the same rows and run a part of each.
+        multiple: of which the number of places is, by padding.
     """
     assert limit >= unit and len(rows) % unit == 0, (limit, len(rows), unit)
     whole = sequences.take(rows)
     parts = _parts(whole, limit, unit)
     taken = [whole.take(part) if len(part) else _nothing(whole, unit) for part in parts]
-    packs = [Pack.of(part) for part in taken]
-    if same_shape:
-        places = max(len(pack.tokens) for pack in packs)
-        packs = [pack.padded(places) for pack in packs]
+    packs = [_run_here(part, cp) for part in taken]
+    most = max(len(pack.tokens) for pack in packs)
+    sizes = [most if same_shape else len(pack.tokens) for pack in packs]
+    packs = [pack.padded(ceil(size / multiple) * multiple) for pack, size in zip(packs, sizes)]
     return tuple(MicroBatch(rows[part], of, pack) for part, of, pack in zip(parts, taken, packs))
+
+
+def _run_here(sequences: Sequences, cp: ProcessGroup | None) -> Pack | ContextShard:
+    return ContextShard.of(sequences, cp) if cp and cp.size() > 1 else Pack.of(sequences)
 
 
 def _parts(sequences: Sequences, limit: int, unit: int) -> list[Tensor]:

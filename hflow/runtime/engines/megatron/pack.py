@@ -18,8 +18,51 @@ LEAST_FILL = 0.75  # of the longest row that attention sees beside it
 
 
 @dataclass(frozen=True)
+class RowPlaces:
+    """The inputs of some rows, each once: every different prompt, then every response but its last token.
+
+    Attributes:
+        tokens: int64 ``[places]``, at least one, which is padding when the rows have none; positions: int64
+            ``[places]``, of each token in its row.
+        places: int64 ``[rows, longest]``: where each row's tokens stand, in order; 0 where a row is shorter.
+        own: bool ``[rows, longest]``: which of these are no other row's, or the first row's that has them.
+        lengths: int64 ``[rows]``, of the inputs.
+        predicted_at: int64 ``[response tokens]``: the places that predict them, row by row.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    places: Tensor
+    own: Tensor
+    lengths: Tensor
+    predicted_at: Tensor
+
+    @staticmethod
+    def of(sequences: Sequences) -> RowPlaces:
+        """Those of whole rows."""
+        prompts, responses = sequences.prompt_lengths, (sequences.response_lengths - 1).clamp(min=0)
+        first, lengths = sequences.same_prompt, prompts + responses
+        leads = first == torch.arange(len(first), device=first.device)
+        shared = prompts * leads
+        # Places before those of a row's prompt and of its response, less where in the row these begin.
+        prompt_at = (shared.cumsum(0) - shared)[first]
+        response_at = shared.sum() + responses.cumsum(0) - responses - prompts
+        longest = int(lengths.max()) if len(lengths) else 0
+        position = torch.arange(longest, device=first.device).expand(len(first), -1)
+        in_prompt, present = position < prompts[:, None], position < lengths[:, None]
+        places = position + torch.where(in_prompt, prompt_at[:, None], response_at[:, None])
+        own = present & (leads[:, None] | ~in_prompt)
+        count = max(1, int((shared + responses).sum()))
+        tokens, positions = first.new_zeros(count), first.new_zeros(count)
+        tokens[places[own]] = sequences.tokens[:, :longest][own]
+        positions[places[own]] = position[own]
+        found = places.where(present, 0)
+        return RowPlaces(tokens, positions, found, own, lengths, places[sequences.predicted_at])
+
+
+@dataclass(frozen=True)
 class Pack:
-    """The inputs of some rows: every different prompt, then every response but its last token.
+    """Rows whole, as one rank runs them.
 
     Attributes:
         tokens: int64 ``[places]``; positions: int64 ``[places]``, of each token in its row.
@@ -38,24 +81,17 @@ class Pack:
     @staticmethod
     def of(sequences: Sequences) -> Pack:
         """At least one token, which is padding when the rows have none."""
-        prompts, responses = sequences.prompt_lengths, (sequences.response_lengths - 1).clamp(min=0)
-        first, lengths = sequences.same_prompt, prompts + responses
-        leads = first == torch.arange(len(first), device=first.device)
-        shared = prompts * leads
-        # Places before those of a row's prompt and of its response, less where in the row these begin.
-        prompt_at = (shared.cumsum(0) - shared)[first]
-        response_at = shared.sum() + responses.cumsum(0) - responses - prompts
-        longest = int(lengths.max()) if len(lengths) else 0
-        position = torch.arange(longest, device=first.device).expand(len(first), -1)
-        in_prompt, present = position < prompts[:, None], position < lengths[:, None]
-        places = position + torch.where(in_prompt, prompt_at[:, None], response_at[:, None])
-        own = present & (leads[:, None] | ~in_prompt)
-        count = max(1, int((shared + responses).sum()))
-        tokens, positions = first.new_zeros(count), first.new_zeros(count)
-        tokens[places[own]] = sequences.tokens[:, :longest][own]
-        positions[places[own]] = position[own]
-        blocks, found_at = _blocks(places.where(present, 0), own, lengths, count)
-        return Pack(tokens, positions, blocks, found_at, places[sequences.predicted_at])
+        rows = RowPlaces.of(sequences)
+        blocks, found_at = _blocks(rows.places, rows.own, rows.lengths, len(rows.tokens))
+        return Pack(rows.tokens, rows.positions, blocks, found_at, rows.predicted_at)
+
+    def own(self, values: Tensor) -> Tensor:
+        """Of values of all response tokens those that this rank predicts: all."""
+        return values
+
+    def whole(self, values: Tensor) -> Tensor:
+        """Those of all response tokens from those that this rank predicts."""
+        return values
 
     def padded(self, places: int) -> Pack:
         """With so many places: the ones more hold a token that belongs to no row."""

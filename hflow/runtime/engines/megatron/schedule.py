@@ -11,18 +11,21 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 from megatron.core.utils import get_attr_wrapped_model, get_model_config
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from hflow.runtime.engines.groups import Groups
 from hflow.runtime.engines.megatron.attention import TokenPlaces
 from hflow.runtime.engines.megatron.collection import collection
+from hflow.runtime.engines.megatron.context_shard import ContextShard
 from hflow.runtime.engines.megatron.micro_batches import MicroBatch
 from hflow.runtime.engines.megatron.pack import Pack
 from hflow.runtime.engines.megatron.rotary import Rotation
+from hflow.runtime.engines.megatron.sequence_parallel import all_places, sequence_parallel
 from hflow.runtime.engines.megatron.shaped_config import shape_of_model
 
-# What the last stage does at the places that predict a micro-batch's response tokens, with their hidden
-# states ``[tokens, hidden]`` or, from a scalar head, values ``[tokens, 1]``: the loss to differentiate (a
-# scalar), and a value to keep.
+# What the last stage does at this rank's places that predict a micro-batch's response tokens, with their
+# hidden states ``[tokens, hidden]`` or, from a scalar head, values ``[tokens, 1]``: the loss to differentiate
+# (a scalar), and a value to keep.
 Finish = Callable[[Tensor, MicroBatch], tuple[Tensor, Any]]
 
 
@@ -32,11 +35,15 @@ def run_schedule(
     batches: tuple[MicroBatch, ...],
     finish: Finish,
     forward_only: bool = False,
+    sp: bool = False,
 ) -> list[Any]:
     """Pass all micro-batches forward (and backward); gradients add up in the model's buffers.
 
-    Collective over the pipeline and tensor-parallel groups; the number of micro-batches may differ
+    Collective over the pipeline, context- and tensor-parallel groups; the number of micro-batches may differ
     between data-parallel ranks.
+
+    Args:
+        sp: sequence parallelism.
 
     Returns:
         What `finish` wants kept of each micro-batch; empty on all stages but the last.
@@ -46,20 +53,21 @@ def run_schedule(
 
     def forward_step(batches: Iterator[MicroBatch], model: torch.nn.Module) -> tuple[Tensor, Any]:
         batch = next(batches)
-        output = forward(model, batch.pack, groups.last_stage)
+        output = forward(model, batch.pack, groups.last_stage, groups.tp if sp else None)
         return output, lambda heads: _three(finish(heads.squeeze(0), batch))
 
-    return schedule(
-        forward_step_func=forward_step,
-        data_iterator=iter(batches),
-        model=model,
-        num_microbatches=len(batches),
-        seq_length=len(batches[0].pack.tokens),
-        micro_batch_size=1,
-        forward_only=forward_only,
-        p2p_communicator=P2PCommunicator(groups.pp, config),
-        pg_collection=collection(groups),
-    )
+    with sequence_parallel(model, sp):
+        return schedule(
+            forward_step_func=forward_step,
+            data_iterator=iter(batches),
+            model=model,
+            num_microbatches=len(batches),
+            seq_length=len(batches[0].pack.tokens),
+            micro_batch_size=1,
+            forward_only=forward_only,
+            p2p_communicator=P2PCommunicator(groups.pp, config),
+            pg_collection=collection(groups),
+        )
 
 
 def _three(finished: tuple[Tensor, Any]) -> tuple[Tensor, Tensor, Any]:
@@ -68,8 +76,14 @@ def _three(finished: tuple[Tensor, Any]) -> tuple[Tensor, Tensor, Any]:
     return loss, torch.zeros((), dtype=torch.int, device=loss.device), kept
 
 
-def forward(model: torch.nn.Module, pack: Pack, last_stage: bool) -> Tensor:
-    """What `build_model` says, on the last stage at the places that predict only: ``[1, tokens, …]``."""
+def forward(
+    model: torch.nn.Module, pack: Pack | ContextShard, last_stage: bool, sp: ProcessGroup | None = None
+) -> Tensor:
+    """What `build_model` says, on the last stage at the places that predict only: ``[1, tokens, …]``.
+
+    Args:
+        sp: the tensor-parallel group whose ranks each have a part of the places.
+    """
     config = get_model_config(model)
     rotation = Rotation.of(pack.positions, shape_of_model(model), config.params_dtype)
     # Megatron hands the mask on to the attention, which knows places.
@@ -77,13 +91,14 @@ def forward(model: torch.nn.Module, pack: Pack, last_stage: bool) -> Tensor:
     if not last_stage:
         return run()
     output_layer: Any = get_attr_wrapped_model(model, "output_layer")
-    hook = output_layer.register_forward_pre_hook(_only_at(pack.predicted_at))
+    hook = output_layer.register_forward_pre_hook(_only_at(pack.predicted_at, sp))
     try:
         return run()
     finally:
         hook.remove()
 
 
-def _only_at(places: Tensor) -> Callable[..., tuple[Tensor, ...]]:
+def _only_at(places: Tensor, sp: ProcessGroup | None) -> Callable[..., tuple[Tensor, ...]]:
     """Let the output layer see ``[places, 1, hidden]`` only at the given places."""
-    return lambda _, args: (args[0][places], *args[1:])
+    whole = (lambda hidden: all_places(hidden, sp)) if sp else lambda hidden: hidden
+    return lambda _, args: (whole(args[0])[places], *args[1:])

@@ -14,9 +14,16 @@ from hflow.runtime.engines.megatron.predicted import predicted
 from hflow.runtime.engines.megatron.schedule import run_schedule
 from hflow.runtime.engines.megatron.sequences import Sequences
 
+Read = Callable[[Tensor, MicroBatch], Tensor]
+
 
 def score(
-    model: torch.nn.Module, groups: Groups, sequences: Sequences, micro_batch: int, temperature: float
+    model: torch.nn.Module,
+    groups: Groups,
+    sequences: Sequences,
+    micro_batch: int,
+    temperature: float,
+    sp: bool = False,
 ) -> tuple[Tensor, Tensor] | None:
     """Log-probability of every response token and entropy of the distribution it is drawn from, over its kept
     set if there is one.
@@ -26,16 +33,17 @@ def score(
         the others.
     """
 
-    def read(hidden: Tensor, of: Sequences) -> Tensor:
-        matrix = OutputMatrix.of(model)
-        return torch.stack(predicted(hidden, matrix, of.targets, temperature, kept=of.kept_ids))
+    def read(hidden: Tensor, batch: MicroBatch) -> Tensor:
+        matrix, of, own = OutputMatrix.of(model), batch.sequences, batch.pack.own
+        kept = None if of.kept_ids is None else own(of.kept_ids)
+        return torch.stack(predicted(hidden, matrix, own(of.targets), temperature, kept=kept), 1)
 
-    found = _at_responses(model, groups, sequences, micro_batch, read)
+    found = _at_responses(model, groups, sequences, micro_batch, read, sp)
     return None if found is None else (found[0], found[1])
 
 
 def judge(
-    model: torch.nn.Module, groups: Groups, sequences: Sequences, micro_batch: int
+    model: torch.nn.Module, groups: Groups, sequences: Sequences, micro_batch: int, sp: bool = False
 ) -> tuple[Tensor, Tensor] | None:
     """What a model with a scalar head gives before every response token, and after the whole row.
 
@@ -43,7 +51,8 @@ def judge(
         float32 values ``[response tokens]``, row by row, at the positions that predict the tokens, and
         scores ``[rows]``, at each row's last token; on the ranks of the last pipeline stage, else None.
     """
-    found = _at_responses(model, groups, sequences.extended(), micro_batch, lambda numbers, _: numbers.T)
+    numbers_only: Read = lambda numbers, _: numbers  # noqa: E731
+    found = _at_responses(model, groups, sequences.extended(), micro_batch, numbers_only, sp)
     if found is None:
         return None
     numbers = found[0]
@@ -59,17 +68,21 @@ def _at_responses(
     groups: Groups,
     sequences: Sequences,
     micro_batch: int,
-    read: Callable[[Tensor, Sequences], Tensor],
+    read: Read,
+    sp: bool,
 ) -> Tensor | None:
-    """``[kinds, response tokens]``: what `read` makes of the head's outputs for the sequences."""
+    """``[kinds, response tokens]``: what `read` makes of the head's outputs, ``[predicted, kinds]`` of those
+    that a rank predicts."""
     everyone = torch.arange(len(sequences), device=sequences.tokens.device)
-    batches = micro_batches(sequences, everyone, micro_batch, same_shape=groups.pp.size() > 1)
+    same_shape = groups.pp.size() > 1
+    multiple = groups.tp.size() if sp else 1
+    batches = micro_batches(sequences, everyone, micro_batch, same_shape, cp=groups.cp, multiple=multiple)
 
     def finish(outputs: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        return outputs.new_zeros(()), read(outputs, batch.sequences)
+        return outputs.new_zeros(()), batch.pack.whole(read(outputs, batch)).T
 
     model.eval()
-    parts = run_schedule(model, groups, batches, finish, forward_only=True)
+    parts = run_schedule(model, groups, batches, finish, forward_only=True, sp=sp)
     if not groups.last_stage:
         return None
     found, order = torch.cat(parts, 1), torch.cat([batch.rows for batch in batches])

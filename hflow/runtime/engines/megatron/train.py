@@ -27,7 +27,7 @@ from hflow.runtime.engines.megatron.loss import Level, Loss
 from hflow.runtime.engines.megatron.micro_batches import MicroBatch, micro_batches
 from hflow.runtime.engines.megatron.optimizer import Adam, AdamOptions
 from hflow.runtime.engines.megatron.recompute import set_recompute
-from hflow.runtime.engines.megatron.schedule import run_schedule
+from hflow.runtime.engines.megatron.schedule import Finish, run_schedule
 from hflow.runtime.engines.megatron.sequences import Sequences
 from hflow.runtime.engines.megatron.weights import MegatronWeights
 from hflow.runtime.engines.protocol import EngineCall, MetricSums, NodeError
@@ -170,13 +170,13 @@ class Training:
 
     def _update(self, minibatch: Minibatch, number: int) -> MetricSums:
         """Update `number` of this node in the whole run."""
-        same_shape = self.groups.pp.size() > 1
-        limit, unit = self.call.plan.micro_batch, self.loss.unit
-        batches = micro_batches(self.sequences, minibatch.rows, limit, same_shape, unit)
+        groups, sp = self.groups, self.call.plan.strategy.sp
+        limit, unit, multiple = self.call.plan.micro_batch, self.loss.unit, groups.tp.size() if sp else 1
+        same_shape = groups.pp.size() > 1
+        batches = micro_batches(self.sequences, minibatch.rows, limit, same_shape, unit, groups.cp, multiple)
         self.adam.zero_grad()
-        sums = run_schedule(
-            self.adam.model, self.groups, batches, lambda heads, part: self._loss(heads, part, minibatch)
-        )
+        finish: Finish = lambda heads, part: self._loss(heads, part, minibatch)  # noqa: E731
+        sums = run_schedule(self.adam.model, groups, batches, finish, sp=sp)
         grad_norm, (loss, signal) = self.adam.prepare(self.options.clip_grad), self._global_loss(sums)
         if not (isfinite(loss) and isfinite(grad_norm)):
             problem = f"update {number}: loss {loss}, gradient norm {grad_norm}"
@@ -202,7 +202,7 @@ class Training:
             heads: of the last stage, hidden states ``[tokens, hidden]`` or values ``[tokens, 1]``.
         """
         rows, width = len(part.sequences), self.computed.width(part.sequences)
-        trained = self.computed(heads, part.sequences)
+        trained = self.computed(heads, part)
         units = {name: self.loss.unit if self.loss.per_group(name) else 1 for name in self.inputs}
         given = {name: _rows_of(x, part, width, units[name]) for name, x in self.inputs.items()}
         outputs = self.loss(given | trained, rows, width)

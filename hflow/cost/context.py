@@ -1,0 +1,28 @@
+"""What rows cost that are cut over context-parallel ranks."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from hflow.cost.device import BYTES
+from hflow.plan.layout import Mesh
+from hflow.plan.model_shape import ModelShape
+
+
+def context_bytes(shape: ModelShape, dtype: str, tokens: float, mesh: Mesh) -> float:
+    """Keys and values of all `tokens` in one layer, as a rank has gathered them."""
+    return tokens * ceil((shape.key_width + shape.value_width) / mesh.tp) * BYTES[dtype]
+
+
+def rank_tokens(tokens: int, mesh: Mesh) -> int:
+    """Of so many tokens those that the fullest rank of cp runs."""
+    return ceil(tokens / mesh.cp)
+
+
+def predicted_tokens(sequence: float, response: float, mesh: Mesh) -> float:
+    """Of a row of `sequence` tokens that ends with a response those that the fullest rank of cp predicts. A
+    row is cut into twice as many parts as there are ranks, so one rank may have all of a short response."""
+    if mesh.cp == 1:
+        return response
+    most = sequence / mesh.cp if response > sequence / 2 else sequence / (2 * mesh.cp)
+    return min(response, most)
