@@ -53,7 +53,8 @@ class ServerProfile:
 @dataclass(frozen=True)
 class EngineProfile:
     """`title`: its name in messages. `ops`: the kinds of nodes that it runs, and `pipelines` those of them
-    that it can split into pipeline stages. `tensor_parallel`: whether it splits a model over tp, and then
+    that it can split into pipeline stages, `expert_parallel` those in which data-parallel ranks can share
+    experts. `tensor_parallel`: whether it splits a model over tp, and then
     `vocab_unit`: the vocabulary must be a multiple of it.
 
     `in_flight`: it takes over new weights while it generates. `donates`: a model that it trains can give the
@@ -65,6 +66,7 @@ class EngineProfile:
     title: str
     ops: tuple[OpKind, ...]
     pipelines: tuple[OpKind, ...] = ()
+    expert_parallel: tuple[OpKind, ...] = ()
     tensor_parallel: bool = False
     vocab_unit: int = 1
     in_flight: bool = False

@@ -8,6 +8,7 @@ PROFILE = EngineProfile(
     title="Megatron",
     ops=("generate", "score", "train"),
     pipelines=("score", "train"),
+    expert_parallel=("score", "train"),  # replicas that generate are never at the same token
     tensor_parallel=True,
     donates=True,
     offloads=True,

@@ -56,6 +56,7 @@ class MegatronModel(ModelEngine):
         strategy: Strategy = PLAIN,
         freeze: tuple[str, ...] = (),
         averaging: tuple[Model, ...] = (),
+        ep: int = 1,
     ):
         """Build the model and load its weights from ``model.path``. Collective over the whole world.
 
@@ -67,12 +68,13 @@ class MegatronModel(ModelEngine):
             train_options, strategy: of the train node, for a model that is trained here.
             freeze: patterns of the names of parameters that are not trained.
             averaging: the models that take over an average of the weights.
+            ep: so many ranks of dp share the experts of each layer.
 
         Raises:
             HflowError: HF406 when the weights cannot be read.
         """
         self.tokenizer, self.device, self.shape, self.mesh = tokenizer, device, shape, mesh
-        groups = make_groups(mesh, rank, new_group)
+        groups = make_groups(mesh, rank, new_group, ep)
         self.member = groups is not None
         if groups is None:
             return
@@ -80,7 +82,7 @@ class MegatronModel(ModelEngine):
         self.model = build_model(shape, mesh, model.dtype, groups, device)
         if groups.first_stage and not model.frozen:
             freeze_padding(self.model.embedding.word_embeddings, padding_token(model.path))
-        self.weights = MegatronWeights(self.model, shape, mesh, rank)
+        self.weights = MegatronWeights(self.model, shape, mesh, rank, ep)
         fresh = load_safetensors(self.weights, model, shape)
         if fresh and groups.reports and groups.dp.rank() == 0:
             _LOG.warning("%s: `%s` has no %s: it begins with zeros", model.name, model.path, ", ".join(fresh))
@@ -100,7 +102,7 @@ class MegatronModel(ModelEngine):
         made = cls(
             setup.model, setup.shape, setup.sharding.mesh, setup.rank, setup.new_group, setup.tokenizer,
             setup.device, trainer.options if trainer else None, plan.strategy if plan else PLAIN,
-            frozen_patterns(trainer) if trainer else (), setup.averaging,
+            frozen_patterns(trainer) if trainer else (), setup.averaging, setup.sharding.ep,
         )  # fmt: skip
         return made if made.member else None
 

@@ -63,7 +63,9 @@ def _at_responses(
 ) -> Tensor | None:
     """``[kinds, response tokens]``: what `read` makes of the head's outputs for the sequences."""
     everyone = torch.arange(len(sequences), device=sequences.tokens.device)
-    batches = micro_batches(sequences, everyone, micro_batch, same_shape=groups.pp.size() > 1)
+    batches = micro_batches(
+        sequences, everyone, micro_batch, same_shape=groups.pp.size() > 1, in_step=groups.ep
+    )
 
     def finish(outputs: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         return outputs.new_zeros(()), read(outputs, batch.sequences)

@@ -172,7 +172,7 @@ class Training:
         """Update `number` of this node in the whole run."""
         same_shape = self.groups.pp.size() > 1
         limit, unit = self.call.plan.micro_batch, self.loss.unit
-        batches = micro_batches(self.sequences, minibatch.rows, limit, same_shape, unit)
+        batches = micro_batches(self.sequences, minibatch.rows, limit, same_shape, unit, self.groups.ep)
         self.adam.zero_grad()
         sums = run_schedule(
             self.adam.model, self.groups, batches, lambda heads, part: self._loss(heads, part, minibatch)
