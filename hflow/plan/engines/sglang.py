@@ -17,10 +17,7 @@ SERVER_PROFILE = ServerProfile(
 
 
 def _lacks(shape: ModelShape) -> str:
-    """Its models of these families read neither `sliding_window` nor `attention_factor`, and its kernels for
-    experts have not been tried against transformers (SGLang 0.5.23)."""
-    if shape.moe:
-        return f"{shape.moe.num_experts} experts in a layer"
+    """Its models of these families read neither `sliding_window` nor `attention_factor` (SGLang 0.5.23)."""
     if shape.window:
         return f"a sliding window of {shape.window.size} tokens"
     if isinstance(shape.scaling, YarnScaling) and not isclose(
