@@ -23,6 +23,7 @@ class Pack:
 
     Attributes:
         tokens: int64 ``[places]``; positions: int64 ``[places]``, of each token in its row.
+        rows: int64 ``[places]``: how many rows have the token; 0 of padding.
         blocks: rows of about the same length, int64 ``[rows, longest]``: the places of their tokens in order,
             and any place where a row is shorter, which by causality none of its tokens sees.
         found_at: int64 ``[places]``: where each token stands in all blocks, read one after the other.
@@ -34,6 +35,7 @@ class Pack:
     blocks: tuple[Tensor, ...]
     found_at: Tensor
     predicted_at: Tensor
+    rows: Tensor
 
     @staticmethod
     def of(sequences: Sequences) -> Pack:
@@ -55,16 +57,17 @@ class Pack:
         tokens[places[own]] = sequences.tokens[:, :longest][own]
         positions[places[own]] = position[own]
         blocks, found_at = _blocks(places.where(present, 0), own, lengths, count)
-        return Pack(tokens, positions, blocks, found_at, places[sequences.predicted_at])
+        rows = torch.bincount(places[present], minlength=count)
+        return Pack(tokens, positions, blocks, found_at, places[sequences.predicted_at], rows)
 
     def padded(self, places: int) -> Pack:
         """With so many places: the ones more hold a token that belongs to no row."""
         more = places - len(self.tokens)
-        tokens, positions, found_at = (
+        tokens, positions, found_at, rows = (
             torch.nn.functional.pad(values, (0, more))
-            for values in (self.tokens, self.positions, self.found_at)
+            for values in (self.tokens, self.positions, self.found_at, self.rows)
         )
-        return Pack(tokens, positions, self.blocks, found_at, self.predicted_at)
+        return Pack(tokens, positions, self.blocks, found_at, self.predicted_at, rows)
 
 
 def _blocks(places: Tensor, own: Tensor, lengths: Tensor, count: int) -> tuple[tuple[Tensor, ...], Tensor]:

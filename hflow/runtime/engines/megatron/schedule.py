@@ -70,10 +70,12 @@ def _three(finished: tuple[Tensor, Any]) -> tuple[Tensor, Tensor, Any]:
 
 def forward(model: torch.nn.Module, pack: Pack, last_stage: bool) -> Tensor:
     """What `build_model` says, on the last stage at the places that predict only: ``[1, tokens, …]``."""
-    config = get_model_config(model)
-    rotation = Rotation.of(pack.positions, shape_of_model(model), config.params_dtype)
-    # Megatron hands the mask on to the attention, which knows places.
+    config, shape = get_model_config(model), shape_of_model(model)
+    rotation = Rotation.of(pack.positions, shape, config.params_dtype)
+    # Megatron hands the masks on, one to the attention, which knows places, and one to routers.
     run = partial(model, pack.tokens[None], None, TokenPlaces(pack, rotation))
+    if shape.moe:
+        run = partial(run, padding_mask=pack.rows[None])
     if not last_stage:
         return run()
     output_layer: Any = get_attr_wrapped_model(model, "output_layer")

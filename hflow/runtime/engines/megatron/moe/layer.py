@@ -67,10 +67,14 @@ class MixtureOfExperts(torch.nn.Module):
         here = range(shape.num_experts // groups.ep.size())
         self.experts = torch.nn.ModuleList(GatedExpert(config) for _ in here)
 
-    def forward(self, hidden: Tensor, **_: Any) -> tuple[Tensor, None]:
-        """``[..., hidden]`` of the like, and Megatron's absent bias. Collective over tp and ep."""
+    def forward(self, hidden: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, None]:
+        """``[..., hidden]`` of the like, and Megatron's absent bias. Collective over tp and ep.
+
+        Args:
+            padding_mask: what Megatron hands on as one: `Pack.rows`, in one row.
+        """
         tokens = hidden.flatten(0, -2)
-        routing = self.router(tokens)
+        routing = self.router(tokens, None if padding_mask is None else padding_mask[0])
         # Each rank of tp makes a part of every expert's output, and so of the gradients of what goes in.
         tokens, weights = (
             copy_to_tensor_model_parallel_region(x, self.tp) for x in (tokens, routing.weights)
