@@ -14,6 +14,7 @@ from hflow.runtime.execute import execute
 from hflow.runtime.run import Run
 from hflow.runtime.tools.new_model import new_model
 from tests.runtime.test_plan_never_changes_the_algorithm import GRAPH, digests, losses
+from tests.runtime.test_resume import EVERY, up_to
 
 STEPS = 3
 
@@ -37,19 +38,25 @@ def model(tmp_path: Path) -> Path:
 
 
 def compiled(model: Path, pins: tuple[str, ...]) -> Plan:
-    graph = hflow.load(GRAPH, [f"params.model={model}", f"params.steps={STEPS}"])
+    params = [f"params.model={model}", f"params.steps={STEPS}"]
+    graph = hflow.load(GRAPH, [*params, "nodes.actor_train.with.balance_coef=0.1"])
     return hflow.compile(graph, "clusters/local4.yaml", pins)
 
 
 def test_same_trajectory(workers: Pool, model: Path, tmp_path: Path) -> None:
     """Tokens are equal, losses within 1e-5 of the size of the advantages that cancel in them."""
-    one, *others = (
-        execute(compiled(model, pins), tmp_path / str(number), pool=workers)
-        for number, pins in enumerate(PLANS.values())
-    )
+    runs = {
+        name: execute(compiled(model, pins), tmp_path / name, pool=workers, config=EVERY)
+        for name, pins in PLANS.items()
+    }
+    one = runs["one worker"]
     assert len(set(digests(one))) == STEPS and one.metrics[-1]["actor_train.kl"] > 1e-7
-    for other in others:
+    for other in runs.values():
         _compare(one, other)
+    # Moments of experts, each split over the replicas that hold it, go on where all are whole.
+    stopped = up_to(runs["ep2 zero1 -> tp2, apart"].folder, 1, tmp_path / "stopped")
+    resumed = execute(compiled(model, PLANS["ep2 -> dp2"]), stopped, pool=workers, resume=True)
+    _compare(one, resumed)
 
 
 def _compare(one: Run, other: Run) -> None:
@@ -57,7 +64,8 @@ def _compare(one: Run, other: Run) -> None:
     for mine, theirs in zip(losses(other), losses(one)):
         assert mine == pytest.approx(theirs, rel=1e-5, abs=1e-7)
     for mine, theirs in zip(other.metrics, one.metrics):
-        assert mine["actor_train.grad_norm"] == pytest.approx(theirs["actor_train.grad_norm"], rel=1e-4)
+        for name in ("actor_train.grad_norm", "actor_train.expert_balance"):
+            assert mine[name] == pytest.approx(theirs[name], rel=1e-4)
     found, expected = (load_file(run.folder / "export/actor/model.safetensors") for run in (other, one))
     assert found.keys() == expected.keys()
     # Adam's first steps turn rounding noise into up to lr = 1e-3
