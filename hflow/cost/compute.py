@@ -23,7 +23,7 @@ from hflow.cost.device import (
     stream_s,
 )
 from hflow.cost.execution import Execution
-from hflow.cost.experts import expert_replicas
+from hflow.cost.experts import expert_replicas, experts_latency_s
 from hflow.cost.generation import generate_s
 from hflow.graph.ir import OpKind
 from hflow.plan.cluster import Cluster
@@ -107,6 +107,7 @@ def _layers_s(run: Execution, tokens: float, kind: Literal["train", "score"]) ->
     flops += attention_work(shape, tokens, run.work.mean_sequence / 2)
     seconds = products_s(flops, parameters, kind, run.dtype, device, run.mesh.tp)
     seconds += residual_s(shape, tokens, run.dtype, device)
+    seconds += experts_latency_s(shape, tokens, run.strategy, device)
     return (seconds + shape.num_layers * layer_latency_s(device)) / run.mesh.pp
 
 

@@ -60,6 +60,7 @@ class EngineProfile:
     `in_flight`: it takes over new weights while it generates. `donates`: a model that it trains can give the
     memory of its weights to a copy of them on the same engine. `offloads`: weights, or what trains them, can
     wait in the host's memory. `server`: what serves, of an engine that does not compute in the worker.
+    `expert_kernels`: how many it runs for each expert by itself, one expert after the other.
     `lacks`: what of a model it would leave out without a word, as a phrase; empty: nothing.
     """
 
@@ -73,6 +74,7 @@ class EngineProfile:
     donates: bool = False
     offloads: bool = False
     server: ServerProfile | None = None
+    expert_kernels: int = 0
     lacks: Callable[[ModelShape], str] = lambda _: ""
 
     def token_step_s(self, platform: Platform) -> float:
