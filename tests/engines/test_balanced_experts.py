@@ -35,7 +35,7 @@ def balancing(model: Any, data: dict[str, Rows], folder: str) -> torch.Tensor:
     return torch.stack(losses).mean()
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(4, cover=False)
 @pytest.mark.parametrize(
     ("layout", "strategy", "family"),
     [

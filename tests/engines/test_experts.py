@@ -65,6 +65,7 @@ def scored_on_rank(rank: int, new_group: NewGroup, folder: str, mesh: Mesh, data
     return share(mesh, rank, ROWS), found["logprobs"].values.numpy() if found else None
 
 
+@pytest.mark.matrix(4, cover=False)
 @pytest.mark.parametrize("layout", ["dp2", "dp4", "tp2dp2", "pp2dp2"])
 def test_log_probs_equal_transformers(pool: Pool, folders: Folders, layout: str) -> None:
     """Replicas have unequal rows, and so would pass unequal numbers of micro-batches."""
