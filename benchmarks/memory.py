@@ -17,13 +17,14 @@ import json
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 from step import machine
+from torch.multiprocessing.spawn import spawn
 from torch.profiler import ProfilerActivity, profile
 
 import hflow
@@ -113,9 +114,9 @@ def measured(case: Case) -> dict[str, float]:
         new_model(model, **{**_SIZES, **dict(case.model)})
         overrides = [*GRPO, *case.more, f"params.model={model}"]
         plan = hflow.compile(hflow.load("grpo", overrides), "local4", [f"{case.node}={case.pin}"])
-        result = multiprocessing.get_context("spawn").SimpleQueue()
+        result = get_context("spawn").SimpleQueue()
         arguments = case.processes, f"{folder}/store", plan, case.node, result
-        multiprocessing.spawn(_on_rank, arguments, nprocs=case.processes)
+        spawn(_on_rank, arguments, nprocs=case.processes)
         held = max(result.get() for _ in range(case.processes))
     predicted = predicted_bytes(plan, case.node)
     return {
@@ -145,14 +146,16 @@ def _on_rank(rank: int, processes: int, store: str, plan: Plan, name: str, resul
     node, own = plan.graph.node(name), plan.node(name)
     model = plan.graph.model_of(node)
 
+    new_group: Any = dist.new_group
+
     def build() -> MegatronModel:
         return MegatronModel(
-            model, plan.shapes[model.name], own.mesh, rank, dist.new_group, load_tokenizer(model.path),
+            model, plan.shapes[model.name], own.mesh, rank, new_group, load_tokenizer(model.path),
             torch.device("cpu"), node.options if node.op == "train" else None, own.strategy,
             frozen_patterns(node) if node.op == "train" else (),
         )  # fmt: skip
 
-    engine, at_rest = _watched(build)[::2]
+    engine, _, at_rest = _watched(build)
     dp = own.mesh.coordinates(rank)["dp"]
     share = len(_inputs(node.op)["prompt" if node.op == "generate" else "tokens"]) // own.mesh.dp
     inputs = {k: v.slice(dp * share, (dp + 1) * share) for k, v in _inputs(node.op).items()}

@@ -56,7 +56,7 @@ FLAGS = {
     "doctor": ["--json", "--no-start"],
     "new-model": [
         "folder", "--family", "--layers", "--hidden", "--heads", "--kv-heads", "--ffn", "--alphabet",
-        "--max-positions", "--tied", "--no-tied", "--head", "--chat-template", "--seed",
+        "--experts", "--max-positions", "--tied", "--no-tied", "--head", "--chat-template", "--seed",
         "--force", "--no-force",
     ],
 }  # fmt: skip

@@ -178,6 +178,9 @@ def new_model_command(
     kv_heads: Annotated[int | None, typer.Option(min=1, help="Default: as many as heads.")] = None,
     ffn: Annotated[int | None, typer.Option(min=1, help="Default: 4 x hidden.")] = None,
     alphabet: Annotated[str | None, typer.Option(help="Characters; default: printable ASCII.")] = None,
+    experts: Annotated[
+        int | None, typer.Option(min=2, help="In each layer, of mixtral and qwen3_moe; default: 8.")
+    ] = None,
     max_positions: Annotated[int, typer.Option(min=1)] = 512,
     tied: Annotated[bool, typer.Option(help="Share embedding and output weights.")] = False,
     head: Annotated[HeadOption, typer.Option(help="scalar: a critic, reward or cost model.")] = HeadOption.lm,
@@ -194,7 +197,7 @@ def new_model_command(
     size = new_model(
         folder, family=family, layers=layers, hidden=hidden, heads=heads, kv_heads=kv_heads, ffn=ffn,
         alphabet=alphabet or ALPHABET, max_positions=max_positions, tied=tied, head=head.value, seed=seed,
-        force=force, chat_template=chat_template,
+        force=force, chat_template=chat_template, experts=experts,
     )  # fmt: skip
     print(f"wrote {folder}: {family}, {size:,} parameters")
 

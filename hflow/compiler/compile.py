@@ -21,6 +21,7 @@ from hflow.compiler.state import Draft
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.graph.evaluation import evaluation_graph, named_graph
 from hflow.graph.ir import Graph
+from hflow.plan.balance import idle_balancing
 from hflow.plan.chat_dates import with_dates
 from hflow.plan.cluster import Cluster
 from hflow.plan.digests import digests_of
@@ -82,7 +83,8 @@ def new_draft(
     shapes = _shapes(graph)
     too_few = (problem for each in graphs for problem in too_few_positions(each, shapes))
     untrainable = (*unusable_patterns(graph, shapes), *unusable_adapters(graph, shapes))
-    if unfit := (*tokens_beyond(graph, shapes), *too_few, *untrainable):
+    unusable = (*untrainable, *idle_balancing(graph, shapes))
+    if unfit := (*tokens_beyond(graph, shapes), *too_few, *unusable):
         raise HflowError(unfit)
     step = Program(graph, (), ())
     return Draft(graph, evaluation_graph(graph), cluster, shapes, step, found, options, engines)

@@ -24,7 +24,7 @@ from hflow.cost.device import (
     stream_s,
 )
 from hflow.cost.execution import Execution
-from hflow.cost.experts import expert_replicas
+from hflow.cost.experts import expert_replicas, experts_latency_s
 from hflow.cost.generation import generate_s
 from hflow.graph.ir import OpKind
 from hflow.plan.cluster import Cluster
@@ -70,12 +70,19 @@ def train_passes_s(run: Execution) -> float:
     again, tokens = 1 if run.strategy.recompute == "full" else 0, _tokens(run)
     layers, head = _trained_parts(run.shape, run.work.freeze)
     slot = (2 + layers + again) * _layers_s(run, tokens, "train") + (2 + head) * _head_s(run, tokens, "train")
-    slot += _remade_logits_s(run)
+    slot += _remade_logits_s(run) + _count_s(run, tokens)
     messages_s = (2 + again) * run.messages_s(tokens) + run.regathered_s(tokens)
     slot += messages_s / run.mesh.pp + 2 * run.hop_s(tokens)
     # The third gather scatters gradients.
     slot += 3 * gather_s(run.shape, run.dtype, run.mesh, run.cluster, run.strategy)
     return (ceil(run.work.rows_per_update / run.mesh.dp / run.micro_batch) + run.mesh.pp - 1) * slot
+
+
+def _count_s(run: Execution, tokens: float) -> float:
+    """A forward pass of a micro-batch through the layers of a stage, where choices of experts are counted."""
+    if not run.work.counts_choices:
+        return 0.0
+    return _layers_s(run, tokens, "score") + run.messages_s(tokens) / run.mesh.pp + run.hop_s(tokens)
 
 
 @lru_cache(maxsize=256)
@@ -104,6 +111,7 @@ def _layers_s(run: Execution, tokens: float, kind: Literal["train", "score"]) ->
     seconds = products_s(flops, parameters, kind, run.dtype, device, run.mesh.tp)
     between = tokens / run.mesh.tp if run.strategy.sp else tokens  # what norms and residual sums are made of
     seconds += residual_s(shape, between, run.dtype, device)
+    seconds += experts_latency_s(shape, tokens, run.strategy, device)
     return (seconds + shape.num_layers * layer_latency_s(device)) / run.mesh.pp
 
 

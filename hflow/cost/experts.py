@@ -10,7 +10,9 @@ from __future__ import annotations
 from functools import lru_cache
 
 from hflow.cost.comm import all_to_all_s
-from hflow.plan.cluster import Cluster
+from hflow.plan.cluster import Cluster, DeviceKind
+from hflow.plan.engine_registry import profile_of
+from hflow.plan.flops import touched_experts
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.strategy import Strategy
@@ -24,6 +26,15 @@ def exchange_s(
         return 0.0
     peers = expert_peers(mesh, strategy.ep)
     return 2 * all_to_all_s(shape.moe.top_k * activation_bytes, cluster, peers, "dp")
+
+
+def experts_latency_s(shape: ModelShape, rows: float, strategy: Strategy, device: DeviceKind) -> float:
+    """The least time of all layers' experts that any of `rows` rows chooses, however few choose each."""
+    kernels = profile_of(strategy.engine).expert_kernels
+    if shape.moe is None or not kernels:
+        return 0.0
+    touched = touched_experts(shape.moe, rows, strategy.ep)
+    return shape.expert_layers * touched * kernels * device.kernel_latency_s
 
 
 @lru_cache(maxsize=4096)

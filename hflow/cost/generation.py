@@ -12,6 +12,7 @@ from math import ceil
 
 from hflow.cost.device import BYTES, attention_work, layer_latency_s, products_s, residual_s, stream_s
 from hflow.cost.execution import Execution
+from hflow.cost.experts import experts_latency_s
 from hflow.plan.engine_registry import profile_of
 from hflow.plan.flops import head_parameters, latent_flops, matmul_parameters, read_parameters
 
@@ -40,6 +41,7 @@ def prefill_s(run: Execution, prompts: float, length: float) -> float:
     weights = read_parameters(shape, tokens, run.strategy.ep)
     seconds = products_s(flops, weights, "prefill", run.dtype, device, run.mesh.tp)
     seconds += residual_s(shape, tokens, run.dtype, device) + shape.num_layers * layer_latency_s(device)
+    seconds += experts_latency_s(shape, tokens, run.strategy, device)
     return seconds + _messages_s(run, tokens)
 
 
@@ -56,6 +58,7 @@ def decode_s(run: Execution) -> float:
     read = rows * shape.seen(context) * shape.kv_bytes_per_token(BYTES[run.dtype], run.mesh.tp)
     cache = stream_s(read, device)
     part = products + cache + shape.num_layers * layer_latency_s(device) + _messages_s(run, rows)
+    part += experts_latency_s(shape, rows, run.strategy, device)
     return work.response * (part + profile_of(run.strategy.engine).token_step_s(device.platform))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hflow.plan.model_shape import ModelShape
+from hflow.plan.model_shape import Experts, ModelShape
 from hflow.plan.parameters import active_parameters
 
 
@@ -50,8 +50,11 @@ def read_parameters(shape: ModelShape, rows: float, ep: int = 1) -> float:
     replicas."""
     if shape.moe is None:
         return matmul_parameters(shape)
-    experts = shape.moe
-    size = 3 * shape.hidden * experts.ffn * shape.expert_layers
+    size = 3 * shape.hidden * shape.moe.ffn * shape.expert_layers
+    return matmul_parameters(shape) + (touched_experts(shape.moe, rows, ep) - shape.moe.top_k) * size
+
+
+def touched_experts(experts: Experts, rows: float, ep: int = 1) -> float:
+    """Of a layer's experts on a device, how many any of `rows` rows chooses; see `read_parameters`."""
     missed = (1 - experts.top_k / experts.num_experts) ** (rows * ep)
-    touched = experts.num_experts / ep * (1 - missed)
-    return matmul_parameters(shape) + (touched - experts.top_k) * size
+    return experts.num_experts / ep * (1 - missed)

@@ -19,7 +19,7 @@ from hflow.plan.parameters import SCALAR_HEAD, Parameter, num_parameters, parame
 
 _PREFIX = "model."
 # Modules whose weights engines that train keep in one matrix, and whose biases in one vector.
-FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from hflow.plan.rotary_scaling import RotaryScaling
 
 # `model_type` in config.json
 FamilyName = Literal[
-    "deepseek_v3", "glm4_moe", "kimi_k2", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe"
+    "deepseek_v3", "glm4_moe", "kimi_k2", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"
 ]  # fmt: skip
 NAMED = "shape:"
 
@@ -25,6 +25,10 @@ class Experts:
         shared_ffn: width of one more gated MLP, through which all tokens pass; 0: there is none.
         dense_layers: so many layers, the first ones, have one gated MLP of width `dense_ffn` instead.
         scores_corrected: the router adds a number of each expert to its scores before it chooses.
+        normalised: the weights of the chosen experts, which are their probabilities among all, are divided by
+            their sum. Read of families that an engine builds.
+        mixtral_names: parameters are called as in Mixtral's files: ``block_sparse_moe.experts.0.w1`` instead
+            of ``mlp.experts.0.gate_proj``.
     """
 
     num_experts: int
@@ -34,6 +38,8 @@ class Experts:
     dense_layers: int = 0
     dense_ffn: int = 0
     scores_corrected: bool = False
+    normalised: bool = False
+    mixtral_names: bool = False
 
     @property
     def width(self) -> int:

@@ -20,6 +20,8 @@ SCALAR_HEAD = "score.weight"
 LM_HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
 LORA_A, LORA_B = "lora_A.weight", "lora_B.weight"  # after the module that they adapt, as in PEFT
+GATE_UP_DOWN = ("gate_proj", "up_proj", "down_proj")
+MIXTRAL_GATE_UP_DOWN = ("w1", "w3", "w2")
 
 
 @dataclass(frozen=True)
@@ -90,11 +92,14 @@ def _own_of_layer(shape: ModelShape, index: int) -> tuple[Parameter, ...]:
     moe = shape.moe
     if moe is None or index < moe.dense_layers:
         return (*out, *_mlp(f"{at}mlp.", h, moe.dense_ffn if moe else shape.ffn, index))
-    out.append(Parameter(f"{at}mlp.gate.weight", (moe.num_experts, h), None, index))
+    routed, names = f"{at}mlp.", GATE_UP_DOWN
+    if moe.mixtral_names:
+        routed, names = f"{at}block_sparse_moe.", MIXTRAL_GATE_UP_DOWN
+    out.append(Parameter(f"{routed}gate.weight", (moe.num_experts, h), None, index))
     if moe.scores_corrected:
-        out.append(Parameter(f"{at}mlp.gate.e_score_correction_bias", (moe.num_experts,), None, index))
+        out.append(Parameter(f"{routed}gate.e_score_correction_bias", (moe.num_experts,), None, index))
     for expert in range(moe.num_experts):
-        out.extend(_mlp(f"{at}mlp.experts.{expert}.", h, moe.ffn, index, expert))
+        out.extend(_mlp(f"{routed}experts.{expert}.", h, moe.ffn, index, expert, names))
     shared = _mlp(f"{at}mlp.shared_experts.", h, moe.shared_ffn, index) if moe.shared_ffn else ()
     return (*out, *shared)
 
@@ -128,11 +133,19 @@ def _latent_projections(shape: ModelShape, index: int) -> list[Parameter]:
     ]
 
 
-def _mlp(at: str, hidden: int, ffn: int, layer: int, expert: int | None = None) -> tuple[Parameter, ...]:
+def _mlp(
+    at: str,
+    hidden: int,
+    ffn: int,
+    layer: int,
+    expert: int | None = None,
+    names: tuple[str, str, str] = GATE_UP_DOWN,
+) -> tuple[Parameter, ...]:
+    gate, up, down = names
     return (
-        Parameter(f"{at}gate_proj.weight", (ffn, hidden), 0, layer, expert=expert),
-        Parameter(f"{at}up_proj.weight", (ffn, hidden), 0, layer, expert=expert),
-        Parameter(f"{at}down_proj.weight", (hidden, ffn), 1, layer, expert=expert),
+        Parameter(f"{at}{gate}.weight", (ffn, hidden), 0, layer, expert=expert),
+        Parameter(f"{at}{up}.weight", (ffn, hidden), 0, layer, expert=expert),
+        Parameter(f"{at}{down}.weight", (hidden, ffn), 1, layer, expert=expert),
     )
 
 

@@ -26,6 +26,7 @@ from hflow.plan.parameters import Parameter, parameters, weight_boxes
 from hflow.plan.plan import Plan
 from hflow.plan.program import Carry, Loop, SyncWeights, with_bodies
 from hflow.plan.replicas import Instance, instance_of
+from hflow.plan.sharding import Sharding
 
 TrainedKind = Literal["weights", "exp_avg", "exp_avg_sq"]
 DATA_STATE = "data"  # begins the names of what decides which rows are drawn
@@ -214,15 +215,16 @@ def _writers(shape: ModelShape, holder: Instance, parameter: Parameter, splits: 
     for box in dict.fromkeys(boxes.values()):
         holders = sorted(device for device, held in boxes.items() if held == box)
         if splits:
-            found |= dict.fromkeys(_first_group(holder, holders), box)
+            found |= dict.fromkeys(_first_group(holder.sharding, parameter, holders), box)
         else:
             found |= {device: cut(box, 0, len(holders), i) for i, device in enumerate(holders)}
     return found
 
 
-def _first_group(trainer: Instance, holders: list[int]) -> tuple[int, ...]:
-    """The data-parallel ranks among which the first holder's state is split."""
-    return next(group for group in trainer.mesh.groups("dp", "cp") if holders[0] in group)
+def _first_group(trained: Sharding, parameter: Parameter, holders: list[int]) -> tuple[int, ...]:
+    """The data-parallel ranks among which the first holder's state of a parameter is split."""
+    groups = trained.mesh.groups("dp", "cp") if parameter.expert is None else trained.expert_replicas
+    return next(group for group in groups if holders[0] in group)
 
 
 def _trained(plan: Plan, model: str) -> Iterator[StateTensor]:

@@ -24,6 +24,20 @@ class Sharding:
     def __post_init__(self) -> None:
         assert self.ep >= 1 and self.mesh.dp % self.ep == 0, self
 
+    @property
+    def expert_peers(self) -> tuple[tuple[int, ...], ...]:
+        """The sets of devices that share the experts of a layer, by the part that each holds."""
+        return tuple(
+            group[first : first + self.ep]
+            for group in self.mesh.groups("dp")
+            for first in range(0, len(group), self.ep)
+        )
+
+    @property
+    def expert_replicas(self) -> tuple[tuple[int, ...], ...]:
+        """The sets of devices that hold the same experts."""
+        return tuple(group[part :: self.ep] for group in self.mesh.groups("dp") for part in range(self.ep))
+
     @staticmethod
     def of(mesh: Mesh, strategy: Strategy = PLAIN) -> Sharding:
         return Sharding(mesh, strategy.ep, strategy.zero == 3, strategy.engine)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil, prod
 
-from hflow.graph.infer.kinds.train import frozen_patterns
+from hflow.graph.infer.kinds.train import balance_coef, frozen_patterns
 from hflow.graph.infer.signature import parse_signature
 from hflow.graph.ir import Function, Graph, Node
 from hflow.graph.types import ValueType
@@ -20,7 +20,8 @@ class Workload:
     `optimizer_steps`: updates per step of a train node, each over `rows_per_update` rows;
     `mean`: mean length of the responses where it is known, else they count with the greatest; `freeze`:
     patterns of the names of parameters that a train node leaves as they are; `kept`: the most tokens over
-    which log-probs of a truncated distribution are taken; 0: over all.
+    which log-probs of a truncated distribution are taken; 0: over all. `counts_choices`: an update's rows
+    pass forward once more, for their choices of experts to be counted before.
     """
 
     rows: int
@@ -33,6 +34,7 @@ class Workload:
     mean: float | None = None
     freeze: tuple[str, ...] = ()
     kept: int = 0
+    counts_choices: bool = False
 
     @property
     def sequence(self) -> int:
@@ -61,7 +63,10 @@ def workload(node: Node) -> Workload:
     updates = node.repeat.epochs * (rows // size)
     group = _group(node.function, tokens)
     freeze, kept = frozen_patterns(node), _most_kept(node)
-    return Workload(rows, longest - response, response, 1, updates, size, group, freeze=freeze, kept=kept)
+    return Workload(
+        rows, longest - response, response, 1, updates, size, group,
+        freeze=freeze, kept=kept, counts_choices=balance_coef(node) > 0,
+    )  # fmt: skip
 
 
 def rounds(graph: Graph, node: Node) -> int:

@@ -67,6 +67,15 @@ def test_experts_divide_and_lie_on_data_parallel_ranks() -> None:
     assert "ep4 does not divide dp2" in refusal(graph, "actor_train=dp2,tp4,ep4").help
 
 
+def test_experts_are_shared_where_replicas_pass_equally_many_batches() -> None:
+    graph = large("grpo", "qwen3-30b-a3b")
+    found = refusal(graph, "rollout=dp8,ep2")
+    assert "Megatron shares no experts between replicas that generate" in found.help
+    plan = compile_graph(graph, load_cluster("a100x16"), ["actor_train=dp8,tp2,ep8,zero1"])
+    assert plan.node("actor_train").strategy.ep == 8
+    assert all(n.strategy.ep == 1 for n in plan.nodes if n.kind == "generate")
+
+
 def test_what_cannot_wait_in_the_hosts_memory_is_not_offloaded(ppo: Graph) -> None:
     refreshed = large("iterative_grpo", "llama-7b")
     assert "`ref` takes over the weights of `actor`" in refusal(refreshed, "ref_logprobs=offload").message

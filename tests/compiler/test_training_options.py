@@ -158,3 +158,18 @@ def test_a_tied_model_has_no_head_to_freeze() -> None:
     graph = graph_of("nodes.actor_train.with.freeze=lm_head*", model="shape:qwen2.5-0.5b")
     with pytest.raises(HflowError, match=r"no parameter of such a name"):
         hflow.compile(graph, "h100x8")
+
+
+def test_balanced_experts_take_a_forward_pass_more() -> None:
+    """Over all layers, and without the head; where there are experts."""
+    option = "nodes.actor_train.with.balance_coef=0.01"
+    with pytest.raises(HflowError) as caught:
+        hflow.compile(graph_of(option), "h100x8")
+    (problem,) = caught.value.diagnostics
+    assert problem.code == "HF212" and "no experts to balance" in problem.message
+    pins = ("actor_train=dp16,ep16,zero1,micro2,recompute@0-15",)
+    plain, balanced = (
+        hflow.compile(graph_of(*more, model="shape:qwen3-30b-a3b"), "h100x64", pins).node("actor_train")
+        for more in ((), (option,))
+    )
+    assert 1.1 < balanced.time_s / plain.time_s < 1.34

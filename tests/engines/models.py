@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from hflow.graph.types import Dim, Factor, ValueType
 from hflow.ops.losses import ppo_clip
 from hflow.plan.layout import Mesh
 from hflow.plan.node_plan import NodePlan
+from hflow.plan.parameters import GATE_UP_DOWN, MIXTRAL_GATE_UP_DOWN
 from hflow.plan.read_shape import read_shape
 from hflow.plan.strategy import PLAIN, Strategy
 from hflow.runtime.engines.groups import NewGroup
@@ -64,6 +66,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_factor": 0.7, "beta_fast": 8.0,
         },
     }),
+    "mixtral": ("mixtral", {"num_local_experts": 6}),
+    "qwen3_moe": ("qwen3_moe", {"head_dim": 24, "num_experts": 6, "num_experts_per_tok": 3}),
+    "qwen3_moe probabilities": ("qwen3_moe", {"num_experts": 4, "norm_topk_prob": False}),
 }  # fmt: skip
 
 
@@ -110,7 +115,28 @@ def _randomise(folder: Path, head: Head, changes: dict[str, Any]) -> None:
 
 
 def load_hf(folder: str, dtype: torch.dtype = torch.float32, head: Head = "lm") -> PreTrainedModel:
-    return CLASSES[head].from_pretrained(folder, dtype=dtype).eval()
+    """Experts run one after the other: transformers' grouped product is for single precision only."""
+    options = {"experts_implementation": "eager"} if read_shape(folder).moe else {}
+    return CLASSES[head].from_pretrained(folder, dtype=dtype, **options).eval()
+
+
+def named_in_files(folder: str, tensors: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Tensors by the names that they have in files: transformers keeps those of all experts as one."""
+    moe, found = read_shape(folder).moe, dict[str, Any]()
+    for name, tensor in tensors:
+        module, _, kind = name.rpartition(".experts.")
+        if not module or not moe:
+            found[name] = tensor
+            continue
+        names = GATE_UP_DOWN
+        if moe.mixtral_names:
+            module, names = module.replace("mlp", "block_sparse_moe"), MIXTRAL_GATE_UP_DOWN
+        for number, own in enumerate(tensor):
+            parts = zip(names[:2], own.chunk(2)) if kind == "gate_up_proj" else [(names[2], own)]
+            found |= {f"{module}.experts.{number}.{part}.weight": values for part, values in parts}
+    if moe and moe.mixtral_names:
+        found = {name.replace(".mlp.gate.", ".block_sparse_moe.gate."): x for name, x in found.items()}
+    return found
 
 
 def reference_adamw(model: PreTrainedModel, options: dict[str, Any]) -> torch.optim.AdamW:
@@ -138,10 +164,11 @@ def make_engine(
     averaging: tuple[Model, ...] = (),
     adapter: Adapter | None = None,
 ) -> MegatronModel:
+    """`strategy`: of its train node, or of what else it does."""
     model = Model("actor", folder, head, frozen, dtype, adapter=adapter)
     shape, device = replace(read_shape(folder).with_head(head), adapter=adapter), torch.device("cpu")
     tokenizer = load_tokenizer(folder)
-    more = tokenizer, device, train_options, strategy, freeze, averaging
+    more = tokenizer, device, train_options, strategy, freeze, averaging, strategy.ep
     return MegatronModel(model, shape, mesh, rank, new_group, *more)
 
 

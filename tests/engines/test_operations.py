@@ -20,7 +20,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 
 from hflow.cost.memory import layer_activation_bytes
 from hflow.plan.layout import Mesh
-from hflow.plan.model_shape import ModelShape
+from hflow.plan.model_shape import Experts, ModelShape
 from hflow.plan.read_shape import read_shape
 from hflow.runtime.engines.groups import make_groups
 from hflow.runtime.engines.megatron import attention
@@ -166,11 +166,13 @@ def world() -> Iterator[World]:
     world.close()
 
 
+@pytest.mark.parametrize("moe", [None, Experts(8, top_k=2, ffn=86, normalised=True)], ids=["dense", "moe"])
 @pytest.mark.parametrize("qk_norm", [False, True])
-def test_a_layer_keeps_what_the_planner_counts(world: World, qk_norm: bool) -> None:
+def test_a_layer_keeps_what_the_planner_counts(world: World, qk_norm: bool, moe: Experts | None) -> None:
     """For its backward pass, on a CPU: there torch makes the norms of two operations, which also keep what
-    comes between, and one number per token and head of the norms and of attention."""
-    shape = ModelShape("qwen2", 1, 64, 8, 2, 8, 172, 97, 64, 1e4, 1e-6, False, True, qk_norm=qk_norm)
+    comes between, and one number per token and head of the norms and of attention. Of experts the copies of
+    tokens, before and after; a few numbers of each token and expert are left out."""
+    shape = ModelShape("qwen2", 1, 64, 8, 2, 8, 172, 97, 64, 1e4, 1e-6, False, True, qk_norm=qk_norm, moe=moe)
     mesh = Mesh.of((0,))
     groups = make_groups(mesh, 0, world.group)
     assert groups
@@ -196,6 +198,8 @@ def test_a_layer_keeps_what_the_planner_counts(world: World, qk_norm: bool) -> N
     found = sum(size for at, size in kept.items() if at not in weights)
     planned, norms = layer_activation_bytes(shape, "f32", tokens, mesh), 2 * 4 * tokens * shape.hidden
     small = 4 * tokens * (8 + shape.num_heads + shape.head_dim)  # and positions, sines and cosines
+    if moe:
+        small += tokens * (4 * moe.num_experts + 8 * 4 * moe.top_k)
     if qk_norm:
         norms += 4 * tokens * (shape.num_heads + shape.num_kv_heads) * shape.head_dim
         small += 4 * tokens * (shape.num_heads + shape.num_kv_heads)

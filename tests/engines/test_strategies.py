@@ -87,12 +87,12 @@ def test_updates_with_zero_equal_torch_adamw(
     results = pool.run(len(mesh.devices), train_on_rank, *arguments)
     assert metrics["grad_norm"] > 0.7
     weights = {name: (weight, weight) for name, (_, weight) in named.items()}
-    parts = [(reported, _without_gradients(found)) for reported, found, _ in results]
+    parts = [(reported, without_gradients(found)) for reported, found, _ in results]
     # Adam divides by the root of a running mean: rounding of small gradients grows over four updates
     compare(parts, metrics, weights, atol=1e-5)
 
 
-def _without_gradients(found: dict[str, Any]) -> dict[str, Any]:
+def without_gradients(found: dict[str, Any]) -> dict[str, Any]:
     return {name: (box, weight, weight) for name, (box, _, weight) in found.items()}
 
 

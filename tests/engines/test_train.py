@@ -21,6 +21,7 @@ from tests.engines.models import (
     load_hf,
     make_call,
     make_engine,
+    named_in_files,
     read_training,
     reference_adamw,
     share,
@@ -151,11 +152,13 @@ def reference(folder: str, data: dict[str, Rows], options: dict[str, Any], updat
         apart = found.pop("apart")
         mismatch = apart / found["tokens"] if i == 0 else mismatch
         metrics = {name: metrics.get(name, 0.0) + value for name, value in found.items()}
-    state = model.model.named_parameters()
-    named = {n: (p.grad, p.detach()) for n, p in state}
+    state = dict(model.model.named_parameters())
+    gradients = named_in_files(folder, ((n, p.grad) for n, p in state.items()))
+    weights = named_in_files(folder, ((n, p.detach()) for n, p in state.items()))
+    named = {n: (gradients[n], weight) for n, weight in weights.items()}
     tokens = metrics.pop("tokens")
-    weights = {"kl": tokens, "clip_fraction": tokens}
-    means = {n: v / weights.get(n, epochs * updates) for n, v in metrics.items()}
+    counts = {"kl": tokens, "clip_fraction": tokens}
+    means = {n: v / counts.get(n, epochs * updates) for n, v in metrics.items()}
     return means | {"mismatch": mismatch, "skipped_updates": 0.0}, named
 
 

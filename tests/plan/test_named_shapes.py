@@ -100,6 +100,7 @@ def config_of(shape: ModelShape) -> dict[str, Any]:
     more: dict[str, Any] = {}
     if moe:
         more |= {"num_experts_per_tok": moe.top_k, "moe_intermediate_size": moe.ffn}
+        more["norm_topk_prob"] = moe.normalised
         more["n_routed_experts" if moe.shared_ffn else "num_experts"] = moe.num_experts
     if moe and moe.shared_ffn:
         more |= {"n_shared_experts": 1, "first_k_dense_replace": moe.dense_layers}
@@ -241,14 +242,14 @@ def test_models_without_files_are_planned_but_not_run(tmp_path: Path) -> None:
 
 def test_families_without_an_engine_are_not_run(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    config = config_of(NAMED_SHAPES["qwen3-30b-a3b"]) | {"num_hidden_layers": 2}
-    transformers.AutoConfig.for_model("qwen3_moe", **config).save_pretrained(tmp_path / "model")
+    config = config_of(NAMED_SHAPES["glm-4.5-air"]) | {"num_hidden_layers": 2}
+    transformers.AutoConfig.for_model("glm4_moe", **config).save_pretrained(tmp_path / "model")
     graph = hflow.load("algorithms/sft.yaml", [f"params.model={tmp_path / 'model'}"])
     with pytest.raises(HflowError) as caught:
         execute(hflow.compile(graph, "a100x8"), run_dir=tmp_path / "run")
     diagnostic, *others = caught.value.diagnostics
     assert all("no engine runs yet" in other.message for other in others)  # of expert parallelism
-    assert diagnostic.code == "HF406" and "family qwen3_moe" in diagnostic.message
+    assert diagnostic.code == "HF406" and "family glm4_moe" in diagnostic.message
     assert diagnostic.help == f"families that run: {', '.join(RUNNING)}"
     assert not (tmp_path / "run").exists()
 

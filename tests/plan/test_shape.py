@@ -17,7 +17,7 @@ from hflow.plan.families.registry import FAMILIES, PLANNED, RUNNING
 from hflow.plan.flops import attention_flops
 from hflow.plan.model_config import MAX_BYTES, MAX_LAYERS
 from hflow.plan.model_shape import Experts, FamilyName, ModelShape, SlidingWindow
-from hflow.plan.parameters import active_parameters, num_parameters
+from hflow.plan.parameters import active_parameters, num_parameters, parameters
 from hflow.plan.read_shape import read_shape
 from hflow.plan.rotary_scaling import LinearScaling, Llama3Scaling, RotaryScaling, YarnScaling
 
@@ -35,6 +35,7 @@ LATENT = {
     "q_lora_rank": 24, "kv_lora_rank": 20, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 10,
 }  # fmt: skip
 OF_FAMILIES: dict[str, dict[str, int]] = {
+    "mixtral": {"num_local_experts": 6},
     "qwen3_moe": EXPERTS,
     "glm4_moe": SHARED,
     "deepseek_v3": SHARED | LATENT,
@@ -180,6 +181,22 @@ def test_experts(tmp_path: Path) -> None:
     assert read_shape(written(tmp_path, renamed)) == shape
 
 
+def test_mixtral(tmp_path: Path) -> None:
+    """A window where the file has one, no noise in the router, and names of its own."""
+    mixtral = {"model_type": "mixtral", **DENSE, "num_local_experts": 6, "num_experts_per_tok": 2}
+    shape = read_shape(written(tmp_path, mixtral))
+    assert shape.moe == Experts(6, 2, 96, normalised=True, mixtral_names=True) and shape.window is None
+    names = [p.name for p in parameters(shape) if p.name.startswith("model.layers.1.block_sparse_moe")]
+    assert [name.split("moe.")[1] for name in names[:3]] == ["gate.weight", *(
+        f"experts.0.{own}.weight" for own in ("w1", "w3")
+    )]  # fmt: skip
+    windowed = read_shape(written(tmp_path, mixtral | {"sliding_window": 8}))
+    assert windowed.window == SlidingWindow(8, (0, 1, 2))
+    with pytest.raises(HflowError, match="router_jitter_noise"):
+        read_shape(written(tmp_path, mixtral | {"router_jitter_noise": 0.1}))
+    read_shape(written(tmp_path, mixtral | {"router_jitter_noise": 0.0}))
+
+
 def test_a_dense_model_is_active_as_a_whole() -> None:
     shape = ModelShape("llama", 2, 64, 8, 4, 8, 96, 32, 128, 1e4, 1e-6, False, False)
     assert active_parameters(shape) == num_parameters(shape) and shape.mlp_width == 96
@@ -189,7 +206,7 @@ def test_a_dense_model_is_active_as_a_whole() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "mixtral"}, f"{', '.join(RUNNING)} run, {', '.join(PLANNED)} can only be planned"),
+        ({"model_type": "dbrx"}, f"{', '.join(RUNNING)} run, {', '.join(PLANNED)} can only be planned"),
         ({"model_type": ["llama"]}, "model_type `['llama']` is not supported"),
         ({"decoder_sparse_step": 2}, "some layers only"),
         ({"mlp_only_layers": [0]}, "some layers only"),

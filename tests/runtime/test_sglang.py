@@ -85,6 +85,8 @@ def test_grpo_on_two_replicas_elsewhere(workers: Pool, model: Path, tmp_path: Pa
     ("family", "rotary"),
     [
         ("qwen3", {}),
+        ("qwen3_moe", {}),
+        ("mixtral", {}),
         ("llama", {
             "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
             "original_max_position_embeddings": 16,

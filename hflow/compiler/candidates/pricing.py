@@ -78,7 +78,14 @@ class Pricing:
             return f"`{self.model.name}` has no experts for ep{pin.ep}"
         if self.shape.moe.num_experts % pin.ep:
             return f"ep{pin.ep} does not divide {self.shape.moe.num_experts} experts"
+        if alone := self._never_shares_experts():
+            return f"{self.group.profile.title} shares no experts between replicas that {alone}"
         return f"ep{pin.ep} does not divide dp{mesh.dp}" if mesh.dp % pin.ep else ""
+
+    def _never_shares_experts(self) -> str:
+        """A kind of node in the group for which each replica has all experts; empty if there is none."""
+        able = self.group.profile.expert_parallel
+        return next((node.op for node in self.group.nodes if node.op not in able), "")
 
     def _strategies(self, mesh: Mesh) -> Iterator[Strategy]:
         """ZeRO-1 where there is anything to split; experts over parts of dp; long rows over tp."""
@@ -86,7 +93,7 @@ class Pricing:
         if not zeros:
             zeros = {0, 1} if self.group.role == "train" and mesh.copies > 1 else {0}
         engine = self.group.engine
-        experts = self.shape.moe.num_experts if self.shape.moe else 1
+        experts = 1 if self._never_shares_experts() or not self.shape.moe else self.shape.moe.num_experts
         sps = sequence_parallel_or_not(self.group, self.shape, self.pins, mesh.tp)
         parts = {p.ep for p in self.pins if p.ep} or range(1, mesh.dp + 1)
         for ep in (ep for ep in parts if mesh.dp % ep == 0 and experts % ep == 0):

@@ -9,7 +9,9 @@ PROFILE = EngineProfile(
     ops=("generate", "score", "train"),
     pipelines=("score", "train"),
     cuts_rows=("score", "train"),
+    expert_parallel=("score", "train"),  # replicas that generate are never at the same token
     tensor_parallel=True,
+    expert_kernels=3,  # gate and up, what is made of them, down
     donates=True,
     offloads=True,
 )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hflow.plan.model_config import ModelConfig
+from hflow.plan.model_config import ConfigError, ModelConfig
+from hflow.plan.model_shape import Experts
 
 
 def other_activation(config: ModelConfig, family: str) -> str:
@@ -37,6 +38,12 @@ def partial_rotary(config: ModelConfig, family: str) -> str:
     if all(place.number("partial_rotary_factor", 1.0) == 1 for place in places):
         return ""
     return "`partial_rotary_factor`: rotary positions in a part of each head are not supported (1.0 is)"
+
+
+def check_choice(experts: Experts) -> None:
+    """Raises ConfigError when a token would pass through more experts than there are."""
+    if experts.top_k > experts.num_experts:
+        raise ConfigError(f"{experts.top_k} of {experts.num_experts} experts per token")
 
 
 DENSE = (other_activation, attention_bias, mlp_bias, quantized, partial_rotary)

@@ -1,10 +1,10 @@
-"""Qwen3 with experts in every layer (arXiv:2505.09388). No engine builds it: plans only."""
+"""Qwen3 with experts in every layer (arXiv:2505.09388)."""
 
 from __future__ import annotations
 
-from hflow.plan.families.checks import DENSE
+from hflow.plan.families.checks import DENSE, check_choice
 from hflow.plan.families.family import Family
-from hflow.plan.model_config import MAX_EXPERTS, ConfigError, ModelConfig
+from hflow.plan.model_config import MAX_EXPERTS, ModelConfig
 from hflow.plan.model_shape import Experts
 
 
@@ -24,9 +24,9 @@ def _experts(config: ModelConfig, layers: int) -> Experts:
         config.size(key, most=MAX_EXPERTS // layers),
         config.size("num_experts_per_tok"),
         config.size("moe_intermediate_size"),
+        normalised=config.flag("norm_topk_prob"),
     )
-    if experts.top_k > experts.num_experts:
-        raise ConfigError(f"{experts.top_k} of {experts.num_experts} experts per token")
+    check_choice(experts)
     return experts
 
 
@@ -34,7 +34,6 @@ FAMILY = Family(
     name="qwen3_moe",
     architecture="Qwen3Moe",
     checks=(*DENSE, _in_some_layers),
-    runs=False,
     qk_norm=True,
     experts=_experts,
 )

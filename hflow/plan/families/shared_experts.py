@@ -3,6 +3,7 @@ tokens pass through, chosen by scores that are corrected to balance them."""
 
 from __future__ import annotations
 
+from hflow.plan.families.checks import check_choice
 from hflow.plan.model_config import MAX_EXPERTS, ConfigError, ModelConfig
 from hflow.plan.model_shape import Experts
 
@@ -22,6 +23,5 @@ def shared_experts(config: ModelConfig, layers: int) -> Experts:
         dense_ffn=config.size("intermediate_size") if dense else 0,
         scores_corrected=True,
     )
-    if experts.top_k > experts.num_experts:
-        raise ConfigError(f"{experts.top_k} of {experts.num_experts} experts per token")
+    check_choice(experts)
     return experts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hflow.plan.balance import idle_balancing
 from hflow.plan.digests import CONFIG
 from hflow.plan.frozen import unusable_patterns
 from hflow.plan.model_shape import NAMED
@@ -26,6 +27,7 @@ def inconsistencies(plan: Plan) -> Iterator[str]:
     yield from _unknown_models(plan)
     if all(m.name in plan.shapes for m in plan.graph.models):
         yield from (problem.message for problem in unusable_patterns(plan.graph, plan.shapes))
+        yield from (problem.message for problem in idle_balancing(plan.graph, plan.shapes))
 
 
 def _unknown_models(plan: Plan) -> Iterator[str]:

@@ -50,12 +50,22 @@ def _nodes(plan: Plan) -> Iterator[Diagnostic]:
             f"cp {own.mesh.cp}": own.mesh.cp > 1 and whole,
             "sequence parallelism": strategy.sp and whole,
             "ZeRO-3": strategy.zero == 3,
-            f"ep {strategy.ep}": strategy.ep > 1,
+            f"ep {strategy.ep}": strategy.ep > 1 and not _shares_experts(plan, node),
             "generation without a KV cache": not strategy.kv_cache,
         }
         for name in (name for name, planned in names.items() if planned):
             message = f"`{node.name}` is planned with {name}, which no engine runs yet: compile only"
-            yield Diagnostic("HF406", message, node.span, "tp, pp, dp, cp, recompute and ZeRO-1 run")
+            help_ = "tp, pp, dp, recompute, ZeRO-1 and, to score and train, cp, sp and ep run"
+            yield Diagnostic("HF406", message, node.span, help_)
+
+
+def _shares_experts(plan: Plan, node: Node) -> bool:
+    """Whether its replicas can hold a part of the experts each."""
+    own = plan.node(node.name)
+    moe = plan.shapes[node.model.model].moe if node.model else None
+    if moe is None or moe.num_experts % own.strategy.ep:
+        return False
+    return node.op in profile_of(own.engine).expert_parallel
 
 
 def _engines(plan: Plan) -> Iterator[Diagnostic]:

@@ -9,6 +9,7 @@ from torch.distributed import ProcessGroup
 
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.plan.layout import Mesh
+from hflow.plan.sharding import Sharding
 from hflow.units import device_text
 
 Ranks = tuple[int, ...]
@@ -20,7 +21,12 @@ class Groups:
     """Those that a rank belongs to: along each axis; `dp_cp`, of the ranks that have the same weights and sum
     their gradients; of its model-parallel `replica` (pp and tp), which has all weights once; of all the
     `mesh`'s ranks; of itself `alone`. `ends`: the first and the last of its pipeline stages, and `first`, the
-    first by itself; None on other stages."""
+    first by itself; None on other stages.
+
+    Of expert parallelism: `ep`, the neighbours along dp that share the experts of a layer; `expert_dp`, those
+    along dp that hold the same experts; `expert_replica`, those that hold one copy of all experts. Without it
+    the rank alone, `dp` and `replica`.
+    """
 
     tp: ProcessGroup
     cp: ProcessGroup
@@ -32,6 +38,13 @@ class Groups:
     first: ProcessGroup | None
     alone: ProcessGroup
     mesh: ProcessGroup
+    ep: ProcessGroup
+    expert_dp: ProcessGroup
+    expert_replica: ProcessGroup
+
+    def __deepcopy__(self, memo: object) -> Groups:
+        """Itself: groups are handles, which Megatron copies with the configuration that they come in."""
+        return self
 
     @property
     def first_stage(self) -> bool:
@@ -47,7 +60,7 @@ class Groups:
         return self.last_stage and self.tp.rank() == 0 and self.cp.rank() == 0
 
 
-def make_groups(mesh: Mesh, rank: int, new_group: NewGroup) -> Groups | None:
+def make_groups(mesh: Mesh, rank: int, new_group: NewGroup, ep: int = 1) -> Groups | None:
     """The groups of `mesh` for `rank`, or None when it is no member. Collective over the whole world.
 
     The mesh's device ids are ranks of the torch.distributed world. Every rank of the world must call
@@ -55,11 +68,14 @@ def make_groups(mesh: Mesh, rank: int, new_group: NewGroup) -> Groups | None:
     `new_group` may remember groups that it made before.
 
     Raises:
-        HflowError: HF302 when devices do not ascend along tp, cp or pp: torch orders the ranks of a group, so
-            that parts of the model would lie on other devices than the mesh says.
+        HflowError: HF302 when devices do not ascend along tp, cp or pp, or among those that share experts:
+            torch orders the ranks of a group, so that parts of the model would lie on other devices than the
+            mesh says.
     """
+    sharding = Sharding(mesh, ep)
     for axis in ("tp", "cp", "pp"):
-        _check_order(mesh, axis)
+        _check_order(mesh, axis, mesh.groups(axis))
+    _check_order(mesh, "dp", sharding.expert_peers)
     tp = _own(mesh.groups("tp"), rank, new_group)
     cp = _own(mesh.groups("cp"), rank, new_group)
     dp = _own(mesh.groups("dp"), rank, new_group)
@@ -72,11 +88,29 @@ def make_groups(mesh: Mesh, rank: int, new_group: NewGroup) -> Groups | None:
     everyone = _own([mesh.devices], rank, new_group)
     if not (tp and cp and dp and dp_cp and pp and replica and alone and everyone):
         return None
-    return Groups(tp, cp, dp, dp_cp, pp, replica, ends, first, alone, everyone)
+    experts = (alone, dp_cp, replica)
+    if ep > 1:
+        experts = _expert_groups(sharding, rank, new_group)
+    return Groups(tp, cp, dp, dp_cp, pp, replica, ends, first, alone, everyone, *experts)
 
 
-def _check_order(mesh: Mesh, axis: str) -> None:
-    for ranks in mesh.groups(axis):
+def _expert_groups(
+    sharding: Sharding, rank: int, new_group: NewGroup
+) -> tuple[ProcessGroup, ProcessGroup, ProcessGroup]:
+    """`Groups.ep`, `expert_dp` and `expert_replica`."""
+    mesh, ep = sharding.mesh, sharding.ep
+    whole = [
+        tuple(d for d in mesh.devices if mesh.coordinates(d)["dp"] // ep == part)
+        for part in range(mesh.dp // ep)
+    ]
+    sets = sharding.expert_peers, sharding.expert_replicas, whole
+    peers, replicas, replica = (_own(each, rank, new_group) for each in sets)
+    assert peers and replicas and replica
+    return peers, replicas, replica
+
+
+def _check_order(mesh: Mesh, axis: str, groups: Iterable[Ranks]) -> None:
+    for ranks in groups:
         if list(ranks) != sorted(ranks):
             problem = f"devices {device_text(ranks)} do not ascend along {axis} of mesh {mesh}"
             raise HflowError(

@@ -32,6 +32,8 @@ CHAT_TEMPLATES = {
 {%- endif %}
 """
 }
+WITH_EXPERTS = {"mixtral": "num_local_experts", "qwen3_moe": "num_experts"}  # and the key of their number
+EXPERTS, TOP_K = 8, 2
 VOCABULARY_MULTIPLE = 16  # so that tensor parallelism of up to 16 divides the embedding
 
 
@@ -50,6 +52,7 @@ def new_model(
     force: bool = False,
     head: str = "lm",
     chat_template: str | None = None,
+    experts: int | None = None,
 ) -> int:
     """Write a Hugging Face model of random float32 weights; return its number of parameters.
 
@@ -58,21 +61,24 @@ def new_model(
     Args:
         family: one of `RUNNING`.
         kv_heads: key-value heads; as many as `heads` when None.
-        ffn: width of the gated MLP; 4 * `hidden` when None.
+        ffn: width of the gated MLP, or of each expert; 4 * `hidden` when None.
         alphabet: the characters that get a token each.
         tied: use the embedding as output matrix too.
         force: replace the model files in a folder that is not empty.
         head: ``lm``, or ``scalar`` for a critic, reward or cost model: one number per position.
         chat_template: ``chatml``, with its special tokens; its ``<|im_end|>`` is the end token.
+        experts: in each layer, of which a token passes through two; 8 when None.
 
     Raises:
         HflowError: HF406 when the folder is not empty or cannot be made, the family, head or template is
-            unknown, the alphabet is empty, the sizes do not fit, or a scalar head should be tied.
+            unknown, the alphabet is empty, the sizes do not fit, a scalar head should be tied, or a family
+            without experts should have some.
     """
     folder = Path(folder)
     kv_heads = heads if kv_heads is None else kv_heads
     _check_kind(folder, family, head, tied)
     _check_sizes(folder, layers, hidden, heads, kv_heads)
+    _check_experts(folder, family, experts)
     if not alphabet:
         raise _refused(folder, "the alphabet is empty")
     if chat_template and chat_template not in CHAT_TEMPLATES:
@@ -99,6 +105,7 @@ def new_model(
         pad_token_id=tokenizer.pad_token_id,
         dtype="float32",
         **({"num_labels": 1} if head == "scalar" else {}),
+        **_expert_keys(family, experts or EXPERTS, 4 * hidden if ffn is None else ffn),
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -154,6 +161,22 @@ def _check_sizes(folder: Path, layers: int, hidden: int, heads: int, kv_heads: i
         raise _refused(folder, f"hidden {hidden} is not an even multiple of {heads} heads")
     if heads % kv_heads:
         raise _refused(folder, f"{heads} heads cannot share {kv_heads} key-value heads evenly")
+
+
+def _check_experts(folder: Path, family: str, experts: int | None) -> None:
+    if experts is not None and family not in WITH_EXPERTS:
+        problem = f"models of family `{family}` have no experts"
+        raise _refused(folder, problem, f"families with experts: {', '.join(WITH_EXPERTS)}")
+    if experts is not None and experts < TOP_K:
+        raise _refused(folder, f"there are {experts} experts for a token that passes through {TOP_K}")
+
+
+def _expert_keys(family: str, experts: int, ffn: int) -> dict[str, Any]:
+    """Of config.json; none of a family without experts."""
+    if family not in WITH_EXPERTS:
+        return {}
+    keys = {WITH_EXPERTS[family]: experts, "num_experts_per_tok": TOP_K}
+    return keys | {"moe_intermediate_size": ffn, "norm_topk_prob": True} if family == "qwen3_moe" else keys
 
 
 def _check_place(folder: Path, force: bool) -> None:

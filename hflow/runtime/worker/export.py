@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hflow.plan.edges import CopySet
-from hflow.plan.layout import Box, Mesh
+from hflow.plan.layout import Box
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.parameters import Parameter, parameters, weight_boxes
 from hflow.plan.plan import Plan
@@ -42,18 +42,18 @@ class _Whole:
 
 
 def export_model(
-    plan: Plan, name: str, weights: Weights | None, mesh: Mesh, folder: Path, world: World
+    plan: Plan, name: str, weights: Weights | None, sharding: Sharding, folder: Path, world: World
 ) -> None:
-    """Gather model `name`, of which each device of `mesh` has its `weights`, on the first of them, one
-    parameter at a time, and write it there.
+    """Gather model `name`, of which each device of a mesh has its `weights`, as `sharding` says, on the first
+    of them, one parameter at a time, and write it there.
 
     Collective over the mesh; other ranks, which have none, return at once.
     """
     if weights is None:
         return
-    model, shape = plan.graph.model(name), plan.shapes[name]
+    model, shape, mesh = plan.graph.model(name), plan.shapes[name], sharding.mesh
     peers = Peers(tuple(sorted(mesh.devices)), world.group(mesh.devices))
-    tensors = _gathered(shape, mesh, weights, TORCH_DTYPES[model.dtype], world, peers)
+    tensors = _gathered(shape, sharding, weights, TORCH_DTYPES[model.dtype], world, peers)
     if world.rank == mesh.devices[0]:
         write_hf(folder, Path(model.path), tensors, adapter_export(model, shape))
     else:
@@ -62,11 +62,11 @@ def export_model(
 
 
 def _gathered(
-    shape: ModelShape, mesh: Mesh, weights: Weights, dtype: torch.dtype, world: World, peers: Peers
+    shape: ModelShape, sharding: Sharding, weights: Weights, dtype: torch.dtype, world: World, peers: Peers
 ) -> Iterator[tuple[str, Tensor]]:
-    writer = mesh.devices[0]
+    writer = sharding.mesh.devices[0]
     for parameter in parameters(shape):
-        held = weight_boxes(shape, Sharding(mesh), parameter)
+        held = weight_boxes(shape, sharding, parameter)
         copies = lower(held, {writer: tuple((0, size) for size in parameter.shape)})
         sets = (CopySet((parameter.name,), parameter.shape, "gather", copies),)
         target = _Whole(parameter, dtype, world.device) if world.rank == writer else None

@@ -241,7 +241,7 @@ class Worker:
         assert self.world and self.plan and self.interpreter
         trainer = self.plan.node(self.plan.graph.trainers(name)[0].name)
         weights = self.interpreter.engines.weights(Instance(name, trainer.sharding))
-        export_model(self.plan, name, weights, trainer.mesh, folder, self.world)
+        export_model(self.plan, name, weights, trainer.sharding, folder, self.world)
         return {}
 
     def _guarded(self, method: str, action: Callable[[], Report], number: int | None = None) -> Report:

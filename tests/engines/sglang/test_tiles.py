@@ -16,7 +16,7 @@ from hflow.plan.read_shape import read_shape
 from hflow.plan.sharding import Sharding
 from hflow.runtime.engines.sglang import tiles, weights
 from hflow.runtime.engines.sglang.tiles import checksum, header, load_tiles, tile
-from tests.engines.models import Folders, load_hf
+from tests.engines.models import Folders, load_hf, named_in_files
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
@@ -33,15 +33,19 @@ class Shard(nn.Module):
 
 
 def split(value: torch.Tensor, name: str, tp: int, rank: int) -> torch.Tensor:
-    """A rank's part as Megatron and SGLang cut it: columns of o and down, rows of others, no norms."""
+    """As Megatron and SGLang cut it: columns of o and down, rows of others; no norms and no routers."""
     if "norm" in name:
         return value
-    return value.chunk(tp, 1 if name.split(".")[-2] in ("o_proj", "down_proj") else 0)[rank]
+    if name.endswith((".mlp.gate.weight", ".block_sparse_moe.gate.weight")):
+        return value
+    return value.chunk(tp, 1 if name.split(".")[-2] in ("o_proj", "down_proj", "w2") else 0)[rank]
 
 
 def expected(full: dict[str, torch.Tensor], tp: int, rank: int) -> dict[str, torch.Tensor]:
     """SGLang's parameters: the parts of what it fuses, one below the other."""
     parts = {name: split(value, name, tp, rank) for name, value in full.items()}
+    for name in [n for n in parts if ".experts.0." in n and n.split(".")[-2] in ("down_proj", "w2")]:
+        parts |= of_experts(parts, *name.removesuffix(".weight").split(".experts.0."))
     for name in [n for n in parts if any(f".{p}." in n for inner in FUSED.values() for p in inner)]:
         block, module, kind = name.rsplit(".", 2)
         fused, inner = next((f, i) for f, i in FUSED.items() if module in i)
@@ -51,11 +55,24 @@ def expected(full: dict[str, torch.Tensor], tp: int, rank: int) -> dict[str, tor
     return parts
 
 
+def of_experts(parts: dict[str, torch.Tensor], at: str, down: str) -> dict[str, torch.Tensor]:
+    """All experts of a layer, taken from `parts`: gate above up, and down."""
+    at += ".experts"
+    gate, up = ("w1", "w3") if down == "w2" else ("gate_proj", "up_proj")
+    wide: list[torch.Tensor] = []
+    narrow: list[torch.Tensor] = []
+    while f"{at}.{len(wide)}.{down}.weight" in parts:
+        own = f"{at}.{len(wide)}."
+        wide.append(torch.cat([parts.pop(f"{own}{module}.weight") for module in (gate, up)]))
+        narrow.append(parts.pop(f"{own}{down}.weight"))
+    return {f"{at}.w13_weight": torch.stack(wide), f"{at}.w2_weight": torch.stack(narrow)}
+
+
 @pytest.mark.parametrize("tp", [1, 2])
-@pytest.mark.parametrize("family", ["qwen2", "llama llama3", "mistral full", "qwen3"])
+@pytest.mark.parametrize("family", ["qwen2", "llama llama3", "mistral full", "qwen3", "mixtral", "qwen3_moe"])
 def test_every_parameter_lands_where_sglang_keeps_it(folders: Folders, family: str, tp: int) -> None:
     folder = folders.of(family, tied=False)
-    shape, full = read_shape(folder), dict(load_hf(folder).state_dict())
+    shape, full = read_shape(folder), named_in_files(folder, load_hf(folder).state_dict().items())
     sharding = Sharding(Mesh.of(tuple(range(tp)), tp=tp))
     for rank in range(tp):
         boxes = {p.name: weight_boxes(shape, sharding, p)[rank] for p in parameters(shape)}

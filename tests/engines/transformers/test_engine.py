@@ -98,9 +98,10 @@ def test_scores_are_close_to_megatrons(pool: Pool, folders: Folders, head: Head)
         assert torch.allclose(rows.values, theirs[0][port].values, atol=CLOSE)
 
 
-def test_weights_are_written_where_it_computes(folders: Folders) -> None:
+@pytest.mark.parametrize("variant", ["llama", "mixtral"])
+def test_weights_are_written_where_it_computes(folders: Folders, variant: str) -> None:
     """Another model's, box by box, after its own were released."""
-    engine, other = built(folders.of("llama", False)), built(folders.of("llama", False))
+    engine, other = built(folders.of(variant, False)), built(folders.of(variant, False))
     generator = torch.Generator().manual_seed(0)
     for parameter in other.model.parameters():
         parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)

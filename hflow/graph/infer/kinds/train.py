@@ -26,6 +26,7 @@ OPTIONS = (
     Option("min_lr", "float", optional=True, least=0),
     Option("decay_steps", "int", optional=True, above=0),  # of `wsd`
     Option("freeze", "texts", optional=True),  # patterns of names of parameters
+    Option("balance_coef", "float", optional=True, least=0),  # of models with experts
 )
 FALLING = ("linear", "cosine", "wsd")  # schedules that end at `min_lr` with the last update of the run
 SHARED = ("betas", "eps")  # of the optimizer, which all train nodes of a model share
@@ -138,6 +139,11 @@ def frozen_patterns(node: Node) -> tuple[str, ...]:
     """Of the names of parameters that a train node leaves as they are."""
     written = node.options.get("freeze", ())
     return (written,) if isinstance(written, str) else tuple(written)
+
+
+def balance_coef(node: Node) -> float:
+    """By which the balancing loss of a train node is multiplied; 0: it has none."""
+    return node.options.get("balance_coef", 0.0)
 
 
 def _rows(loss: Signature) -> Dim:

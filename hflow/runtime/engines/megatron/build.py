@@ -19,6 +19,7 @@ from hflow.runtime.engines.megatron.attention import FusedAttention
 from hflow.runtime.engines.megatron.collection import collection
 from hflow.runtime.engines.megatron.gated import SwiGLU
 from hflow.runtime.engines.megatron.head import replace_output_layer
+from hflow.runtime.engines.megatron.moe.layer import MixtureOfExperts
 from hflow.runtime.engines.megatron.recompute import RecomputingLayer
 from hflow.runtime.engines.megatron.shaped_config import ShapedConfig
 
@@ -50,10 +51,10 @@ def build_model(
     present_device.work_on(device)
     # hflow uses no dropout: random-number states need no bookkeeping, and this tracker does none.
     initialize_rng_tracker(inference_rng_tracker=True)
-    config = _config(shape, mesh, DTYPES[dtype])
+    config = _config(shape, mesh, DTYPES[dtype], groups)
     model = GPTModel(
         config,
-        _layers(shape.num_layers // mesh.pp, shape.qk_norm),
+        _layers(shape.num_layers // mesh.pp, shape),
         vocab_size=shape.vocab,
         max_sequence_length=shape.max_positions,
         pre_process=groups.first_stage,
@@ -69,10 +70,11 @@ def build_model(
     return model.to(device)
 
 
-def _config(shape: ModelShape, mesh: Mesh, dtype: torch.dtype) -> ShapedConfig:
+def _config(shape: ModelShape, mesh: Mesh, dtype: torch.dtype, groups: Groups) -> ShapedConfig:
     keep = lambda weight: weight  # noqa: E731  (weights are loaded, not drawn)
     return ShapedConfig(
         shape=shape,
+        groups=groups,
         num_layers=shape.num_layers,
         hidden_size=shape.hidden,
         num_attention_heads=shape.num_heads,
@@ -110,16 +112,19 @@ def _config(shape: ModelShape, mesh: Mesh, dtype: torch.dtype) -> ShapedConfig:
     )
 
 
-def _layers(count: int, qk_norm: bool) -> Any:
-    layer = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=qk_norm)
+def _layers(count: int, shape: ModelShape) -> Any:
+    layer = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=shape.qk_norm)
     norm: Any = RMSNorm  # Megatron takes classes too, but declares only specifications of modules
     parts: Any = layer.submodules
     parts.input_layernorm = norm
     parts.pre_mlp_layernorm = norm
     attention: Any = parts.self_attention.submodules
     attention.core_attention = FusedAttention
-    if qk_norm:
+    if shape.qk_norm:
         attention.q_layernorm = attention.k_layernorm = norm
-    parts.mlp.submodules.activation_func = SwiGLU
+    if shape.moe:
+        parts.mlp = MixtureOfExperts
+    else:
+        parts.mlp.submodules.activation_func = SwiGLU
     layer.module = RecomputingLayer
     return TransformerBlockSubmodules(layer_specs=[layer] * count, layer_norm=norm)

@@ -12,17 +12,17 @@ from hflow.runtime.engines.groups import Groups
 
 
 def collection(groups: Groups) -> ProcessGroupCollection:
-    """Everything that Megatron asks for by name. There are no expert-parallel ranks: their combinations are
-    the plain groups. Of context-parallel ranks it is told only that they sum their gradients: each runs its
-    own places, and hflow's attention has them exchange keys and values."""
+    """Everything that Megatron asks for by name. Of context-parallel ranks it is told only that they sum
+    their gradients: each runs its own places, and hflow's attention has them exchange keys and values."""
     tp, dp, copies, replica = groups.tp, groups.dp, groups.dp_cp, groups.replica
     made = ProcessGroupCollection(
         tp=tp, dp=dp, pp=groups.pp, mp=replica, embd=groups.ends, pos_embd=groups.first,
-        cp=groups.alone, ep=groups.alone,
+        cp=groups.alone, ep=groups.ep,
     )  # fmt: skip
     for name, group in {
-        "tp_cp": tp, "expt_tp": tp, "tp_ep": tp, "tp_ep_pp": replica,
-        "dp_cp": copies, "intra_dp_cp": copies, "expt_dp": copies, "intra_expt_dp": copies,
+        "tp_cp": tp, "expt_tp": tp, "tp_ep_pp": groups.expert_replica,
+        "dp_cp": copies, "intra_dp_cp": copies,
+        "expt_dp": groups.expert_dp, "intra_expt_dp": groups.expert_dp,
         "intra_dist_opt": groups.mesh, "inter_dist_opt": None, "hcp": None, "tp_dp_cp": None,
     }.items():  # fmt: skip
         setattr(made, name, group)

@@ -50,14 +50,14 @@ class Decoder:
         self.eps: float = config.layernorm_epsilon
         self.hidden: int = config.hidden_size
         self.layers: Any = model.decoder.layers
-        positions = torch.arange(length, device=self.layers[0].mlp.linear_fc1.weight.device)
+        positions = torch.arange(length, device=self.layers[0].self_attention.linear_qkv.weight.device)
         self.shape = shape_of_model(model)
         self.windows = [self.shape.window_of(number) for number in range(self.shape.num_layers)]
         self.cos, self.sin = _rotations(positions, self.shape, config.params_dtype)
 
     def cache(self, rows: int) -> KeyValueCache:
         """An empty one."""
-        weight = self.layers[0].mlp.linear_fc1.weight
+        weight = self.layers[0].self_attention.linear_qkv.weight
         shape = rows, self.groups, self.length, self.head_dim
         return KeyValueCache([(weight.new_empty(shape), weight.new_empty(shape)) for _ in self.layers])
 
@@ -119,6 +119,8 @@ class Decoder:
         return torch.addcmul(x * cos, swapped, sin)
 
     def _mlp(self, mlp: Any, x: Tensor) -> Tensor:
+        if self.shape.moe:
+            return mlp(x)[0]
         gate, up = adapted(mlp.linear_fc1, x, linear(x, mlp.linear_fc1.weight)).chunk(2, -1)
         inside = silu(gate).mul_(up)
         return adapted(mlp.linear_fc2, inside, self._summed(linear(inside, mlp.linear_fc2.weight)))

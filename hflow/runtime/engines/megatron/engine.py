@@ -58,6 +58,7 @@ class MegatronModel(ModelEngine):
         freeze: tuple[str, ...] = (),
         averaging: tuple[Model, ...] = (),
         seed: int = 0,
+        ep: int = 1,
     ):
         """Build the model and load its weights from ``model.path``. Collective over the whole world.
 
@@ -70,12 +71,13 @@ class MegatronModel(ModelEngine):
             freeze: patterns of the names of parameters that are not trained.
             averaging: the models that take over an average of the weights.
             seed: of what an adapter begins with.
+            ep: so many ranks of dp share the experts of each layer.
 
         Raises:
             HflowError: HF406 when the weights cannot be read.
         """
         self.tokenizer, self.device, self.shape, self.mesh = tokenizer, device, shape, mesh
-        groups = make_groups(mesh, rank, new_group)
+        groups = make_groups(mesh, rank, new_group, ep)
         self.member = groups is not None
         if groups is None:
             return
@@ -83,7 +85,7 @@ class MegatronModel(ModelEngine):
         self.model = build_model(shape, mesh, model.dtype, groups, device)
         if groups.first_stage and not model.frozen:
             freeze_padding(self.model.embedding.word_embeddings, padding_token(model.path))
-        self.weights = MegatronWeights(self.model, shape, mesh, rank)
+        self.weights = MegatronWeights(self.model, shape, mesh, rank, ep)
         fresh = load_safetensors(self.weights, model, shape, seed)
         if fresh and groups.reports and groups.dp.rank() == 0:
             _LOG.warning("%s: `%s` has no %s: it begins with zeros", model.name, model.path, ", ".join(fresh))
@@ -103,7 +105,7 @@ class MegatronModel(ModelEngine):
         made = cls(
             setup.model, setup.shape, setup.sharding.mesh, setup.rank, setup.new_group, setup.tokenizer,
             setup.device, trainer.options if trainer else None, plan.strategy if plan else PLAIN,
-            frozen_patterns(trainer) if trainer else (), setup.averaging, setup.seed,
+            frozen_patterns(trainer) if trainer else (), setup.averaging, setup.seed, setup.sharding.ep,
         )  # fmt: skip
         return made if made.member else None
 

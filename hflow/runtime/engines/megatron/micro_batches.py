@@ -7,7 +7,7 @@ from math import ceil
 
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup
+from torch.distributed import ProcessGroup, ReduceOp, all_reduce
 
 from hflow.runtime.engines.megatron.context_shard import ContextShard
 from hflow.runtime.engines.megatron.pack import Pack
@@ -32,12 +32,15 @@ def micro_batches(
     unit: int = 1,
     cp: ProcessGroup | None = None,
     multiple: int = 1,
+    in_step: ProcessGroup | None = None,
 ) -> tuple[MicroBatch, ...]:
     """Cut `rows` of `sequences` into micro-batches; at least one, on which there may be none.
 
     A micro-batch holds whole groups of `unit` rows, as many as need no more memory than `limit` rows of the
     greatest length would. Rows of one prompt and rows of about the same length are together. Pipeline stages
-    exchange tensors of one shape, so with `same_shape` all have equally many tokens, by padding.
+    exchange tensors of one shape, so with `same_shape` all have equally many tokens, by padding. Ranks that
+    share experts pass equally many: all of the group `in_step`, over which this is then collective, get as
+    many as the one with the most, the others some without rows.
 
     Args:
         cp: the context-parallel group, all ranks of which have the same rows and run a part of each.
@@ -46,6 +49,8 @@ def micro_batches(
     assert limit >= unit and len(rows) % unit == 0, (limit, len(rows), unit)
     whole = sequences.take(rows)
     parts = _parts(whole, limit, unit)
+    if in_step and in_step.size() > 1:
+        parts += [rows[:0]] * (_most(len(parts), in_step, rows.device) - len(parts))
     taken = [whole.take(part) if len(part) else _nothing(whole, unit) for part in parts]
     packs = [_run_here(part, cp) for part in taken]
     most = max(len(pack.tokens) for pack in packs)
@@ -77,6 +82,13 @@ def _parts(sequences: Sequences, limit: int, unit: int) -> list[Tensor]:
         parts[-1].append(group)
     groups = torch.arange(len(sequences), device=sequences.tokens.device).view(-1, unit)
     return [groups[part].flatten() for part in parts]
+
+
+def _most(number: int, group: ProcessGroup, device: torch.device) -> int:
+    """The greatest number of any rank."""
+    found = torch.tensor(number, device=device)
+    all_reduce(found, op=ReduceOp.MAX, group=group)
+    return int(found)
 
 
 def _order(prompts: list[int], lengths: list[int]) -> list[int]:

@@ -16,6 +16,7 @@ from megatron.core.distributed import (
 )
 from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer, get_standard_config_overrides
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params
 from torch import Tensor
@@ -82,11 +83,15 @@ class Adam:
                 use_gloo_process_groups=False,
                 pg_collection=collection(groups),
             )
-        # Megatron chains one optimizer for dense and one for expert weights; there are only dense ones.
-        (self.inner,) = chain.chained_optimizers
-        _fuse(self.inner.optimizer)
-        self._places = _places(self.inner)
-        _begin_state(self.inner.optimizer)
+        # One for what is reduced over dp, and one for experts that are spread over some of its ranks.
+        self._chain, self.parts = chain, tuple(chain.chained_optimizers)
+        self._places: dict[Tensor, tuple[Tensor, int]] = {}
+        self._moments: dict[Tensor, Mapping[str, Tensor]] = {}
+        for part in self.parts:
+            _fuse(part.optimizer)
+            self._places |= _places(part)
+            _begin_state(part.optimizer)
+            self._moments |= part.optimizer.state
         self._trains_copies = config.bf16
         self.dtype: torch.dtype = config.params_dtype
         self._host = HostMemory()
@@ -95,31 +100,33 @@ class Adam:
 
     def zero_grad(self) -> None:
         self.model.zero_grad_buffer()
-        self.inner.zero_grad()
+        self._chain.zero_grad()
 
     def prepare(self, clip_grad: float) -> float:
         """Take the reduced gradients and clip them; their norm before clipping, the same on all ranks."""
-        self.inner.prepare_grads()
-        if clip_grad > 0:
-            return float(self.inner.clip_grad_norm(clip_grad))
-        return float(self.inner.get_grad_norm())
+        self._chain.prepare_grads()
+        norm = float(self._chain.get_grad_norm())
+        for part in self.parts if clip_grad > 0 else ():
+            if part.get_parameters():
+                clip_grad_by_total_norm_fp32(part.get_parameters(), clip_grad, norm)
+        return norm
 
     def update(self, lr: float, weight_decay: float) -> None:
         """Change the weights by the gradients that `prepare` took."""
-        for group in self.inner.param_groups:
+        for group in self._chain.param_groups:
             group["lr"] = lr
             group["weight_decay"] = weight_decay * group["wd_mult"]
-        self.inner.step_with_ready_grads()
+        self._chain.step_with_ready_grads()
         self._updates += 1
 
     def reload_weights(self) -> None:
         """Take over weights that were written into the model (the float32 copies of bf16 weights)."""
-        self.inner.reload_model_params()
+        self._chain.reload_model_params()
 
     def state(self) -> list[Tensor]:
         """What this rank keeps from one update to the next: moments, and float32 copies of bf16 weights."""
-        moments = [s[key] for s in self.inner.optimizer.state.values() for key in MOMENTS]
-        trained = [p for group in self.inner.param_groups for p in group["params"]]
+        moments = [s[key] for s in self._moments.values() for key in MOMENTS]
+        trained = [p for group in self._chain.param_groups for p in group["params"]]
         return moments + (trained if self._trains_copies else [])
 
     @property
@@ -130,10 +137,10 @@ class Adam:
     @updates.setter
     def updates(self, number: int) -> None:
         self._updates = number
-        for state in self.inner.optimizer.state.values():
+        for state in self._moments.values():
             if "step" in state:
                 state["step"].fill_(number)
-        for group in self.inner.param_groups:
+        for group in self._chain.param_groups:
             if "step" in group:
                 group["step"] = number
 
@@ -151,14 +158,14 @@ class Adam:
         if parameter not in self._places:
             return torch.empty(0), 0
         place, start = self._places[parameter]
-        found = place if key == "weights" else self.inner.optimizer.state[place][key]
+        found = place if key == "weights" else self._moments[place][key]
         return self._host.copy_of(found).view(-1), start
 
     def offload(self) -> int:
         """Move the state to the host's memory and drop the gradients. Returns bytes copied."""
         if not self.present:
             return 0
-        self.inner.zero_grad()  # forget gradients that are no views of the buffers
+        self._chain.zero_grad()  # forget gradients that are no views of the buffers
         for gradients in self._gradients():
             gradients.untyped_storage().resize_(0)
         copied = self._host.store(self.state())
@@ -178,7 +185,7 @@ class Adam:
     def _gradients(self) -> list[Tensor]:
         """Megatron's buffers, of which the gradients of the parameters are views."""
         buffers: Any = self.model.buffers  # not torch's method of this name
-        return [buffer.grad_data for buffer in buffers]
+        return [buffer.grad_data for buffer in (*buffers, *self.model.expert_parallel_buffers)]
 
 
 def _places(optimizer: Any) -> dict[Tensor, tuple[Tensor, int]]:

@@ -66,6 +66,7 @@ class Pack:
 
     Attributes:
         tokens: int64 ``[places]``; positions: int64 ``[places]``, of each token in its row.
+        rows: int64 ``[places]``: how many rows have the token; 0 of padding.
         blocks: rows of about the same length, int64 ``[rows, longest]``: the places of their tokens in order,
             and any place where a row is shorter, which by causality none of its tokens sees.
         found_at: int64 ``[places]``: where each token stands in all blocks, read one after the other.
@@ -77,13 +78,17 @@ class Pack:
     blocks: tuple[Tensor, ...]
     found_at: Tensor
     predicted_at: Tensor
+    rows: Tensor
 
     @staticmethod
     def of(sequences: Sequences) -> Pack:
         """At least one token, which is padding when the rows have none."""
-        rows = RowPlaces.of(sequences)
-        blocks, found_at = _blocks(rows.places, rows.own, rows.lengths, len(rows.tokens))
-        return Pack(rows.tokens, rows.positions, blocks, found_at, rows.predicted_at)
+        at = RowPlaces.of(sequences)
+        count = len(at.tokens)
+        blocks, found_at = _blocks(at.places, at.own, at.lengths, count)
+        present = torch.arange(at.places.shape[1], device=at.places.device) < at.lengths[:, None]
+        rows = torch.bincount(at.places[present], minlength=count)
+        return Pack(at.tokens, at.positions, blocks, found_at, at.predicted_at, rows)
 
     def own(self, values: Tensor) -> Tensor:
         """Of values of all response tokens those that this rank predicts: all."""
@@ -96,11 +101,11 @@ class Pack:
     def padded(self, places: int) -> Pack:
         """With so many places: the ones more hold a token that belongs to no row."""
         more = places - len(self.tokens)
-        tokens, positions, found_at = (
+        tokens, positions, found_at, rows = (
             torch.nn.functional.pad(values, (0, more))
-            for values in (self.tokens, self.positions, self.found_at)
+            for values in (self.tokens, self.positions, self.found_at, self.rows)
         )
-        return Pack(tokens, positions, self.blocks, found_at, self.predicted_at)
+        return Pack(tokens, positions, self.blocks, found_at, self.predicted_at, rows)
 
 
 def _blocks(places: Tensor, own: Tensor, lengths: Tensor, count: int) -> tuple[tuple[Tensor, ...], Tensor]:

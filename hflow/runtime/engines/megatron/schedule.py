@@ -84,10 +84,13 @@ def forward(
     Args:
         sp: the tensor-parallel group whose ranks each have a part of the places.
     """
-    config = get_model_config(model)
-    rotation = Rotation.of(pack.positions, shape_of_model(model), config.params_dtype)
-    # Megatron hands the mask on to the attention, which knows places.
+    config, shape = get_model_config(model), shape_of_model(model)
+    rotation = Rotation.of(pack.positions, shape, config.params_dtype)
+    # Megatron hands the masks on, one to the attention, which knows places, and one to routers.
     run = partial(model, pack.tokens[None], None, TokenPlaces(pack, rotation))
+    if shape.moe:
+        assert isinstance(pack, Pack), "rows of models with experts are not cut"
+        run = partial(run, padding_mask=pack.rows[None])
     if not last_stage:
         return run()
     output_layer: Any = get_attr_wrapped_model(model, "output_layer")

@@ -74,9 +74,10 @@ def _at_responses(
     """``[kinds, response tokens]``: what `read` makes of the head's outputs, ``[predicted, kinds]`` of those
     that a rank predicts."""
     everyone = torch.arange(len(sequences), device=sequences.tokens.device)
-    same_shape = groups.pp.size() > 1
-    multiple = groups.tp.size() if sp else 1
-    batches = micro_batches(sequences, everyone, micro_batch, same_shape, cp=groups.cp, multiple=multiple)
+    batches = micro_batches(
+        sequences, everyone, micro_batch, same_shape=groups.pp.size() > 1, in_step=groups.ep, cp=groups.cp,
+        multiple=groups.tp.size() if sp else 1,
+    )  # fmt: skip
 
     def finish(outputs: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         return outputs.new_zeros(()), batch.pack.whole(read(outputs, batch)).T

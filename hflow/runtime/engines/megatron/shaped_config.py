@@ -14,13 +14,15 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import get_model_config
 
 from hflow.plan.model_shape import ModelShape
+from hflow.runtime.engines.groups import Groups
 
 
 @dataclass
 class ShapedConfig(TransformerConfig):
-    """`shape`: of the whole model, all pipeline stages together."""
+    """`shape`: of the whole model, all pipeline stages together. `groups`: of the mesh that it is on."""
 
     shape: ModelShape = field(kw_only=True)
+    groups: Groups = field(kw_only=True)
 
 
 def shape_of_model(model: torch.nn.Module) -> ModelShape:

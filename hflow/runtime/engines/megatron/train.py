@@ -8,7 +8,8 @@ whoever computes which part.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import isfinite
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.distributed import all_reduce
 
+from hflow.graph.infer.kinds.train import balance_coef
 from hflow.graph.ir import Node
 from hflow.ops.aggregate import token_weights
 from hflow.runtime.engines.groups import Groups
@@ -25,6 +27,7 @@ from hflow.runtime.engines.megatron.divergence import NO_FAULT, agreed, diverged
 from hflow.runtime.engines.megatron.learning_signal import leave_out_rounding
 from hflow.runtime.engines.megatron.loss import Level, Loss
 from hflow.runtime.engines.megatron.micro_batches import MicroBatch, micro_batches
+from hflow.runtime.engines.megatron.moe.balance import balanced
 from hflow.runtime.engines.megatron.optimizer import Adam, AdamOptions
 from hflow.runtime.engines.megatron.recompute import set_recompute
 from hflow.runtime.engines.megatron.schedule import Finish, run_schedule
@@ -35,6 +38,7 @@ from hflow.runtime.rows import Rows
 
 SAMPLED = "old_logprobs"  # of losses that weigh what was sampled
 SKIPPED = "skipped_updates"
+BALANCE = "expert_balance"
 
 
 @dataclass(frozen=True)
@@ -132,6 +136,7 @@ class Training:
             (sum, weight) pairs; each is reported by one of the ranks that share a value. `mismatch`: how far
             the log-probs that came with the rows are from those before the first update, mean |difference|.
             `skipped_updates`: how many were not made, having nothing but rounding to learn from.
+            `expert_balance`: the balancing loss, without its coefficient, before the update.
 
         Raises:
             NodeError: HF405, on all ranks, when a loss or a gradient is not finite, and that update is not
@@ -172,11 +177,14 @@ class Training:
         """Update `number` of this node in the whole run."""
         groups, sp = self.groups, self.call.plan.strategy.sp
         limit, unit, multiple = self.call.plan.micro_batch, self.loss.unit, groups.tp.size() if sp else 1
-        same_shape = groups.pp.size() > 1
-        batches = micro_batches(self.sequences, minibatch.rows, limit, same_shape, unit, groups.cp, multiple)
+        batches = micro_batches(
+            self.sequences, minibatch.rows, limit, groups.pp.size() > 1, unit, in_step=groups.ep,
+            cp=groups.cp, multiple=multiple,
+        )  # fmt: skip
         self.adam.zero_grad()
         finish: Finish = lambda heads, part: self._loss(heads, part, minibatch)  # noqa: E731
-        sums = run_schedule(self.adam.model, groups, batches, finish, sp=sp)
+        with self._balanced(batches) as metrics:
+            sums = run_schedule(self.adam.model, groups, batches, finish, sp=sp)
         grad_norm, (loss, signal) = self.adam.prepare(self.options.clip_grad), self._global_loss(sums)
         if not (isfinite(loss) and isfinite(grad_norm)):
             problem = f"update {number}: loss {loss}, gradient norm {grad_norm}"
@@ -189,11 +197,21 @@ class Training:
                 raise diverged(self.call, self.weights, self.groups.mesh, problem)
         if not self.groups.reports:
             return {}
-        metrics = _means(sums)
+        metrics = _means(sums) | (metrics if self.groups.dp.rank() == 0 else {})
         if self.groups.dp.rank() == 0:
             metrics |= {"loss": (loss, 1.0), "grad_norm": (grad_norm, 1.0), "lr": (lr, 1.0)}
             metrics[SKIPPED] = (float(not signal), 1.0)
         return metrics
+
+    @contextmanager
+    def _balanced(self, batches: tuple[MicroBatch, ...]) -> Iterator[MetricSums]:
+        """With the gradient of the balancing loss, where the node has one; gives its metric."""
+        coef = balance_coef(self.call.node)
+        if not coef:
+            yield {}
+            return
+        with balanced(self.adam.model, self.groups, batches, coef) as loss:
+            yield {BALANCE: (loss, 1.0)}
 
     def _loss(self, heads: Tensor, part: MicroBatch, minibatch: Minibatch) -> tuple[Tensor, Sums]:
         """A micro-batch's share of the minibatch's loss, to be differentiated, and what metrics need.

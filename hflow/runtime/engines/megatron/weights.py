@@ -1,8 +1,9 @@
 """A built model's weights as boxes of HF parameters.
 
 Megatron fuses the query, key and value projections, interleaved by query group, and the gate and up
-projections. Along their rows an HF parameter is therefore a slice of a Megatron parameter, or, for
-queries, keys and values, a list of rows; along its columns it is always the Megatron parameter itself.
+projections, as hflow's experts do. Along their rows an HF parameter is therefore a slice of a Megatron
+parameter, or, for queries, keys and values, a list of rows; along its columns it is always the Megatron
+parameter itself.
 """
 
 from __future__ import annotations
@@ -105,8 +106,9 @@ class MegatronWeights(PlacedWeights, ModelWeights):
     `take_back`). `moved`: the names of those that are ever written again.
     """
 
-    def __init__(self, model: GPTModel, shape: ModelShape, mesh: Mesh, rank: int):
-        super().__init__(_places(model, shape, mesh, rank))
+    def __init__(self, model: GPTModel, shape: ModelShape, mesh: Mesh, rank: int, ep: int = 1):
+        """`ep`: so many ranks of dp share the experts of each layer."""
+        super().__init__(_places(model, shape, Sharding(mesh, ep), rank))
         self.shapes = {parameter.name: parameter.shape for parameter in parameters(shape)}
         self.moved = frozenset(parameter.name for parameter in moved_parameters(shape))
         self._parameters = {p: p.shape for p in model.parameters()}
@@ -178,18 +180,21 @@ def freeze_parameters(weights: MegatronWeights, names: Collection[str]) -> None:
         parameter.requires_grad_(False)
 
 
-def _places(model: GPTModel, shape: ModelShape, mesh: Mesh, rank: int) -> dict[str, ParameterPlace]:
+def _places(model: GPTModel, shape: ModelShape, sharding: Sharding, rank: int) -> dict[str, ParameterPlace]:
+    mesh = sharding.mesh
     at = mesh.coordinates(rank)
     first_layer = stage_layers(shape.num_layers, mesh.pp, at["pp"]).start
+    first_expert = at["dp"] % sharding.ep * shape.moe.num_experts // sharding.ep if shape.moe else 0
     held = dict(model.named_parameters())
     places: dict[str, ParameterPlace] = {}
+    used: set[str] = set()
     for parameter in parameters(shape):
-        box = weight_boxes(shape, Sharding(mesh), parameter).get(rank)
+        box = weight_boxes(shape, sharding, parameter).get(rank)
         if box is not None:
-            fused, locate = _fused(parameter, first_layer, at["pp"] == 0)
+            fused, locate = _fused(parameter, first_layer, first_expert, at["pp"] == 0)
             places[parameter.name] = ParameterPlace(held[fused], box, *locate(shape, box, mesh.tp))
-    missing = held.keys() - {_fused(p, first_layer, at["pp"] == 0)[0] for p in parameters(shape)}
-    assert not missing, f"no HF parameter for {missing}"
+            used.add(fused)
+    assert used == held.keys(), f"no HF parameter for {held.keys() - used}"
     return places
 
 
@@ -201,7 +206,7 @@ def _whole(shape: ModelShape, box: Box, tp: int) -> tuple[int, int, int]:
 
 
 def _up_rows(shape: ModelShape, box: Box, tp: int) -> tuple[int, int, int]:
-    return shape.ffn // tp, box[0][1] - box[0][0], 0
+    return shape.mlp_width // tp, box[0][1] - box[0][0], 0
 
 
 def _group_rows(part: int) -> Locate:
@@ -236,10 +241,22 @@ INSIDE: dict[str, tuple[str, Locate]] = {
     "mlp.gate_proj": ("mlp.linear_fc1", _whole),
     "mlp.up_proj": ("mlp.linear_fc1", _up_rows),
     "mlp.down_proj": ("mlp.linear_fc2", _whole),
+    "mlp.gate": ("mlp.router", _whole),
+    "block_sparse_moe.gate": ("mlp.router", _whole),
+}
+EXPERT: dict[str, tuple[str, Locate]] = {
+    "gate_proj": ("linear_fc1", _whole),
+    "up_proj": ("linear_fc1", _up_rows),
+    "down_proj": ("linear_fc2", _whole),
+    "w1": ("linear_fc1", _whole),
+    "w3": ("linear_fc1", _up_rows),
+    "w2": ("linear_fc2", _whole),
 }
 
 
-def _fused(parameter: Parameter, first_layer: int, first_stage: bool) -> tuple[str, Locate]:
+def _fused(
+    parameter: Parameter, first_layer: int, first_expert: int, first_stage: bool
+) -> tuple[str, Locate]:
     """The Megatron parameter that holds an HF parameter on this rank, and where in it."""
     module, kind = parameter.name.rsplit(".", 1)
     if parameter.layer is not None:
@@ -248,6 +265,9 @@ def _fused(parameter: Parameter, first_layer: int, first_stage: bool) -> tuple[s
         if half in ("lora_A", "lora_B"):
             target = projection.rpartition(".")[2]
             return f"{layer}.{INSIDE[projection][0]}.adapter.{target}.{half}.{kind}", _whole
+        if parameter.expert is not None:
+            inner, locate = EXPERT[module.rsplit(".", 1)[1]]
+            return f"{layer}.mlp.experts.{parameter.expert - first_expert}.{inner}.{kind}", locate
         inner, locate = INSIDE[inside]
         return f"{layer}.{inner}.{kind}", locate
     if module == "model.embed_tokens":

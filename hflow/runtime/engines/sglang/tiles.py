@@ -8,6 +8,7 @@ parameters, and `load_tiles` runs inside SGLang as its custom weight loader.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
@@ -20,12 +21,15 @@ from hflow.plan.model_shape import ModelShape
 
 LOADER = f"{__name__}.load_tiles"
 CHUNK_ELEMENTS = 2**20  # of a checksum, in memory at once
+OF_EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)")
+UP, DOWN = ("up_proj", "w3"), ("down_proj", "w2")
 INTEGERS = {2: torch.int16, 4: torch.int32}  # by bytes of an element
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Rows of SGLang's `parameter`, from row `start` of its first or second `half` on, of this shape.
+    """Rows of SGLang's `parameter`, from row `start` of its first or second `half` on, of this shape; of one
+    that holds those of all experts, of this `expert`'s.
 
     SGLang may have wider ones, filled up with zeros: it rounds the width of an MLP up on some devices.
     """
@@ -34,6 +38,7 @@ class Tile:
     start: int
     shape: tuple[int, ...]
     half: Literal[0, 1] = 0
+    expert: int | None = None
 
     @property
     def size(self) -> int:
@@ -53,6 +58,10 @@ def tile(name: str, part: tuple[int, ...], shape: ModelShape, tp: int) -> Tile:
     if module in fused:
         inner, start = fused[module]
         return Tile(f"{block}.{inner}.{kind}", start, part)
+    if found := OF_EXPERT.fullmatch(head):
+        experts, number, own = found.groups()
+        half = 1 if own in UP else 0
+        return Tile(f"{experts}.{'w2' if own in DOWN else 'w13'}_{kind}", 0, part, half, int(number))
     if module in ("gate_proj", "up_proj"):
         return Tile(f"{block}.gate_up_proj.{kind}", 0, part, 1 if module == "up_proj" else 0)
     return Tile(name, 0, part)
@@ -91,6 +100,8 @@ def _written(
 
 
 def _place(parameter: Tensor, tile: Tile) -> Tensor:
+    if tile.expert is not None:
+        parameter = parameter[tile.expert]
     start = tile.start + tile.half * (len(parameter) // 2)
     rows = parameter[start : start + tile.shape[0]]
     if rows.dim() < 2 or rows.shape[1] <= tile.shape[1]:

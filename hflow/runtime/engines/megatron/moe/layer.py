@@ -1,0 +1,90 @@
+"""A layer's experts in the place of its MLP, behind Megatron's interface for one.
+
+Tensor parallelism splits the width of every expert, expert parallelism (`Groups.ep`) spreads them over
+neighbouring data-parallel ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
+from megatron.core.tensor_parallel.mappings import (
+    copy_to_tensor_model_parallel_region,
+    reduce_from_tensor_model_parallel_region,
+)
+from torch import Tensor
+from torch.nn.functional import linear
+
+from hflow.runtime.engines.megatron.gated import SwiGLU
+from hflow.runtime.engines.megatron.moe.dispatch import Dispatch
+from hflow.runtime.engines.megatron.moe.router import Router
+from hflow.runtime.engines.megatron.present_device import current_device
+from hflow.runtime.engines.megatron.shaped_config import ShapedConfig
+
+
+class GatedExpert(torch.nn.Module):
+    """This rank's part of one expert: gate and up one after the other, ``[2 * ffn / tp, hidden]``, and down,
+    ``[hidden, ffn / tp]``, under the names that Megatron gives those of an MLP."""
+
+    def __init__(self, config: ShapedConfig):
+        super().__init__()
+        width = config.shape.mlp_width // config.groups.tp.size()
+        self.activation = SwiGLU(config)
+        self.linear_fc1 = _ExpertLinear((2 * width, config.hidden_size), 0, config)
+        self.linear_fc2 = _ExpertLinear((config.hidden_size, width), 1, config)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """A summand over tp of ``[rows, hidden]``."""
+        return self.linear_fc2(self.activation(self.linear_fc1(rows)))
+
+
+class _ExpertLinear(torch.nn.Module):
+    """This rank's part of a matrix, which tp splits along `dim`."""
+
+    def __init__(self, shape: tuple[int, int], dim: int, config: ShapedConfig):
+        super().__init__()
+        memory = torch.empty(shape, dtype=config.params_dtype, device=current_device())
+        self.weight = torch.nn.Parameter(memory)
+        set_tensor_model_parallel_attributes(self.weight, True, dim, 1)
+        # How Megatron knows the weights whose gradients are summed over `expert_dp` instead of `dp`.
+        self.weight.allreduce = config.groups.ep.size() == 1  # type: ignore[attr-defined]
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return linear(rows, self.weight)
+
+
+class MixtureOfExperts(torch.nn.Module):
+    """The sum of what a token's experts make of it, weighted by the router."""
+
+    def __init__(self, config: ShapedConfig, **_: Any):
+        super().__init__()
+        shape, groups = config.shape.moe, config.groups
+        assert shape and shape.num_experts % groups.ep.size() == 0
+        self.num_experts, self.tp, self.ep = shape.num_experts, groups.tp, groups.ep
+        self.router = Router(config.hidden_size, shape, config.params_dtype, current_device())
+        here = range(shape.num_experts // groups.ep.size())
+        self.experts = torch.nn.ModuleList(GatedExpert(config) for _ in here)
+
+    def forward(self, hidden: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, None]:
+        """``[..., hidden]`` of the like, and Megatron's absent bias. Collective over tp and ep.
+
+        Args:
+            padding_mask: what Megatron hands on as one: `Pack.rows`, in one row.
+        """
+        tokens = hidden.flatten(0, -2)
+        routing = self.router(tokens, None if padding_mask is None else padding_mask[0])
+        # Each rank of tp makes a part of every expert's output, and so of the gradients of what goes in.
+        tokens, weights = (
+            copy_to_tensor_model_parallel_region(x, self.tp) for x in (tokens, routing.weights)
+        )
+        dispatch = Dispatch(routing.experts, self.num_experts, self.ep)
+        made = dispatch.back(self._applied(dispatch.there(tokens), dispatch.counts))
+        total = torch.bmm(weights[:, None].to(made.dtype), made).view(hidden.shape)
+        return reduce_from_tensor_model_parallel_region(total, self.tp), None
+
+    def _applied(self, copies: Tensor, counts: list[int]) -> Tensor:
+        """Each expert of this rank on its slice."""
+        parts = zip(self.experts, copies.split(counts))
+        return torch.cat([expert(rows) if len(rows) else rows for expert, rows in parts])
