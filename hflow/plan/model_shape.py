@@ -12,7 +12,7 @@ from hflow.plan.rotary_scaling import RotaryScaling
 
 # `model_type` in config.json
 FamilyName = Literal[
-    "deepseek_v3", "glm4_moe", "kimi_k2", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe"
+    "deepseek_v3", "glm4_moe", "kimi_k2", "llama", "mistral", "phi3", "qwen2", "qwen3", "qwen3_moe"
 ]  # fmt: skip
 NAMED = "shape:"
 
@@ -79,8 +79,8 @@ class ModelShape(CachedHash):
     `latent`: None for grouped-query attention; with it, `head_dim` is the width of a query and a key.
     `qkv_bias`: the projections to queries, keys and values have biases; no others do.
     `qk_norm`: queries and keys are normalised, each head by itself.
-    `scaling`: of rotary positions, which begin with `rope_theta`. `window`: None, if every token sees all
-    before it.
+    `scaling`: of rotary positions, which begin with `rope_theta`. `rotary_dim`: so many dims of a head, the
+    first ones, turn by its position; None: all. `window`: None, if every token sees all before it.
     `head`: ``lm`` gives each position a logit per token of the vocabulary, ``scalar`` one number.
     """
 
@@ -103,6 +103,7 @@ class ModelShape(CachedHash):
     scaling: RotaryScaling | None = None
     window: SlidingWindow | None = None
     latent: LatentAttention | None = None
+    rotary_dim: int | None = None
 
     @cached_property
     def _hash(self) -> int:

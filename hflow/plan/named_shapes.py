@@ -8,6 +8,7 @@ with a version are Llama 3 (arXiv:2407.21783) and newer.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from hflow.plan.model_shape import Experts, FamilyName, LatentAttention, ModelShape, SlidingWindow
 from hflow.plan.rotary_scaling import Llama3Scaling
@@ -46,6 +47,17 @@ def _mistral(
     return ModelShape(
         "mistral", layers, hidden, 32, 8, 128, ffn, vocab=vocab, max_positions=positions, rope_theta=theta,
         norm_eps=1e-5, tied=False, qkv_bias=False,
+        window=SlidingWindow(window, tuple(range(layers))) if window else None,
+    )  # fmt: skip
+
+
+def _phi(
+    layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int, positions: int = 4096,
+    theta: float = 1e4, window: int | None = None,
+) -> ModelShape:  # fmt: skip
+    return ModelShape(
+        "phi3", layers, hidden, heads, kv_heads, hidden // heads, ffn, vocab=vocab, max_positions=positions,
+        rope_theta=theta, norm_eps=1e-5, tied=False, qkv_bias=False,
         window=SlidingWindow(window, tuple(range(layers))) if window else None,
     )  # fmt: skip
 
@@ -118,6 +130,11 @@ NAMED_SHAPES: Mapping[str, ModelShape] = {
     "mistral-7b-v0.3": _mistral(32, 4096, 14_336, 32_768),
     "mistral-nemo-12b": _mistral(40, 5120, 14_336, 131_072, positions=131_072),
     "mistral-small-24b": _mistral(40, 5120, 32_768, 131_072, theta=1e8),
+    "phi-3-mini-4k": _phi(32, 3072, 32, 32, 8192, 32_064, window=2047),
+    "phi-3-medium-4k": _phi(40, 5120, 40, 10, 17_920, 32_064, window=2047),
+    "phi-4": _phi(40, 5120, 40, 10, 17_920, 100_352, positions=16_384, theta=2.5e5),
+    # With the positions of its pretraining, in which LongRoPE's short factors hold; no plan depends on these.
+    "phi-4-mini": replace(_phi(32, 3072, 24, 8, 8192, 200_064), tied=True, rotary_dim=96),
     "qwen2.5-0.5b": _qwen2(24, 896, 14, 2, 4864, tied=True),
     "qwen2.5-1.5b": _qwen2(28, 1536, 12, 2, 8960, tied=True),
     "qwen2.5-3b": _qwen2(36, 2048, 16, 2, 11_008, tied=True),

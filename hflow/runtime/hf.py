@@ -12,8 +12,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hflow.plan.digests import MORE_TEMPLATES
+from hflow.plan.families.family import Family
 from hflow.plan.families.registry import FAMILIES
+from hflow.plan.model_config import CONFIG
 from hflow.plan.parameters import SCALAR_HEAD
+from hflow.runtime.fused_tensors import joined
 from hflow.runtime.model_folder import read_object
 from hflow.runtime.tokenizer import load_tokenizer
 from hflow.runtime.whole_folder import whole_folder
@@ -36,7 +39,7 @@ def write_hf(folder: Path | str, source: Path | str, tensors: Iterable[tuple[str
     Args:
         folder: where the model goes.
         source: the folder of the model that the weights were trained from.
-        tensors: HF parameter names and values.
+        tensors: names and values of parameters, joined here to the tensors that files of the family have.
 
     Raises:
         HflowError: HF406 when a file cannot be read or written.
@@ -44,8 +47,9 @@ def write_hf(folder: Path | str, source: Path | str, tensors: Iterable[tuple[str
     folder = Path(folder)
     with whole_folder(folder) as new:
         _copy_companions(Path(source), new)
-        written = _write_shards(new, tensors)
-        _describe(new / "config.json", written)
+        family = FAMILIES[read_object(new / CONFIG)["model_type"]]
+        written = _write_shards(new, joined(family, tensors))
+        _describe(new / CONFIG, family, written)
 
 
 def _copy_companions(source: Path, target: Path) -> None:
@@ -113,13 +117,13 @@ def _pads_with_end(folder: Path, config: Mapping[str, Any]) -> bool:
     return padding == load_tokenizer(folder).eos_id
 
 
-def _describe(config_file: Path, dtypes: dict[str, str]) -> None:
+def _describe(config_file: Path, family: Family, dtypes: dict[str, str]) -> None:
     """Let config.json say what was written: the head, and the dtype, in which transformers loads weights."""
     config = read_object(config_file)
     config.pop("torch_dtype", None)
     config["dtype"] = next(iter(dtypes.values()))
     if SCALAR_HEAD in dtypes:
-        config["architectures"] = [FAMILIES[config["model_type"]].class_of("scalar")]
+        config["architectures"] = [family.class_of("scalar")]
         config["num_labels"] = 1
         for labels in ("id2label", "label2id"):
             config.pop(labels, None)

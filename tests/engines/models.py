@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     }),
     "mistral": ("mistral", {"sliding_window": 5}),
     "mistral full": ("mistral", {"sliding_window": None, "head_dim": 32}),
+    "phi3": ("phi3", {"sliding_window": 6, "rope_parameters": {"partial_rotary_factor": 0.75}}),
+    "phi3 longrope": ("phi3", {
+        "rope_parameters": {
+            "rope_type": "longrope", "short_factor": [1.0, 1.0, 1.5, 1.5, 2.0, 3.0, 3.5, 4.0],
+            "long_factor": [9.0] * 8,
+        },
+        "original_max_position_embeddings": 40,
+    }),
     "qwen2": ("qwen2", {}),
     "qwen2 yarn": ("qwen2", {
         "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
@@ -111,6 +120,24 @@ def _randomise(folder: Path, head: Head, changes: dict[str, Any]) -> None:
 
 def load_hf(folder: str, dtype: torch.dtype = torch.float32, head: Head = "lm") -> PreTrainedModel:
     return CLASSES[head].from_pretrained(folder, dtype=dtype).eval()
+
+
+def named_apart(folder: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors under the names of transformers' parameters, or whatever has their shapes, cut where a family
+    has fused several parameters."""
+    config = AutoConfig.from_pretrained(folder)
+    width = config.hidden_size // config.num_attention_heads
+    pairs = config.num_key_value_heads * width
+    fused = {
+        "qkv_proj": (("q_proj", "k_proj", "v_proj"), [config.num_attention_heads * width, pairs, pairs]),
+        "gate_up_proj": (("gate_proj", "up_proj"), [config.intermediate_size] * 2),
+    }
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        module = name.split(".")[-2]
+        parts, sizes = fused.get(module, ((module,), [len(tensor)]))
+        found |= {name.replace(module, part): x for part, x in zip(parts, tensor.split(sizes), strict=True)}
+    return found
 
 
 def reference_adamw(model: PreTrainedModel, options: dict[str, Any]) -> torch.optim.AdamW:

@@ -21,7 +21,7 @@ from hflow.runtime.engines.megatron.head import OutputMatrix
 from hflow.runtime.engines.megatron.micro_batches import micro_batches
 from hflow.runtime.engines.megatron.schedule import run_schedule
 from hflow.runtime.engines.megatron.sequences import Sequences
-from tests.engines.models import VARIANTS, Folders, load_hf, make_engine
+from tests.engines.models import VARIANTS, Folders, load_hf, make_engine, named_apart
 from tests.engines.processes import Pool
 
 MODELS = [(variant, tied) for variant in VARIANTS for tied in (False, True)]
@@ -106,7 +106,7 @@ def test_weights_are_the_boxes_of_the_hf_tensors(
     pool: Pool, folders: Folders, family: str, tied: bool, layout: str
 ) -> None:
     folder, mesh = folders.of(family, tied), MESHES[layout]
-    state = load_hf(folder).state_dict()
+    state = named_apart(folder, load_hf(folder).state_dict())
     results = pool.run(len(mesh.devices), weights_on_rank, folder, mesh)
     shape = read_shape(folder)
     assert {p.name for p in parameters(shape)} == state.keys() - ({"lm_head.weight"} if tied else set())

@@ -21,6 +21,7 @@ from tests.engines.models import (
     load_hf,
     make_call,
     make_engine,
+    named_apart,
     read_training,
     reference_adamw,
     share,
@@ -151,8 +152,10 @@ def reference(folder: str, data: dict[str, Rows], options: dict[str, Any], updat
         apart = found.pop("apart")
         mismatch = apart / found["tokens"] if i == 0 else mismatch
         metrics = {name: metrics.get(name, 0.0) + value for name, value in found.items()}
-    state = model.model.named_parameters()
-    named = {n: (p.grad, p.detach()) for n, p in state}
+    state = dict(model.model.named_parameters())
+    gradients = named_apart(folder, {n: p.grad for n, p in state.items() if p.grad is not None})
+    values = named_apart(folder, {n: p.detach() for n, p in state.items()})
+    named = {n: (gradients[n], value) for n, value in values.items()}
     tokens = metrics.pop("tokens")
     weights = {"kl": tokens, "clip_fraction": tokens}
     means = {n: v / weights.get(n, epochs * updates) for n, v in metrics.items()}

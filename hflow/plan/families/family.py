@@ -9,6 +9,7 @@ from hflow.graph.ir import Head
 from hflow.plan.families.rotary import no_scaling_conflict, read_scaling, rope_theta
 from hflow.plan.model_config import MAX_LAYERS, ConfigError, ModelConfig
 from hflow.plan.model_shape import Experts, FamilyName, LatentAttention, ModelShape, SlidingWindow
+from hflow.plan.rotary_scaling import LongRopeScaling, RotaryScaling
 
 # What is wrong with a file, for the family of this name; empty when nothing is.
 Check = Callable[[ModelConfig, str], str]
@@ -31,6 +32,19 @@ def no_latent(config: ModelConfig) -> None:
     """Of families with grouped-query attention."""
 
 
+def whole_heads(config: ModelConfig, head_dim: int) -> int | None:
+    """Of families whose heads turn as a whole, which `partial_rotary` of `checks` sees to."""
+
+
+@dataclass(frozen=True)
+class FusedTensor:
+    """A tensor of a layer in a family's files that holds several parameters, one after the other along its
+    rows: ``self_attn.qkv_proj``, say, and the modules of its `parts`."""
+
+    module: str
+    parts: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class Family:
     """Models of one `model_type`.
@@ -42,7 +56,9 @@ class Family:
         head_dim: the width of a head where the file does not say; None: that of ``hidden / heads``.
         checks: for what the file may ask that makes another model than `ModelShape` says.
         window, experts: read from a file with so many layers; they raise ConfigError.
-        latent: read from a file, as these.
+        latent, scaling: read from a file, as these; the latter with the number of its positions.
+        rotary_dim: read from a file, of heads of this width; see `ModelShape`.
+        fused: tensors of its files that are several parameters.
     """
 
     name: FamilyName
@@ -55,6 +71,9 @@ class Family:
     window: Callable[[ModelConfig, int], SlidingWindow | None] = every_token
     experts: Callable[[ModelConfig, int], Experts | None] = no_experts
     latent: Callable[[ModelConfig], LatentAttention | None] = no_latent
+    scaling: Callable[[ModelConfig, int], RotaryScaling | None] = read_scaling
+    rotary_dim: Callable[[ModelConfig, int], int | None] = whole_heads
+    fused: tuple[FusedTensor, ...] = ()
 
     def class_of(self, head: Head) -> str:
         """The name of transformers' class for such models."""
@@ -70,7 +89,9 @@ class Family:
         layers = config.size("num_hidden_layers", most=MAX_LAYERS)
         experts = self.experts(config, layers)
         vocab, positions = config.size("vocab_size"), config.size("max_position_embeddings")
-        window = self.window(config, layers)
+        window, scaling = self.window(config, layers), self.scaling(config, positions)
+        if isinstance(scaling, LongRopeScaling):
+            positions = min(positions, scaling.original_max_positions)
         config.check_end(vocab)
         no_scaling_conflict(config)
         return ModelShape(
@@ -90,9 +111,10 @@ class Family:
             qk_norm=_said(config, self.qk_norm),
             moe=experts,
             latent=latent,
-            scaling=read_scaling(config, positions),
+            scaling=scaling,
             # a window over all positions hides none
             window=window if window and window.size < positions else None,
+            rotary_dim=self.rotary_dim(config, head_dim),
         )
 
     def _heads(self, config: ModelConfig) -> tuple[int, int, int]:

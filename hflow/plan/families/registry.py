@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hflow.plan.families import deepseek_v3, glm4_moe, kimi_k2, llama, mistral, qwen2, qwen3, qwen3_moe
+from hflow.plan.families import deepseek_v3, glm4_moe, kimi_k2, llama, mistral, phi3, qwen2, qwen3, qwen3_moe
 from hflow.plan.families.family import Family
 from hflow.plan.model_config import ConfigError, ModelConfig
 from hflow.plan.model_shape import ModelShape
 
 FAMILIES: Mapping[str, Family] = {
     module.FAMILY.name: module.FAMILY
-    for module in (deepseek_v3, glm4_moe, kimi_k2, llama, mistral, qwen2, qwen3, qwen3_moe)
+    for module in (deepseek_v3, glm4_moe, kimi_k2, llama, mistral, phi3, qwen2, qwen3, qwen3_moe)
 }
 RUNNING = tuple(name for name, family in FAMILIES.items() if family.runs)
 PLANNED = tuple(name for name, family in FAMILIES.items() if not family.runs)

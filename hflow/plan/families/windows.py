@@ -20,6 +20,11 @@ def in_all_layers(config: ModelConfig, layers: int) -> SlidingWindow | None:
     return SlidingWindow(size, tuple(range(layers))) if size else None
 
 
+def in_all_layers_if_named(config: ModelConfig, layers: int) -> SlidingWindow | None:
+    """As `in_all_layers`, but a file without the key has no window."""
+    return in_all_layers(config, layers) if config.has("sliding_window") else None
+
+
 def in_some_layers(config: ModelConfig, layers: int) -> SlidingWindow | None:
     """`sliding_window` holds with `use_sliding_window`, in the layers of `layer_types` that say so; without
     these in those from `max_window_layers` on.

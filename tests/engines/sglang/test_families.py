@@ -47,6 +47,8 @@ def test_log_probs_are_those_of_transformers(served: tuple[Server, str]) -> None
 
 
 @pytest.mark.matrix(4, cover=False)
-@pytest.mark.parametrize("served", ["llama linear", "mistral full", "qwen2 yarn"], indirect=True)
+@pytest.mark.parametrize(
+    "served", ["llama linear", "mistral full", "phi3 longrope", "qwen2 yarn"], indirect=True
+)
 def test_log_probs_of_further_variants(served: tuple[Server, str]) -> None:
     check(*served)

@@ -106,8 +106,10 @@ class Decoder:
     def _turned(self, x: Tensor, start: int) -> Tensor:
         """Rotary embedding (arXiv:2104.09864) of ``[rows, new, groups, heads, d]`` from place `start` on."""
         cos, sin = (table[start : start + x.shape[1], None, None] for table in (self.cos, self.sin))
-        swapped = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
-        return torch.addcmul(x * cos, swapped, sin)
+        turning, still = x.tensor_split([cos.shape[-1]], -1)
+        swapped = turning.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
+        turned = torch.addcmul(turning * cos, swapped, sin)
+        return torch.cat([turned, still], -1) if still.shape[-1] else turned
 
     def _mlp(self, mlp: Any, x: Tensor) -> Tensor:
         gate, up = linear(x, mlp.linear_fc1.weight).chunk(2, -1)
