@@ -10,6 +10,8 @@ from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
     LlamaForCausalLM,
     MistralForCausalLM,
     Phi3ForCausalLM,
@@ -25,6 +27,8 @@ from hflow.runtime.tokenizer import load_tokenizer
 from hflow.runtime.tools.new_model import new_model
 
 CLASSES = {
+    "gemma2": Gemma2ForCausalLM,
+    "gemma3_text": Gemma3ForCausalLM,
     "llama": LlamaForCausalLM,
     "mistral": MistralForCausalLM,
     "phi3": Phi3ForCausalLM,
@@ -53,7 +57,7 @@ def test_transformers_and_the_planner_agree_on_the_model(tmp_path: Path, family:
 def test_a_scalar_head_is_that_of_a_sequence_classifier(tmp_path: Path, family: str) -> None:
     size = new_model(tmp_path, family, layers=3, hidden=32, heads=4, kv_heads=2, ffn=48, head="scalar")
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path)
-    assert type(model).__name__.lower() == f"{family}forsequenceclassification"
+    assert type(model).__name__.lower() == f"{family.replace('_', '')}forsequenceclassification"
     assert model.config.num_labels == 1
     shape = read_shape(str(tmp_path)).with_head("scalar")
     assert size == num_parameters(shape) == sum(p.numel() for p in model.parameters())

@@ -40,6 +40,17 @@ CLASSES: dict[Head, Any] = {"lm": AutoModelForCausalLM, "scalar": AutoModelForSe
 
 # What a variant is called: its family, and the keys of config.json that make it another model.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma2": ("gemma2", {
+        "sliding_window": 5, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0,
+        "query_pre_attn_scalar": 24,
+    }),
+    "gemma3": ("gemma3_text", {
+        "sliding_window": 6, "sliding_window_pattern": 2, "query_pre_attn_scalar": 16,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
+    }),
     "llama": ("llama", {}),
     "llama linear": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 3.0}}),
     "llama llama3": ("llama", {
@@ -98,11 +109,11 @@ class Folders:
                 tied=tied,
                 head=head,
             )
-            _randomise(folder, head, changes)
+            _randomise(folder, family, head, changes)
         return str(folder)
 
 
-def _randomise(folder: Path, head: Head, changes: dict[str, Any]) -> None:
+def _randomise(folder: Path, family: str, head: Head, changes: dict[str, Any]) -> None:
     """Weights far from their initial values: norms that are not 1, biases that are not 0. The model is that
     of config.json with the `changes`."""
     file = folder / "config.json"
@@ -114,12 +125,17 @@ def _randomise(folder: Path, head: Head, changes: dict[str, Any]) -> None:
     torch.manual_seed(1)
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            weight.copy_(torch.randn(weight.shape) * 0.1 + ("norm" in name))
+            # of Gemma's norms, 1 is added by the model
+            whole = "norm" in name and not family.startswith("gemma")
+            weight.copy_(torch.randn(weight.shape) * 0.1 + whole)
     model.save_pretrained(folder)
 
 
 def load_hf(folder: str, dtype: torch.dtype = torch.float32, head: Head = "lm") -> PreTrainedModel:
-    return CLASSES[head].from_pretrained(folder, dtype=dtype).eval()
+    """Where scores are capped, with the only kind of attention that does so."""
+    capped = getattr(AutoConfig.from_pretrained(folder), "attn_logit_softcapping", None)
+    more = {"attn_implementation": "eager"} if capped else {}
+    return CLASSES[head].from_pretrained(folder, dtype=dtype, **more).eval()
 
 
 def named_apart(folder: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -24,6 +24,13 @@ from hflow.runtime.execute import execute
 
 # Parameters of the published weights; tied embeddings count once.
 PUBLISHED = {
+    "gemma-2-2b": 2_614_341_888,
+    "gemma-2-9b": 9_241_705_984,
+    "gemma-2-27b": 27_227_128_320,
+    "gemma-3-1b": 999_885_952,
+    "gemma-3-4b": 3_880_263_168,  # of this and the next two, the text model
+    "gemma-3-12b": 11_766_034_176,
+    "gemma-3-27b": 27_009_346_304,
     "llama-7b": 6_738_415_616,
     "llama-13b": 13_015_864_320,
     "llama-34b": 33_743_970_304,
@@ -113,6 +120,8 @@ def config_of(shape: ModelShape) -> dict[str, Any]:
         more |= {"q_lora_rank": latent.query_rank, "kv_lora_rank": latent.rank}
         more |= {"qk_rope_head_dim": latent.rotary_dim, "v_head_dim": latent.value_dim}
         more |= {"qk_nope_head_dim": shape.head_dim - latent.rotary_dim}
+    if shape.post_norms:
+        more |= {"query_pre_attn_scalar": int(shape.query_scalar or shape.head_dim)}
     if shape.family == "phi3":
         more |= {"partial_rotary_factor": (shape.rotary_dim or shape.head_dim) / shape.head_dim}
         more |= {"sliding_window": shape.window and shape.window.size}
@@ -188,6 +197,23 @@ FILES = {
         "intermediate_size": 14336, "max_position_embeddings": 32768, "num_attention_heads": 32,
         "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 1000000.0,
         "sliding_window": None, "tie_word_embeddings": False, "vocab_size": 32768,
+    },
+    "gemma-2-9b": {
+        "model_type": "gemma2", "attention_bias": False, "attn_logit_softcapping": 50.0, "eos_token_id": 1,
+        "final_logit_softcapping": 30.0, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 3584, "intermediate_size": 14336,
+        "max_position_embeddings": 8192, "num_attention_heads": 16, "num_hidden_layers": 42,
+        "num_key_value_heads": 8, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_theta": 10000.0,
+        "sliding_window": 4096, "vocab_size": 256000,
+    },
+    "gemma-3-1b": {
+        "model_type": "gemma3_text", "attention_bias": False, "attn_logit_softcapping": None,
+        "eos_token_id": [1, 106], "final_logit_softcapping": None, "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 1152, "intermediate_size": 6912,
+        "max_position_embeddings": 32768, "num_attention_heads": 4, "num_hidden_layers": 26,
+        "num_key_value_heads": 1, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06,
+        "rope_local_base_freq": 10000, "rope_scaling": None, "rope_theta": 1000000, "sliding_window": 512,
+        "sliding_window_pattern": 6, "vocab_size": 262144,
     },
     "phi-4": {
         "model_type": "phi3", "attention_bias": False, "attention_dropout": 0.0, "embd_pdrop": 0.0,

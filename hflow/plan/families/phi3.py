@@ -14,6 +14,7 @@ FAMILY = Family(
     name="phi3",
     architecture="Phi3",
     checks=(*(check for check in DENSE if check is not partial_rotary), no_dropout),
+    norm_eps=1e-5,
     window=in_all_layers_if_named,
     scaling=longrope_scaling,
     rotary_dim=turning_dims,

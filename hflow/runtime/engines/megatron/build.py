@@ -8,6 +8,7 @@ import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.tensor_parallel.random import initialize_rng_tracker
+from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 from hflow.plan.layout import Mesh
@@ -15,20 +16,19 @@ from hflow.plan.model_shape import ModelShape
 from hflow.runtime.engines.groups import Groups
 from hflow.runtime.engines.megatron import present_device
 from hflow.runtime.engines.megatron.attention import FusedAttention
+from hflow.runtime.engines.megatron.capped_attention import CappedAttention
 from hflow.runtime.engines.megatron.collection import collection
-from hflow.runtime.engines.megatron.gated import SwiGLU
+from hflow.runtime.engines.megatron.embedding import ScaledEmbedding
+from hflow.runtime.engines.megatron.gated import GeGLU, SwiGLU
 from hflow.runtime.engines.megatron.head import replace_output_layer
+from hflow.runtime.engines.megatron.norm import NormedResidual, OffsetRMSNorm, RMSNorm
 from hflow.runtime.engines.megatron.recompute import RecomputingLayer
 from hflow.runtime.engines.megatron.shaped_config import ShapedConfig
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 
-class RMSNorm(torch.nn.RMSNorm):
-    """Root-mean-square norm whose weight has the model's dtype, like all its other weights."""
-
-    def __init__(self, config: ShapedConfig, hidden_size: int, eps: float = 1e-6, **_: Any):
-        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
+GATES = {"silu": SwiGLU, "gelu_tanh": GeGLU}
 
 
 def build_model(
@@ -50,7 +50,7 @@ def build_model(
     config = _config(shape, mesh, DTYPES[dtype])
     model = GPTModel(
         config,
-        _layers(shape.num_layers // mesh.pp, shape.qk_norm),
+        _layers(shape.num_layers // mesh.pp, config),
         vocab_size=shape.vocab,
         max_sequence_length=shape.max_positions,
         pre_process=groups.first_stage,
@@ -59,6 +59,8 @@ def build_model(
         position_embedding_type="none",  # attention turns queries and keys itself
         pg_collection=collection(groups),
     )
+    if groups.first_stage and shape.scaled_embedding:
+        model.embedding.__class__ = ScaledEmbedding  # Megatron lets nobody choose its class
     if groups.last_stage:
         replace_output_layer(model, shape.head == "scalar")
     # Megatron makes the large parameters on the present device, and leaves the norms on the CPU.
@@ -79,7 +81,7 @@ def _config(shape: ModelShape, mesh: Mesh, dtype: torch.dtype) -> ShapedConfig:
         layernorm_epsilon=shape.norm_eps,
         gated_linear_unit=True,
         activation_func=torch.nn.functional.silu,
-        use_te_activation_func=True,  # a module of the layer's, here `SwiGLU`
+        use_te_activation_func=True,  # a module of the layer's, here one of `GATES`
         add_bias_linear=False,
         add_qkv_bias=shape.qkv_bias,
         qk_layernorm=shape.qk_norm,  # their gradients are summed over tp, whose ranks have other heads
@@ -106,16 +108,21 @@ def _config(shape: ModelShape, mesh: Mesh, dtype: torch.dtype) -> ShapedConfig:
     )
 
 
-def _layers(count: int, qk_norm: bool) -> Any:
-    layer = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=qk_norm)
-    norm: Any = RMSNorm  # Megatron takes classes too, but declares only specifications of modules
+def _layers(count: int, config: ShapedConfig) -> Any:
+    shape = config.shape
+    layer = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=shape.qk_norm)
+    # Megatron takes classes too, but declares only specifications of modules
+    norm: Any = OffsetRMSNorm if shape.offset_norms else RMSNorm
     parts: Any = layer.submodules
     parts.input_layernorm = norm
     parts.pre_mlp_layernorm = norm
     attention: Any = parts.self_attention.submodules
-    attention.core_attention = FusedAttention
-    if qk_norm:
+    attention.core_attention = CappedAttention if shape.attention_cap else FusedAttention
+    if shape.qk_norm:
         attention.q_layernorm = attention.k_layernorm = norm
-    parts.mlp.submodules.activation_func = SwiGLU
+    if shape.post_norms:
+        added = ModuleSpec(NormedResidual, params={"config": config, "norm": norm})
+        parts.self_attn_bda = parts.mlp_bda = added
+    parts.mlp.submodules.activation_func = GATES[shape.activation]
     layer.module = RecomputingLayer
     return TransformerBlockSubmodules(layer_specs=[layer] * count, layer_norm=norm)

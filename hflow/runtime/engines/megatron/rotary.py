@@ -4,7 +4,7 @@ together with dim i + d / 2."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from hflow.plan.rotary_scaling import LinearScaling, Llama3Scaling, LongRopeScal
 
 @dataclass(frozen=True)
 class Rotation:
-    """By which angles tokens turn: `cos`, `sin` of them, ``[tokens, d / 2]``; the same in every layer."""
+    """By which angles tokens turn: `cos`, `sin` of them, ``[tokens, d / 2]``, in every layer of a kind."""
 
     cos: Tensor
     sin: Tensor
@@ -28,6 +28,13 @@ class Rotation:
         scaling = shape.scaling
         factor = scaling.attention_factor if isinstance(scaling, YarnScaling | LongRopeScaling) else 1.0
         return Rotation((angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype))
+
+    @staticmethod
+    def windowed(positions: Tensor, shape: ModelShape, dtype: torch.dtype) -> Rotation | None:
+        """In layers with a window, if they turn by angles of their own."""
+        if shape.window is None or shape.window.rope_theta is None:
+            return None
+        return Rotation.of(positions, replace(shape, rope_theta=shape.window.rope_theta, scaling=None), dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
         """``[tokens, heads, d]``, turned."""

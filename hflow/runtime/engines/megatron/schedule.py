@@ -70,10 +70,10 @@ def _three(finished: tuple[Tensor, Any]) -> tuple[Tensor, Tensor, Any]:
 
 def forward(model: torch.nn.Module, pack: Pack, last_stage: bool) -> Tensor:
     """What `build_model` says, on the last stage at the places that predict only: ``[1, tokens, …]``."""
-    config = get_model_config(model)
-    rotation = Rotation.of(pack.positions, shape_of_model(model), config.params_dtype)
+    of_tokens = pack.positions, shape_of_model(model), get_model_config(model).params_dtype
+    places = TokenPlaces(pack, Rotation.of(*of_tokens), Rotation.windowed(*of_tokens))
     # Megatron hands the mask on to the attention, which knows places.
-    run = partial(model, pack.tokens[None], None, TokenPlaces(pack, rotation))
+    run = partial(model, pack.tokens[None], None, places)
     if not last_stage:
         return run()
     output_layer: Any = get_attr_wrapped_model(model, "output_layer")

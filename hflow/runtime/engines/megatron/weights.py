@@ -184,9 +184,9 @@ def _places(model: GPTModel, shape: ModelShape, mesh: Mesh, rank: int) -> dict[s
     for parameter in parameters(shape):
         box = weight_boxes(shape, Sharding(mesh), parameter).get(rank)
         if box is not None:
-            fused, locate = _fused(parameter, first_layer, at["pp"] == 0)
+            fused, locate = _fused(shape, parameter, first_layer, at["pp"] == 0)
             places[parameter.name] = ParameterPlace(held[fused], box, *locate(shape, box, mesh.tp))
-    missing = held.keys() - {_fused(p, first_layer, at["pp"] == 0)[0] for p in parameters(shape)}
+    missing = held.keys() - {_fused(shape, p, first_layer, at["pp"] == 0)[0] for p in parameters(shape)}
     assert not missing, f"no HF parameter for {missing}"
     return places
 
@@ -237,11 +237,22 @@ INSIDE: dict[str, tuple[str, Locate]] = {
 }
 
 
-def _fused(parameter: Parameter, first_layer: int, first_stage: bool) -> tuple[str, Locate]:
+# Of models with norms behind attention and MLP, too.
+POST_NORMS: dict[str, tuple[str, Locate]] = {
+    "post_attention_layernorm": ("self_attn_bda.norm", _whole),
+    "pre_feedforward_layernorm": ("pre_mlp_layernorm", _whole),
+    "post_feedforward_layernorm": ("mlp_bda.norm", _whole),
+}
+
+
+def _fused(
+    shape: ModelShape, parameter: Parameter, first_layer: int, first_stage: bool
+) -> tuple[str, Locate]:
     """The Megatron parameter that holds an HF parameter on this rank, and where in it."""
     module, kind = parameter.name.rsplit(".", 1)
     if parameter.layer is not None:
-        inner, locate = INSIDE[module.split(".", 3)[3]]
+        modules = INSIDE | POST_NORMS if shape.post_norms else INSIDE
+        inner, locate = modules[module.split(".", 3)[3]]
         return f"decoder.layers.{parameter.layer - first_layer}.{inner}.{kind}", locate
     if module == "model.embed_tokens":
         # With tied embeddings, the last of several stages keeps a copy of its own as output matrix.
