@@ -24,6 +24,21 @@ from hflow.plan.program import Program
 from hflow.whole_file import write_whole
 
 VERSION = 7  # of the file
+_LATER = frozenset(
+    (
+        "scaling",
+        "window",
+        "latent",
+        "rotary_dim",
+        "activation",
+        "query_scalar",
+        "attention_cap",
+        "logit_cap",
+        "offset_norms",
+        "post_norms",
+        "scaled_embedding",
+    )
+)  # fields of shapes that plans say only where they are not the default
 _UNNAMED = {"evaluations": True}  # left out of the JSON of a graph that has none
 
 
@@ -142,8 +157,8 @@ class Plan(Displayed):
 
 def to_json(plan: Plan, leave_out: Set[str] = frozenset()) -> str:
     """`leave_out`: fields of the plan. Graphs without named evaluations, or files of chats, do not say so,
-    nor do shapes without scaled rotary positions, windows or latent attention: their plans are those from
-    before."""
+    nor do shapes without scaled rotary positions, windows or latent attention, say: their plans are those
+    from before."""
     from pydantic import TypeAdapter
 
     without: dict[str, Any] = dict.fromkeys(leave_out, True)
@@ -159,8 +174,13 @@ def to_json(plan: Plan, leave_out: Set[str] = frozenset()) -> str:
     return TypeAdapter(Plan).dump_json(plan, exclude=without).decode()
 
 
-def _unsaid(shape: ModelShape) -> dict[str, bool]:
-    return {name: True for name in ("scaling", "window", "latent") if getattr(shape, name) is None}
+def _unsaid(shape: ModelShape) -> dict[str, Any]:
+    """Fields with their default, but for those that were there when plans began to have hashes."""
+    later = (field for field in fields(shape) if field.name in _LATER)
+    unsaid: dict[str, Any] = {f.name: True for f in later if getattr(shape, f.name) == f.default}
+    if shape.window and shape.window.rope_theta is None:
+        unsaid["window"] = {"rope_theta": True}
+    return unsaid
 
 
 def _without_places(program: Program | None) -> Program | None:
