@@ -22,6 +22,7 @@ from hflow.plan.layout import Mesh
 from hflow.plan.logits import COPIES_BYTES, LOGITS_BYTES, keeps_logits, outputs_per_position
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.parameters import num_parameters, parameters, stage_elements
+from hflow.plan.scores import scores_bytes
 from hflow.plan.strategy import PLAIN, Strategy
 from hflow.plan.workload import Workload
 
@@ -99,6 +100,18 @@ def working_bytes(
     strategy: Strategy = PLAIN,
 ) -> int:
     """What the node needs beside the weights while it runs, at the greatest lengths."""
+    return scores_bytes(shape) + _working_bytes(op, shape, dtype, work, mesh, micro_batch, strategy)
+
+
+def _working_bytes(
+    op: OpKind,
+    shape: ModelShape,
+    dtype: str,
+    work: Workload,
+    mesh: Mesh,
+    micro_batch: int,
+    strategy: Strategy,
+) -> int:
     if op == "generate":
         return _generation_bytes(shape, dtype, work, mesh, micro_batch, strategy)
     if op == "score":
@@ -162,7 +175,7 @@ def kept_bytes(dtype: str, work: Workload, micro_batch: int) -> int:
 
 
 def layer_activation_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mesh, sp: bool = False) -> int:
-    """What the backward pass of a layer needs. On every rank of tp: the inputs of two norms, of QKV and of
+    """What the backward pass of a layer needs. On every rank of tp: the inputs of its norms, of QKV and of
     the MLP, what latent attention makes Q, K and V of, before and after its norm, and the copies of a token
     that experts read and return. Split over tp: Q, K, V, attention's output by rows and by tokens, and gate,
     up and product of the MLP, whose activation is made again; and what goes into norms of queries and keys:
@@ -170,7 +183,8 @@ def layer_activation_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mes
     qkv = shape.query_width + shape.key_width + shape.value_width
     split = qkv + 2 * shape.attended_width + 3 * shape.ffn
     split += shape.query_width + qkv if shape.qk_norm else 0
-    inputs = ceil(4 * shape.hidden / mesh.tp) if sp else 4 * shape.hidden
+    inputs = (6 if shape.post_norms else 4) * shape.hidden
+    inputs = ceil(inputs / mesh.tp) if sp else inputs
     whole = inputs + 2 * shape.latent_width + 2 * routed_width(shape)
     return tokens * (whole + ceil(split / mesh.tp)) * BYTES[dtype]
 

@@ -14,6 +14,7 @@ from functools import lru_cache
 from hflow.diagnostics import Diagnostic
 from hflow.graph.infer.kinds.train import frozen_patterns
 from hflow.graph.ir import Graph, Node
+from hflow.plan.families.registry import FAMILIES
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.parameters import SCALAR_HEAD, Parameter, num_parameters, parameters
 
@@ -99,10 +100,16 @@ def unusable_adapters(graph: Graph, shapes: Mapping[str, ModelShape]) -> Iterato
     """HF230 for every adapter of a model whose layers no adapter fits."""
     for model in (m for m in graph.models if m.adapter):
         shape = shapes[model.name]
-        kind = "experts" if shape.moe else "latent attention" if shape.latent else ""
-        if kind:
-            message = f"`{model.name}` ({shape.family}) has {kind}, and adapters are for dense layers"
-            yield Diagnostic("HF230", message, model.span, "drop `adapter`, or take a dense model")
+        if kind := _unadaptable(shape):
+            message = f"`{model.name}` ({shape.family}) has {kind}, for which there are no adapters"
+            yield Diagnostic("HF230", message, model.span, "drop `adapter`, or take another model")
+
+
+def _unadaptable(shape: ModelShape) -> str:
+    """PEFT would adapt a projection that files have fused with others as one."""
+    if shape.moe or shape.latent:
+        return "experts" if shape.moe else "latent attention"
+    return "fused projections" if FAMILIES[shape.family].fused else ""
 
 
 def _problem(shape: ModelShape, freeze: tuple[str, ...], node: Node) -> tuple[str, str]:

@@ -23,10 +23,10 @@ def keeps_logits(tokens: int, width: int) -> bool:
     return KEPT_BYTES * tokens * width <= LOGITS_BYTES
 
 
-def tile_side() -> int:
+def tile_side(capped: bool = False) -> int:
     """The most tokens, and the most words, of a tile. Being square, it is read and added up with the least
-    traffic for its products."""
-    return max(1, isqrt(LOGITS_BYTES // COPIES_BYTES))
+    traffic for its products. Of logits that are `capped` one more float32 copy is made: of their slope."""
+    return max(1, isqrt(LOGITS_BYTES // (COPIES_BYTES + 4 * capped)))
 
 
 def outputs_per_position(shape: ModelShape, mesh: Mesh) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from math import sqrt
 from typing import Literal
 
 from hflow.graph.ir import Adapter, Head
@@ -12,8 +13,11 @@ from hflow.plan.rotary_scaling import RotaryScaling
 
 # `model_type` in config.json
 FamilyName = Literal[
-    "deepseek_v3", "glm4_moe", "kimi_k2", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"
+    "deepseek_v3", "gemma2", "gemma3_text", "glm4_moe", "kimi_k2", "llama", "mistral", "mixtral", "phi3",
+    "qwen2", "qwen3", "qwen3_moe",
 ]  # fmt: skip
+# Of the gate of an MLP; gelu_tanh: with tanh in the place of the normal distribution (arXiv:1606.08415).
+Activation = Literal["silu", "gelu_tanh"]
 NAMED = "shape:"
 
 
@@ -67,10 +71,12 @@ class LatentAttention:
 
 @dataclass(frozen=True)
 class SlidingWindow:
-    """In `layers` (numbers from 0, ascending) a token sees itself and the ``size - 1`` tokens before it."""
+    """In `layers` (numbers from 0, ascending) a token sees itself and the ``size - 1`` tokens before it.
+    `rope_theta`: what the angles of rotary positions begin with there, unscaled; None: as in other layers."""
 
     size: int
     layers: tuple[int, ...]
+    rope_theta: float | None = None
 
 
 @dataclass(frozen=True)
@@ -86,8 +92,14 @@ class ModelShape(CachedHash):
     `latent`: None for grouped-query attention; with it, `head_dim` is the width of a query and a key.
     `qkv_bias`: the projections to queries, keys and values have biases; no others do.
     `qk_norm`: queries and keys are normalised, each head by itself.
-    `scaling`: of rotary positions, which begin with `rope_theta`. `window`: None, if every token sees all
-    before it.
+    `scaling`: of rotary positions, which begin with `rope_theta`. `rotary_dim`: so many dims of a head, the
+    first ones, turn by its position; None: all. `window`: None, if every token sees all before it.
+    `query_scalar`: what scores are divided by the root of; None: the width of a head.
+    `attention_cap`, `logit_cap`: scores before their softmax, and logits, are capped softly: c tanh(x / c)
+    instead of x (arXiv:2408.00118, section 2); None: they are not.
+    `offset_norms`: norms multiply by 1 + their weight. `post_norms`: what attention and MLP give is
+    normalised, too, before it is added. `scaled_embedding`: the embedding is multiplied by the
+    root of `hidden`.
     `head`: ``lm`` gives each position a logit per token of the vocabulary, ``scalar`` one number.
     """
 
@@ -111,6 +123,14 @@ class ModelShape(CachedHash):
     window: SlidingWindow | None = None
     latent: LatentAttention | None = None
     adapter: Adapter | None = None
+    rotary_dim: int | None = None
+    activation: Activation = "silu"
+    query_scalar: float | None = None
+    attention_cap: float | None = None
+    logit_cap: float | None = None
+    offset_norms: bool = False
+    post_norms: bool = False
+    scaled_embedding: bool = False
 
     @cached_property
     def _hash(self) -> int:
@@ -162,6 +182,11 @@ class ModelShape(CachedHash):
     @property
     def value_dim(self) -> int:
         return self.latent.value_dim if self.latent else self.head_dim
+
+    @property
+    def query_factor(self) -> float:
+        """What queries are multiplied by beside the root of their width."""
+        return sqrt(self.head_dim / self.query_scalar) if self.query_scalar else 1.0
 
     @property
     def latent_width(self) -> int:

@@ -8,9 +8,36 @@ with a version are Llama 3 (arXiv:2407.21783) and newer.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from hflow.plan.model_shape import Experts, FamilyName, LatentAttention, ModelShape, SlidingWindow
-from hflow.plan.rotary_scaling import Llama3Scaling
+from hflow.plan.rotary_scaling import LinearScaling, Llama3Scaling
+
+
+def _gemma2(
+    layers: int, hidden: int, heads: int, kv_heads: int, head_dim: int, ffn: int, scalar: float | None = None
+) -> ModelShape:
+    return ModelShape(
+        "gemma2", layers, hidden, heads, kv_heads, head_dim, ffn, vocab=256_000, max_positions=8192,
+        rope_theta=1e4, norm_eps=1e-6, tied=True, qkv_bias=False, query_scalar=scalar, attention_cap=50.0,
+        logit_cap=30.0, activation="gelu_tanh", offset_norms=True, post_norms=True, scaled_embedding=True,
+        window=SlidingWindow(4096, tuple(range(0, layers, 2))),
+    )  # fmt: skip
+
+
+def _gemma3(
+    layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, head_dim: int = 256,
+    scalar: float | None = None, vocab: int = 262_208, positions: int = 131_072, window: int = 1024,
+) -> ModelShape:  # fmt: skip
+    """The text model. The smallest one has no scaled positions."""
+    sliding = tuple(layer for layer in range(layers) if (layer + 1) % 6)
+    return ModelShape(
+        "gemma3_text", layers, hidden, heads, kv_heads, head_dim, ffn, vocab=vocab, max_positions=positions,
+        rope_theta=1e6, norm_eps=1e-6, tied=True, qkv_bias=False, qk_norm=True, query_scalar=scalar,
+        activation="gelu_tanh", offset_norms=True, post_norms=True, scaled_embedding=True,
+        scaling=LinearScaling(8.0) if positions > 32_768 else None,
+        window=SlidingWindow(window, sliding, rope_theta=1e4),
+    )  # fmt: skip
 
 
 def _llama(
@@ -46,6 +73,17 @@ def _mistral(
     return ModelShape(
         "mistral", layers, hidden, 32, 8, 128, ffn, vocab=vocab, max_positions=positions, rope_theta=theta,
         norm_eps=1e-5, tied=False, qkv_bias=False,
+        window=SlidingWindow(window, tuple(range(layers))) if window else None,
+    )  # fmt: skip
+
+
+def _phi(
+    layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int, positions: int = 4096,
+    theta: float = 1e4, window: int | None = None,
+) -> ModelShape:  # fmt: skip
+    return ModelShape(
+        "phi3", layers, hidden, heads, kv_heads, hidden // heads, ffn, vocab=vocab, max_positions=positions,
+        rope_theta=theta, norm_eps=1e-5, tied=False, qkv_bias=False,
         window=SlidingWindow(window, tuple(range(layers))) if window else None,
     )  # fmt: skip
 
@@ -101,6 +139,13 @@ def _glm(
 
 
 NAMED_SHAPES: Mapping[str, ModelShape] = {
+    "gemma-2-2b": _gemma2(26, 2304, 8, 4, 256, 9216),
+    "gemma-2-9b": _gemma2(42, 3584, 16, 8, 256, 14_336),
+    "gemma-2-27b": _gemma2(46, 4608, 32, 16, 128, 36_864, scalar=144.0),
+    "gemma-3-1b": _gemma3(26, 1152, 4, 1, 6912, vocab=262_144, positions=32_768, window=512),
+    "gemma-3-4b": _gemma3(34, 2560, 8, 4, 10_240),
+    "gemma-3-12b": _gemma3(48, 3840, 16, 8, 15_360),
+    "gemma-3-27b": _gemma3(62, 5376, 32, 16, 21_504, head_dim=128, scalar=168.0),
     "llama-7b": _llama(32, 4096, 32, 32, 11_008),
     "llama-13b": _llama(40, 5120, 40, 40, 13_824),
     "llama-34b": _llama(48, 8192, 64, 8, 22_016, positions=16_384, theta=1e6),
@@ -118,6 +163,11 @@ NAMED_SHAPES: Mapping[str, ModelShape] = {
     "mistral-7b-v0.3": _mistral(32, 4096, 14_336, 32_768),
     "mistral-nemo-12b": _mistral(40, 5120, 14_336, 131_072, positions=131_072),
     "mistral-small-24b": _mistral(40, 5120, 32_768, 131_072, theta=1e8),
+    "phi-3-mini-4k": _phi(32, 3072, 32, 32, 8192, 32_064, window=2047),
+    "phi-3-medium-4k": _phi(40, 5120, 40, 10, 17_920, 32_064, window=2047),
+    "phi-4": _phi(40, 5120, 40, 10, 17_920, 100_352, positions=16_384, theta=2.5e5),
+    # With the positions of its pretraining, in which LongRoPE's short factors hold; no plan depends on these.
+    "phi-4-mini": replace(_phi(32, 3072, 24, 8, 8192, 200_064), tied=True, rotary_dim=96),
     "qwen2.5-0.5b": _qwen2(24, 896, 14, 2, 4864, tied=True),
     "qwen2.5-1.5b": _qwen2(28, 1536, 12, 2, 8960, tied=True),
     "qwen2.5-3b": _qwen2(36, 2048, 16, 2, 11_008, tied=True),

@@ -89,6 +89,10 @@ def _own_of_layer(shape: ModelShape, index: int) -> tuple[Parameter, ...]:
     out += _latent_projections(shape, index) if shape.latent else _projections(shape, index)
     out.append(Parameter(f"{at}self_attn.o_proj.weight", (h, shape.attended_width), 1, index))
     out.append(Parameter(f"{at}post_attention_layernorm.weight", (h,), None, index))
+    if shape.post_norms:
+        out += [
+            Parameter(f"{at}{n}_feedforward_layernorm.weight", (h,), None, index) for n in ("pre", "post")
+        ]
     moe = shape.moe
     if moe is None or index < moe.dense_layers:
         return (*out, *_mlp(f"{at}mlp.", h, moe.dense_ffn if moe else shape.ffn, index))

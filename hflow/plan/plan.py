@@ -24,7 +24,22 @@ from hflow.plan.program import Program
 from hflow.whole_file import write_whole
 
 VERSION = 7  # of the file
-_NEWER = ("scaling", "window", "latent", "adapter")  # of a shape, than the first plans
+_LATER = frozenset(
+    (
+        "scaling",
+        "window",
+        "latent",
+        "adapter",
+        "rotary_dim",
+        "activation",
+        "query_scalar",
+        "attention_cap",
+        "logit_cap",
+        "offset_norms",
+        "post_norms",
+        "scaled_embedding",
+    )
+)  # fields of shapes that plans say only where they are not the default
 
 
 @dataclass(frozen=True)
@@ -153,7 +168,7 @@ def to_json(plan: Plan, leave_out: Set[str] = frozenset()) -> str:
         for i, e in enumerate(plan.evaluations)
     }
     without["evaluations"] = named or True
-    without["shapes"] = {name: _none_of(shape, *_NEWER) for name, shape in plan.shapes.items()}
+    without["shapes"] = {name: _unsaid_of_shape(shape) for name, shape in plan.shapes.items()}
     if not plan.digests.chats and "digests" not in leave_out:
         without["digests"] = {"chats": True}
     without["step"] = {"graph": _unsaid(plan.graph, named=bool(plan.evaluations))}
@@ -166,7 +181,7 @@ def _unsaid(graph: Graph, named: bool = True) -> dict[str, Any]:
     """What the JSON of a graph leaves out. `named`: whether it says which named evaluations it has."""
     evaluations = {i: {"nodes": _unsaid_of_nodes(e.nodes)} for i, e in enumerate(graph.evaluations)}
     return {
-        "models": {i: _none_of(model, "adapter") for i, model in enumerate(graph.models)},
+        "models": {i: {} if model.adapter else {"adapter": True} for i, model in enumerate(graph.models)},
         "nodes": _unsaid_of_nodes(graph.nodes),
         "evaluations": evaluations if named else True,
     }
@@ -177,12 +192,17 @@ def _unsaid_of_nodes(nodes: Sequence[Node]) -> dict[int, Any]:
     return {i: {"model": {"base": True}} for i in plain}
 
 
-def _none_of(value: Any, *names: str) -> dict[str, bool]:
-    return {name: True for name in names if getattr(value, name) is None}
-
-
 def _plain(nodes: tuple[NodePlan, ...]) -> dict[int, Any]:
     return {number: {"strategy": {"sp"}} for number, own in enumerate(nodes) if not own.strategy.sp}
+
+
+def _unsaid_of_shape(shape: ModelShape) -> dict[str, Any]:
+    """Fields with their default, but for those that were there when plans began to have hashes."""
+    later = (field for field in fields(shape) if field.name in _LATER)
+    unsaid: dict[str, Any] = {f.name: True for f in later if getattr(shape, f.name) == f.default}
+    if shape.window and shape.window.rope_theta is None:
+        unsaid["window"] = {"rope_theta": True}
+    return unsaid
 
 
 def _without_places(program: Program | None) -> Program | None:

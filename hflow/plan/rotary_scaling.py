@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import log
+from math import log, sqrt
 from typing import Annotated, Literal
 
 from pydantic import Discriminator
@@ -46,10 +46,30 @@ class YarnScaling:
     truncate: bool = True
 
 
+@dataclass(frozen=True)
+class LongRopeScaling:
+    """LongRoPE (arXiv:2402.13753) within the positions of pretraining: the angles of each pair of dims are
+    divided by its own `factors`, and sines and cosines multiplied by `attention_factor`. `stretch`: how many
+    times as many positions the model has in all."""
+
+    kind: Literal["longrope"] = field(default="longrope", kw_only=True)
+    factors: tuple[float, ...]
+    original_max_positions: int
+    stretch: float
+    attention_factor: float
+
+
+def longrope_attention_factor(stretch: float, original_max_positions: int) -> float:
+    """By what LongRoPE multiplies sines and cosines (arXiv:2402.13753, section 3.3)."""
+    return sqrt(1 + log(stretch) / log(original_max_positions)) if stretch > 1 else 1.0
+
+
 def default_attention_factor(factor: float, weight: float = 1.0) -> float:
     """By what YaRN multiplies sines and cosines (arXiv:2309.00071, equation 22), to the power of `weight` in
     first order."""
     return 0.1 * weight * log(factor) + 1.0 if factor > 1 else 1.0
 
 
-RotaryScaling = Annotated[LinearScaling | Llama3Scaling | YarnScaling, Discriminator("kind")]
+RotaryScaling = Annotated[
+    LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling, Discriminator("kind")
+]

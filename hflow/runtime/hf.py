@@ -12,9 +12,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hflow.plan.digests import MORE_TEMPLATES
+from hflow.plan.families.family import Family
 from hflow.plan.families.registry import FAMILIES
+from hflow.plan.model_config import CONFIG
 from hflow.plan.parameters import SCALAR_HEAD
 from hflow.runtime.adapter_export import AdapterExport
+from hflow.runtime.fused_tensors import joined
 from hflow.runtime.model_folder import read_object
 from hflow.runtime.tokenizer import load_tokenizer
 from hflow.runtime.whole_folder import whole_folder
@@ -42,7 +45,7 @@ def write_hf(
     Args:
         folder: where the model goes.
         source: the folder of the model that the weights were trained from.
-        tensors: HF parameter names and values.
+        tensors: names and values of parameters, joined here to the tensors that files of the family have.
         adapter: merges the adapter's among the tensors into the others, and writes them by themselves, too.
 
     Raises:
@@ -51,8 +54,10 @@ def write_hf(
     folder = Path(folder)
     with whole_folder(folder) as new:
         _copy_companions(Path(source), new)
-        written = _write_shards(new, adapter.merging(tensors) if adapter else tensors)
-        _describe(new / "config.json", written)
+        family = FAMILIES[read_object(new / CONFIG)["model_type"]]
+        merged = adapter.merging(tensors) if adapter else tensors
+        written = _write_shards(new, joined(family, merged))
+        _describe(new / CONFIG, family, written)
         if adapter:
             adapter.write(new)
 
@@ -122,13 +127,13 @@ def _pads_with_end(folder: Path, config: Mapping[str, Any]) -> bool:
     return padding == load_tokenizer(folder).eos_id
 
 
-def _describe(config_file: Path, dtypes: dict[str, str]) -> None:
+def _describe(config_file: Path, family: Family, dtypes: dict[str, str]) -> None:
     """Let config.json say what was written: the head, and the dtype, in which transformers loads weights."""
     config = read_object(config_file)
     config.pop("torch_dtype", None)
     config["dtype"] = next(iter(dtypes.values()))
     if SCALAR_HEAD in dtypes:
-        config["architectures"] = [FAMILIES[config["model_type"]].class_of("scalar")]
+        config["architectures"] = [family.class_of("scalar")]
         config["num_labels"] = 1
         for labels in ("id2label", "label2id"):
             config.pop(labels, None)

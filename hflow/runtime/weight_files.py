@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ from torch import Tensor
 from hflow.diagnostics import HflowError
 from hflow.graph.ir import Model
 from hflow.plan.digests import INDEX, SINGLE
+from hflow.plan.file_tensors import FileTensor, file_tensors
 from hflow.plan.model_shape import ModelShape
-from hflow.plan.parameters import SCALAR_HEAD, parameters
+from hflow.plan.parameters import SCALAR_HEAD
 from hflow.runtime.model_folder import check_files, read_object, unusable
 
 LM_HEAD = "lm_head.weight"
@@ -31,14 +32,18 @@ VALUE_HEAD = "v_head."  # of TRL: beside a language model, of no use to it
 
 @dataclass(frozen=True)
 class StoredTensor:
+    """A parameter, whose rows are those of the file's tensor `name` from row `start` on; `shape`: its own."""
+
     file: Path
+    name: str
     dtype: str
     shape: tuple[int, ...]
+    start: int = 0
 
 
 def stored_tensors(model: Model, shape: ModelShape) -> dict[str, StoredTensor]:
-    """What lies in the folder of `model`, by name: all that it reads, but for a scalar head that begins anew,
-    and nothing that would be passed over without a word.
+    """What lies in the folder of `model`, by the name of the parameter: all that it reads, but for a scalar
+    head that begins anew, and nothing that would be passed over without a word.
 
     Raises:
         HflowError: HF406 when files or tensors are missing, unreadable, of another shape or no floats, or of
@@ -50,13 +55,26 @@ def stored_tensors(model: Model, shape: ModelShape) -> dict[str, StoredTensor]:
     if model.head == "lm" and SCALAR_HEAD in stored and LM_HEAD not in stored:
         problem = f"model `{model.name}` has a scalar head in its folder, and predicts no tokens"
         raise unusable(folder, problem, "write `head: scalar`", model.span)
-    for name, size in ((p.name, p.shape) for p in parameters(shape)):
-        if name in stored:
-            _check(stored[name], name, size)
-        elif name != SCALAR_HEAD or model.frozen:
-            raise missing(folder, name, model)
+    read = file_tensors(shape)
+    for tensor in read:
+        if tensor.name in stored:
+            _check(stored[tensor.name], tensor.name, tensor.shape)
+        elif tensor.name != SCALAR_HEAD or model.frozen:
+            raise missing(folder, tensor.name, model)
     _refuse_unread(stored, model, shape)
-    return stored
+    beside = {name: found for name, found in stored.items() if _is_harmless(name, model)}
+    return beside | _parts(read, stored)
+
+
+def _parts(read: Iterable[FileTensor], stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Where each parameter lies."""
+    found: dict[str, StoredTensor] = {}
+    for tensor in (tensor for tensor in read if tensor.name in stored):
+        start = 0
+        for part in tensor.parts:
+            found[part.name] = replace(stored[tensor.name], shape=part.shape, start=start)
+            start += part.shape[0]
+    return found
 
 
 def missing(path: Path, name: str, model: Model) -> HflowError:
@@ -76,10 +94,10 @@ def opened(file: Path) -> Iterator[Any]:
         raise unusable(file, str(error)) from error
 
 
-def read_tensor(found: StoredTensor, name: str) -> Tensor:
-    """The whole of a tensor. Raises HflowError HF406 when it cannot be read."""
+def read_tensor(found: StoredTensor) -> Tensor:
+    """The whole of a parameter. Raises HflowError HF406 when it cannot be read."""
     with opened(found.file) as tensors:
-        return tensors.get_tensor(name)
+        return tensors.get_slice(found.name)[found.start : found.start + found.shape[0]]
 
 
 def _single(folder: Path) -> dict[str, StoredTensor]:
@@ -89,7 +107,7 @@ def _single(folder: Path) -> dict[str, StoredTensor]:
 
 def _heads(tensors: Any, file: Path) -> dict[str, StoredTensor]:
     parts = ((name, tensors.get_slice(name)) for name in tensors.keys())  # noqa: SIM118  (it is no mapping)
-    return {name: StoredTensor(file, part.get_dtype(), tuple(part.get_shape())) for name, part in parts}
+    return {name: StoredTensor(file, name, part.get_dtype(), tuple(part.get_shape())) for name, part in parts}
 
 
 def _indexed(folder: Path) -> dict[str, StoredTensor]:
@@ -137,7 +155,7 @@ def _check(found: StoredTensor, name: str, shape: tuple[int, ...]) -> None:
 
 
 def _refuse_unread(stored: Mapping[str, StoredTensor], model: Model, shape: ModelShape) -> None:
-    read = {parameter.name for parameter in parameters(shape)}
+    read = {tensor.name for tensor in file_tensors(shape)}
     unread = sorted(name for name in stored.keys() - read if not _is_harmless(name, model))
     if not unread:
         return

@@ -10,21 +10,28 @@ from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
     LlamaForCausalLM,
     MistralForCausalLM,
+    Phi3ForCausalLM,
     Qwen2ForCausalLM,
     Qwen3ForCausalLM,
 )
 
 from hflow.diagnostics import HflowError
-from hflow.plan.parameters import num_parameters, parameters
+from hflow.plan.file_tensors import file_tensors
+from hflow.plan.parameters import num_parameters
 from hflow.plan.read_shape import read_shape
 from hflow.runtime.tokenizer import load_tokenizer
 from hflow.runtime.tools.new_model import new_model
 
 CLASSES = {
+    "gemma2": Gemma2ForCausalLM,
+    "gemma3_text": Gemma3ForCausalLM,
     "llama": LlamaForCausalLM,
     "mistral": MistralForCausalLM,
+    "phi3": Phi3ForCausalLM,
     "qwen2": Qwen2ForCausalLM,
     "qwen3": Qwen3ForCausalLM,
 }
@@ -39,7 +46,7 @@ def test_transformers_and_the_planner_agree_on_the_model(tmp_path: Path, family:
     shape = read_shape(str(tmp_path))
     assert size == num_parameters(shape) == sum(p.numel() for p in model.parameters())
     state = model.state_dict()
-    assert {p.name: p.shape for p in parameters(shape)} == {
+    assert {t.name: t.shape for t in file_tensors(shape)} == {
         name: tuple(state[name].shape) for name in state if not (tied and name == "lm_head.weight")
     }
     assert all(p.dtype == torch.float32 for p in model.parameters())
@@ -50,11 +57,11 @@ def test_transformers_and_the_planner_agree_on_the_model(tmp_path: Path, family:
 def test_a_scalar_head_is_that_of_a_sequence_classifier(tmp_path: Path, family: str) -> None:
     size = new_model(tmp_path, family, layers=3, hidden=32, heads=4, kv_heads=2, ffn=48, head="scalar")
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path)
-    assert type(model).__name__.lower() == f"{family}forsequenceclassification"
+    assert type(model).__name__.lower() == f"{family.replace('_', '')}forsequenceclassification"
     assert model.config.num_labels == 1
     shape = read_shape(str(tmp_path)).with_head("scalar")
     assert size == num_parameters(shape) == sum(p.numel() for p in model.parameters())
-    assert {p.name: p.shape for p in parameters(shape)} == {
+    assert {t.name: t.shape for t in file_tensors(shape)} == {
         name: tuple(tensor.shape) for name, tensor in model.state_dict().items()
     }
     untied = read_shape(str(tmp_path))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,17 @@ CLASSES: dict[Head, Any] = {"lm": AutoModelForCausalLM, "scalar": AutoModelForSe
 
 # What a variant is called: its family, and the keys of config.json that make it another model.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma2": ("gemma2", {
+        "sliding_window": 5, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0,
+        "query_pre_attn_scalar": 24,
+    }),
+    "gemma3": ("gemma3_text", {
+        "sliding_window": 6, "sliding_window_pattern": 2, "query_pre_attn_scalar": 16,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
+    }),
     "llama": ("llama", {}),
     "llama linear": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 3.0}}),
     "llama llama3": ("llama", {
@@ -52,6 +63,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     }),
     "mistral": ("mistral", {"sliding_window": 5}),
     "mistral full": ("mistral", {"sliding_window": None, "head_dim": 32}),
+    "phi3": ("phi3", {"sliding_window": 6, "rope_parameters": {"partial_rotary_factor": 0.75}}),
+    "phi3 longrope": ("phi3", {
+        "rope_parameters": {
+            "rope_type": "longrope", "short_factor": [1.0, 1.0, 1.5, 1.5, 2.0, 3.0, 3.5, 4.0],
+            "long_factor": [9.0] * 8,
+        },
+        "original_max_position_embeddings": 40,
+    }),
     "qwen2": ("qwen2", {}),
     "qwen2 yarn": ("qwen2", {
         "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
@@ -94,11 +113,11 @@ class Folders:
                 tied=tied,
                 head=head,
             )
-            _randomise(folder, head, changes)
+            _randomise(folder, family, head, changes)
         return str(folder)
 
 
-def _randomise(folder: Path, head: Head, changes: dict[str, Any]) -> None:
+def _randomise(folder: Path, family: str, head: Head, changes: dict[str, Any]) -> None:
     """Weights far from their initial values: norms that are not 1, biases that are not 0. The model is that
     of config.json with the `changes`."""
     file = folder / "config.json"
@@ -110,18 +129,42 @@ def _randomise(folder: Path, head: Head, changes: dict[str, Any]) -> None:
     torch.manual_seed(1)
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            weight.copy_(torch.randn(weight.shape) * 0.1 + ("norm" in name))
+            # of Gemma's norms, 1 is added by the model
+            whole = "norm" in name and not family.startswith("gemma")
+            weight.copy_(torch.randn(weight.shape) * 0.1 + whole)
     model.save_pretrained(folder)
 
 
 def load_hf(folder: str, dtype: torch.dtype = torch.float32, head: Head = "lm") -> PreTrainedModel:
-    """Experts run one after the other: transformers' grouped product is for single precision only."""
-    options = {"experts_implementation": "eager"} if read_shape(folder).moe else {}
+    """Experts run one after the other: transformers' grouped product is for single precision only. Where
+    scores are capped, with the only kind of attention that does so."""
+    options: dict[str, Any] = {"experts_implementation": "eager"} if read_shape(folder).moe else {}
+    if getattr(AutoConfig.from_pretrained(folder), "attn_logit_softcapping", None):
+        options["attn_implementation"] = "eager"
     return CLASSES[head].from_pretrained(folder, dtype=dtype, **options).eval()
 
 
+def _apart(folder: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Tensors under the names of transformers' parameters, or whatever has their shapes, cut where a family
+    has fused several parameters."""
+    config = AutoConfig.from_pretrained(folder)
+    width = config.hidden_size // config.num_attention_heads
+    pairs = config.num_key_value_heads * width
+    fused = {
+        "qkv_proj": (("q_proj", "k_proj", "v_proj"), [config.num_attention_heads * width, pairs, pairs]),
+        "gate_up_proj": (("gate_proj", "up_proj"), [config.intermediate_size] * 2),
+    }
+    found: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        module = name.split(".")[-2]
+        parts, sizes = fused.get(module, ((module,), [len(tensor)]))
+        found |= {name.replace(module, part): x for part, x in zip(parts, tensor.split(sizes), strict=True)}
+    return found
+
+
 def named_in_files(folder: str, tensors: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Tensors by the names that they have in files: transformers keeps those of all experts as one."""
+    """Tensors by the names that parameters have: transformers keeps those of all experts as one, and some
+    families have fused others."""
     moe, found = read_shape(folder).moe, dict[str, Any]()
     for name, tensor in tensors:
         module, _, kind = name.rpartition(".experts.")
@@ -136,7 +179,7 @@ def named_in_files(folder: str, tensors: Iterable[tuple[str, Any]]) -> dict[str,
             found |= {f"{module}.experts.{number}.{part}.weight": values for part, values in parts}
     if moe and moe.mixtral_names:
         found = {name.replace(".mlp.gate.", ".block_sparse_moe.gate."): x for name, x in found.items()}
-    return found
+    return _apart(folder, found)
 
 
 def reference_adamw(model: PreTrainedModel, options: dict[str, Any]) -> torch.optim.AdamW:

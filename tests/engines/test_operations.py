@@ -14,6 +14,7 @@ from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUs
 from torch.nn.functional import silu
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
+from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.configuration_llama import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
@@ -26,7 +27,7 @@ from hflow.runtime.engines.groups import make_groups
 from hflow.runtime.engines.megatron import attention
 from hflow.runtime.engines.megatron.attention import TokenPlaces
 from hflow.runtime.engines.megatron.build import build_model
-from hflow.runtime.engines.megatron.gated import SwiGLU
+from hflow.runtime.engines.megatron.gated import GeGLU, SwiGLU
 from hflow.runtime.engines.megatron.pack import Pack
 from hflow.runtime.engines.megatron.rotary import Rotation, frequencies
 from hflow.runtime.engines.megatron.sequences import Sequences
@@ -36,12 +37,13 @@ HEAD_DIM, THETA = 8, 1e4
 SHAPE = ModelShape("llama", 1, 64, 8, 2, HEAD_DIM, 172, 97, 64, THETA, 1e-6, False, False)
 
 
-def test_gated_activation() -> None:
+@pytest.mark.parametrize(("gated", "name"), [(SwiGLU, "silu"), (GeGLU, "gelu_pytorch_tanh")])
+def test_gated_activation(gated: type[SwiGLU], name: str) -> None:
     torch.manual_seed(0)
     x = torch.randn(5, 3, 14, dtype=torch.float64, requires_grad=True)
     gate, up = x.chunk(2, -1)
-    torch.testing.assert_close(SwiGLU(None)(x), silu(gate) * up)
-    assert gradcheck(SwiGLU(None), (x,))
+    torch.testing.assert_close(gated(None)(x), ACT2FN[name](gate) * up)
+    assert gradcheck(gated(None), (x,))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

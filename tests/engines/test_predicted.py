@@ -39,8 +39,8 @@ DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Case:
-    """`side`: of a tile. `kept`: the size of sets, 0 for none. Gradients begin at `before`, as after another
-    micro-batch."""
+    """`side`: of a tile. `cap`: of logits. `kept`: the size of sets, 0 for none. Gradients begin at `before`,
+    as after another micro-batch."""
 
     tokens: int = 23
     vocab: int = 36
@@ -52,6 +52,7 @@ class Case:
     dtype: str = "f32"
     frozen: bool = False
     before: float = 0.25
+    cap: float | None = None
 
     def data(self) -> tuple[Tensor, ...]:
         """Hidden states and matrix in the dtype, targets, kept sets, and weights of both results."""
@@ -82,7 +83,7 @@ def on_rank(rank: int, new_group: NewGroup, case: Case) -> Any:
     own.main_grad = torch.full(own.shape, case.before)
     nothing: Any = None  # that no layer of Megatron's is asked shows that all is by tiles
     with tiles_of(case.side):
-        matrix = OutputMatrix(nothing, own, group)
+        matrix = OutputMatrix(nothing, own, group, case.cap)
         sets = kept if case.kept else None
         found = predicted(hidden, matrix, targets, case.temperature, case.entropy, sets)
         (found[0] @ a + (found[1] @ b if case.entropy else 0)).backward()
@@ -96,7 +97,8 @@ def expected_of(case: Case) -> tuple[Tensor, ...]:
     hidden, weight, targets, kept, a, b = case.data()
     exact = torch.float64 if case.dtype == "f32" else torch.bfloat16
     hidden, weight = hidden.to(exact).requires_grad_(), weight.to(exact).requires_grad_()
-    z = torch.nn.functional.linear(hidden, weight).double() / case.temperature
+    z = torch.nn.functional.linear(hidden, weight).double()
+    z = (z if case.cap is None else case.cap * torch.tanh(z / case.cap)) / case.temperature
     sampled = torch.ones(case.tokens, dtype=torch.bool)
     if case.kept:
         inside = (kept[..., None] == torch.arange(case.vocab)).any(1)
@@ -136,6 +138,13 @@ def test_values_and_gradients(
     pool: Pool, world: int, dtype: str, kept: int, entropy: bool, side: int
 ) -> None:
     check(pool, world, Case(dtype=dtype, kept=kept, entropy=entropy, side=side))
+
+
+@pytest.mark.parametrize("kept", [0, 6])
+@pytest.mark.parametrize("entropy", [True, False])
+def test_capped_logits(pool: Pool, kept: int, entropy: bool) -> None:
+    """Gradients go through the cap, which bends logits of up to 10."""
+    check(pool, 2, Case(cap=3.0, kept=kept, entropy=entropy))
 
 
 def test_a_frozen_matrix_has_no_gradient(pool: Pool) -> None:

@@ -52,6 +52,7 @@ def train_on_rank(
         ("tp2", "qwen2", True),
         ("pp2dp2", "qwen2", True),
         ("tp2", "qwen3 windows", False),
+        ("tp2", "gemma2", True),
     ],
 )
 def test_gradients_with_recompute_equal_plain_pytorch(

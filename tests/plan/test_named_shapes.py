@@ -12,6 +12,7 @@ import pytest
 import hflow
 from hflow.diagnostics import HflowError, Span
 from hflow.plan.families.registry import RUNNING
+from hflow.plan.file_tensors import file_tensors
 from hflow.plan.flops import matmul_parameters
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.named_shapes import NAMED_SHAPES
@@ -23,6 +24,13 @@ from hflow.runtime.execute import execute
 
 # Parameters of the published weights; tied embeddings count once.
 PUBLISHED = {
+    "gemma-2-2b": 2_614_341_888,
+    "gemma-2-9b": 9_241_705_984,
+    "gemma-2-27b": 27_227_128_320,
+    "gemma-3-1b": 999_885_952,
+    "gemma-3-4b": 3_880_263_168,  # of this and the next two, the text model
+    "gemma-3-12b": 11_766_034_176,
+    "gemma-3-27b": 27_009_346_304,
     "llama-7b": 6_738_415_616,
     "llama-13b": 13_015_864_320,
     "llama-34b": 33_743_970_304,
@@ -40,6 +48,10 @@ PUBLISHED = {
     "mistral-7b-v0.3": 7_248_023_552,
     "mistral-nemo-12b": 12_247_782_400,
     "mistral-small-24b": 23_572_403_200,
+    "phi-3-mini-4k": 3_821_079_552,
+    "phi-3-medium-4k": 13_960_238_080,
+    "phi-4": 14_659_507_200,
+    "phi-4-mini": 3_836_021_760,
     "qwen2.5-0.5b": 494_032_768,
     "qwen2.5-1.5b": 1_543_714_304,
     "qwen2.5-3b": 3_085_938_688,
@@ -109,6 +121,12 @@ def config_of(shape: ModelShape) -> dict[str, Any]:
         more |= {"q_lora_rank": latent.query_rank, "kv_lora_rank": latent.rank}
         more |= {"qk_rope_head_dim": latent.rotary_dim, "v_head_dim": latent.value_dim}
         more |= {"qk_nope_head_dim": shape.head_dim - latent.rotary_dim}
+    if shape.post_norms:
+        more |= {"query_pre_attn_scalar": int(shape.query_scalar or shape.head_dim)}
+    if shape.family == "phi3":
+        more |= {"partial_rotary_factor": (shape.rotary_dim or shape.head_dim) / shape.head_dim}
+        more |= {"sliding_window": shape.window and shape.window.size}
+        more |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}  # within any vocabulary
     return {
         "hidden_size": shape.hidden,
         "num_hidden_layers": shape.num_layers,
@@ -138,7 +156,7 @@ def test_transformers_builds_the_same_model(name: str) -> None:
     corrections = {n: b for n, b in model.named_buffers() if n.endswith("e_score_correction_bias")}
     weights = dict(model.named_parameters()) | corrections
     theirs = {n: tuple(p.shape) for n, p in weights.items() if ".experts." not in n}
-    assert {p.name: p.shape for p in parameters(shape) if ".experts." not in p.name} == theirs
+    assert {t.name: t.shape for t in file_tensors(shape) if ".experts." not in t.name} == theirs
     assert num_parameters(shape) == sum(p.numel() for p in weights.values())
 
 
@@ -180,6 +198,31 @@ FILES = {
         "intermediate_size": 14336, "max_position_embeddings": 32768, "num_attention_heads": 32,
         "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 1000000.0,
         "sliding_window": None, "tie_word_embeddings": False, "vocab_size": 32768,
+    },
+    "gemma-2-9b": {
+        "model_type": "gemma2", "attention_bias": False, "attn_logit_softcapping": 50.0, "eos_token_id": 1,
+        "final_logit_softcapping": 30.0, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 3584, "intermediate_size": 14336,
+        "max_position_embeddings": 8192, "num_attention_heads": 16, "num_hidden_layers": 42,
+        "num_key_value_heads": 8, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_theta": 10000.0,
+        "sliding_window": 4096, "vocab_size": 256000,
+    },
+    "gemma-3-1b": {
+        "model_type": "gemma3_text", "attention_bias": False, "attn_logit_softcapping": None,
+        "eos_token_id": [1, 106], "final_logit_softcapping": None, "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 1152, "intermediate_size": 6912,
+        "max_position_embeddings": 32768, "num_attention_heads": 4, "num_hidden_layers": 26,
+        "num_key_value_heads": 1, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06,
+        "rope_local_base_freq": 10000, "rope_scaling": None, "rope_theta": 1000000, "sliding_window": 512,
+        "sliding_window_pattern": 6, "vocab_size": 262144,
+    },
+    "phi-4": {
+        "model_type": "phi3", "attention_bias": False, "attention_dropout": 0.0, "embd_pdrop": 0.0,
+        "eos_token_id": 100265, "hidden_act": "silu", "hidden_size": 5120, "intermediate_size": 17920,
+        "max_position_embeddings": 16384, "num_attention_heads": 40, "num_hidden_layers": 40,
+        "num_key_value_heads": 10, "original_max_position_embeddings": 16384, "resid_pdrop": 0.0,
+        "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 250000, "sliding_window": None,
+        "tie_word_embeddings": False, "vocab_size": 100352,
     },
     "qwen3-4b": {
         "model_type": "qwen3", "attention_bias": False, "eos_token_id": 151645, "head_dim": 128,

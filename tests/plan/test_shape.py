@@ -14,12 +14,19 @@ import pytest
 
 from hflow.diagnostics import HflowError
 from hflow.plan.families.registry import FAMILIES, PLANNED, RUNNING
+from hflow.plan.file_tensors import file_tensors
 from hflow.plan.flops import attention_flops
 from hflow.plan.model_config import MAX_BYTES, MAX_LAYERS
 from hflow.plan.model_shape import Experts, FamilyName, ModelShape, SlidingWindow
 from hflow.plan.parameters import active_parameters, num_parameters, parameters
 from hflow.plan.read_shape import read_shape
-from hflow.plan.rotary_scaling import LinearScaling, Llama3Scaling, RotaryScaling, YarnScaling
+from hflow.plan.rotary_scaling import (
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    RotaryScaling,
+    YarnScaling,
+)
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 4,
@@ -53,8 +60,9 @@ def written(folder: Path, config: dict[str, Any]) -> str:
 @pytest.mark.parametrize("family", sorted({*FAMILIES} - {"kimi_k2"}))  # which transformers does not know
 def test_a_config_of_transformers_is_read(family: str, tied: bool, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    sizes = {k: v for k, v in SIZES.items() if k != "head_dim" or family.startswith("qwen3")}
-    more = OF_FAMILIES.get(family, {})
+    own_width = family.startswith(("qwen3", "gemma"))
+    sizes = {k: v for k, v in SIZES.items() if k != "head_dim" or own_width}
+    more = OF_FAMILIES.get(family, {}) | {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     config = transformers.AutoConfig.for_model(family, **sizes, **more, tie_word_embeddings=tied)
     config.save_pretrained(tmp_path)
     shape = read_shape(str(tmp_path))
@@ -64,6 +72,8 @@ def test_a_config_of_transformers_is_read(family: str, tied: bool, tmp_path: Pat
     assert num_parameters(shape) == sum(p.numel() for p in (*model.parameters(), *corrections))
     assert shape.qk_norm == any("q_norm" in name for name, _ in model.named_parameters())
     assert shape.qkv_bias == any("q_proj.bias" in name for name, _ in model.named_parameters())
+    theirs = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
+    assert shape.moe or {t.name: t.shape for t in file_tensors(shape)} == theirs
 
 
 DENSE = {**SIZES, "max_position_embeddings": 128}
@@ -84,7 +94,7 @@ DENSE = {**SIZES, "max_position_embeddings": 128}
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", sorted({*FAMILIES} - {"gemma3_text", "phi3"}))
 def test_scaled_positions_are_read(
     family: str, key: str, asked: dict[str, Any], scaling: RotaryScaling | None, tmp_path: Path
 ) -> None:
@@ -94,6 +104,94 @@ def test_scaled_positions_are_read(
     beside = {"original_max_position_embeddings": 64} if asked.get("rope_type") in ("llama3", "yarn") else {}
     shape = read_shape(written(tmp_path, {**sizes, key: asked, **beside}))
     assert getattr(shape.scaling, "original_max_positions", 64) == 64
+
+
+OLDER = {
+    "rope_theta": 2e6,
+    "rope_local_base_freq": 500.0,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+}
+NEWER = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 2e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+}
+
+
+@pytest.mark.parametrize(
+    ("asked", "theta", "local_theta", "scaling"),
+    [
+        ({}, 1e6, 1e4, None),
+        (OLDER, 2e6, 500.0, LinearScaling(8.0)),
+        ({"rope_parameters": NEWER}, 2e6, 500.0, LinearScaling(8.0)),
+    ],
+    ids=["neither", "older", "newer"],
+)
+def test_layers_with_a_window_turn_by_other_angles(
+    asked: dict[str, Any], theta: float, local_theta: float, scaling: RotaryScaling | None, tmp_path: Path
+) -> None:
+    """Also with one over all positions, which hides none; transformers' own reading says the same."""
+    transformers = pytest.importorskip("transformers")
+    folder = written(tmp_path, {"model_type": "gemma3_text", **DENSE, **asked, "sliding_window_pattern": 3})
+    shape, config = read_shape(folder), transformers.AutoConfig.from_pretrained(folder)
+    assert (shape.rope_theta, shape.scaling) == (theta, scaling)
+    assert shape.window == SlidingWindow(4096, (0, 1), local_theta)
+    assert config.layer_types == [SLIDING, SLIDING, FULL]
+    assert config.rope_parameters[FULL]["rope_theta"] == theta
+    assert config.rope_parameters[SLIDING]["rope_theta"] == local_theta
+
+
+def test_what_a_file_of_gemma_does_not_say_is_as_in_transformers(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    for family in ("gemma2", "gemma3_text"):
+        folder = written(
+            tmp_path, {"model_type": family, **{k: v for k, v in DENSE.items() if k != "head_dim"}}
+        )
+        shape, config = read_shape(folder), transformers.AutoConfig.from_pretrained(folder)
+        assert (shape.tied, shape.head_dim, shape.norm_eps) == (True, config.head_dim, config.rms_norm_eps)
+        assert shape.query_scalar is None and config.query_pre_attn_scalar == config.head_dim
+        assert shape.attention_cap == config.attn_logit_softcapping
+        assert shape.logit_cap == config.final_logit_softcapping
+    asked = {"attn_logit_softcapping": None, "final_logit_softcapping": 7.0, "query_pre_attn_scalar": 64}
+    shape = read_shape(written(tmp_path, {"model_type": "gemma2", **DENSE, **asked}))
+    assert (shape.attention_cap, shape.logit_cap, shape.query_factor) == (None, 7.0, 0.5)
+
+
+SHORT, LONG = [1.0, 1.5] * 4, [4.0, 9.0] * 4
+LONGROPE = {"rope_type": "longrope", "short_factor": SHORT, "long_factor": LONG}
+PHI = {"model_type": "phi3", **DENSE, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+
+@pytest.mark.parametrize(
+    ("asked", "original", "factor"),
+    [
+        (LONGROPE, 64, math.sqrt(1 + math.log(2) / math.log(64))),
+        (LONGROPE | {"factor": 8.0}, 64, math.sqrt(1 + math.log(8) / math.log(64))),
+        (LONGROPE | {"attention_factor": 0.5}, 64, 0.5),
+        (LONGROPE, 256, 1.0),
+    ],
+)
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_longrope_has_the_positions_of_its_pretraining(
+    key: str, asked: dict[str, Any], original: int, factor: float, tmp_path: Path
+) -> None:
+    """Within which transformers takes the short factors."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    sizes = PHI | {"hidden_size": 128}  # of which transformers takes the width of heads
+    folder = written(tmp_path, {**sizes, key: asked, "original_max_position_embeddings": original})
+    shape = read_shape(folder)
+    assert shape.max_positions == min(128, original)
+    assert shape.scaling == LongRopeScaling(tuple(SHORT), original, 128 / original, factor)
+    config = transformers.AutoConfig.from_pretrained(folder)
+    theirs = transformers.models.phi3.modeling_phi3.Phi3RotaryEmbedding(config)
+    cos, _ = theirs(torch.zeros(1), torch.arange(shape.max_positions)[None])
+    assert cos.max().item() == pytest.approx(factor)
+    torch.testing.assert_close(theirs.inv_freq, 1e4 ** (-torch.arange(8) / 8) / torch.tensor(SHORT))
+
+
+def test_a_part_of_each_head_turns(tmp_path: Path) -> None:
+    for some in ({"rope_parameters": {"partial_rotary_factor": 0.5}}, {"partial_rotary_factor": 0.5}):
+        assert read_shape(written(tmp_path, PHI | some)).rotary_dim == 8  # of 16
+    assert read_shape(written(tmp_path, PHI | {"partial_rotary_factor": 1.0})).rotary_dim is None
 
 
 SOME = {"use_sliding_window": True, "sliding_window": 16}
@@ -107,6 +205,10 @@ SLIDING, FULL = "sliding_attention", "full_attention"
         ("mistral", {"sliding_window": None}, None),
         ("mistral", {"sliding_window": 128}, None),  # hides none of 128 positions
         ("mistral", {"max_position_embeddings": 8192}, SlidingWindow(4096, (0, 1, 2))),
+        ("phi3", {"sliding_window": 16, "pad_token_id": 0}, SlidingWindow(16, (0, 1, 2))),
+        ("phi3", {"max_position_embeddings": 8192, "pad_token_id": 0}, None),
+        ("gemma2", {"sliding_window": 16}, SlidingWindow(16, (0, 2))),
+        ("gemma2", {"sliding_window": 16, "layer_types": [FULL, FULL, SLIDING]}, SlidingWindow(16, (2,))),
         *((family, *case) for family in ("qwen2", "qwen3") for case in (
             (SOME | {"max_window_layers": 1}, SlidingWindow(16, (1, 2))),
             (SOME | {"max_window_layers": 0}, SlidingWindow(16, (0, 1, 2))),
@@ -142,6 +244,37 @@ def test_windows_are_those_of_transformers(
         ("llama", {"hidden_act": "gelu"}, "hidden_act `gelu` is not supported (silu is)"),
         ("mistral", {"layer_types": [FULL] * 3}, "in some layers is not supported"),
         ("mistral", {"sliding_window": 0}, "`sliding_window` is 0, not between 1"),
+        ("gemma2", {"hidden_activation": "gelu"}, "`hidden_activation` gelu is not supported"),
+        ("gemma2", {"use_bidirectional_attention": True}, "sees later tokens is not supported"),
+        ("gemma2", {"sliding_window": None}, "`sliding_window` is null"),
+        (
+            "gemma2",
+            {"final_logit_softcapping": 0},
+            "`final_logit_softcapping` is 0, no finite",
+        ),
+        ("gemma3", {}, "reads images, too, which is not supported (its text model is"),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}, "(null is; gemma2 has it)"),
+        ("gemma3_text", {"rope_parameters": {"rope_theta": 1e4}}, "neither `full_attention` nor"),
+        (
+            "gemma3_text",
+            {"rope_parameters": {SLIDING: {"rope_type": "yarn"}}},
+            "yarn in layers with",
+        ),
+        ("phi3", {"resid_pdrop": 0.1}, "`resid_pdrop`: phi3 with dropout is not supported (0 is)"),
+        (
+            "phi3",
+            {"rope_scaling": LLAMA3},
+            "`rope_type`: llama3 is not supported in this family (longrope is)",
+        ),
+        ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": SHORT}}, "no key 'long_factor'"),
+        (
+            "phi3",
+            {"rope_scaling": LONGROPE | {"short_factor": SHORT[1:]}},
+            "has 7 numbers for 8 pairs",
+        ),
+        ("phi3", {"rope_scaling": LONGROPE | {"long_factor": [0.0] * 8}}, "`long_factor` is 0.0, no finite"),
+        ("phi3", {"partial_rotary_factor": 0.2}, "lets 3 dims of 16 turn, no even number from 2 to 16"),
+        ("phi3", {"layer_types": [FULL] * 3, "sliding_window": 8}, "in some layers is not supported"),
         ("qwen2", SOME | {"layer_types": [SLIDING]}, "`layer_types` has 1 entries for 3 layers"),
         ("qwen2", {"layer_types": [SLIDING] * 3}, "there is no window"),
         ("qwen3", SOME | {"layer_types": ["chunked_attention"] * 3}, "'chunked_attention' is not supported"),

@@ -50,6 +50,8 @@ def uncut(group: NodeGroup, shape: ModelShape) -> str:
         return "generation reads whole rows"
     if ops:
         return f"{group.profile.title} reads whole rows"
+    if shape.post_norms:
+        return "rows of models of Gemma's kind are not cut"
     return "rows of models with experts are not cut" if shape.moe else ""
 
 

@@ -6,7 +6,12 @@ from math import isclose
 
 from hflow.plan.engine_profile import EngineProfile, ServerProfile
 from hflow.plan.model_shape import ModelShape
-from hflow.plan.rotary_scaling import YarnScaling, default_attention_factor
+from hflow.plan.rotary_scaling import (
+    LongRopeScaling,
+    YarnScaling,
+    default_attention_factor,
+    longrope_attention_factor,
+)
 
 SERVER_PROFILE = ServerProfile(
     process_bytes=1_000_000_000,  # measured on a CPU
@@ -17,16 +22,28 @@ SERVER_PROFILE = ServerProfile(
 
 
 def _lacks(shape: ModelShape) -> str:
-    """Its models of these families read neither `sliding_window` nor `attention_factor` (SGLang 0.5.23)."""
+    """Its models of these families read neither `sliding_window` nor `attention_factor`, nor, where
+    transformers writes it, `partial_rotary_factor` (SGLang 0.5.23). Of Gemma as transformers 5 writes it, the
+    second version does not start, and the third gives other tokens."""
     if shape.adapter:
         return "an adapter"
+    if shape.post_norms:
+        return "layers of Gemma's kind"
     if shape.window:
         return f"a sliding window of {shape.window.size} tokens"
-    if isinstance(shape.scaling, YarnScaling) and not isclose(
-        shape.scaling.attention_factor, default_attention_factor(shape.scaling.factor)
-    ):
-        return f"an `attention_factor` of {shape.scaling.attention_factor:g}"
-    return ""
+    if shape.rotary_dim:
+        return f"rotary positions in {shape.rotary_dim} of {shape.head_dim} dims of each head"
+    given = shape.scaling
+    match given:
+        case YarnScaling():
+            usual = default_attention_factor(given.factor)
+        case LongRopeScaling():
+            usual = longrope_attention_factor(given.stretch, given.original_max_positions)
+        case _:
+            return ""
+    if isclose(given.attention_factor, usual):
+        return ""
+    return f"an `attention_factor` of {given.attention_factor:g}"
 
 
 PROFILE = EngineProfile(

@@ -33,6 +33,13 @@ def quantized(config: ModelConfig, family: str) -> str:
     return "quantized weights (quantization_config) are not supported (those in f32 and bf16 are)"
 
 
+def no_dropout(config: ModelConfig, family: str) -> str:
+    """A run computes the same model in training as in scoring."""
+    asked = (key for key in ("resid_pdrop", "embd_pdrop", "attention_dropout") if config.has(key))
+    key = next((key for key in asked if config.number(key, 0.0, zero=True)), "")
+    return f"`{key}`: {family} with dropout is not supported (0 is)" if key else ""
+
+
 def partial_rotary(config: ModelConfig, family: str) -> str:
     places = (config, config.inner("rope_scaling"), config.inner("rope_parameters"))
     if all(place.number("partial_rotary_factor", 1.0) == 1 for place in places):

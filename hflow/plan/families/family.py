@@ -9,6 +9,7 @@ from hflow.graph.ir import Head
 from hflow.plan.families.rotary import no_scaling_conflict, read_scaling, rope_theta
 from hflow.plan.model_config import MAX_LAYERS, ConfigError, ModelConfig
 from hflow.plan.model_shape import Experts, FamilyName, LatentAttention, ModelShape, SlidingWindow
+from hflow.plan.rotary_scaling import LongRopeScaling, RotaryScaling
 
 # What is wrong with a file, for the family of this name; empty when nothing is.
 Check = Callable[[ModelConfig, str], str]
@@ -31,34 +32,73 @@ def no_latent(config: ModelConfig) -> None:
     """Of families with grouped-query attention."""
 
 
+def whole_heads(config: ModelConfig, head_dim: int) -> int | None:
+    """Of families whose heads turn as a whole, which `partial_rotary` of `checks` sees to."""
+
+
+def all_entries(config: ModelConfig) -> ModelConfig:
+    """Of families whose layers turn alike."""
+    return config
+
+
+def nothing_else(config: ModelConfig, shape: ModelShape) -> ModelShape:
+    """Of families that `Family` describes."""
+    return shape
+
+
+@dataclass(frozen=True)
+class FusedTensor:
+    """A tensor of a layer in a family's files that holds several parameters, one after the other along its
+    rows: ``self_attn.qkv_proj``, say, and the modules of its `parts`."""
+
+    module: str
+    parts: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class Family:
     """Models of one `model_type`.
 
     Attributes:
         architecture: how the names of transformers' classes begin: ``Qwen2`` of ``Qwen2ForCausalLM``.
+        classifier: the same of models with a scalar head, where it is another.
         runs: the engines build and train it; else it is only planned.
         qkv_bias, qk_norm: see `ModelShape`; a text is the key of the file that says so.
         head_dim: the width of a head where the file does not say; None: that of ``hidden / heads``.
+        tied, norm_eps: see `ModelShape`; where the file does not say.
         checks: for what the file may ask that makes another model than `ModelShape` says.
         window, experts: read from a file with so many layers; they raise ConfigError.
-        latent: read from a file, as these.
+        latent, scaling: read from a file, as these; the latter with the number of its positions.
+        rotary_dim: read from a file, of heads of this width; see `ModelShape`.
+        fused: tensors of its files that are several parameters.
+        rotary: the file as it is read for rotary positions; where layers differ, for those without a window.
+        complete: the shape with what no other family has, read from a file.
     """
 
     name: FamilyName
     architecture: str
     checks: tuple[Check, ...]
+    classifier: str = ""
     runs: bool = True
     qkv_bias: bool | str = False
     qk_norm: bool | str = False
     head_dim: int | None = None
+    tied: bool = False
+    norm_eps: float = 1e-6
     window: Callable[[ModelConfig, int], SlidingWindow | None] = every_token
     experts: Callable[[ModelConfig, int], Experts | None] = no_experts
     latent: Callable[[ModelConfig], LatentAttention | None] = no_latent
+    scaling: Callable[[ModelConfig, int], RotaryScaling | None] = read_scaling
+    rotary_dim: Callable[[ModelConfig, int], int | None] = whole_heads
+    fused: tuple[FusedTensor, ...] = ()
+    rotary: Callable[[ModelConfig], ModelConfig] = all_entries
+    complete: Callable[[ModelConfig, ModelShape], ModelShape] = nothing_else
 
     def class_of(self, head: Head) -> str:
         """The name of transformers' class for such models."""
-        return self.architecture + {"lm": "ForCausalLM", "scalar": "ForSequenceClassification"}[head]
+        if head == "lm":
+            return f"{self.architecture}ForCausalLM"
+        return f"{self.classifier or self.architecture}ForSequenceClassification"
 
     def shape(self, config: ModelConfig) -> ModelShape:
         """The model that the file asks for. Raises ConfigError when a value is missing, of the wrong kind, or
@@ -70,10 +110,13 @@ class Family:
         layers = config.size("num_hidden_layers", most=MAX_LAYERS)
         experts = self.experts(config, layers)
         vocab, positions = config.size("vocab_size"), config.size("max_position_embeddings")
-        window = self.window(config, layers)
+        window, rotary = self.window(config, layers), self.rotary(config)
+        no_scaling_conflict(rotary)
+        scaling = self.scaling(rotary, positions)
+        if isinstance(scaling, LongRopeScaling):
+            positions = min(positions, scaling.original_max_positions)
         config.check_end(vocab)
-        no_scaling_conflict(config)
-        return ModelShape(
+        shape = ModelShape(
             family=self.name,
             num_layers=layers,
             hidden=config.size("hidden_size"),
@@ -83,17 +126,19 @@ class Family:
             ffn=experts.width if experts else config.size("intermediate_size"),
             vocab=vocab,
             max_positions=positions,
-            rope_theta=rope_theta(config),
-            norm_eps=config.number("rms_norm_eps", 1e-6, zero=True),
-            tied=config.flag("tie_word_embeddings"),
+            rope_theta=rope_theta(rotary),
+            norm_eps=config.number("rms_norm_eps", self.norm_eps, zero=True),
+            tied=config.flag("tie_word_embeddings") if config.has("tie_word_embeddings") else self.tied,
             qkv_bias=_said(config, self.qkv_bias),
             qk_norm=_said(config, self.qk_norm),
             moe=experts,
             latent=latent,
-            scaling=read_scaling(config, positions),
+            scaling=scaling,
             # a window over all positions hides none
-            window=window if window and window.size < positions else None,
+            window=window if window and (window.size < positions or window.rope_theta) else None,
+            rotary_dim=self.rotary_dim(rotary, head_dim),
         )
+        return self.complete(config, shape)
 
     def _heads(self, config: ModelConfig) -> tuple[int, int, int]:
         """How many heads, how many of keys and values, and how wide each is."""

@@ -10,11 +10,14 @@ from collections.abc import Mapping
 
 from hflow.plan.families import (
     deepseek_v3,
+    gemma2,
+    gemma3_text,
     glm4_moe,
     kimi_k2,
     llama,
     mistral,
     mixtral,
+    phi3,
     qwen2,
     qwen3,
     qwen3_moe,
@@ -25,8 +28,13 @@ from hflow.plan.model_shape import ModelShape
 
 FAMILIES: Mapping[str, Family] = {
     module.FAMILY.name: module.FAMILY
-    for module in (deepseek_v3, glm4_moe, kimi_k2, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe)
-}
+    for module in (
+        deepseek_v3, gemma2, gemma3_text, glm4_moe, kimi_k2, llama, mistral, mixtral, phi3, qwen2, qwen3,
+        qwen3_moe,
+    )
+}  # fmt: skip
+# Of models that read images, too: the family of their text model.
+TEXT_MODELS = {"gemma3": "gemma3_text"}
 RUNNING = tuple(name for name, family in FAMILIES.items() if family.runs)
 PLANNED = tuple(name for name, family in FAMILIES.items() if not family.runs)
 
@@ -39,6 +47,11 @@ def shape_of(config: ModelConfig) -> ModelShape:
             hflow does not know.
     """
     name = config.entries.get("model_type")
+    if isinstance(name, str) and name in TEXT_MODELS:
+        raise ConfigError(
+            f"model_type `{name}` reads images, too, which is not supported (its text model is, in a folder"
+            f" of its own: {TEXT_MODELS[name]}, {FAMILIES[TEXT_MODELS[name]].class_of('lm')})"
+        )
     if not isinstance(name, str) or name not in FAMILIES:
         known = f"{', '.join(RUNNING)} run, {', '.join(PLANNED)} can only be planned"
         raise ConfigError(f"model_type `{name}` is not supported; {known}")

@@ -21,12 +21,27 @@ def rope_theta(config: ModelConfig) -> float:
     return config.inner("rope_parameters").number("rope_theta", older)
 
 
+def turning_dims(config: ModelConfig, head_dim: int) -> int | None:
+    """How many dims of a head turn by its position; None: all. Raises ConfigError when these are no pairs."""
+    key = "partial_rotary_factor"
+    own = config.number(key, 1.0)
+    older = config.inner("rope_scaling").number(key, own)
+    part = config.inner("rope_parameters").number(key, older)
+    turning = int(head_dim * part)
+    if not 2 <= turning <= head_dim or turning % 2:
+        raise ConfigError(
+            f"`{key}` {part:g} lets {turning} dims of {head_dim} turn, no even number from 2 to {head_dim}"
+        )
+    return turning if turning < head_dim else None
+
+
 def no_scaling_conflict(config: ModelConfig) -> None:
     """Raises ConfigError when the two keys differ in the kind of scaling: transformers reads one of them."""
     older, newer = config.inner("rope_scaling"), config.inner("rope_parameters")
-    if older.entries and newer.entries and _kind(older) != _kind(newer):
+    kinds = rotary_kind(older), rotary_kind(newer)
+    if older.entries and newer.entries and kinds[0] != kinds[1]:
         raise ConfigError(
-            f"scaled rotary positions: `rope_scaling` says {_kind(older)}, `rope_parameters` {_kind(newer)}"
+            f"scaled rotary positions: `rope_scaling` says {kinds[0]}, `rope_parameters` {kinds[1]}"
             " (one of the keys is enough)"
         )
 
@@ -37,9 +52,8 @@ def read_scaling(config: ModelConfig, positions: int) -> RotaryScaling | None:
     Raises:
         ConfigError: for a kind that hflow does not know, and values that are missing or of the wrong kind.
     """
-    rotary = config.inner("rope_scaling")
-    rotary = rotary if rotary.entries else config.inner("rope_parameters")
-    kind = _kind(rotary)
+    rotary = rotary_entries(config)
+    kind = rotary_kind(rotary)
     if kind == "default":
         return None
     if kind == "linear":
@@ -54,7 +68,14 @@ def read_scaling(config: ModelConfig, positions: int) -> RotaryScaling | None:
     )
 
 
-def _kind(rotary: ModelConfig) -> str:
+def rotary_entries(config: ModelConfig) -> ModelConfig:
+    """What is under the key that transformers reads: the older one, if the file has both."""
+    older = config.inner("rope_scaling")
+    return older if older.entries else config.inner("rope_parameters")
+
+
+def rotary_kind(rotary: ModelConfig) -> str:
+    """How positions are scaled, in the words of config.json."""
     return str(rotary.entries.get("rope_type", rotary.entries.get("type", "default")))
 
 

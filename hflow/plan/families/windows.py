@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hflow.plan.model_config import MAX_SIZE, ConfigError, ModelConfig
 from hflow.plan.model_shape import SlidingWindow
 
@@ -20,6 +22,11 @@ def in_all_layers(config: ModelConfig, layers: int) -> SlidingWindow | None:
     return SlidingWindow(size, tuple(range(layers))) if size else None
 
 
+def in_all_layers_if_named(config: ModelConfig, layers: int) -> SlidingWindow | None:
+    """As `in_all_layers`, but a file without the key has no window."""
+    return in_all_layers(config, layers) if config.has("sliding_window") else None
+
+
 def in_some_layers(config: ModelConfig, layers: int) -> SlidingWindow | None:
     """`sliding_window` holds with `use_sliding_window`, in the layers of `layer_types` that say so; without
     these in those from `max_window_layers` on.
@@ -33,19 +40,38 @@ def in_some_layers(config: ModelConfig, layers: int) -> SlidingWindow | None:
         first = _first(config)
         sliding = tuple(range(first, layers))
         return SlidingWindow(size, sliding) if size and sliding else None
-    types = config.items("layer_types")
-    unknown = next((kind for kind in types if kind not in (FULL, SLIDING)), None)
-    if unknown is not None:
-        raise ConfigError(f"`layer_types`: {unknown!r} is not supported ({FULL} and {SLIDING} are)")
-    if len(types) != layers:
-        raise ConfigError(f"`layer_types` has {len(types)} entries for {layers} layers")
-    sliding = tuple(layer for layer, kind in enumerate(types) if kind == SLIDING)
+    sliding = _sliding(config.items("layer_types"), layers)
     if sliding and size is None:
         raise ConfigError(
             "`layer_types` has sliding-window attention, and there is no window: `use_sliding_window` is not"
             " true, or `sliding_window` null"
         )
     return SlidingWindow(size, sliding) if size and sliding else None
+
+
+def but_in_every(number: int, config: ModelConfig, layers: int) -> SlidingWindow | None:
+    """`sliding_window` holds in the layers of `layer_types` that say so; without these in all but every
+    `number`-th.
+
+    Raises:
+        ConfigError: `layer_types` does not fit the layers, has another type, or asks for a window that is not
+            there.
+    """
+    types = config.items("layer_types") or [SLIDING if at % number else FULL for at in range(1, layers + 1)]
+    sliding, size = _sliding(types, layers), _size(config)
+    if sliding and size is None:
+        raise ConfigError("`layer_types` has sliding-window attention, and `sliding_window` is null")
+    return SlidingWindow(size, sliding) if size and sliding else None
+
+
+def _sliding(types: list[Any], layers: int) -> tuple[int, ...]:
+    """The numbers of the layers whose type says that they have a window."""
+    unknown = next((kind for kind in types if kind not in (FULL, SLIDING)), None)
+    if unknown is not None:
+        raise ConfigError(f"`layer_types`: {unknown!r} is not supported ({FULL} and {SLIDING} are)")
+    if len(types) != layers:
+        raise ConfigError(f"`layer_types` has {len(types)} entries for {layers} layers")
+    return tuple(layer for layer, kind in enumerate(types) if kind == SLIDING)
 
 
 def _size(config: ModelConfig) -> int | None:

@@ -47,4 +47,4 @@ def _tensors(model: Model, shape: ModelShape, reader: CheckpointReader) -> Itera
         if name in moved:
             yield name, reader.whole(f"models/{model.name}/weights/{name}").to(dtype)
         else:
-            yield name, read_tensor(stored[name], name).to(dtype)
+            yield name, read_tensor(stored[name]).to(dtype)

@@ -89,7 +89,8 @@ def new_model(
     tokenizer.chat_template = CHAT_TEMPLATES[chat_template] if chat_template else None
     classes: Any = transformers
     kind = FAMILIES[family]
-    config = getattr(classes, f"{kind.architecture}Config")(
+    config = transformers.AutoConfig.for_model(
+        family,
         vocab_size=len(tokenizer),
         num_hidden_layers=layers,
         hidden_size=hidden,

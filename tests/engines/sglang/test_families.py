@@ -49,8 +49,16 @@ def test_log_probs_are_those_of_transformers(served: tuple[Server, str]) -> None
 @pytest.mark.matrix(4, cover=False)
 @pytest.mark.parametrize(
     "served",
-    ["llama linear", "mistral full", "mixtral", "qwen2 yarn", "qwen3_moe", "qwen3_moe probabilities"],
+    [
+        "llama linear",
+        "mistral full",
+        "mixtral",
+        "phi3 longrope",
+        "qwen2 yarn",
+        "qwen3_moe",
+        "qwen3_moe probabilities",
+    ],
     indirect=True,
-)
+)  # fmt: skip
 def test_log_probs_of_further_variants(served: tuple[Server, str]) -> None:
     check(*served)

@@ -28,10 +28,12 @@ TURN = 128  # queries that see all tokens before them at once, where they need a
 
 @dataclass(frozen=True)
 class TokenPlaces:
-    """What attention knows of the tokens: the rows that they make up, and how each turns by its position."""
+    """What attention knows of the tokens: the rows that they make up, and how each turns by its position.
+    `windowed`: how it turns in layers with a window, where it does so by other angles there."""
 
     pack: Pack | ContextShard
     rotation: Rotation
+    windowed: Rotation | None = None
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -130,7 +132,7 @@ class FusedAttention(torch.nn.Module):
 
     def __init__(self, config: ShapedConfig, layer_number: int, **_: Any):
         super().__init__()
-        self.layer_number = layer_number
+        self.layer_number, self.shape = layer_number, config.shape
         self.window = config.shape.window_of(layer_number - 1)  # Megatron counts from 1, over all stages
 
     def forward(
@@ -146,7 +148,11 @@ class FusedAttention(torch.nn.Module):
             ``[places, 1, heads * d]``.
         """
         turned, pack = attention_mask.rotation, attention_mask.pack
+        if self.window is not None and attention_mask.windowed is not None:
+            turned = attention_mask.windowed
         tensors = turned(query.squeeze(1)), turned(key.squeeze(1)), value.squeeze(1)
+        if self.shape.query_factor != 1:
+            tensors = tensors[0] * self.shape.query_factor, *tensors[1:]
         if isinstance(pack, ContextShard):
             return self._over_ranks(pack, *tensors).unsqueeze(1)
         found: list[Tensor] = []

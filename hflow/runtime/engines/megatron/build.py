@@ -8,6 +8,7 @@ import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.tensor_parallel.random import initialize_rng_tracker
+from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 from hflow.plan.layout import Mesh
@@ -16,23 +17,20 @@ from hflow.runtime.engines.groups import Groups
 from hflow.runtime.engines.megatron import present_device
 from hflow.runtime.engines.megatron.adapter import add_adapters
 from hflow.runtime.engines.megatron.attention import FusedAttention
+from hflow.runtime.engines.megatron.capped_attention import CappedAttention
 from hflow.runtime.engines.megatron.collection import collection
-from hflow.runtime.engines.megatron.gated import SwiGLU
+from hflow.runtime.engines.megatron.embedding import ScaledEmbedding
+from hflow.runtime.engines.megatron.gated import GeGLU, SwiGLU
 from hflow.runtime.engines.megatron.head import replace_output_layer
 from hflow.runtime.engines.megatron.moe.layer import MixtureOfExperts
+from hflow.runtime.engines.megatron.norm import NormedResidual, OffsetRMSNorm, RMSNorm
 from hflow.runtime.engines.megatron.recompute import RecomputingLayer
 from hflow.runtime.engines.megatron.shaped_config import ShapedConfig
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 
-class RMSNorm(torch.nn.RMSNorm):
-    """Root-mean-square norm whose weight has the model's dtype, like all its other weights."""
-
-    def __init__(self, config: ShapedConfig, hidden_size: int, eps: float = 1e-6, **_: Any):
-        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
-        # Of sequence parallelism: each rank norms other places, and Megatron sums the gradients so marked.
-        self.weight.sequence_parallel = True  # type: ignore[attr-defined]
+GATES = {"silu": SwiGLU, "gelu_tanh": GeGLU}
 
 
 def build_model(
@@ -54,7 +52,7 @@ def build_model(
     config = _config(shape, mesh, DTYPES[dtype], groups)
     model = GPTModel(
         config,
-        _layers(shape.num_layers // mesh.pp, shape),
+        _layers(shape.num_layers // mesh.pp, config),
         vocab_size=shape.vocab,
         max_sequence_length=shape.max_positions,
         pre_process=groups.first_stage,
@@ -63,6 +61,8 @@ def build_model(
         position_embedding_type="none",  # attention turns queries and keys itself
         pg_collection=collection(groups),
     )
+    if groups.first_stage and shape.scaled_embedding:
+        model.embedding.__class__ = ScaledEmbedding  # Megatron lets nobody choose its class
     if groups.last_stage:
         replace_output_layer(model, shape.head == "scalar")
     add_adapters(model, shape, groups.tp)
@@ -85,7 +85,7 @@ def _config(shape: ModelShape, mesh: Mesh, dtype: torch.dtype, groups: Groups) -
         layernorm_epsilon=shape.norm_eps,
         gated_linear_unit=True,
         activation_func=torch.nn.functional.silu,
-        use_te_activation_func=True,  # a module of the layer's, here `SwiGLU`
+        use_te_activation_func=True,  # a module of the layer's, here one of `GATES`
         add_bias_linear=False,
         add_qkv_bias=shape.qkv_bias,
         qk_layernorm=shape.qk_norm,  # their gradients are summed over tp, whose ranks have other heads
@@ -112,19 +112,24 @@ def _config(shape: ModelShape, mesh: Mesh, dtype: torch.dtype, groups: Groups) -
     )
 
 
-def _layers(count: int, shape: ModelShape) -> Any:
+def _layers(count: int, config: ShapedConfig) -> Any:
+    shape = config.shape
     layer = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=shape.qk_norm)
-    norm: Any = RMSNorm  # Megatron takes classes too, but declares only specifications of modules
+    # Megatron takes classes too, but declares only specifications of modules
+    norm: Any = OffsetRMSNorm if shape.offset_norms else RMSNorm
     parts: Any = layer.submodules
     parts.input_layernorm = norm
     parts.pre_mlp_layernorm = norm
     attention: Any = parts.self_attention.submodules
-    attention.core_attention = FusedAttention
+    attention.core_attention = CappedAttention if shape.attention_cap else FusedAttention
     if shape.qk_norm:
         attention.q_layernorm = attention.k_layernorm = norm
+    if shape.post_norms:
+        added = ModuleSpec(NormedResidual, params={"config": config, "norm": norm})
+        parts.self_attn_bda = parts.mlp_bda = added
     if shape.moe:
         parts.mlp = MixtureOfExperts
     else:
-        parts.mlp.submodules.activation_func = SwiGLU
+        parts.mlp.submodules.activation_func = GATES[shape.activation]
     layer.module = RecomputingLayer
     return TransformerBlockSubmodules(layer_specs=[layer] * count, layer_norm=norm)

@@ -14,14 +14,17 @@ import torch
 import torch.distributed as dist
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor
-from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
+from torch.nn.functional import linear, scaled_dot_product_attention
 
 from hflow.plan.model_shape import ModelShape
 from hflow.runtime.engines.megatron.adapter import adapted
 from hflow.runtime.engines.megatron.attention import CHUNK, attend, attend_within, band
 from hflow.runtime.engines.megatron.cache import KeyValueCache
+from hflow.runtime.engines.megatron.capped_attention import attend_capped, attend_capped_newest
+from hflow.runtime.engines.megatron.embedding import embedding_factor
 from hflow.runtime.engines.megatron.rotary import Rotation
 from hflow.runtime.engines.megatron.shaped_config import shape_of_model
+from hflow.runtime.engines.megatron.soft_cap import cap_
 
 
 @dataclass(frozen=True)
@@ -47,13 +50,12 @@ class Decoder:
         self.tp: dist.ProcessGroup = model.pg_collection.tp
         self.groups = config.num_query_groups // self.tp.size()
         self.head_dim: int = config.kv_channels
-        self.eps: float = config.layernorm_epsilon
-        self.hidden: int = config.hidden_size
         self.layers: Any = model.decoder.layers
         positions = torch.arange(length, device=self.layers[0].self_attention.linear_qkv.weight.device)
         self.shape = shape_of_model(model)
         self.windows = [self.shape.window_of(number) for number in range(self.shape.num_layers)]
-        self.cos, self.sin = _rotations(positions, self.shape, config.params_dtype)
+        self.turns = _turns(positions, self.shape, config.params_dtype)
+        self.embedding_factor = embedding_factor(self.shape, config.params_dtype)
 
     def cache(self, rows: int) -> KeyValueCache:
         """An empty one."""
@@ -74,16 +76,21 @@ class Decoder:
         """
         new = tokens.shape[1]
         assert new == 1 or not cache.used, "of several tokens all others would have to be seen, too"
-        sight = Sight(present, _causal(present, new, self.windows, self.cos))
+        sight = Sight(present, _causal(present, new, self.windows, self.turns[0][0]))
         x = self.model.embedding.word_embeddings(tokens)  # [rows, new, hidden]
+        if self.embedding_factor != 1:
+            x = x * self.embedding_factor
         for number, layer in enumerate(self.layers):
-            x = x + self._attention(number, layer, self._norm(x, layer.input_layernorm), sight, cache)
-            x = x + self._mlp(layer.mlp, self._norm(x, layer.pre_mlp_layernorm))
+            attended = self._attention(number, layer, layer.input_layernorm(x), sight, cache)
+            x = self._added(x, attended, layer.self_attn_bda)
+            x = self._added(x, self._mlp(layer.mlp, layer.pre_mlp_layernorm(x)), layer.mlp_bda)
         cache.advance(tokens.shape[1])
-        return self._logits(self._norm(x[:, -1], self.model.decoder.final_layernorm))
+        final: Any = self.model.decoder.final_layernorm
+        return self._logits(final(x[:, -1]))
 
-    def _norm(self, x: Tensor, norm: Any) -> Tensor:
-        return rms_norm(x, (self.hidden,), norm.weight, self.eps)
+    def _added(self, x: Tensor, branch: Tensor, added: Any) -> Tensor:
+        """`added`: the layer's `NormedResidual`, if it has norms there."""
+        return x + (added.norm(branch) if self.shape.post_norms else branch)
 
     def _attention(self, number: int, layer: Any, x: Tensor, sight: Sight, cache: KeyValueCache) -> Tensor:
         rows, new, _ = x.shape
@@ -91,12 +98,17 @@ class Decoder:
         # Of every group its queries, which share a key and a value; then these.
         qkv = adapted(fused, x, linear(x, fused.weight, fused.bias))
         qkv = qkv.view(rows, new, self.groups, -1, self.head_dim)
-        turned = self._turned(self._each_normed(layer.self_attention, qkv[:, :, :, :-1]), cache.used)
+        normed = self._each_normed(layer.self_attention, qkv[:, :, :, :-1])
+        turned = self._turned(normed, cache.used, self.turns[number])
         queries = turned[:, :, :, :-1]
+        if self.shape.query_factor != 1:
+            queries = queries * self.shape.query_factor
         keys, values = cache.add(number, turned[:, :, :, -1], qkv[:, :, :, -1])
-        window = self.windows[number]
+        window, cap = self.windows[number], self.shape.attention_cap
         if new == 1:  # queries that share a key are queries of one head: it is read once
-            found = _newest(queries[:, 0], keys, values, window, sight.present)
+            found = _newest(queries[:, 0], keys, values, window, sight.present, cap)
+        elif cap is not None:
+            found = attend_capped(cap, _heads(queries), keys, values, window, sight.present).transpose(1, 2)
         elif sight.takes_turns(new) or (window is not None and window < new):
             reach = min(window or new, new)
             found = attend_within(reach, _heads(queries), keys, values, sight.present).transpose(1, 2)
@@ -110,19 +122,20 @@ class Decoder:
         if not self.shape.qk_norm:
             return x
         parts = (x[:, :, :, :-1], attention.q_layernorm), (x[:, :, :, -1:], attention.k_layernorm)
-        return torch.cat([rms_norm(part, (self.head_dim,), norm.weight, self.eps) for part, norm in parts], 3)
+        return torch.cat([norm(part) for part, norm in parts], 3)
 
-    def _turned(self, x: Tensor, start: int) -> Tensor:
+    def _turned(self, x: Tensor, start: int, tables: tuple[Tensor, Tensor]) -> Tensor:
         """Rotary embedding (arXiv:2104.09864) of ``[rows, new, groups, heads, d]`` from place `start` on."""
-        cos, sin = (table[start : start + x.shape[1], None, None] for table in (self.cos, self.sin))
-        swapped = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
-        return torch.addcmul(x * cos, swapped, sin)
+        cos, sin = (table[start : start + x.shape[1], None, None] for table in tables)
+        turning, still = x.tensor_split([cos.shape[-1]], -1)
+        swapped = turning.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
+        turned = torch.addcmul(turning * cos, swapped, sin)
+        return torch.cat([turned, still], -1) if still.shape[-1] else turned
 
     def _mlp(self, mlp: Any, x: Tensor) -> Tensor:
         if self.shape.moe:
             return mlp(x)[0]
-        gate, up = adapted(mlp.linear_fc1, x, linear(x, mlp.linear_fc1.weight)).chunk(2, -1)
-        inside = silu(gate).mul_(up)
+        inside = mlp.activation_func(adapted(mlp.linear_fc1, x, linear(x, mlp.linear_fc1.weight)))
         return adapted(mlp.linear_fc2, inside, self._summed(linear(inside, mlp.linear_fc2.weight)))
 
     def _summed(self, part: Tensor) -> Tensor:
@@ -135,6 +148,8 @@ class Decoder:
         ends: Any = self.model
         weight = ends.shared_embedding_or_output_weight() if tied else ends.output_layer.weight
         part = linear(x, weight)
+        if self.shape.logit_cap is not None:
+            part = cap_(part, self.shape.logit_cap)
         if self.tp.size() == 1:
             return part
         parts = [torch.empty_like(part) for _ in range(self.tp.size())]
@@ -150,11 +165,22 @@ def _causal(present: Tensor | None, new: int, windows: Sequence[int | None], lik
     return band(None, new, 0, like, present)
 
 
-def _newest(query: Tensor, key: Tensor, value: Tensor, window: int | None, present: Tensor | None) -> Tensor:
+def _newest(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    window: int | None,
+    present: Tensor | None,
+    cap: float | None,
+) -> Tensor:
     """Attention of one token, ``[rows, groups, heads, d]``, to all so far or the last `window` of them."""
     first = max(0, key.shape[2] - window) if window is not None else 0
-    mask = None if present is None else present[:, None, None, first:]
-    return scaled_dot_product_attention(query, key[:, :, first:], value[:, :, first:], attn_mask=mask)
+    key, value = key[:, :, first:], value[:, :, first:]
+    present = None if present is None else present[:, first:]
+    if cap is not None:
+        return attend_capped_newest(cap, query, key, value, present)
+    mask = None if present is None else present[:, None, None]
+    return scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
 
 def _heads(queries: Tensor) -> Tensor:
@@ -162,7 +188,17 @@ def _heads(queries: Tensor) -> Tensor:
     return queries.permute(0, 2, 3, 1, 4).flatten(1, 2)
 
 
-def _rotations(positions: Tensor, shape: ModelShape, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosines, and sines with the sign of the other half of a head that they go with, ``[length, d]``."""
-    turn = Rotation.of(positions, shape, dtype)
+def _turns(positions: Tensor, shape: ModelShape, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+    """Of each layer the cosines, and sines with the sign of the other half of a head that they go with,
+    ``[length, d]``; layers that turn alike share them."""
+    everywhere, windowed = _tables(Rotation.of(positions, shape, dtype)), None
+    if (turn := Rotation.windowed(positions, shape, dtype)) is not None:
+        windowed = _tables(turn)
+    return [
+        everywhere if windowed is None or shape.window_of(layer) is None else windowed
+        for layer in range(shape.num_layers)
+    ]
+
+
+def _tables(turn: Rotation) -> tuple[Tensor, Tensor]:
     return torch.cat([turn.cos, turn.cos], -1), torch.cat([-turn.sin, turn.sin], -1)

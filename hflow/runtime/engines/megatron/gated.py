@@ -1,4 +1,4 @@
-"""The activation of a gated MLP (SwiGLU, arXiv:2002.05202), behind Megatron's interface for one.
+"""The activation of a gated MLP (arXiv:2002.05202), behind Megatron's interface for one.
 
 As written in Megatron, four products of the MLP's width are kept for the backward pass and two more are made
 in it. This keeps what comes in, and makes the activation again.
@@ -6,37 +6,65 @@ in it. This keeps what comes in, and makes the activation again.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
+from torch.nn.functional import gelu, silu
+
+from hflow.plan.model_shape import Activation
+
+
+@dataclass(frozen=True)
+class _Gate:
+    """An activation, and what writes its gradient into ``grad_input``."""
+
+    name: Activation
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return silu(x) if self.name == "silu" else gelu(x, approximate="tanh")
+
+    def backward(self, gradient: Tensor, x: Tensor, into: Tensor) -> None:
+        if self.name == "silu":
+            torch.ops.aten.silu_backward.grad_input(gradient, x, grad_input=into)
+        else:
+            torch.ops.aten.gelu_backward.grad_input(gradient, x, approximate="tanh", grad_input=into)
 
 
 class SwiGLU(torch.nn.Module):
     """silu(gate) * up, of gate and up side by side: ``[..., 2 * ffn]`` to ``[..., ffn]``."""
 
+    gate = _Gate("silu")
+
     def __init__(self, config: Any):
         super().__init__()
 
     def forward(self, x: Tensor) -> Tensor:
-        return _SwiGLU.apply(x)
+        return _Gated.apply(x, self.gate)
 
 
-class _SwiGLU(torch.autograd.Function):
+class GeGLU(SwiGLU):
+    """gelu(gate) * up, with tanh in the place of the normal distribution."""
+
+    gate = _Gate("gelu_tanh")
+
+
+class _Gated(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, activation: _Gate) -> Tensor:  # type: ignore[override]
         ctx.save_for_backward(x)
+        ctx.activation = activation
         gate, up = x.chunk(2, -1)
-        return silu(gate).mul_(up)
+        return activation(gate).mul_(up)
 
     @staticmethod
-    def backward(ctx: Any, to_product: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, to_product: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         (x,) = ctx.saved_tensors
         gradient = torch.empty_like(x)
         (gate, up), (to_gate, to_up) = x.chunk(2, -1), gradient.chunk(2, -1)
-        active = silu(gate)
+        active = ctx.activation(gate)
         torch.mul(to_product, active, out=to_up)
         torch.mul(to_product, up, out=active)
-        torch.ops.aten.silu_backward.grad_input(active, gate, grad_input=to_gate)
-        return gradient
+        ctx.activation.backward(active, gate, to_gate)
+        return gradient, None

@@ -13,6 +13,9 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.nn.functional import linear
 
+from hflow.runtime.engines.megatron.shaped_config import shape_of_model
+from hflow.runtime.engines.megatron.soft_cap import soft_capped_
+
 
 class ScalarHead(torch.nn.Module):
     """A row of weights, whole on every tensor-parallel rank, behind the interface of Megatron's output layer.
@@ -46,11 +49,12 @@ class DeferredHead(ColumnParallelLinear):
 @dataclass(frozen=True)
 class OutputMatrix:
     """`weight`: this rank's rows, ``[vocab / tp, hidden]``, which may be those of the embedding; `group`: the
-    tensor-parallel group, over which they are split."""
+    tensor-parallel group, over which they are split; `cap`: see `ModelShape.logit_cap`."""
 
     layer: DeferredHead
     weight: Tensor
     group: ProcessGroup
+    cap: float | None = None
 
     @staticmethod
     def of(model: torch.nn.Module) -> OutputMatrix:
@@ -58,11 +62,11 @@ class OutputMatrix:
         whole: Any = get_attr_wrapped_model(model, "output_layer", return_model_obj=True)
         layer, tied = whole.output_layer, whole.share_embeddings_and_output_weights
         weight = whole.shared_embedding_or_output_weight() if tied else layer.weight
-        return OutputMatrix(layer, weight, layer.tp_group)
+        return OutputMatrix(layer, weight, layer.tp_group, shape_of_model(whole).logit_cap)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``[tokens, vocab / tp]`` of ``[tokens, hidden]``, all of them."""
-        return self.layer.logits(hidden[:, None], self.weight).squeeze(1)
+        return soft_capped_(self.layer.logits(hidden[:, None], self.weight), self.cap).squeeze(1)
 
 
 def replace_output_layer(model: GPTModel, scalar: bool) -> None:

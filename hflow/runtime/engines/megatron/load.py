@@ -39,14 +39,14 @@ def load_safetensors(
         if name in stored:
             wanted.setdefault(stored[name].file, []).append(name)
         elif name in adapting:
-            first = first_of_adapter(adapting[name], seed)
-            weights.write(name, weights.box(name), _cut(first, weights.box(name)))
+            first, box = first_of_adapter(adapting[name], seed), weights.box(name)
+            weights.write(name, box, first[tuple(slice(*span) for span in box)])
         else:
             weights.write(name, weights.box(name), torch.zeros(()))
     for file, names in wanted.items():
         with opened(file) as tensors:
             for name in names:
-                weights.write(name, weights.box(name), _cut(tensors.get_slice(name), weights.box(name)))
+                weights.write(name, weights.box(name), _cut(tensors, stored[name], weights.box(name)))
                 _check_finite(weights, name, file)
     if shape.tied and LM_HEAD in stored and EMBEDDING in weights.names():
         _check_tied(stored, weights.box(EMBEDDING), model)
@@ -68,14 +68,14 @@ def first_of_adapter(parameter: Parameter, seed: int) -> torch.Tensor:
 def _check_tied(stored: dict[str, StoredTensor], box: Box, model: Model) -> None:
     """A tied model may have its output matrix in the file, too; another matrix would be passed over."""
     kinds = {(stored[name].dtype, stored[name].shape) for name in (EMBEDDING, LM_HEAD)}
-    if len(kinds) > 1 or not torch.equal(*(_read(stored[name], name, box) for name in (EMBEDDING, LM_HEAD))):
+    if len(kinds) > 1 or not torch.equal(*(_read(stored[name], box) for name in (EMBEDDING, LM_HEAD))):
         problem = f"model `{model.name}` is tied (config.json), but `{LM_HEAD}` differs from `{EMBEDDING}`"
         raise unusable(stored[LM_HEAD].file, problem, span=model.span)
 
 
-def _read(found: StoredTensor, name: str, box: Box) -> torch.Tensor:
+def _read(found: StoredTensor, box: Box) -> torch.Tensor:
     with opened(found.file) as tensors:
-        return _cut(tensors.get_slice(name), box)
+        return _cut(tensors, found, box)
 
 
 def _check_finite(weights: PlacedWeights, name: str, file: Path) -> None:
@@ -88,5 +88,8 @@ def _check_finite(weights: PlacedWeights, name: str, file: Path) -> None:
     raise unusable(file, f"tensor `{name}` holds {float(values[tuple(place)])} at {where}")
 
 
-def _cut(part: Any, box: Box) -> Any:
-    return part[tuple(slice(start, stop) for start, stop in box)]
+def _cut(tensors: Any, found: StoredTensor, box: Box) -> Any:
+    """`box` of a parameter, of an open file."""
+    (first, last), *columns = box
+    rows = (first + found.start, last + found.start)
+    return tensors.get_slice(found.name)[tuple(slice(start, stop) for start, stop in (rows, *columns))]

@@ -27,6 +27,7 @@ from hflow.runtime.engines.megatron.logprobs import (
     reduce_over,
     to_logits,
 )
+from hflow.runtime.engines.megatron.soft_cap import cap_, slope_of, soft_capped_
 
 
 def predicted(
@@ -43,15 +44,15 @@ def predicted(
     optimizer collects those of all micro-batches; autograd gives it none. Collective over the
     tensor-parallel group, the backward pass too, which sums the gradient of the hidden states.
     """
-    weight, group = matrix.weight, matrix.group
+    weight, group, cap = matrix.weight, matrix.group, matrix.cap
     if keeps_logits(len(hidden), len(weight)):
         return log_probs(matrix.logits(hidden), targets, group, temperature, entropy, kept)
     columns, mine = on_rank(targets, len(weight), group)
     if kept is None:
-        return _TiledLogProbs.apply(hidden, weight, columns, mine, group, temperature, entropy)
+        return _TiledLogProbs.apply(hidden, weight, columns, mine, group, temperature, entropy, cap)
     inside, here = on_rank(kept, len(weight), group)
-    chosen = _TiledChoice.apply(hidden, weight, inside, here, group).masked_fill(~here, FAR)
-    return log_probs_of_kept(chosen, targets, mine, kept, group, temperature, entropy)
+    chosen = soft_capped_(_TiledChoice.apply(hidden, weight, inside, here, group), cap)
+    return log_probs_of_kept(chosen.masked_fill(~here, FAR), targets, mine, kept, group, temperature, entropy)
 
 
 class _TiledLogProbs(torch.autograd.Function):
@@ -65,14 +66,15 @@ class _TiledLogProbs(torch.autograd.Function):
         group: ProcessGroup,
         temperature: float,
         entropy: bool,
+        cap: float | None,
     ) -> tuple[Tensor, Tensor]:
         """`columns`: those of the targets, which count where a target is `mine`."""
-        parts = len(_parts(len(weight)))
+        parts = len(_parts(len(weight), cap))
         tops = torch.empty(parts, len(hidden), device=hidden.device)
         sums = torch.empty(2, parts, len(hidden), device=hidden.device)  # of exp z', z' exp z', below its top
         chosen = torch.zeros(len(hidden), device=hidden.device)
-        for number, (words, some) in _tiles(weight, hidden):
-            z = _tile(hidden[some], weight[words], temperature)
+        for number, (words, some) in _tiles(weight, hidden, cap):
+            z = _tile(hidden[some], weight[words], temperature, cap)
             at, inside = _inside(words, columns[some, None], mine[some, None])
             chosen[some] = z.gather(1, at).where(inside, chosen[some, None])[:, 0]
             tops[number, some] = z.amax(-1)
@@ -81,23 +83,28 @@ class _TiledLogProbs(torch.autograd.Function):
         log_prob, log_total, uncertainty = _joined(tops, sums, chosen, group, entropy)
         ctx.save_for_backward(hidden, weight, columns, mine, log_total, uncertainty)
         ctx.main_grad = getattr(weight, "main_grad", None)
-        ctx.group, ctx.temperature, ctx.entropy = group, temperature, entropy
+        ctx.group, ctx.temperature, ctx.entropy, ctx.cap = group, temperature, entropy, cap
         return log_prob, uncertainty
 
     @staticmethod
     def backward(ctx: Any, to_log_prob: Tensor, to_entropy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         hidden, weight, columns, mine, log_total, uncertainty = ctx.saved_tensors
         gradients = _Gradients(ctx, hidden, weight)
-        for _, (words, some) in _tiles(weight, hidden):
-            log_p = _tile(hidden[some], weight[words], ctx.temperature).sub_(log_total[some, None])
+        for _, (words, some) in _tiles(weight, hidden, ctx.cap):
+            z = _tile(hidden[some], weight[words], ctx.temperature, ctx.cap)
+            through_cap = slope_of(z, ctx.cap / ctx.temperature) if ctx.cap else None
+            log_p = z.sub_(log_total[some, None])
             at, inside = _inside(words, columns[some], mine[some])
             to_chosen = to_log_prob[some], at, inside
             to_spread = (to_entropy[some], uncertainty[some]) if ctx.entropy else None
             slope = to_logits(log_p, to_chosen, to_spread).div_(ctx.temperature)
-            del log_p
+            del z, log_p
+            if through_cap is not None:
+                slope.mul_(through_cap)
+            del through_cap
             gradients.add(words, some, slope)
             del slope
-        return gradients.of_hidden(ctx.group), *[None] * 6
+        return gradients.of_hidden(ctx.group), *[None] * 7
 
 
 class _TiledChoice(torch.autograd.Function):
@@ -161,21 +168,24 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
         total.add_(a @ b)
 
 
-def _parts(count: int) -> list[slice]:
-    side = tile_side()
+def _parts(count: int, cap: float | None = None) -> list[slice]:
+    side = tile_side(cap is not None)
     return [slice(start, min(start + side, count)) for start in range(0, count, side)]
 
 
-def _tiles(weight: Tensor, hidden: Tensor) -> Iterator[tuple[int, tuple[slice, slice]]]:
+def _tiles(
+    weight: Tensor, hidden: Tensor, cap: float | None = None
+) -> Iterator[tuple[int, tuple[slice, slice]]]:
     """Every pair of some words and some tokens, with the number of the former."""
-    for number, words in enumerate(_parts(len(weight))):
-        for some in _parts(len(hidden)):
+    for number, words in enumerate(_parts(len(weight), cap)):
+        for some in _parts(len(hidden), cap):
             yield number, (words, some)
 
 
-def _tile(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
+def _tile(hidden: Tensor, weight: Tensor, temperature: float, cap: float | None) -> Tensor:
     """z of a tile, float32; the product is rounded to the model's dtype, as that of all logits is."""
-    return (hidden @ weight.t()).float().div_(temperature)
+    logits = (hidden @ weight.t()).float()
+    return (logits if cap is None else cap_(logits, cap)).div_(temperature)
 
 
 def _inside(words: slice, columns: Tensor, here: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ each layer. hflow draws none in a layer, so torch's does, and also runs without 
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +18,12 @@ class RecomputingLayer(TransformerLayer):
     """A layer that forgets what it has computed, where `recompute` says so."""
 
     recompute = False
+
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        # Megatron turns gradients on where a layer adds up, also in a forward pass alone: norms there would
+        # keep the activations of all layers.
+        self.bias_dropout_add_exec_handler = nullcontext
 
     def forward(self, *args: Any, **options: Any) -> Any:
         if not (self.recompute and torch.is_grad_enabled()):

@@ -1,21 +1,22 @@
-"""Rotary positions (arXiv:2104.09864): dim i of a head turns together with dim i + d / 2."""
+"""Rotary positions (arXiv:2104.09864): of the d dims of a head that turn, which are its first, dim i turns
+together with dim i + d / 2."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hflow.plan.model_shape import ModelShape
-from hflow.plan.rotary_scaling import LinearScaling, Llama3Scaling, YarnScaling
+from hflow.plan.rotary_scaling import LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling
 
 
 @dataclass(frozen=True)
 class Rotation:
-    """By which angles tokens turn: `cos`, `sin` of them, ``[tokens, d / 2]``; the same in every layer."""
+    """By which angles tokens turn: `cos`, `sin` of them, ``[tokens, d / 2]``, in every layer of a kind."""
 
     cos: Tensor
     sin: Tensor
@@ -24,8 +25,16 @@ class Rotation:
     def of(positions: Tensor, shape: ModelShape, dtype: torch.dtype) -> Rotation:
         """Of tokens at `positions`, int64 ``[tokens]``, found in float32; times the scaling's factor."""
         angles = torch.outer(positions.float(), frequencies(shape, positions.device))
-        factor = shape.scaling.attention_factor if isinstance(shape.scaling, YarnScaling) else 1.0
+        scaling = shape.scaling
+        factor = scaling.attention_factor if isinstance(scaling, YarnScaling | LongRopeScaling) else 1.0
         return Rotation((angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype))
+
+    @staticmethod
+    def windowed(positions: Tensor, shape: ModelShape, dtype: torch.dtype) -> Rotation | None:
+        """In layers with a window, if they turn by angles of their own."""
+        if shape.window is None or shape.window.rope_theta is None:
+            return None
+        return Rotation.of(positions, replace(shape, rope_theta=shape.window.rope_theta, scaling=None), dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
         """``[tokens, heads, d]``, turned."""
@@ -34,7 +43,8 @@ class Rotation:
 
 def frequencies(shape: ModelShape, device: torch.device) -> Tensor:
     """By how much each pair of dims turns from one position to the next, float32 ``[d / 2]``."""
-    powers = torch.arange(0, shape.head_dim, 2, device=device).float() / shape.head_dim
+    turning = shape.rotary_dim or shape.head_dim
+    powers = torch.arange(0, turning, 2, device=device).float() / turning
     plain = 1.0 / shape.rope_theta**powers
     match shape.scaling:
         case None:
@@ -45,6 +55,8 @@ def frequencies(shape: ModelShape, device: torch.device) -> Tensor:
             return _llama3(plain, shape.scaling)
         case YarnScaling():
             return _yarn(plain, shape.scaling, shape.rope_theta)
+        case LongRopeScaling(factors=factors):
+            return plain / torch.tensor(factors, device=device)
 
 
 def _llama3(plain: Tensor, scaling: Llama3Scaling) -> Tensor:
@@ -85,7 +97,9 @@ class _Turn(torch.autograd.Function):
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
     turned = torch.empty_like(x, memory_format=torch.contiguous_format)
-    (a, b), (to_a, to_b) = x.chunk(2, -1), turned.chunk(2, -1)
+    turning = 2 * cos.shape[-1]
+    turned[..., turning:] = x[..., turning:]
+    (a, b), (to_a, to_b) = (y[..., :turning].chunk(2, -1) for y in (x, turned))
     torch.mul(a, cos, out=to_a).addcmul_(b, sin, value=-sign)
     torch.mul(b, cos, out=to_b).addcmul_(a, sin, value=sign)
     return turned

@@ -84,10 +84,11 @@ def forward(
     Args:
         sp: the tensor-parallel group whose ranks each have a part of the places.
     """
-    config, shape = get_model_config(model), shape_of_model(model)
-    rotation = Rotation.of(pack.positions, shape, config.params_dtype)
+    shape, dtype = shape_of_model(model), get_model_config(model).params_dtype
+    of_tokens = pack.positions, shape, dtype
+    places = TokenPlaces(pack, Rotation.of(*of_tokens), Rotation.windowed(*of_tokens))
     # Megatron hands the masks on, one to the attention, which knows places, and one to routers.
-    run = partial(model, pack.tokens[None], None, TokenPlaces(pack, rotation))
+    run = partial(model, pack.tokens[None], None, places)
     if shape.moe:
         assert isinstance(pack, Pack), "rows of models with experts are not cut"
         run = partial(run, padding_mask=pack.rows[None])

@@ -191,7 +191,7 @@ def _places(model: GPTModel, shape: ModelShape, sharding: Sharding, rank: int) -
     for parameter in parameters(shape):
         box = weight_boxes(shape, sharding, parameter).get(rank)
         if box is not None:
-            fused, locate = _fused(parameter, first_layer, first_expert, at["pp"] == 0)
+            fused, locate = _fused(shape, parameter, first_layer, first_expert, at["pp"] == 0)
             places[parameter.name] = ParameterPlace(held[fused], box, *locate(shape, box, mesh.tp))
             used.add(fused)
     assert used == held.keys(), f"no HF parameter for {held.keys() - used}"
@@ -254,8 +254,16 @@ EXPERT: dict[str, tuple[str, Locate]] = {
 }
 
 
+# Of models with norms behind attention and MLP, too.
+POST_NORMS: dict[str, tuple[str, Locate]] = {
+    "post_attention_layernorm": ("self_attn_bda.norm", _whole),
+    "pre_feedforward_layernorm": ("pre_mlp_layernorm", _whole),
+    "post_feedforward_layernorm": ("mlp_bda.norm", _whole),
+}
+
+
 def _fused(
-    parameter: Parameter, first_layer: int, first_expert: int, first_stage: bool
+    shape: ModelShape, parameter: Parameter, first_layer: int, first_expert: int, first_stage: bool
 ) -> tuple[str, Locate]:
     """The Megatron parameter that holds an HF parameter on this rank, and where in it."""
     module, kind = parameter.name.rsplit(".", 1)
@@ -268,7 +276,7 @@ def _fused(
         if parameter.expert is not None:
             inner, locate = EXPERT[module.rsplit(".", 1)[1]]
             return f"{layer}.mlp.experts.{parameter.expert - first_expert}.{inner}.{kind}", locate
-        inner, locate = INSIDE[inside]
+        inner, locate = (INSIDE | POST_NORMS if shape.post_norms else INSIDE)[inside]
         return f"{layer}.{inner}.{kind}", locate
     if module == "model.embed_tokens":
         # With tied embeddings, the last of several stages keeps a copy of its own as output matrix.

@@ -1,8 +1,5 @@
-"""A transformers model's weights as boxes of HF parameters.
-
-They have the names and shapes of files already, but for those of experts: transformers keeps all of a layer's
-in one.
-"""
+"""A transformers model's weights as boxes of parameters, which are its tensors or rows of them: some families
+have several in one, and transformers keeps those of all experts of a layer together."""
 
 from __future__ import annotations
 
@@ -13,9 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hflow.plan.file_tensors import file_tensors
 from hflow.plan.layout import Box
 from hflow.plan.model_shape import ModelShape
-from hflow.plan.parameters import Parameter, parameters
+from hflow.plan.parameters import Parameter
 from hflow.runtime.engines.protocol import ModelWeights
 
 _OF_EXPERT = re.compile(r"(.+\.experts)\.\d+\.(\w+)\.weight")
@@ -23,17 +21,18 @@ _GATE, _UP = ("gate_proj", "w1"), ("up_proj", "w3")
 
 
 @dataclass(frozen=True)
-class _Stored:
-    """`parameter`: what holds an HF parameter, of its shape; or, of an `expert`, that of all experts, where
-    its rows begin at `first`."""
+class _Rows:
+    """A parameter of this `shape`: rows from `start` on of transformers' `whole`, or of its part for an
+    `expert`."""
 
-    parameter: torch.nn.Parameter
+    whole: torch.nn.Parameter
+    start: int
+    shape: tuple[int, ...]
     expert: int | None = None
-    first: int = 0
 
-    def rows(self, count: int) -> Tensor:
-        data = self.parameter.data
-        return data if self.expert is None else data[self.expert, self.first : self.first + count]
+    @property
+    def data(self) -> Tensor:
+        return self.whole.data if self.expert is None else self.whole.data[self.expert]
 
 
 class TransformersWeights(ModelWeights):
@@ -41,45 +40,50 @@ class TransformersWeights(ModelWeights):
 
     def __init__(self, model: torch.nn.Module, shape: ModelShape):
         self.changed, self.version, self.present = False, 0, True
-        held = dict(model.named_parameters())
-        self._shapes = {p.name: p.shape for p in parameters(shape)}
-        self._stored = {p.name: _stored(p, held) for p in parameters(shape)}
-        self._parameters = {stored.parameter: stored.parameter.shape for stored in self._stored.values()}
-        missing = [name for name, parameter in held.items() if parameter not in self._parameters]
+        held, self._places = dict(model.named_parameters()), dict[str, _Rows]()
+        for tensor in file_tensors(shape):
+            start = 0
+            for part in tensor.parts:
+                self._places[part.name] = _rows(part, tensor.name, start, held)
+                start += part.shape[0]
+        self._shapes = {place.whole: place.whole.shape for place in self._places.values()}
+        missing = [name for name, parameter in held.items() if parameter not in self._shapes]
         assert not missing, f"no HF parameter for {missing}"
 
     def names(self) -> tuple[str, ...]:
-        return tuple(self._stored)
+        return tuple(self._places)
 
     def box(self, name: str) -> Box:
-        return tuple((0, size) for size in self._shapes[name])
+        return tuple((0, size) for size in self._places[name].shape)
 
     def view(self, name: str, box: Box) -> Tensor:
         if not self.present:
             raise RuntimeError(f"`{name}` is not on this device: its weights were released")
-        rows = self._stored[name].rows(self._shapes[name][0])
-        return rows[tuple(slice(*span) for span in box)]
+        place, ((first, last), *columns) = self._places[name], box
+        rows = (place.start + first, place.start + last)
+        return place.data[tuple(slice(*span) for span in (rows, *columns))]
 
     def allocate(self) -> None:
         if self.present:
             return
-        for parameter, shape in self._parameters.items():
-            parameter.data = parameter.data.new_empty(shape)
+        for whole, shape in self._shapes.items():
+            whole.data = whole.data.new_empty(shape)
         self.present = True
 
     def release(self) -> None:
-        for parameter in self._parameters:
-            parameter.data = parameter.data.new_empty(0)
+        for whole in self._shapes:
+            whole.data = whole.data.new_empty(0)
         self.present = False
 
 
-def _stored(parameter: Parameter, held: Mapping[str, torch.nn.Parameter]) -> _Stored:
-    name = parameter.name.replace(".block_sparse_moe.", ".mlp.")
+def _rows(part: Parameter, tensor: str, start: int, held: Mapping[str, torch.nn.Parameter]) -> _Rows:
+    """Where transformers keeps a parameter that begins with row `start` of a `tensor` of files."""
+    name = tensor.replace(".block_sparse_moe.", ".mlp.")
     found = _OF_EXPERT.fullmatch(name)
-    if found is None or parameter.expert is None:
-        return _Stored(held[name])
+    if found is None or part.expert is None:
+        return _Rows(held[name], start, part.shape)
     experts, own = found.groups()
     if own in _GATE + _UP:
-        first = parameter.shape[0] if own in _UP else 0
-        return _Stored(held[f"{experts}.gate_up_proj"], parameter.expert, first)
-    return _Stored(held[f"{experts}.down_proj"], parameter.expert)
+        first = part.shape[0] if own in _UP else 0
+        return _Rows(held[f"{experts}.gate_up_proj"], first, part.shape, part.expert)
+    return _Rows(held[f"{experts}.down_proj"], 0, part.shape, part.expert)
