@@ -211,8 +211,8 @@ def make_engine(
     model = Model("actor", folder, head, frozen, dtype, adapter=adapter)
     shape, device = replace(read_shape(folder).with_head(head), adapter=adapter), torch.device("cpu")
     tokenizer = load_tokenizer(folder)
-    more = tokenizer, device, train_options, strategy, freeze, averaging, strategy.ep
-    return MegatronModel(model, shape, mesh, rank, new_group, *more)
+    more = tokenizer, device, train_options, strategy, freeze, averaging
+    return MegatronModel(model, shape, mesh, rank, new_group, *more, ep=strategy.ep)
 
 
 def read_weights(engine: MegatronModel) -> dict[str, Any]:

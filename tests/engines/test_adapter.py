@@ -115,7 +115,7 @@ def train_on_rank(
     }
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(24)
 @pytest.mark.parametrize("layout", ["one", "dp2", "tp2", "pp2", "pp2dp2", "tp2dp2", "tp2pp2"])
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("adapter", [ALL, SOME], ids=["all", "some"])

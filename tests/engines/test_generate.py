@@ -73,7 +73,7 @@ def together(results: list[Any], mesh: Mesh) -> dict[str, list[Any]]:
     return {name: [row for i in sorted(replicas) for row in replicas[i][name]] for name in replicas[0]}
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(24)
 @pytest.mark.parametrize("layout,micro_batch", [("one", 7), ("one", 2), ("tp2", 7), ("tp2dp2", 3)])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_greedy_tokens_equal_transformers(

@@ -56,7 +56,7 @@ def logits_on_rank(rank: int, new_group: NewGroup, folder: str, mesh: Mesh, toke
     return torch.cat(parts).view(rows, length - 1, -1)[order.argsort()].numpy() if parts else None
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(24)
 @pytest.mark.parametrize("family,tied", MODELS)
 @pytest.mark.parametrize("layout", ["one", "tp2", "pp2", "tp2pp2"])
 def test_logits_equal_transformers(
@@ -99,7 +99,7 @@ def halves(box: Box) -> list[Box]:
     return [(*head, (start, cut)), (*head, (cut, stop))]
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(24)
 @pytest.mark.parametrize("family,tied", MODELS)
 @pytest.mark.parametrize("layout", list(MESHES))
 def test_weights_are_the_boxes_of_the_hf_tensors(

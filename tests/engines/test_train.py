@@ -200,7 +200,7 @@ def compare(results: list[Any], metrics: dict[str, float], named: dict[str, Any]
         assert total / weight == pytest.approx(metrics[name], rel=2e-5, abs=1e-7), name
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(24)
 @pytest.mark.parametrize("layout,micro_batch", [
     ("one", 14), ("one", 4), ("one", 1), ("dp2", 3), ("tp2", 5), ("pp2", 2), ("pp2", 14), ("pp2dp2", 3),
     ("tp2dp2", 14), ("tp2pp2", 4),

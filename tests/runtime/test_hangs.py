@@ -165,6 +165,7 @@ def test_a_function_that_lets_no_other_thread_run(start: Start, tmp_path: Path) 
     assert "functions.py" in stacks and "in length" in stacks and "does not answer" not in stacks
 
 
+@pytest.mark.acceptance
 def test_a_collective_that_one_rank_skips(plain: Path, tiny_model: Path, tmp_path: Path) -> None:
     run, mark = tmp_path / "run", tmp_path / "mark"
     command = [sys.executable, "-m", "tests.runtime.skipping", str(tiny_model), str(run), str(mark)]

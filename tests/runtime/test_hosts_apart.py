@@ -244,7 +244,8 @@ def test_a_host_without_the_run_folder_is_told_at_the_start(two: RayHosts, tiny_
     other.run("umount", str(runs))
 
 
-@pytest.mark.parametrize("silent", [False, pytest.param(True, marks=LONG)], ids=["processes", "power"])
+@pytest.mark.acceptance
+@pytest.mark.parametrize("silent", [False, True], ids=["processes", "power"])
 def test_a_lost_host_is_told_with_its_address(shared: Path, tiny_model: Path, silent: bool) -> None:
     """At once where its system still says that the processes have gone, and else when Ray finds it silent."""
     with ray_hosts(2, shared) as hosts:
@@ -273,6 +274,7 @@ def test_a_run_goes_on_where_a_spare_host_is(shared: Path, tiny_model: Path) -> 
         assert [m["loss.actor_train"] for m in ours] == [m["loss.actor_train"] for m in theirs]
 
 
+@pytest.mark.acceptance
 def test_an_address_that_others_do_not_reach_is_told(shared: Path, tiny_model: Path) -> None:
     """Ray takes what the head's name resolves to, where it has no route to the world."""
     with ray_hosts(2, shared, without_routes=True) as hosts:

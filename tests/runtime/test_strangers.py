@@ -225,7 +225,9 @@ def run_of(start: Start, model: Path, run_dir: Path) -> Popen[str]:
     return start(FOLDER / "grpo_small.yaml", model, run_dir, *two_workers)
 
 
-@pytest.mark.parametrize("steps", [0, 1], ids=["from the start", "after a step"])
+@pytest.mark.parametrize(
+    "steps", [0, pytest.param(1, marks=pytest.mark.acceptance)], ids=["from the start", "after a step"]
+)
 def test_a_stranger_runs_no_code_and_hangs_no_run(
     start: Start, tiny_model: Path, tmp_path: Path, steps: int
 ) -> None:

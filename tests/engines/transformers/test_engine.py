@@ -64,7 +64,7 @@ def both(
     return (dict(found.outputs), dict(found.metrics), found.digest), theirs
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(24)
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize(
     ("variant", "tied"),

@@ -155,7 +155,8 @@ class MegatronModel(ModelEngine):
         check_kept(call, inputs)
         sequences = Sequences.of(inputs["tokens"], inputs["mask"], self.device, inputs.get("kept"))
         lengths, limit, sp = inputs["mask"].lengths, call.plan.micro_batch, call.plan.strategy.sp
-        with without_adapters(self.model, call.node.model_use.base):
+        use = call.node.model
+        with without_adapters(self.model, use is not None and use.base):
             if self.shape.head == "scalar":
                 judged = judge(self.model, self.groups, sequences, limit, sp)
                 names = ("values", "score")
