@@ -51,6 +51,8 @@ def is_possible(key: str, old: Graph, new: Graph) -> bool:
             return _average_of(name, new) == _average_of(name, old)
         case ["nodes", name, "with", "freeze"] if _trains(name, old) == _trains(name, new):
             return False
+        case ["models", name, "adapter"] | ["models", name, "adapter", "rank" | "targets"]:
+            return not (_is_saved(name, old) and _is_saved(name, new))
         case ["models", name, "head" | "dtype"]:
             return not (_is_saved(name, old) and _is_saved(name, new))
         case ["nodes", name] | ["nodes", name, "model"]:
@@ -121,6 +123,8 @@ def _of_model(name: str, rest: Sequence[str], old: Graph, new: Graph) -> str:
             return "a model comes in that earlier steps did not have"
         case []:
             return "what the checkpoint holds of the model is not used any more"
+        case ["path"] if is_saved and new.model(name).adapter:
+            return "the checkpoint's adapter goes on beside the weights of another folder"
         case ["path"] if is_saved:
             return "the checkpoint's weights are used whatever the path says; its tokenizer is used"
         case ["head"] if is_saved:
@@ -131,6 +135,10 @@ def _of_model(name: str, rest: Sequence[str], old: Graph, new: Graph) -> str:
             return "another model judges from here on"
         case ["dtype"]:
             return "what the model computes is rounded otherwise from here on"
+        case ["adapter", "alpha"]:
+            return "the adapter counts more, or less, from here on"
+        case ["adapter", *_]:
+            return "the checkpoint holds another adapter of the model, or none"
         case ["refresh", *_] if not is_possible(f"models.{name}.refresh", old, new):
             return "the checkpoint does not have the weights that the model would hold by now"
         case ["refresh", "decay"]:

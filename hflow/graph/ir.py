@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import networkx as nx
 
 from hflow.diagnostics import Span
 from hflow.display import Displayed
+from hflow.graph.adapter import Adapter
 from hflow.graph.types import ValueType
 
 OpKind = Literal["data", "generate", "score", "train", "call", "repeat"]
@@ -36,27 +37,6 @@ class Refresh:
     @property
     def is_average(self) -> bool:
         return self.decay > 0
-
-
-AdapterTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-ADAPTER_TARGETS: tuple[AdapterTarget, ...] = get_args(AdapterTarget)
-
-
-@dataclass(frozen=True)
-class Adapter:
-    """Low-rank adaptation (LoRA, arXiv:2106.09685) of a model's matrices.
-
-    Each matrix W named in `targets` acts as W + alpha / rank * B A. A has `rank` rows and B as many columns;
-    they are trained, and all else is frozen but for a scalar head. A begins at random, B with zeros.
-    """
-
-    rank: int
-    alpha: float
-    targets: tuple[AdapterTarget, ...]
-
-    @property
-    def scale(self) -> float:
-        return self.alpha / self.rank
 
 
 @dataclass(frozen=True)

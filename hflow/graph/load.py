@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hflow.bounded_read import UnreadableError, read_text
 from hflow.diagnostics import Diagnostic, HflowError, ordered
+from hflow.graph.adapter import ADAPTER_TARGETS, Adapter
 from hflow.graph.checks.adapters import check_adapters
 from hflow.graph.checks.checks import (
     check_evaluation,
@@ -27,17 +28,7 @@ from hflow.graph.infer.bases import shared_bases
 from hflow.graph.infer.drafting import draft_nodes, node_names
 from hflow.graph.infer.regions import check_ages, check_borders
 from hflow.graph.infer.wiring import check_wiring
-from hflow.graph.ir import (
-    ADAPTER_TARGETS,
-    Adapter,
-    Evaluation,
-    Graph,
-    Model,
-    Ref,
-    Refresh,
-    Region,
-    metric_key,
-)
+from hflow.graph.ir import Evaluation, Graph, Model, Ref, Refresh, Region, metric_key
 from hflow.graph.run_config import RunConfig
 from hflow.graph.source import overrides as overriding
 from hflow.graph.source.document import MAX_BYTES, Document, dump, parse, read

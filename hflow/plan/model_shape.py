@@ -7,7 +7,8 @@ from functools import cached_property
 from math import sqrt
 from typing import Literal
 
-from hflow.graph.ir import Adapter, Head
+from hflow.graph.adapter import Adapter
+from hflow.graph.ir import Head
 from hflow.plan.cached_hash import CachedHash
 from hflow.plan.rotary_scaling import RotaryScaling
 

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hflow.graph.ir import Adapter, Model
+from hflow.graph.adapter import Adapter
+from hflow.graph.ir import Model
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.parameters import LORA_A, LORA_B, SCALAR_HEAD
 

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
-from hflow.graph.ir import Adapter, Function, Head, Input, Model, Node, Output, Ref, Repeat
+from hflow.graph.adapter import Adapter
+from hflow.graph.ir import Function, Head, Input, Model, Node, Output, Ref, Repeat
 from hflow.graph.types import Dim, Factor, ValueType
 from hflow.ops.losses import ppo_clip
 from hflow.plan.layout import Mesh

@@ -11,7 +11,8 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import PreTrainedModel
 
-from hflow.graph.ir import ADAPTER_TARGETS, Adapter, Model, ModelUse
+from hflow.graph.adapter import ADAPTER_TARGETS, Adapter
+from hflow.graph.ir import Model, ModelUse
 from hflow.plan.frozen import moved_parameters
 from hflow.plan.layout import Mesh
 from hflow.plan.parameters import parameters

@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 
 import hflow
-from hflow.graph.ir import ADAPTER_TARGETS, Adapter, Graph, ModelUse
+from hflow.diagnostics import HflowError
+from hflow.graph.adapter import ADAPTER_TARGETS, Adapter
+from hflow.graph.change_meaning import is_possible, meaning
+from hflow.graph.ir import Graph, ModelUse
+from hflow.graph.keyed_values import keyed_values
 from hflow.graph.load import load_text
 from hflow.graph.write.yaml_printer import to_yaml
 
@@ -56,3 +60,30 @@ def test_the_base_has_log_probs_of_its_own() -> None:
         grpo("nodes.ref_logprobs.model={use: actor, base: true}").node("ref_logprobs").type_of("logprobs")
     )
     assert made_by.provenance and made_by.provenance.model == "actor's base"
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "possible"),
+    [
+        ("models.actor.adapter.rank=4", "models.actor.adapter.rank", False),
+        ("models.actor.adapter.targets=[q_proj]", "models.actor.adapter.targets", False),
+        ("models.actor.adapter=null", "models.actor.adapter", False),
+        ("models.actor.adapter.alpha=8", "models.actor.adapter.alpha", True),
+    ],
+)
+def test_a_checkpoint_fits_an_adapter_of_its_own_form(override: str, key: str, possible: bool) -> None:
+    old, new = grpo(), grpo(override)
+    assert key in keyed_values(old) and keyed_values(old)[key] != keyed_values(new).get(key)
+    assert is_possible(key, old, new) is possible
+    assert "adapter" in meaning(key, old, new)
+
+
+@pytest.mark.parametrize(
+    ("shape", "has"),
+    [("qwen3-30b-a3b", "experts"), ("deepseek-v3", "experts"), ("phi-4", "fused projections")],
+)
+def test_models_that_no_adapter_fits_are_refused(shape: str, has: str) -> None:
+    with pytest.raises(HflowError) as error:
+        hflow.compile(grpo(f"params.model=shape:{shape}"), "h100x16")
+    assert [d.code for d in error.value.diagnostics] == ["HF230"]
+    assert has in error.value.diagnostics[0].message

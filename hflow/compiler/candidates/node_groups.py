@@ -25,10 +25,9 @@ GroupRole = Literal["train", "generate", "score", "frozen"]
 class NodeGroup:
     """The nodes that train a model (they share its optimizer), that generate or that score with one which is
     trained (each set has one copy of its weights at most; those that use its `base` are a set), or all that
-    use a frozen one. `evaluated`: the
-    evaluation runs one of them too, with the newest weights whatever their `lag`. `engine`: of its generate
-    nodes; those of two engines are two node groups, since these share no weights. `trained`: how the model
-    is, if any node trains it."""
+    use a frozen one. `evaluated`: the evaluation runs one of them too, with the newest weights whatever their
+    `lag`. `engine`: of its generate nodes; those of two engines are two node groups, since these share no
+    weights. `trained`: how the model is, if any node trains it."""
 
     name: str
     model: str

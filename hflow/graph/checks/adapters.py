@@ -10,8 +10,8 @@ from hflow.graph.source.schema import GraphSpec
 
 
 def check_adapters(drafts: Mapping[str, NodeDraft], spec: GraphSpec, problems: Problems) -> None:
-    """HF230 an adapter that nothing trains, that leaves nothing to freeze, or whose weights another model
-    would take over; a base of a model without one."""
+    """HF230 an adapter that nothing trains, that stands beside `freeze`, or whose model another one would
+    take over; a base of a model without one, or of a node that does not score."""
     adapted = {name for name, model in spec.models.items() if model.adapter}
     for name in adapted:
         _check_model(name, spec, drafts, problems)

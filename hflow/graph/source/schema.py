@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from hflow.graph.ir import ADAPTER_TARGETS, AdapterTarget
+from hflow.graph.adapter import ADAPTER_TARGETS, AdapterTarget
 from hflow.graph.run_config import TrackerName
 
 NAME_PATTERN = r"^[a-z_][a-z0-9_]*$"

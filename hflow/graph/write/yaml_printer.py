@@ -9,21 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
+from hflow.graph.adapter import ADAPTER_TARGETS, Adapter
 from hflow.graph.checks.evaluations import THRESHOLD
 from hflow.graph.infer.kinds import call, data, generate, score, train
 from hflow.graph.infer.regions import maker
-from hflow.graph.ir import (
-    ADAPTER_TARGETS,
-    Adapter,
-    EvaluationMetric,
-    Graph,
-    Input,
-    Model,
-    ModelUse,
-    NamedEvaluation,
-    Node,
-    Refresh,
-)
+from hflow.graph.ir import EvaluationMetric, Graph, Input, Model, ModelUse, NamedEvaluation, Node, Refresh
 from hflow.graph.options import REQUIRED, Option
 from hflow.graph.source.yaml_text import WIDTH, flow, key, scalar
 from hflow.graph.types import ValueType

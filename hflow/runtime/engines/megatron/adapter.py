@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.nn.functional import linear
 
-from hflow.graph.ir import Adapter, AdapterTarget
+from hflow.graph.adapter import Adapter, AdapterTarget
 from hflow.plan.model_shape import ModelShape
 
 # The Megatron module of each projection, within a layer.

@@ -1,0 +1,26 @@
+"""Which matrices of a model an adapter changes, and how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+AdapterTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+ADAPTER_TARGETS: tuple[AdapterTarget, ...] = get_args(AdapterTarget)
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """Low-rank adaptation (LoRA, arXiv:2106.09685) of a model's matrices.
+
+    Each matrix W named in `targets` acts as W + alpha / rank * B A. A has `rank` rows and B as many columns;
+    they are trained, and all else is frozen but for a scalar head. A begins at random, B with zeros.
+    """
+
+    rank: int
+    alpha: float
+    targets: tuple[AdapterTarget, ...]
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
