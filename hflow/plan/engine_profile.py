@@ -55,13 +55,14 @@ class EngineProfile:
     """`title`: its name in messages. `ops`: the kinds of nodes that it runs, `pipelines` those of them that
     it can split into pipeline stages, `cuts_rows` those whose rows it can cut over context-parallel ranks,
     and over tp by sequence parallelism, and `expert_parallel` those in which data-parallel ranks can share
-    experts. `tensor_parallel`: whether it splits a model over tp, and then
-    `vocab_unit`: the vocabulary must be a multiple of it.
+    experts. `tensor_parallel`: whether it splits a model over tp, and then `vocab_unit`: the vocabulary must
+    be a multiple of it.
 
     `in_flight`: it takes over new weights while it generates. `donates`: a model that it trains can give the
     memory of its weights to a copy of them on the same engine. `offloads`: weights, or what trains them, can
     wait in the host's memory. `server`: what serves, of an engine that does not compute in the worker.
     `expert_kernels`: how many it runs for each expert by itself, one expert after the other.
+    `rows_stay_whole`: why it cuts no rows of a model, as a phrase; empty: it can.
     `lacks`: what of a model it would leave out without a word, as a phrase; empty: nothing.
     """
 
@@ -77,6 +78,7 @@ class EngineProfile:
     offloads: bool = False
     server: ServerProfile | None = None
     expert_kernels: int = 0
+    rows_stay_whole: Callable[[ModelShape], str] = lambda _: ""
     lacks: Callable[[ModelShape], str] = lambda _: ""
 
     def token_step_s(self, platform: Platform) -> float:

@@ -50,9 +50,7 @@ def uncut(group: NodeGroup, shape: ModelShape) -> str:
         return "generation reads whole rows"
     if ops:
         return f"{group.profile.title} reads whole rows"
-    if shape.post_norms:
-        return "rows of models of Gemma's kind are not cut"
-    return "rows of models with experts are not cut" if shape.moe else ""
+    return group.profile.rows_stay_whole(shape)
 
 
 def _longest(group: NodeGroup) -> int:

@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 from hflow.plan.engine_profile import EngineProfile
+from hflow.plan.model_shape import ModelShape
+
+
+def _rows_stay_whole(shape: ModelShape) -> str:
+    if shape.post_norms:
+        return "rows of models of Gemma's kind are not cut"
+    return "rows of models with experts are not cut" if shape.moe else ""
+
 
 PROFILE = EngineProfile(
     title="Megatron",
@@ -14,4 +22,5 @@ PROFILE = EngineProfile(
     expert_kernels=3,  # gate and up, what is made of them, down
     donates=True,
     offloads=True,
+    rows_stay_whole=_rows_stay_whole,
 )

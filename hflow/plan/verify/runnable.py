@@ -45,7 +45,7 @@ def _models(plan: Plan) -> Iterator[Diagnostic]:
 def _nodes(plan: Plan) -> Iterator[Diagnostic]:
     for node in (n for n in plan.graph.nodes if n.model):
         own = plan.node(node.name)
-        strategy, whole = own.strategy, node.op not in profile_of(own.engine).cuts_rows
+        strategy, whole = own.strategy, not _cuts_rows(plan, node)
         names = {
             f"cp {own.mesh.cp}": own.mesh.cp > 1 and whole,
             "sequence parallelism": strategy.sp and whole,
@@ -57,6 +57,11 @@ def _nodes(plan: Plan) -> Iterator[Diagnostic]:
             message = f"`{node.name}` is planned with {name}, which no engine runs yet: compile only"
             help_ = "tp, pp, dp, recompute, ZeRO-1 and, to score and train, cp, sp and ep run"
             yield Diagnostic("HF406", message, node.span, help_)
+
+
+def _cuts_rows(plan: Plan, node: Node) -> bool:
+    engine = profile_of(plan.node(node.name).engine)
+    return node.op in engine.cuts_rows and not engine.rows_stay_whole(plan.shapes[node.model_use.model])
 
 
 def _shares_experts(plan: Plan, node: Node) -> bool:
