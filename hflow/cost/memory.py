@@ -2,8 +2,6 @@
 
 Training in f32 keeps 16 bytes per parameter (weight, gradient, two Adam moments), in bf16 18 (bf16
 weight; f32 gradient, master copy and moments), of which ZeRO-1 splits the optimizer's 8 or 12 over dp and cp.
-Activations are counted as in Korthikanti et al. (arXiv:2205.05198) for this decoder: without dropout, with
-a gated MLP, and with fused attention (no matrix of scores).
 """
 
 from __future__ import annotations
@@ -11,15 +9,19 @@ from __future__ import annotations
 from functools import lru_cache
 from math import ceil
 
-from hflow.cost.context import context_bytes, predicted_tokens, rank_tokens
+from hflow.cost.activation_memory import (
+    forward_bytes,
+    head_bytes,
+    layer_activation_bytes,
+    layer_backward_bytes,
+)
+from hflow.cost.context import context_bytes, rank_tokens
 from hflow.cost.device import BYTES
 from hflow.graph.ir import OpKind
-from hflow.plan.activations import forward_elements, routed_width
 from hflow.plan.engine_registry import profile_of
 from hflow.plan.flops import expert_parameters
 from hflow.plan.frozen import frozen_names
 from hflow.plan.layout import Mesh
-from hflow.plan.logits import COPIES_BYTES, LOGITS_BYTES, keeps_logits, outputs_per_position
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.parameters import num_parameters, parameters, stage_elements
 from hflow.plan.scores import scores_bytes
@@ -98,30 +100,34 @@ def working_bytes(
     mesh: Mesh,
     micro_batch: int,
     strategy: Strategy = PLAIN,
+    untrained_layers: int = 0,
 ) -> int:
-    """What the node needs beside the weights while it runs, at the greatest lengths."""
-    return scores_bytes(shape) + _working_bytes(op, shape, dtype, work, mesh, micro_batch, strategy)
+    """What the node needs beside the weights while it runs, at the greatest lengths.
 
-
-def _working_bytes(
-    op: OpKind,
-    shape: ModelShape,
-    dtype: str,
-    work: Workload,
-    mesh: Mesh,
-    micro_batch: int,
-    strategy: Strategy,
-) -> int:
+    Args:
+        untrained_layers: of a train node, the layers before the first weights that are trained.
+    """
     if op == "generate":
         return _generation_bytes(shape, dtype, work, mesh, micro_batch, strategy)
     if op == "score":
-        whole = micro_batch * work.sequence
-        held = head_bytes(op, shape, dtype, work, mesh, micro_batch)
-        held += gathered_bytes(shape, dtype, mesh, strategy)
-        if mesh.cp > 1:
-            held += ceil(2 * context_bytes(shape, dtype, whole, mesh))  # by rank, and by row
-        return forward_bytes(shape, dtype, rank_tokens(whole, mesh), mesh, strategy.sp) + held
-    return _training_bytes(shape, dtype, work, mesh, micro_batch, strategy)
+        return _scoring_bytes(shape, dtype, work, mesh, micro_batch, strategy)
+    return _training_bytes(shape, dtype, work, mesh, micro_batch, strategy, untrained_layers)
+
+
+def _scoring_bytes(
+    shape: ModelShape, dtype: str, work: Workload, mesh: Mesh, micro_batch: int, strategy: Strategy
+) -> int:
+    """Of the layers, with what went into the first and into the present one, which Megatron still holds; or
+    then of the head, with what came from the last."""
+    whole = micro_batch * work.sequence
+    tokens, scores = rank_tokens(whole, mesh), scores_bytes(shape, micro_batch, work.sequence, mesh.tp)
+    states = tokens * shape.hidden * BYTES[dtype]
+    layers = forward_bytes(shape, dtype, tokens, mesh, strategy.sp, scores)
+    layers += 2 * ceil(states / mesh.tp) if strategy.sp else 2 * states
+    if mesh.cp > 1:
+        layers += ceil(2 * context_bytes(shape, dtype, whole, mesh))  # by rank, and by row
+    head = 2 * states + head_bytes("score", shape, dtype, work, mesh, micro_batch)
+    return max(layers, head) + gathered_bytes(shape, dtype, mesh, strategy)
 
 
 def _training_bytes(
@@ -131,67 +137,29 @@ def _training_bytes(
     mesh: Mesh,
     micro_batch: int,
     strategy: Strategy,
+    untrained_layers: int,
 ) -> int:
     """Working set only: weights, gradients and optimizer are in `resident_bytes`. The fuller of the first
     stage, with a micro-batch per stage in flight (1F1B), and the last one, with what its head needs."""
     whole, layers = micro_batch * work.sequence, shape.num_layers // mesh.pp
+    layers -= untrained_layers if mesh.pp == 1 else 0  # later stages keep all of theirs
     tokens = rank_tokens(whole, mesh)
     layer = layer_activation_bytes(shape, dtype, tokens, mesh, strategy.sp)
-    live = 0
+    attended = scores_bytes(shape, micro_batch, work.sequence, mesh.tp)
     if mesh.cp > 1:
         context = ceil(context_bytes(shape, dtype, whole, mesh))
-        layer += context  # by row, for the backward pass
-        live += 3 * context  # by rank, and the gradients of both
+        layer += ceil(context * (1 - 1 / mesh.cp))  # keys and values by row, in the place of this rank's
+        attended += 3 * context  # by rank, and the gradients of both
+    live = layer_backward_bytes(shape, dtype, tokens, mesh, attended)
     if strategy.sp:
         live += 2 * tokens * shape.hidden * BYTES[dtype]  # gathered over tp, and the gradient of that
     kept = layers * layer
     if strategy.recompute == "full":
-        inputs = ceil(tokens / mesh.tp) if strategy.sp else tokens
-        kept, live = layers * inputs * shape.hidden * BYTES[dtype], live + layer
+        inputs = (ceil(tokens / mesh.tp) if strategy.sp else tokens) * shape.hidden * BYTES[dtype]
+        kept, live = layers * inputs, live + layer - inputs
     in_flight = min(mesh.pp, ceil(work.rows_per_update / mesh.dp / micro_batch))
     last = kept + max(live, head_bytes("train", shape, dtype, work, mesh, micro_batch))
     return max(in_flight * kept + live, last) + gathered_bytes(shape, dtype, mesh, strategy)
-
-
-def head_bytes(
-    op: OpKind, shape: ModelShape, dtype: str, work: Workload, mesh: Mesh, micro_batch: int
-) -> int:
-    """Of the head, for the response tokens: logits that are kept with two float32 copies and, in training,
-    their gradient. Or a tile of copies, the hidden states that predict and their gradient, in float32 and in
-    the model's format, which grow with the tokens and not with the vocabulary."""
-    tokens = ceil(micro_batch * predicted_tokens(work.sequence, work.response, mesh))
-    width = outputs_per_position(shape, mesh)
-    kept, trains = kept_bytes(dtype, work, micro_batch), op == "train"
-    if shape.head == "scalar" or keeps_logits(tokens, width):
-        return tokens * width * (BYTES[dtype] * (1 + trains) + COPIES_BYTES) + kept
-    own = BYTES[dtype] + trains * (4 + (BYTES[dtype] if dtype != "f32" else 0))
-    return LOGITS_BYTES + tokens * shape.hidden * own + kept
-
-
-def kept_bytes(dtype: str, work: Workload, micro_batch: int) -> int:
-    """Beside the logits, for log-probs over kept sets: ids and places of the tokens, int64, and their logits
-    with a gradient."""
-    return micro_batch * work.response * work.kept * (16 + 2 * BYTES[dtype])
-
-
-def layer_activation_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mesh, sp: bool = False) -> int:
-    """What the backward pass of a layer needs. On every rank of tp: the inputs of its norms, of QKV and of
-    the MLP, what latent attention makes Q, K and V of, before and after its norm, and the copies of a token
-    that experts read and return. Split over tp: Q, K, V, attention's output by rows and by tokens, and gate,
-    up and product of the MLP, whose activation is made again; and what goes into norms of queries and keys:
-    Q, and all of QKV, of which K is a view. With `sp` the inputs are split, too."""
-    qkv = shape.query_width + shape.key_width + shape.value_width
-    split = qkv + 2 * shape.attended_width + 3 * shape.ffn
-    split += shape.query_width + qkv if shape.qk_norm else 0
-    inputs = (6 if shape.post_norms else 4) * shape.hidden
-    inputs = ceil(inputs / mesh.tp) if sp else inputs
-    whole = inputs + 2 * shape.latent_width + 2 * routed_width(shape)
-    return tokens * (whole + ceil(split / mesh.tp)) * BYTES[dtype]
-
-
-def forward_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mesh, sp: bool = False) -> int:
-    """The most that a forward pass holds at once on a device."""
-    return forward_elements(shape, tokens, mesh, sp) * BYTES[dtype]
 
 
 def kv_cache_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mesh) -> int:
@@ -240,8 +208,10 @@ def _generation_bytes(
     and their float32 copy. Without a cache the forward pass is over all tokens."""
     logits = wave * shape.outputs * (BYTES[dtype] + 4)
     if not strategy.kv_cache:
-        return max(forward_bytes(shape, dtype, wave * work.sequence, mesh), logits)
-    prompts = ceil(wave / work.samples) * work.prompt
+        scores = scores_bytes(shape, wave, work.sequence, mesh.tp)
+        return max(forward_bytes(shape, dtype, wave * work.sequence, mesh, scores=scores), logits)
+    prompts = ceil(wave / work.samples)
+    scores = scores_bytes(shape, prompts, work.prompt, mesh.tp)
     return kv_cache_bytes(shape, dtype, wave * work.sequence, mesh) + max(
-        forward_bytes(shape, dtype, prompts, mesh), logits
+        forward_bytes(shape, dtype, prompts * work.prompt, mesh, scores=scores), logits
     )

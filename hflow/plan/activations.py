@@ -8,14 +8,15 @@ from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
 
 
-def forward_elements(shape: ModelShape, tokens: int, mesh: Mesh, sp: bool = False) -> int:
-    """The most that a forward pass holds on a device: residual, norm's output, and attention or MLP. With
-    sequence parallelism (`sp`), parts of the former two, and what a product has gathered of the latter."""
+def forward_elements(shape: ModelShape, tokens: int, mesh: Mesh, sp: bool = False, scores: int = 0) -> int:
+    """The most that a forward pass holds on a device: residual, norm's output, and attention, with so many
+    elements of its `scores`, or MLP. With sequence parallelism (`sp`), parts of the former two, and what a
+    product has gathered of the latter."""
     attention = shape.query_width + shape.key_width + shape.value_width + shape.attended_width
     mlp = ceil(3 * shape.ffn / mesh.tp) + 2 * routed_width(shape)
-    widest = max(ceil(attention / mesh.tp) + shape.latent_width, mlp)
+    attention = tokens * (ceil(attention / mesh.tp) + shape.latent_width) + scores
     between = shape.hidden + ceil(2 * shape.hidden / mesh.tp) if sp else 2 * shape.hidden
-    return tokens * (between + widest)
+    return tokens * between + max(attention, tokens * mlp)
 
 
 def routed_width(shape: ModelShape) -> int:

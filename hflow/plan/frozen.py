@@ -69,6 +69,17 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 @lru_cache(maxsize=256)
+def untrained_layers(shape: ModelShape, freeze: tuple[str, ...]) -> int:
+    """How many layers, from the first on, have nothing that is trained in them or before them: they keep
+    nothing for a backward pass, which never reaches them."""
+    frozen = frozen_names(shape, freeze)
+    trained = [p for p in parameters(shape) if p.name not in frozen]
+    if any(p.ends[0] for p in trained):
+        return 0
+    return min((p.layer for p in trained if p.layer is not None), default=shape.num_layers)
+
+
+@lru_cache(maxsize=256)
 def moved_parameters(shape: ModelShape) -> tuple[Parameter, ...]:
     """What a reader of a trained model takes over: all parameters, and beside an adapter those that are
     trained, since it has loaded the others itself."""

@@ -3,15 +3,19 @@ made, for some queries at a time."""
 
 from __future__ import annotations
 
+from math import ceil
+
 from hflow.plan.model_shape import ModelShape
 
 SCORES_BYTES = 64 * 2**20
-SCORE_COPIES_BYTES = 24  # of a score, in six float32 copies, from which softmax and gradient are made
+SCORE_COPIES_BYTES = 16  # of a score, in four float32 copies, from which softmax and gradient are made
 
 
-def scores_bytes(shape: ModelShape) -> int:
-    """What a device needs for them, beside what `hflow.cost.memory` counts of attention."""
-    return SCORES_BYTES if shape.attention_cap else 0
+def scores_bytes(shape: ModelShape, rows: int, keys: int, tp: int) -> int:
+    """What a device needs for those of `rows` with so many keys, beside queries, keys and values."""
+    if not shape.attention_cap:
+        return 0
+    return min(SCORES_BYTES, SCORE_COPIES_BYTES * rows * ceil(shape.num_heads / tp) * keys**2)
 
 
 def queries_at_once(rows: int, heads: int, keys: int) -> tuple[int, int]:

@@ -88,7 +88,8 @@ def test_a_server_shares_no_weights(grpo: Graph) -> None:
 
 
 def test_on_gpus_a_server_sleeps_while_others_run(grpo: Graph) -> None:
-    plan = planned(grpo, load_cluster("a100x8"), COLOCATED[0], "rollout=tp2,dp4,micro8@0-7")
+    pins = COLOCATED[0], "rollout=tp2,dp4,micro8@0-7", "ref_logprobs=micro1"
+    plan = planned(grpo, load_cluster("a100x8"), *pins)
     assert [i.node for i in plan.step.instructions if isinstance(i, Release)] == ["rollout"]
     (memory,) = plan.memory
     assert memory.node == "actor_train"
@@ -98,7 +99,7 @@ def test_on_gpus_a_server_sleeps_while_others_run(grpo: Graph) -> None:
 
 
 def test_a_sleeping_server_keeps_its_context_and_graphs(grpo: Graph) -> None:
-    pins = COLOCATED[0], "rollout=tp2,dp4,micro8@0-7"
+    pins = COLOCATED[0], "rollout=tp2,dp4,micro8@0-7", "ref_logprobs=micro1"
     (bare,) = planned(grpo, load_cluster("a100x8"), *pins).memory
     cluster = replace(load_cluster("a100x8"), server_bytes=3 * 10**9)
     (memory,) = planned(grpo, cluster, *pins).memory

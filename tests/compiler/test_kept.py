@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hflow
 from hflow.compiler.lowering import row_bytes
-from hflow.cost.memory import working_bytes
+from hflow.cost.activation_memory import head_bytes
 from hflow.graph.load import load
 from hflow.plan.edges import DataEdge
 from hflow.plan.layout import Mesh
@@ -43,7 +43,6 @@ def test_log_probs_over_sets_take_memory() -> None:
         work, mesh = workload(node), Mesh.of((0,))
         assert work.kept == 40
         without = workload(load("algorithms/grpo.yaml", TINY).node(name))
-        more = working_bytes(node.op, shape, "f32", work, mesh, 8) - working_bytes(
-            node.op, shape, "f32", without, mesh, 8
-        )
+        sizes = [head_bytes(node.op, shape, "f32", each, mesh, 8) for each in (work, without)]
+        more = sizes[0] - sizes[1]
         assert more == 8 * work.response * 40 * 24

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
-from hflow.cost.memory import working_bytes
+from hflow.cost.activation_memory import head_bytes
 from hflow.diagnostics import HflowError
 from hflow.graph.ir import Head
 from hflow.plan.flops import forward_flops
@@ -145,7 +145,7 @@ def test_planning_counts_a_number_per_position_and_no_vocabulary(folders: Folder
     work = Workload(rows=8, prompt=5, response=7)
     for tp, vocabulary in ((1, 32), (2, 16)):
         mesh = Mesh.of(tuple(range(tp)), tp=tp)
-        both = [working_bytes("score", shape, "f32", work, mesh, 2) for shape in (untied, scalar)]
+        both = [head_bytes("score", shape, "f32", work, mesh, 2) for shape in (untied, scalar)]
         assert both[0] - both[1] == 3 * 2 * 7 * (vocabulary - 1) * 4, (
             "outputs of two rows of 7 tokens, and two copies"
         )

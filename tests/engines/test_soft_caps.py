@@ -74,8 +74,8 @@ def test_the_newest_token_sees_what_it_sees_among_the_others() -> None:
 
 def test_only_a_part_of_the_scores_is_made_at_once() -> None:
     """Of any length: the largest tensors beside inputs and outputs have the bytes that plans count."""
-    assert scores.queries_at_once(rows=64, heads=16, keys=8192) == (21, 1)
-    assert scores.queries_at_once(rows=1, heads=16, keys=8192) == (1, 21)
+    assert scores.queries_at_once(rows=64, heads=16, keys=8192) == (32, 1)
+    assert scores.queries_at_once(rows=1, heads=16, keys=8192) == (1, 32)
     assert scores.queries_at_once(rows=2, heads=1, keys=10**9) == (1, 1)
 
 

@@ -154,4 +154,4 @@ def test_recompute_saves_the_activations_that_the_planner_counts(pool: Pool, fol
         for strategy in (PLAIN, RECOMPUTE)
     ]
     assert recomputed < kept / 2
-    assert kept - recomputed > planned[0] - planned[1] > 0
+    assert [kept, recomputed] == pytest.approx(planned, rel=0.06)

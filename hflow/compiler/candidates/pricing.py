@@ -19,6 +19,7 @@ from hflow.cost.memory import kv_cache_bytes, working_bytes
 from hflow.cost.residency import Residency, is_awake, residency
 from hflow.graph.ir import Model, Node, OpKind
 from hflow.plan.cluster import Cluster
+from hflow.plan.frozen import untrained_layers
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.strategy import Strategy
@@ -158,7 +159,10 @@ class Pricing:
             recomputes = tuple(r for r in recomputes if pin.recompute == (r == "full"))
         strategies = tuple(replace(strategy, recompute=recompute) for recompute in recomputes)
         micro = pin.micro if pin else None
-        return _front(node.op, self.shape, self.model.dtype, work, mesh, strategies, micro, self.cluster)
+        untrained = untrained_layers(self.shape, self.group.trained.freeze) if node.op == "train" else 0
+        return _front(
+            node.op, self.shape, self.model.dtype, work, mesh, strategies, micro, self.cluster, untrained
+        )
 
 
 @lru_cache(maxsize=65536)  # models of one shape do the same work
@@ -171,11 +175,12 @@ def _front(
     strategies: tuple[Strategy, ...],
     micro: int | None,
     cluster: Cluster,
+    untrained: int,
 ) -> ParetoFront:
     """Those that fit into a device's memory; of any micro-batch, unless one is given."""
     found: list[ExecConfig] = []
     for strategy, rows in product(strategies, [micro] if micro else _micro_batches(work, mesh)):
-        need = working_bytes(op, shape, dtype, work, mesh, rows, strategy)
+        need = working_bytes(op, shape, dtype, work, mesh, rows, strategy, untrained)
         if need <= cluster.device.usable_bytes:
             time_s = node_time_s(op, shape, dtype, work, mesh, rows, cluster, strategy)
             found.append(ExecConfig(need, time_s, rows, strategy.recompute))

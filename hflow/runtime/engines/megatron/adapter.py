@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -33,7 +35,8 @@ GATE_UP, DOWN = "mlp.linear_fc1", "mlp.linear_fc2"
 
 
 class LowRank(torch.nn.Module):
-    """scale * B A x of one projection, ``[..., columns]`` to ``[..., rows]``, of this rank's part."""
+    """A and B beside one projection of ``[..., columns]`` to ``[..., rows]``, of this rank's part. Its
+    forward pass ends before B, with ``[..., rank]``."""
 
     def __init__(self, adapter: Adapter, rows: int, columns: int, split: int, like: Tensor, tp: ProcessGroup):
         """`split`: the dim of the projection that tp splits, and of which `rows` or `columns` are the part of
@@ -51,7 +54,7 @@ class LowRank(torch.nn.Module):
         part of the places."""
         narrow: Tensor = linear(x, self.lora_A.weight)
         exchange: Any = _GATHERED[sp] if self.by_rows else _SUMMED[sp]
-        return linear(exchange(narrow, group=self.tp), self.lora_B.weight) * self.scale
+        return exchange(narrow, group=self.tp)
 
 
 # Before B of a projection that is split by rows, and behind A of one that is split by columns; True: the
@@ -94,13 +97,59 @@ class FusedAdapter(torch.nn.Module):
             self.add_module(name, LowRank(adapter, width, columns, split, like, tp))
 
     def forward(self, x: Tensor, found: Tensor, sp: bool = False) -> Tensor:
-        """`found`, the output of the fused matrix for x, with what the adapters add."""
-        parts = [self._part(name, x, found, sp).unflatten(-1, (self.groups, -1)) for name in self._widths]
-        return found + (torch.cat(parts, -1).flatten(-2) if len(parts) > 1 else parts[0].flatten(-2))
+        """`found`, the output of the fused matrix for x, with what the adapters add: in its memory, but for
+        one projection, whose output Megatron gives as a view that must not change."""
+        found = found.clone() if len(self._widths) == 1 else found
+        own: dict[str, Any] = dict(self.named_children())
+        narrow = [low_rank(x, sp) for low_rank in own.values()]
+        sums = _Sums(self.groups, self._columns, next(iter(own.values())).scale)
+        return _Added.apply(found, sums, *narrow, *(low_rank.lora_B.weight for low_rank in own.values()))
 
-    def _part(self, name: str, x: Tensor, found: Tensor, sp: bool) -> Tensor:
-        own: torch.nn.Module | None = self._modules.get(name)
-        return own(x, sp) if own else found.new_zeros(*found.shape[:-1], self._widths[name])
+    @property
+    def _columns(self) -> tuple[slice, ...]:
+        """Of each adapter, within a group."""
+        ends = list(accumulate(width // self.groups for width in self._widths.values()))
+        places = zip(self._widths, [0, *ends], ends, strict=False)
+        return tuple(slice(start, end) for name, start, end in places if name in self._modules)
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Where products with B are added, and how often."""
+
+    groups: int
+    columns: tuple[slice, ...]
+    scale: float
+
+    def parts(self, fused: Tensor) -> Iterator[Tensor]:
+        """Of each adapter, ``[..., groups, columns]``."""
+        grouped = fused.unflatten(-1, (self.groups, -1))
+        return (grouped[..., columns] for columns in self.columns)
+
+
+class _Added(torch.autograd.Function):
+    """found + scale * B narrow, for each adapter in its columns. Nothing as wide as `found` is made beside
+    it, nor kept."""
+
+    @staticmethod
+    def forward(ctx: Any, found: Tensor, sums: _Sums, *factors: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(*factors)
+        ctx.sums, half = sums, len(factors) // 2
+        for part, narrow, b in zip(sums.parts(found), factors[:half], factors[half:], strict=True):
+            part.add_(linear(narrow, b).view(part.shape), alpha=sums.scale)
+        ctx.mark_dirty(found)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        factors, sums = ctx.saved_tensors, ctx.sums
+        half = len(factors) // 2
+        of_narrow, of_b = list[Tensor](), list[Tensor]()
+        for part, narrow, b in zip(sums.parts(gradient), factors[:half], factors[half:], strict=True):
+            upstream = part.flatten(-2)
+            of_narrow.append((upstream @ b).mul_(sums.scale))
+            of_b.append((upstream.flatten(0, -2).T @ narrow.flatten(0, -2)).mul_(sums.scale))
+        return gradient, None, *of_narrow, *of_b
 
 
 def add_adapters(model: torch.nn.Module, shape: ModelShape, tp: ProcessGroup) -> None:

@@ -10,6 +10,8 @@ from torch.nn.functional import rms_norm
 
 from hflow.runtime.engines.megatron.shaped_config import ShapedConfig
 
+_CACHED = 1 << 17  # elements
+
 
 class RMSNorm(torch.nn.RMSNorm):
     """One that multiplies by its weight."""
@@ -18,6 +20,11 @@ class RMSNorm(torch.nn.RMSNorm):
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
         # Of sequence parallelism: each rank norms other places, and Megatron sums the gradients so marked.
         self.weight.sequence_parallel = True  # type: ignore[attr-defined]
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.is_cuda or not torch.is_grad_enabled():
+            return super().forward(x)  # torch's kernel for CUDA keeps no more than `_Norm`
+        return _Norm.apply(x, self.weight, self.eps, 0)
 
 
 class OffsetRMSNorm(torch.nn.Module):
@@ -29,29 +36,58 @@ class OffsetRMSNorm(torch.nn.Module):
         self.weight, self.eps = torch.nn.Parameter(torch.zeros(hidden_size, dtype=config.params_dtype)), eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return _OffsetNorm.apply(x, self.weight, self.eps)
+        return _Norm.apply(x, self.weight, self.eps, 1)
 
 
-class _OffsetNorm(torch.autograd.Function):
-    """Keeps what comes in, in the model's dtype, and computes the norm again."""
+class _Norm(torch.autograd.Function):
+    """Keeps what comes in, in the model's dtype, and computes the norm again. torch's own for CPUs keeps two
+    more tensors of this size, in float32.
+
+    What comes out has the strides of a new tensor, not of an embedding that Megatron has transposed: with
+    those torch may multiply it as one small matrix per token, each with a copy of the weight.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, offset: int) -> Tensor:  # type: ignore[override]
         ctx.save_for_backward(x, weight)
-        ctx.eps = eps
-        return _normed(x, weight, eps)
+        ctx.eps, ctx.offset = eps, offset
+        wide = _wide(x) if offset else x.dtype
+        scale, result = (offset + weight.to(wide) if offset else weight), x.new_empty(x.shape)
+        for part, to in zip(_parts(x), _parts(result), strict=True):
+            to.copy_(rms_norm(part.to(wide), scale.shape, scale, eps))
+        return result
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        x, weight = (tensor.detach().requires_grad_() for tensor in ctx.saved_tensors)
-        with torch.enable_grad():
-            normed = _normed(x, weight, ctx.eps)
-        return *torch.autograd.grad(normed, (x, weight), gradient), None
+        """With n = x / rms(x) and y = w n: dw = sum(dy n), dx = (w dy - n mean(w dy n)) / rms(x)."""
+        x, weight = ctx.saved_tensors
+        scale, of_x = ctx.offset + weight.to(_wide(x)), x.new_empty(x.shape)
+        of_weight = torch.zeros_like(scale)
+        for part, upstream, to in zip(_parts(x), _parts(gradient), _parts(of_x), strict=True):
+            of_weight += _norm_backward(part, upstream.to(scale.dtype), scale, ctx.eps, to)
+        return of_x, of_weight.to(weight.dtype), None, None
 
 
-def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    wide = torch.promote_types(x.dtype, torch.float32)
-    return rms_norm(x.to(wide), weight.shape, 1 + weight.to(wide), eps).to(x.dtype)
+def _parts(x: Tensor) -> tuple[Tensor, ...]:
+    """``[places, h]`` each: few places on a CPU, so that what is made of them stays in its cache."""
+    at_once = _CACHED if x.device.type == "cpu" else x.numel()
+    return x.flatten(0, -2).split(max(1, at_once // x.shape[-1]))
+
+
+def _norm_backward(x: Tensor, upstream: Tensor, weight: Tensor, eps: float, of_x: Tensor) -> Tensor:
+    """The gradient of the weight; that of `x` is written to `of_x`. ``[places, h]`` each."""
+    width, wide = x.shape[-1], x.to(weight.dtype)
+    inverse = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(width).add_(eps).rsqrt_()
+    normed = wide * inverse
+    product = upstream * normed
+    mean = (product @ weight).div_(width).unsqueeze(-1)
+    of_x.copy_((upstream * weight).sub_(normed.mul_(mean)).mul_(inverse))
+    return product.sum(0)
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    """At least float32."""
+    return torch.promote_types(x.dtype, torch.float32)
 
 
 class NormedResidual(torch.nn.Module):
