@@ -23,7 +23,6 @@ from hflow.graph.adapter import Adapter
 from hflow.plan.engines.sglang import SERVER_PROFILE
 from hflow.runtime.engines.lifetime import die_with
 from hflow.runtime.engines.sglang import cpu
-from hflow.runtime.engines.sglang.adapter import run_adapted
 from hflow.runtime.engines.sglang.options import ServerOptions
 from hflow.runtime.model_folder import read_object
 
@@ -197,6 +196,8 @@ def main() -> None:
     from sglang.srt.entrypoints.http_server import launch_server  # reads the environment
     from sglang.srt.managers.scheduler import run_scheduler_process
     from sglang.srt.server_args import ServerArgs
+
+    from hflow.runtime.engines.sglang.adapter import run_adapted  # imports torch
 
     given = arguments(options, request.port, request.key)
     given["model_path"] = str(view)
