@@ -185,11 +185,18 @@ def awake_bytes(
     shape: ModelShape, dtype: str, mesh: Mesh, tokens: int, platform: str, changes: bool, strategy: Strategy
 ) -> int:
     """What a server that does not sleep always keeps: weights and a KV cache of `tokens` positions; on a CPU,
-    where they share the memory, also its processes and, if its weights ever change, the worker's copy."""
+    where they share the memory, also its processes and, if its weights ever change, the worker's copy of
+    what does."""
     weights, server = resident_bytes(shape, dtype, mesh, False, strategy), profile_of(strategy.engine).server
     assert server, f"{strategy.engine} has no server"
-    on_host = server.process_bytes + weights * changes if platform == "cpu" else 0
+    copy = renewed_bytes(shape, dtype, mesh, strategy) if changes else 0
+    on_host = server.process_bytes + copy if platform == "cpu" else 0
     return weights + kv_cache_bytes(shape, dtype, tokens, mesh) + on_host
+
+
+def renewed_bytes(shape: ModelShape, dtype: str, mesh: Mesh, strategy: Strategy) -> int:
+    """Of a copy of a trained model's weights, what a renewal brings (`moved_parameters`)."""
+    return _trained_elements(shape, mesh, strategy, ()) * BYTES[dtype]
 
 
 def gathered_bytes(shape: ModelShape, dtype: str, mesh: Mesh, strategy: Strategy) -> int:

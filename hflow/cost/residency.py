@@ -25,6 +25,7 @@ from hflow.cost.memory import (
     awake_bytes,
     optimizer_bytes,
     pinned_bytes,
+    renewed_bytes,
     resident_bytes,
     snapshot_bytes,
 )
@@ -114,10 +115,11 @@ class Residency:
         return OwnCopy(passing=self.copy_bytes, donated=donated)
 
 
-def is_awake(engine: GenerationEngine, cluster: Cluster, use: Use, lag: int) -> bool:
-    """Whether a server keeps weights and KV cache while other nodes run."""
-    server = profile_of(engine).server
-    return bool(server) and not server.sleeps(cluster.device.platform, use == "read" and not lag)
+def is_awake(engine: GenerationEngine, cluster: Cluster, shape: ModelShape, use: Use, lag: int) -> bool:
+    """Whether a server keeps weights and KV cache while other nodes run. Of a model with an adapter it does:
+    no renewal would bring the other weights back."""
+    renewed = use == "read" and not lag and shape.adapter is None
+    return bool(profile_of(engine).server) and not profile_of(engine).sleeps(cluster.device.platform, renewed)
 
 
 def residency(
@@ -197,11 +199,13 @@ def _without_snapshot(
         between = LabelledBytes(f"weights{label}", weights + averages) if averages else whole
         return Residency(between, state, weights, adam, moved)
     own = cluster.server_bytes if profile_of(strategy.engine).server else 0  # always there
-    if is_awake(strategy.engine, cluster, use, lag):
+    if is_awake(strategy.engine, cluster, shape, use, lag):
         changes = use == "read" or model.refresh is not None
         size = own + awake_bytes(*what, tokens, cluster.device.platform, changes, strategy)
         server = LabelledBytes("server", size)
-        on_host = weights if changes and cluster.device.platform == "cuda" else 0  # else it is in `size`
+        on_host = 0
+        if changes and cluster.device.platform == "cuda":  # else it is in `size`
+            on_host = renewed_bytes(*what, strategy)
         copy = LabelledBytes(SERVED, on_host)
         newest = size if lag and evaluated else 0
         return Residency(server, server, weights, copy, copy_bytes=newest, awake=True)

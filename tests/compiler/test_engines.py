@@ -21,6 +21,8 @@ from hflow.plan.cluster import Cluster
 from hflow.plan.cluster_file import load_cluster
 from hflow.plan.edges import WeightEdge
 from hflow.plan.engines.sglang import SERVER_PROFILE
+from hflow.plan.frozen import moved_parameters
+from hflow.plan.parameters import num_parameters
 from hflow.plan.plan import Plan
 from hflow.plan.program import Await, Call, Release, SyncWeights
 from hflow.plan.verify.consistency import inconsistencies
@@ -119,6 +121,32 @@ def test_on_cpus_a_server_stays_awake(model: str) -> None:
     cache = kv_cache_bytes(shape, "f32", tokens, node.mesh)
     weights = resident_bytes(shape, "f32", node.mesh, False)
     assert size == weights + cache + SERVER_PROFILE.process_bytes + weights  # the worker's copy
+
+
+def test_a_server_of_an_adapter_stays_awake_with_the_base() -> None:
+    """On GPUs, too: no renewal brings the base back."""
+    graph = large("grpo", "llama-7b", "models.actor.adapter=16")
+    plan = planned(graph, load_cluster("a100x8"), COLOCATED[0], "rollout=tp2,dp4,micro8@0-7")
+    assert not [i for i in plan.step.instructions if isinstance(i, Release)]
+    (edge,) = (e for e in plan.step.edges if isinstance(e, WeightEdge))
+    shape, node = plan.shapes["actor"], plan.node("rollout")
+    assert edge.size_bytes == 2 * sum(p.size for p in moved_parameters(shape)) and edge.time_s > 0
+    tokens = node.micro_batch * workload(graph.node("rollout")).sequence
+    cache = kv_cache_bytes(shape, "bf16", tokens, node.mesh)
+    weights = resident_bytes(shape, "bf16", node.mesh, False)
+    (memory,) = plan.memory
+    assert memory.parts["actor server (dp4 tp2 @0-7)"] == weights + cache
+
+
+def test_the_worker_has_a_copy_of_the_adapter_alone(model: str) -> None:
+    graph = hflow.load("tests/runtime/graphs/adapted.yaml", [f"params.model={model}"])
+    plan = planned(graph, load_cluster("local4"), "actor_train=dp2@0-1", "rollout=dp2@0-1")
+    node, shape = plan.node("rollout"), plan.shapes["actor"]
+    (size,) = (size for part, size in plan.memory[0].parts.items() if "server" in part)
+    tokens = node.micro_batch * workload(graph.node("rollout")).sequence
+    weights, cache = 4 * num_parameters(shape), kv_cache_bytes(shape, "f32", tokens, node.mesh)
+    copy = 4 * sum(p.size for p in moved_parameters(shape))
+    assert size == weights + cache + SERVER_PROFILE.process_bytes + copy
 
 
 def test_a_server_does_not_leave_its_host(grpo: Graph) -> None:

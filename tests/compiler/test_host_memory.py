@@ -12,6 +12,7 @@ from hflow.cost.memory import pinned_bytes
 from hflow.diagnostics import HflowError
 from hflow.plan.cluster import Cluster
 from hflow.plan.cluster_file import load_cluster
+from hflow.plan.frozen import moved_parameters
 from hflow.plan.named_shapes import NAMED_SHAPES
 from hflow.plan.plan import Plan
 from tests.compiler.workloads import large
@@ -78,6 +79,16 @@ def test_a_sleeping_server_leaves_its_weights() -> None:
     plan = hflow.compile(graph, "a100x8", pins, engines=("rollout=sglang",))
     (host,) = kept(plan)
     assert host["actor weights for its server"] == pytest.approx(4 * 2 * PARAMETERS_7B, rel=1e-3)
+
+
+def test_a_server_leaves_the_adapter_alone() -> None:
+    graph = large("grpo", "llama-7b", "models.actor.adapter=16")
+    pins = ("actor_train=tp8,no-offload@0-7", "rollout=tp2,dp4@0-7")
+    plan = hflow.compile(graph, "a100x8", pins, engines=("rollout=sglang",))
+    shape = plan.shapes["actor"]
+    # of each of four replicas; what tp splits once, the rest on both ranks
+    held = sum(p.size * (1 if p.shard is not None else 2) for p in moved_parameters(shape))
+    assert kept(plan)[0]["actor weights for its server"] == 4 * 2 * held
 
 
 def test_hosts_without_the_room_are_refused() -> None:

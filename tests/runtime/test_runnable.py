@@ -93,6 +93,13 @@ def test_what_sglang_would_leave_out_is_refused(
     assert found.message.endswith(f"SGLang, which does not apply what `actor` has: {lacking}")
 
 
+def test_an_adapter_that_transformers_would_leave_out_is_refused(tiny_model: Path) -> None:
+    graph = hflow.load(FOLDER / "grpo_small.yaml", [f"params.model={tiny_model}", "models.actor.adapter=4"])
+    plan = hflow.compile(graph, "local1", engines=["rollout=transformers"])
+    with pytest.raises(HflowError, match="HF406.*transformers, which does not apply .* an adapter"):
+        check_runnable(plan)
+
+
 def test_a_node_on_an_engine_that_does_not_run_its_kind_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     """No compiler plans it; a file may say so."""
     plan = compiled(FOLDER / "grpo_small.yaml", tiny_model)

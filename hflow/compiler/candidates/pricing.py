@@ -104,7 +104,7 @@ class Pricing:
     def _resident_or_not(
         self, mesh: Mesh, strategy: Strategy, fronts: tuple[ParetoFront, ...]
     ) -> Iterator[Candidate]:
-        if is_awake(strategy.engine, self.cluster, self.group.use, self.group.lag):
+        if is_awake(strategy.engine, self.cluster, self.shape, self.group.use, self.group.lag):
             yield from self._awake(mesh, strategy, fronts)
             return
         for offload in self._offloads(mesh, strategy):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from itertools import chain
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from hflow.graph.adapter import Adapter
 from hflow.plan.layout import Mesh
 from hflow.plan.parameters import parameters, weight_boxes
 from hflow.plan.read_shape import read_shape
@@ -94,6 +97,20 @@ def test_buckets_hold_everything_once(folders: Folders, monkeypatch: pytest.Monk
     size = {p.name: p.size // (1 if p.shard is None else 2) for p in parameters(shape)}
     assert len(found) > 3
     assert all(len(names) == 1 or sum(map(size.__getitem__, names)) <= 5000 for names in found)
+
+
+def test_an_adapter_lies_beside_what_sglang_fuses(folders: Folders) -> None:
+    adapter = Adapter(2, 4.0, ("k_proj", "up_proj", "down_proj"))
+    shape = replace(read_shape(folders.of("qwen2", tied=False)), adapter=adapter, num_layers=1)
+    names = weights.buckets(shape, 1)
+    assert [tile(name, (2, 3), shape, 1).parameter for name in chain.from_iterable(names)] == [
+        f"model.layers.0.{module}.lora_{half}.weight"
+        for module in (
+            "self_attn.qkv_proj.adapter.k_proj", "mlp.gate_up_proj.adapter.up_proj",
+            "mlp.down_proj.adapter.down_proj",
+        )
+        for half in "AB"
+    ]  # fmt: skip
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -82,7 +82,7 @@ class SglangModel(ModelEngine):
         if groups is None:
             return
         _check_installed(model)
-        stored_tensors(model, shape)  # which the server reads itself
+        stored_tensors(model, shape.base)  # which the server reads itself
         self.groups = groups
         planned = tuple(nodes)
         works = [(plan.micro_batch, workload(node)) for node, plan in planned]
@@ -110,6 +110,7 @@ class SglangModel(ModelEngine):
                 reserve_bytes=server_bytes + reserve,
                 truncates=any(Truncation.of(node.options) for node, _ in planned),
                 reads_texts=any("stop" in node.options for node, _ in planned),
+                adapter=shape.adapter,
             )
 
         node = planned[0][0].name

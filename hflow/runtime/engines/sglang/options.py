@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hflow.graph.adapter import Adapter
+
 
 @dataclass(frozen=True)
 class ServerOptions:
@@ -16,7 +18,7 @@ class ServerOptions:
     update may name as its `load_format`. `reserve_bytes`: what a server with devices needs of each beside
     weights and KV cache; `free_bytes`: what it finds free there when it starts (0: nobody has looked).
     `truncates`: requests may bring a processor of logits (`truncate`). `reads_texts`: it has a tokenizer, for
-    requests that end with a text.
+    requests that end with a text. `adapter`: the model has one, which does not lie in its folder.
 
     Raises:
         ValueError: the options contradict each other.
@@ -37,6 +39,7 @@ class ServerOptions:
     free_bytes: int = 0
     truncates: bool = False
     reads_texts: bool = False
+    adapter: Adapter | None = None
 
     def __post_init__(self) -> None:
         if self.devices and len(self.devices) != self.tp:

@@ -15,9 +15,11 @@ import socket
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hflow.graph.adapter import Adapter
 from hflow.plan.engines.sglang import SERVER_PROFILE
 from hflow.runtime.engines.lifetime import die_with
 from hflow.runtime.engines.sglang import cpu
@@ -58,6 +60,8 @@ class Request:
         values = json.loads(text)
         options = values.pop("options")
         options |= {"devices": tuple(options["devices"]), "cores": tuple(options["cores"])}
+        if told := options["adapter"]:
+            options["adapter"] = Adapter(told["rank"], told["alpha"], tuple(told["targets"]))
         return cls(ServerOptions(**options), **values)
 
 
@@ -190,19 +194,25 @@ def main() -> None:
         cpu.prepare(options.cores, options.tp)
 
     from sglang.srt.entrypoints.http_server import launch_server  # reads the environment
+    from sglang.srt.managers.scheduler import run_scheduler_process
     from sglang.srt.server_args import ServerArgs
 
-    given, special = arguments(options, request.port, request.key), {}
+    from hflow.runtime.engines.sglang.adapter import run_adapted  # imports torch
+
+    given = arguments(options, request.port, request.key)
     given["model_path"] = str(view)
+    run_scheduler = run_scheduler_process
     if on_cpu:
         given |= cpu.arguments()
-        special["run_scheduler_process_func"] = cpu.run_scheduler
+        run_scheduler = cpu.run_scheduler
         cpu.fork_children()
+    if options.adapter:
+        run_scheduler = partial(run_adapted, options.adapter, run_scheduler)
     name_instance(Path(request.folder).name)
     launch_server(
         ServerArgs(**given),
         execute_warmup_func=wait_until_it_listens,
-        **special,
+        run_scheduler_process_func=run_scheduler,
     )
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from hflow.plan.model_shape import ModelShape
+from hflow.runtime.engines.sglang.adapter import PROJECTIONS
 
 LOADER = f"{__name__}.load_tiles"
 CHUNK_ELEMENTS = 2**20  # of a checksum, in memory at once
@@ -50,6 +51,10 @@ def tile(name: str, part: tuple[int, ...], shape: ModelShape, tp: int) -> Tile:
     head, _, kind = name.rpartition(".")
     block, _, module = head.rpartition(".")
     queries, pairs = (heads * shape.head_dim // tp for heads in (shape.num_heads, shape.num_kv_heads))
+    if module in ("lora_A", "lora_B"):
+        outer, _, projection = block.rpartition(".")
+        holder = next((name for name, held in PROJECTIONS.items() if projection in held), projection)
+        return Tile(f"{outer}.{holder}.adapter.{projection}.{module}.{kind}", 0, part)
     fused = {
         "q_proj": ("qkv_proj", 0),
         "k_proj": ("qkv_proj", queries),

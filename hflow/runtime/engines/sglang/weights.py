@@ -12,9 +12,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from hflow.plan.frozen import moved_parameters
 from hflow.plan.layout import Box, volume
 from hflow.plan.model_shape import ModelShape
-from hflow.plan.parameters import parameters, weight_boxes
+from hflow.plan.parameters import weight_boxes
 from hflow.plan.sharding import Sharding
 from hflow.runtime.engines.protocol import ModelWeights
 from hflow.runtime.engines.sglang.room import make_room
@@ -24,11 +25,11 @@ BUCKET_ELEMENTS = 2**27
 
 
 def buckets(shape: ModelShape, tp: int) -> tuple[tuple[str, ...], ...]:
-    """The names of a model's parameters, cut so that a rank of `tp` holds no more than BUCKET_ELEMENTS of a
-    bucket, or one parameter. Every rank of an edge cuts alike."""
+    """The names of the parameters that a renewal brings, cut so that a rank of `tp` holds no more than
+    BUCKET_ELEMENTS of a bucket, or one parameter. Every rank of an edge cuts alike."""
     found: list[list[str]] = [[]]
     size = 0
-    for parameter in parameters(shape):
+    for parameter in moved_parameters(shape):
         share = parameter.size // (1 if parameter.shard is None else tp)
         if found[-1] and size + share > BUCKET_ELEMENTS:
             found.append([])
@@ -94,7 +95,8 @@ class ServedWeights(ModelWeights):
         device: torch.device,
         taker: Taker,
     ):
-        held = {p.name: box for p in parameters(shape) if (box := weight_boxes(shape, sharding, p).get(rank))}
+        boxes = ((p.name, weight_boxes(shape, sharding, p).get(rank)) for p in moved_parameters(shape))
+        held = {name: box for name, box in boxes if box}
         self.changed, self.version, self.present = False, 0, True
         self.renewed = False  # ever: until then the server has what it read from the model's folder
         self.device, self.taker = device, taker
