@@ -41,7 +41,7 @@ def expert_parameters(shape: ModelShape) -> int:
     """Those of all experts of all layers."""
     if shape.moe is None:
         return 0
-    return shape.expert_layers * shape.moe.num_experts * 3 * shape.hidden * shape.moe.ffn
+    return shape.expert_layers * shape.moe.num_experts * shape.moe.parameters_of_one(shape.hidden)
 
 
 def read_parameters(shape: ModelShape, rows: float, ep: int = 1) -> float:
@@ -50,7 +50,7 @@ def read_parameters(shape: ModelShape, rows: float, ep: int = 1) -> float:
     replicas."""
     if shape.moe is None:
         return matmul_parameters(shape)
-    size = 3 * shape.hidden * shape.moe.ffn * shape.expert_layers
+    size = shape.moe.parameters_of_one(shape.hidden) * shape.expert_layers
     return matmul_parameters(shape) + (touched_experts(shape.moe, rows, ep) - shape.moe.top_k) * size
 
 

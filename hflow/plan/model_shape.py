@@ -14,8 +14,8 @@ from hflow.plan.rotary_scaling import RotaryScaling
 
 # `model_type` in config.json
 FamilyName = Literal[
-    "deepseek_v3", "gemma2", "gemma3_text", "glm4_moe", "kimi_k2", "llama", "mistral", "mixtral", "phi3",
-    "qwen2", "qwen3", "qwen3_moe",
+    "deepseek_v3", "gemma2", "gemma3_text", "glm4_moe", "gpt_oss", "kimi_k2", "llama", "mistral", "mixtral",
+    "phi3", "qwen2", "qwen3", "qwen3_moe",
 ]  # fmt: skip
 # Of the gate of an MLP; gelu_tanh: with tanh in the place of the normal distribution (arXiv:1606.08415).
 Activation = Literal["silu", "gelu_tanh"]
@@ -34,6 +34,7 @@ class Experts:
             their sum. Read of families that an engine builds.
         mixtral_names: parameters are called as in Mixtral's files: ``block_sparse_moe.experts.0.w1`` instead
             of ``mlp.experts.0.gate_proj``.
+        biased: router and experts have biases; the router is called ``mlp.router``, not ``mlp.gate``.
     """
 
     num_experts: int
@@ -45,6 +46,11 @@ class Experts:
     scores_corrected: bool = False
     normalised: bool = False
     mixtral_names: bool = False
+    biased: bool = False
+
+    def parameters_of_one(self, hidden: int) -> int:
+        """Of an expert of a model of this width."""
+        return 3 * hidden * self.ffn + (2 * self.ffn + hidden if self.biased else 0)
 
     @property
     def width(self) -> int:
@@ -91,7 +97,8 @@ class ModelShape(CachedHash):
     that is shared, together.
     `adapter`: the low-rank matrices beside the model's own, if it has any.
     `latent`: None for grouped-query attention; with it, `head_dim` is the width of a query and a key.
-    `qkv_bias`: the projections to queries, keys and values have biases; no others do.
+    `qkv_bias`: the projections to queries, keys and values have biases; `output_bias`: so has that of what
+    attention finds. No others do, but for experts that are `biased`.
     `qk_norm`: queries and keys are normalised, each head by itself.
     `scaling`: of rotary positions, which begin with `rope_theta`. `rotary_dim`: so many dims of a head, the
     first ones, turn by its position; None: all. `window`: None, if every token sees all before it.
@@ -100,7 +107,7 @@ class ModelShape(CachedHash):
     instead of x (arXiv:2408.00118, section 2); None: they are not.
     `offset_norms`: norms multiply by 1 + their weight. `post_norms`: what attention and MLP give is
     normalised, too, before it is added. `scaled_embedding`: the embedding is multiplied by the
-    root of `hidden`.
+    root of `hidden`. `sinks`: each head has one more score, learned and of no token, in its softmax.
     `head`: ``lm`` gives each position a logit per token of the vocabulary, ``scalar`` one number.
     """
 
@@ -132,6 +139,8 @@ class ModelShape(CachedHash):
     offset_norms: bool = False
     post_norms: bool = False
     scaled_embedding: bool = False
+    output_bias: bool = False
+    sinks: bool = False
 
     @cached_property
     def _hash(self) -> int:

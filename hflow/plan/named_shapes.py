@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import log
 
 from hflow.plan.model_shape import Experts, FamilyName, LatentAttention, ModelShape, SlidingWindow
-from hflow.plan.rotary_scaling import LinearScaling, Llama3Scaling
+from hflow.plan.rotary_scaling import LinearScaling, Llama3Scaling, YarnScaling
 
 
 def _gemma2(
@@ -138,6 +139,17 @@ def _glm(
     )  # fmt: skip
 
 
+def _gpt_oss(layers: int, experts: int) -> ModelShape:
+    """OpenAI's open models (arXiv:2508.10925)."""
+    return ModelShape(
+        "gpt_oss", layers, 2880, 64, 8, 64, 4 * 2880, vocab=201_088, max_positions=131_072, rope_theta=1.5e5,
+        norm_eps=1e-5, tied=False, qkv_bias=True, output_bias=True, sinks=True,
+        moe=Experts(experts, 4, 2880, biased=True),
+        scaling=YarnScaling(32.0, 4096, 0.1 * log(32) + 1, truncate=False),
+        window=SlidingWindow(128, tuple(range(0, layers, 2))),
+    )  # fmt: skip
+
+
 NAMED_SHAPES: Mapping[str, ModelShape] = {
     "gemma-2-2b": _gemma2(26, 2304, 8, 4, 256, 9216),
     "gemma-2-9b": _gemma2(42, 3584, 16, 8, 256, 14_336),
@@ -187,4 +199,6 @@ NAMED_SHAPES: Mapping[str, ModelShape] = {
     "kimi-k2": _deepseek("kimi_k2", 64, 163_840, 131_072, 5e4, experts=384, dense=1),
     "glm-4.5": _glm(92, 5120, 160, 1536, dense=3, dense_ffn=12_288, norm=True),
     "glm-4.5-air": _glm(46, 4096, 128, 1408, dense=1, dense_ffn=10_944, norm=False),
+    "gpt-oss-20b": _gpt_oss(24, 32),
+    "gpt-oss-120b": _gpt_oss(36, 128),
 }

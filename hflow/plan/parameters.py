@@ -88,6 +88,10 @@ def _own_of_layer(shape: ModelShape, index: int) -> tuple[Parameter, ...]:
     out = [Parameter(f"{at}input_layernorm.weight", (h,), None, index)]
     out += _latent_projections(shape, index) if shape.latent else _projections(shape, index)
     out.append(Parameter(f"{at}self_attn.o_proj.weight", (h, shape.attended_width), 1, index))
+    if shape.output_bias:
+        out.append(Parameter(f"{at}self_attn.o_proj.bias", (h,), None, index))
+    if shape.sinks:
+        out.append(Parameter(f"{at}self_attn.sinks", (shape.num_heads,), 0, index))
     out.append(Parameter(f"{at}post_attention_layernorm.weight", (h,), None, index))
     if shape.post_norms:
         out += [
@@ -99,11 +103,15 @@ def _own_of_layer(shape: ModelShape, index: int) -> tuple[Parameter, ...]:
     routed, names = f"{at}mlp.", GATE_UP_DOWN
     if moe.mixtral_names:
         routed, names = f"{at}block_sparse_moe.", MIXTRAL_GATE_UP_DOWN
-    out.append(Parameter(f"{routed}gate.weight", (moe.num_experts, h), None, index))
+    router = "router" if moe.biased else "gate"
+    out.append(Parameter(f"{routed}{router}.weight", (moe.num_experts, h), None, index))
+    if moe.biased:
+        out.append(Parameter(f"{routed}{router}.bias", (moe.num_experts,), None, index))
     if moe.scores_corrected:
         out.append(Parameter(f"{routed}gate.e_score_correction_bias", (moe.num_experts,), None, index))
     for expert in range(moe.num_experts):
-        out.extend(_mlp(f"{routed}experts.{expert}.", h, moe.ffn, index, expert, names))
+        of_one = _mlp(f"{routed}experts.{expert}.", h, moe.ffn, index, expert, names)
+        out.extend(chain.from_iterable((p, _bias(p)) for p in of_one) if moe.biased else of_one)
     shared = _mlp(f"{at}mlp.shared_experts.", h, moe.shared_ffn, index) if moe.shared_ffn else ()
     return (*out, *shared)
 
@@ -151,6 +159,12 @@ def _mlp(
         Parameter(f"{at}{up}.weight", (ffn, hidden), 0, layer, expert=expert),
         Parameter(f"{at}{down}.weight", (hidden, ffn), 1, layer, expert=expert),
     )
+
+
+def _bias(matrix: Parameter) -> Parameter:
+    """Of what a matrix gives; on every rank of tp where its columns are split, not its rows."""
+    name = matrix.name.removesuffix("weight") + "bias"
+    return replace(matrix, name=name, shape=matrix.shape[:1], shard=None if matrix.shard else 0)
 
 
 def stage_layers(num_layers: int, pp: int, stage: int) -> range:
@@ -204,7 +218,7 @@ def active_parameters(shape: ModelShape) -> int:
     if shape.moe is None:
         return num_parameters(shape)
     idle = shape.moe.num_experts - shape.moe.top_k
-    return num_parameters(shape) - shape.expert_layers * idle * 3 * shape.hidden * shape.moe.ffn
+    return num_parameters(shape) - shape.expert_layers * idle * shape.moe.parameters_of_one(shape.hidden)
 
 
 @lru_cache(maxsize=4096)

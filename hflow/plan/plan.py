@@ -38,6 +38,8 @@ _LATER = frozenset(
         "offset_norms",
         "post_norms",
         "scaled_embedding",
+        "output_bias",
+        "sinks",
     )
 )  # fields of shapes that plans say only where they are not the default
 
@@ -202,6 +204,8 @@ def _unsaid_of_shape(shape: ModelShape) -> dict[str, Any]:
     unsaid: dict[str, Any] = {f.name: True for f in later if getattr(shape, f.name) == f.default}
     if shape.window and shape.window.rope_theta is None:
         unsaid["window"] = {"rope_theta": True}
+    if shape.moe and not shape.moe.biased:
+        unsaid["moe"] = {"biased": True}
     return unsaid
 
 

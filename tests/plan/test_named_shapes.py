@@ -73,6 +73,8 @@ PUBLISHED = {
     "kimi-k2": 1_026_408_232_448,
     "glm-4.5": 352_797_829_024,
     "glm-4.5-air": 106_852_251_264,
+    "gpt-oss-20b": 20_914_757_184,
+    "gpt-oss-120b": 116_829_156_672,
 }
 
 
@@ -86,7 +88,15 @@ def test_active_parameters_are_those_of_the_model_cards(name: str, billions: flo
 
 
 @pytest.mark.parametrize(
-    ("name", "billions"), [("deepseek-v3", 37), ("kimi-k2", 32.6), ("glm-4.5", 32), ("glm-4.5-air", 12)]
+    ("name", "billions"),
+    [
+        ("deepseek-v3", 37),
+        ("kimi-k2", 32.6),
+        ("glm-4.5", 32),
+        ("glm-4.5-air", 12),
+        ("gpt-oss-20b", 3.61),
+        ("gpt-oss-120b", 5.13),
+    ],
 )
 def test_a_token_is_multiplied_by_as_much_as_the_cards_say(name: str, billions: float) -> None:
     """Rounded there, and here without the embedding table."""
@@ -117,6 +127,8 @@ def config_of(shape: ModelShape) -> dict[str, Any]:
     if moe and moe.shared_ffn:
         more |= {"n_shared_experts": 1, "first_k_dense_replace": moe.dense_layers}
         more |= {"attention_bias": shape.qkv_bias, "use_qk_norm": shape.qk_norm}
+    if moe and moe.biased:
+        more["num_local_experts"] = more.pop("num_experts")
     if latent:
         more |= {"q_lora_rank": latent.query_rank, "kv_lora_rank": latent.rank}
         more |= {"qk_rope_head_dim": latent.rotary_dim, "v_head_dim": latent.value_dim}
@@ -133,7 +145,7 @@ def config_of(shape: ModelShape) -> dict[str, Any]:
         "num_attention_heads": shape.num_heads,
         "num_key_value_heads": shape.num_kv_heads,
         "head_dim": latent.rotary_dim if latent else shape.head_dim,
-        "intermediate_size": moe.dense_ffn if moe and moe.dense_layers else shape.ffn,
+        "intermediate_size": _mlp_width(shape),
         "vocab_size": shape.vocab,
         "tie_word_embeddings": shape.tied,
         "max_position_embeddings": shape.max_positions,
@@ -141,6 +153,12 @@ def config_of(shape: ModelShape) -> dict[str, Any]:
         "rms_norm_eps": shape.norm_eps,
         **more,
     }
+
+
+def _mlp_width(shape: ModelShape) -> int:
+    if shape.moe and shape.moe.dense_layers:
+        return shape.moe.dense_ffn
+    return shape.moe.ffn if shape.moe and shape.moe.biased else shape.ffn
 
 
 @pytest.mark.parametrize("name", NAMED_SHAPES)
@@ -223,6 +241,22 @@ FILES = {
         "num_key_value_heads": 10, "original_max_position_embeddings": 16384, "resid_pdrop": 0.0,
         "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 250000, "sliding_window": None,
         "tie_word_embeddings": False, "vocab_size": 100352,
+    },
+    "gpt-oss-20b": {
+        "model_type": "gpt_oss", "attention_bias": True, "attention_dropout": 0.0, "eos_token_id": 200002,
+        "experts_per_token": 4, "head_dim": 64, "hidden_act": "silu", "hidden_size": 2880,
+        "initial_context_length": 4096, "intermediate_size": 2880,
+        "layer_types": ["sliding_attention", "full_attention"] * 12, "max_position_embeddings": 131072,
+        "num_attention_heads": 64, "num_experts_per_tok": 4, "num_hidden_layers": 24,
+        "num_key_value_heads": 8, "num_local_experts": 32,
+        "quantization_config": {"modules_to_not_convert": ["lm_head"], "quant_method": "mxfp4"},
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": {
+            "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096,
+            "rope_type": "yarn", "truncate": False,
+        },
+        "rope_theta": 150000, "sliding_window": 128, "swiglu_limit": 7.0, "tie_word_embeddings": False,
+        "vocab_size": 201088,
     },
     "qwen3-4b": {
         "model_type": "qwen3", "attention_bias": False, "eos_token_id": 151645, "head_dim": 128,

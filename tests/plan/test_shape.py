@@ -45,6 +45,7 @@ OF_FAMILIES: dict[str, dict[str, int]] = {
     "mixtral": {"num_local_experts": 6},
     "qwen3_moe": EXPERTS,
     "glm4_moe": SHARED,
+    "gpt_oss": {"num_local_experts": 6, "num_experts_per_tok": 2},
     "deepseek_v3": SHARED | LATENT,
     "kimi_k2": SHARED | LATENT,
 }

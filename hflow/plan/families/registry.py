@@ -13,6 +13,7 @@ from hflow.plan.families import (
     gemma2,
     gemma3_text,
     glm4_moe,
+    gpt_oss,
     kimi_k2,
     llama,
     mistral,
@@ -29,8 +30,8 @@ from hflow.plan.model_shape import ModelShape
 FAMILIES: Mapping[str, Family] = {
     module.FAMILY.name: module.FAMILY
     for module in (
-        deepseek_v3, gemma2, gemma3_text, glm4_moe, kimi_k2, llama, mistral, mixtral, phi3, qwen2, qwen3,
-        qwen3_moe,
+        deepseek_v3, gemma2, gemma3_text, glm4_moe, gpt_oss, kimi_k2, llama, mistral, mixtral, phi3, qwen2,
+        qwen3, qwen3_moe,
     )
 }  # fmt: skip
 # Of models that read images, too: the family of their text model.
