@@ -100,7 +100,15 @@ def working_bytes(
     strategy: Strategy = PLAIN,
 ) -> int:
     """What the node needs beside the weights while it runs, at the greatest lengths."""
-    return scores_bytes(shape) + _working_bytes(op, shape, dtype, work, mesh, micro_batch, strategy)
+    routed = routes_bytes(op, work, mesh, micro_batch)
+    return scores_bytes(shape) + routed + _working_bytes(op, shape, dtype, work, mesh, micro_batch, strategy)
+
+
+def routes_bytes(op: OpKind, work: Workload, mesh: Mesh, micro_batch: int) -> int:
+    """The experts of all tokens, int16, that a node tells or follows; with pipeline stages, of each
+    micro-batch in flight."""
+    in_flight = _in_flight(work, mesh, micro_batch) if op == "train" else 1
+    return in_flight * micro_batch * work.sequence * work.choices * 2
 
 
 def _working_bytes(
@@ -148,9 +156,14 @@ def _training_bytes(
     if strategy.recompute == "full":
         inputs = ceil(tokens / mesh.tp) if strategy.sp else tokens
         kept, live = layers * inputs * shape.hidden * BYTES[dtype], live + layer
-    in_flight = min(mesh.pp, ceil(work.rows_per_update / mesh.dp / micro_batch))
+    in_flight = _in_flight(work, mesh, micro_batch)
     last = kept + max(live, head_bytes("train", shape, dtype, work, mesh, micro_batch))
     return max(in_flight * kept + live, last) + gathered_bytes(shape, dtype, mesh, strategy)
+
+
+def _in_flight(work: Workload, mesh: Mesh, micro_batch: int) -> int:
+    """Micro-batches on the first stage (1F1B)."""
+    return min(mesh.pp, ceil(work.rows_per_update / mesh.dp / micro_batch))
 
 
 def head_bytes(
