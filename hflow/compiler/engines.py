@@ -36,7 +36,8 @@ def generation_engines(
         else:
             chosen[node] = cast(GenerationEngine, engine)
     bad += [_cannot(n) for n in graph.nodes if n.in_flight and not profile_of(chosen[n.name]).in_flight]
-    bad += [_tells_no_routes(n) for n in graph.nodes if n.output(ROUTES) and not _tells(chosen[n.name])]
+    samplers = [node for node in graph.nodes if node.op == "generate" and node.output(ROUTES)]
+    bad += [_tells_no_routes(node) for node in samplers if not _tells(chosen[node.name])]
     if bad:
         raise HflowError(bad)
     return chosen

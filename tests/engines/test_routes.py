@@ -96,7 +96,7 @@ def test_routes_are_what_transformers_chooses(pool: Pool, folders: Folders) -> N
         assert torch.equal(mine[:-1].sort(-1).values.long(), expected[:-1].sort(-1).values)
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(3, cover=False)
 @pytest.mark.parametrize(
     ("layout", "strategy"),
     [("tp2dp2", EP2), ("pp2dp2", EP2), ("one", PLAIN), ("tp2", PLAIN), ("pp2", PLAIN), ("dp2", EP2)],
@@ -167,7 +167,7 @@ def drawn_routes(folder: str, tokens: Rows) -> Rows:
     return Rows(experts.flatten().to(torch.int16), tokens.row_lengths * choices(shape))
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(3, cover=False)
 @pytest.mark.parametrize(
     ("layout", "strategy", "family"),
     [
