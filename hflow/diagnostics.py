@@ -73,6 +73,7 @@ CODES: dict[str, str] = {
     "HF308": "models that read the same tokens have different vocabularies",
     "HF309": "what a planner cannot plan",
     "HF310": "bad choice of an engine",
+    "HF311": "routes of a model of another shape",
     # 4xx: running
     "HF401": "a node failed",
     "HF402": "a worker died",

@@ -30,6 +30,7 @@ from hflow.plan.model_shape import ModelShape
 from hflow.plan.plan import VERSION, Plan
 from hflow.plan.program import Program
 from hflow.plan.read_shape import read_shape
+from hflow.plan.routes import unusable_routes, with_choices
 from hflow.plan.vocabulary import foreign_tokens, tokens_beyond
 from hflow.plan.workload import rounds, token_makers, workload
 
@@ -55,7 +56,8 @@ def compile_graph(
         after: called with the name of each pass and what it has made.
 
     Raises:
-        HflowError: HF212, HF226, HF302-HF305, HF307, HF308, HF310.
+        HflowError: HF212, HF226, HF302-HF305, HF307, HF308, HF310,
+        HF311.
     """
     graph = with_dates(graph, today or date.today())
     with gc_pause():
@@ -66,14 +68,16 @@ def compile_graph(
                 after(step.__name__, draft)
     return Plan(
         VERSION, cluster, draft.shapes, draft.nodes, draft.step, draft.evaluation, draft.memory,
-        draft.step_time_s, _tokens_per_step(graph), draft.search, digests_of(graph), draft.evaluations,
+        draft.step_time_s, _tokens_per_step(draft.graph), draft.search, digests_of(draft.graph),
+        draft.evaluations,
     )  # fmt: skip
 
 
 def new_draft(
     graph: Graph, cluster: Cluster, pins: Iterable[str] = (), options: PlannerOptions = DEFAULTS
 ) -> Draft:
-    """What the first pass is given. Raises HflowError HF212, HF230, HF302-HF304, HF307, HF308, HF310."""
+    """What the first pass is given. Raises HflowError HF212, HF230, HF302-HF304, HF307, HF308, HF310,
+    HF311."""
     graphs = (graph, *(named_graph(graph, evaluation) for evaluation in graph.evaluations))
     if foreign := next(filter(None, (tuple(foreign_tokens(each)) for each in graphs)), None):
         raise HflowError(foreign)
@@ -83,9 +87,10 @@ def new_draft(
     shapes = _shapes(graph)
     too_few = (problem for each in graphs for problem in too_few_positions(each, shapes))
     untrainable = (*unusable_patterns(graph, shapes), *unusable_adapters(graph, shapes))
-    unusable = (*untrainable, *idle_balancing(graph, shapes))
+    unusable = (*untrainable, *idle_balancing(graph, shapes), *unusable_routes(graph, shapes))
     if unfit := (*tokens_beyond(graph, shapes), *too_few, *unusable):
         raise HflowError(unfit)
+    graph = with_choices(graph, shapes)
     step = Program(graph, (), ())
     return Draft(graph, evaluation_graph(graph), cluster, shapes, step, found, options, engines)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import cast
 
 from hflow.diagnostics import Diagnostic, HflowError, did_you_mean
+from hflow.graph.infer.kinds.generate import ROUTES
 from hflow.graph.ir import Graph, Node
 from hflow.plan.cluster import Cluster
 from hflow.plan.engine_registry import GENERATION_ENGINES, GenerationEngine, profile_of
@@ -35,6 +36,8 @@ def generation_engines(
         else:
             chosen[node] = cast(GenerationEngine, engine)
     bad += [_cannot(n) for n in graph.nodes if n.in_flight and not profile_of(chosen[n.name]).in_flight]
+    samplers = [node for node in graph.nodes if node.op == "generate" and node.output(ROUTES)]
+    bad += [_tells_no_routes(node) for node in samplers if not _tells(chosen[node.name])]
     if bad:
         raise HflowError(bad)
     return chosen
@@ -45,6 +48,17 @@ def _cannot(node: Node) -> Diagnostic:
     titles, first = " and ".join(able.values()), next(iter(able))
     message = f"`{node.name}` takes over weights `in_flight`, which of the engines only {titles} can"
     return Diagnostic("HF310", message, node.span, f"choose it: `--engine {node.name}={first}`")
+
+
+def _tells_no_routes(node: Node) -> Diagnostic:
+    able: list[GenerationEngine] = [name for name in GENERATION_ENGINES if _tells(name)]
+    titles = " and ".join(profile_of(name).title for name in able)
+    message = f"the `routes` of `{node.name}` are read, which of the engines only {titles} tells"
+    return Diagnostic("HF310", message, node.span, f"choose it: `--engine {node.name}={able[0]}`")
+
+
+def _tells(engine: GenerationEngine) -> bool:
+    return "generate" in profile_of(engine).routes
 
 
 def _problem(node: str, engine: str, known: Mapping[str, GenerationEngine]) -> tuple[str, str]:

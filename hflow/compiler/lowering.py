@@ -19,7 +19,7 @@ from hflow.plan.parameters import Parameter, expert_part, stages_of, weight_boxe
 from hflow.plan.reshard import Boxes, SendLoad, lower, lower_bound, received, recognise, volumes
 from hflow.plan.sharding import Sharding
 
-ELEMENT_BYTES = {"i32": 4, "i64": 8, "f32": 4, "bf16": 2, "bool": 1, "str": 1}
+ELEMENT_BYTES = {"i16": 2, "i32": 4, "i64": 8, "f32": 4, "bf16": 2, "bool": 1, "str": 1}
 STRING_BYTES = 16  # a guess: the length of strings is not part of their type
 
 

@@ -107,6 +107,27 @@ def working_bytes(
     Args:
         untrained_layers: of a train node, the layers before the first weights that are trained.
     """
+    needed = _working_bytes(op, shape, dtype, work, mesh, micro_batch, strategy, untrained_layers)
+    return needed + routes_bytes(op, work, mesh, micro_batch)
+
+
+def routes_bytes(op: OpKind, work: Workload, mesh: Mesh, micro_batch: int) -> int:
+    """The experts of all tokens, int16, that a node tells or follows; with pipeline stages, of each
+    micro-batch in flight."""
+    passes = _in_flight(work, mesh, micro_batch) if op == "train" else 1
+    return passes * micro_batch * work.sequence * work.choices * 2
+
+
+def _working_bytes(
+    op: OpKind,
+    shape: ModelShape,
+    dtype: str,
+    work: Workload,
+    mesh: Mesh,
+    micro_batch: int,
+    strategy: Strategy,
+    untrained_layers: int,
+) -> int:
     if op == "generate":
         return _generation_bytes(shape, dtype, work, mesh, micro_batch, strategy)
     if op == "score":
@@ -157,9 +178,14 @@ def _training_bytes(
     if strategy.recompute == "full":
         inputs = (ceil(tokens / mesh.tp) if strategy.sp else tokens) * shape.hidden * BYTES[dtype]
         kept, live = layers * inputs, live + layer - inputs
-    in_flight = min(mesh.pp, ceil(work.rows_per_update / mesh.dp / micro_batch))
+    in_flight = _in_flight(work, mesh, micro_batch)
     last = kept + max(live, head_bytes("train", shape, dtype, work, mesh, micro_batch))
     return max(in_flight * kept + live, last) + gathered_bytes(shape, dtype, mesh, strategy)
+
+
+def _in_flight(work: Workload, mesh: Mesh, micro_batch: int) -> int:
+    """Micro-batches on the first stage (1F1B)."""
+    return min(mesh.pp, ceil(work.rows_per_update / mesh.dp / micro_batch))
 
 
 def kv_cache_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mesh) -> int:

@@ -7,7 +7,9 @@ are equally long:
 - `batch` is made by a `data` node, `group` (samples per prompt) by a `generate` node;
 - the ragged dims are `prompt~`, `resp~` and `seq~` (= prompt followed by response); each is made by
   the node that made the text, so log-probs of one rollout never align with tokens of another;
-- `kept~`, inside of `resp~`, has a length per token: the tokens among which a truncated sampler chose.
+- `kept~`, inside of `resp~`, has a length per token: the tokens among which a truncated sampler chose;
+- `choice`, inside of `seq~`, has the experts through which a token passes: of every layer as many as its
+  router chooses. The compiler reads the size from the model.
 
 One sample per prompt is a row of its prompt: such a factor may be missing where rows are compared, but two
 nodes that each draw one sample make different rows.
@@ -23,9 +25,10 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal, get_args
 
-DType = Literal["i32", "i64", "f32", "bf16", "bool", "str"]
-Role = Literal["behaviour", "scored", "value", "score", "derived", "support"]
+DType = Literal["i16", "i32", "i64", "f32", "bf16", "bool", "str"]
+Role = Literal["behaviour", "scored", "value", "score", "derived", "support", "routed"]
 RAGGED_DIMS = ("prompt", "resp", "seq")
+CHOICE = "choice"
 
 
 @dataclass(frozen=True)
@@ -129,7 +132,8 @@ class Provenance:
     `behaviour`: log-probs that it sampled with; `scored`: log-probs by a forward pass over given tokens;
     `value`: its estimates per token (scalar head); `score`: its judgement of whole rows (scalar head);
     `derived`: numbers that calls made from its values (returns, advantages); `support`: the tokens among
-    which it sampled. `lag` is how many updates old the weights may be.
+    which it sampled; `routed`: the experts that its routers chose. `lag` is how many updates old the weights
+    may be.
     """
 
     model: str

@@ -61,6 +61,7 @@ class EngineProfile:
     `in_flight`: it takes over new weights while it generates. `donates`: a model that it trains can give the
     memory of its weights to a copy of them on the same engine. `offloads`: weights, or what trains them, can
     wait in the host's memory. `server`: what serves, of an engine that does not compute in the worker.
+    `routes`: the kinds of nodes in which it tells, or follows, the experts that a token's routers chose.
     `expert_kernels`: how many it runs for each expert by itself, one expert after the other.
     `rows_stay_whole`: why it cuts no rows of a model, as a phrase; empty: it can.
     `lacks`: what of a model it would leave out without a word, as a phrase; empty: nothing.
@@ -71,6 +72,7 @@ class EngineProfile:
     pipelines: tuple[OpKind, ...] = ()
     cuts_rows: tuple[OpKind, ...] = ()
     expert_parallel: tuple[OpKind, ...] = ()
+    routes: tuple[OpKind, ...] = ()
     tensor_parallel: bool = False
     vocab_unit: int = 1
     in_flight: bool = False

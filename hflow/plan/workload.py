@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil, prod
 
+from hflow.graph.infer.kinds.generate import ROUTES
 from hflow.graph.infer.kinds.train import balance_coef, frozen_patterns
 from hflow.graph.infer.signature import parse_signature
 from hflow.graph.ir import Function, Graph, Node
@@ -21,7 +22,8 @@ class Workload:
     `mean`: mean length of the responses where it is known, else they count with the greatest; `freeze`:
     patterns of the names of parameters that a train node leaves as they are; `kept`: the most tokens over
     which log-probs of a truncated distribution are taken; 0: over all. `counts_choices`: an update's rows
-    pass forward once more, for their choices of experts to be counted before.
+    pass forward once more, for their choices of experts to be counted before. `choices`: experts of a token,
+    over all layers, that a node tells or follows; 0: none.
     """
 
     rows: int
@@ -35,6 +37,7 @@ class Workload:
     freeze: tuple[str, ...] = ()
     kept: int = 0
     counts_choices: bool = False
+    choices: int = 0
 
     @property
     def sequence(self) -> int:
@@ -55,17 +58,19 @@ def workload(node: Node) -> Workload:
     longest = _ragged_size(tokens)
     if node.op == "generate":
         response = node.options["max_new_tokens"]
-        return Workload(tokens.rows, longest - response, response, node.options.get("n", 1))
+        return Workload(
+            tokens.rows, longest - response, response, node.options.get("n", 1), choices=_choices(node)
+        )
     rows, response = tokens.rows, _ragged_size(node.type_of("mask"))
     if node.repeat is None or node.function is None:  # a score node
-        return Workload(rows, longest - response, response, kept=_most_kept(node))
+        return Workload(rows, longest - response, response, kept=_most_kept(node), choices=_choices(node))
     size = node.repeat.minibatch or rows
     updates = node.repeat.epochs * (rows // size)
     group = _group(node.function, tokens)
     freeze, kept = frozen_patterns(node), _most_kept(node)
     return Workload(
         rows, longest - response, response, 1, updates, size, group,
-        freeze=freeze, kept=kept, counts_choices=balance_coef(node) > 0,
+        freeze=freeze, kept=kept, counts_choices=balance_coef(node) > 0, choices=_choices(node),
     )  # fmt: skip
 
 
@@ -112,6 +117,11 @@ def _group(loss: Function, rows: ValueType) -> int:
 def _most_kept(node: Node) -> int:
     kept = node.input("kept")
     return kept.type.dims[-1].size or 0 if kept else 0
+
+
+def _choices(node: Node) -> int:
+    routes = node.output(ROUTES) or node.input(ROUTES)
+    return routes.type.dims[-1].size or 0 if routes else 0
 
 
 def _ragged_size(type_: ValueType) -> int:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 TORCH_DTYPES = {
+    "i16": torch.int16,
     "i32": torch.int32,
     "i64": torch.int64,
     "f32": torch.float32,

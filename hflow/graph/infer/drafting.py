@@ -73,7 +73,7 @@ class _Drafter:
                 drafted = replace(drafted, inputs=generate.inputs(wired, node.with_))
                 drafted = self._reading(drafted, node, generate.options(wired), node.with_)
                 self._report(bare.path, generate.option_problems(node.with_, generate.continues(wired)))
-                made = generate.ports(drafted.options)
+                made = generate.ports(wired, drafted.options)
                 return replace(drafted, outputs=made, declared=self._types(bare, node.out))
             case schema.ScoreSpec():
                 drafted = self._using(bare, node.model)

@@ -97,7 +97,7 @@ def _renamed(draft: NodeDraft, evaluation: str, options: Mapping[str, Any], loop
         name=evaluated_node(draft.name, evaluation),
         sources=sources,
         options=options,
-        outputs=generate.ports(options) if draft.op == "generate" else draft.outputs,
+        outputs=generate.ports(sources.keys(), options) if draft.op == "generate" else draft.outputs,
         model=replace(draft.model, lag=0) if draft.model else None,
         after=(),
         region=loop,

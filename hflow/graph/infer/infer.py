@@ -93,7 +93,7 @@ class _Inference:
 
     def _is_made(self, draft: NodeDraft, port: str) -> bool:
         """Whether a node makes a value that nobody may want."""
-        optional = draft.op == "generate" and port == generate.FINISH
+        optional = draft.op == "generate" and port in generate.WHERE_READ
         return not optional or Ref(draft.name, port) in self.read or port in draft.declared
 
     def _add_region(self, draft: NodeDraft) -> None:

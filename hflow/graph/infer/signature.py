@@ -21,13 +21,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
-from hflow.graph.types import RAGGED_DIMS, Dim, Factor, ValueType, parse_type
+from hflow.graph.types import CHOICE, RAGGED_DIMS, Dim, Factor, ValueType, parse_type
 
 Tag = Literal["trained", "behaviour", "old", "scored", "value"]  # of an input
 OutputTag = Literal["mixed"]
-BuiltinTag = Literal[
-    "kept"
-]  # of an input of score and train nodes, and of later turns; no function asks for it
+# Of inputs of score and train nodes (and `kept` of later turns); no function asks for them.
+BuiltinTag = Literal["kept", "routes"]
 
 
 @dataclass(frozen=True)
@@ -68,6 +67,12 @@ def kept_port(rows: Dim, optional: bool) -> Port:
     """The tokens among which a truncated sampler chose each token of the responses."""
     resp, kept = (Dim((Factor(name),), ragged=True) for name in ("resp", "kept"))
     return Port("kept", ValueType("i32", (rows, resp, kept)), "kept", optional)
+
+
+def routes_port(rows: Dim) -> Port:
+    """The experts through which each token of the sequences passes, layer by layer."""
+    dims = rows, Dim((Factor("seq"),), ragged=True), Dim((Factor(CHOICE),))
+    return Port("routes", ValueType("i16", dims), "routes", optional=True)
 
 
 _PORT = re.compile(r"\s*([A-Za-z_]\w*)\s*(\?)?\s*:\s*(\w+\s*\[[^\]]*\])\s*(?:<(\w*)>)?\s*")

@@ -251,8 +251,10 @@ _ROLES: Mapping[str, tuple[Role, ...]] = {
     "scored": ("scored",),
     "value": ("value",),
     "kept": ("support",),
+    "routes": ("routed",),
 }
-_OF_ANY_MODEL = ("scored", "kept")
+_BUILTIN = ("kept", "routes")
+_OF_ANY_MODEL = ("scored", *_BUILTIN)
 _PLAIN: tuple[Role, ...] = ("score", "derived")  # made by a model, and numbers like others
 _FROM_VALUES: tuple[Role, ...] = ("value", "derived")
 _VALUES = "<value>"  # no name of a dim
@@ -265,6 +267,10 @@ _WANTED = {
     "scored": ("log-probs from a score node", "wire the `logprobs` of a score node"),
     "value": ("values of {who}", "wire the `values` of a score node that uses it (`head: scalar`)"),
     "kept": ("the kept sets of a sampler", "wire the `kept` of the generate node that made the texts"),
+    "routes": (
+        "the experts that a sampler's routers chose",
+        "wire the `routes` of the generate node that made the texts",
+    ),
 }
 
 
@@ -288,7 +294,7 @@ def provenance_mismatch(port: Port, value: Argument, trained: str | None) -> Mis
 def _untagged_mismatch(port: Port, value: Argument) -> Mismatch:
     made = _made_by(value.type.provenance)
     message = f"`{port.name}` takes plain numbers, but `{value.source}` {made}"
-    tags = ", ".join(f"`<{tag}>`" for tag in _ROLES if tag != "kept")
+    tags = ", ".join(f"`<{tag}>`" for tag in _ROLES if tag not in _BUILTIN)
     help_ = f"a signature that takes log-probs or values says which: {tags}"
     return Mismatch(port.name, "HF210", message, help_)
 
@@ -300,6 +306,7 @@ _VERBS: Mapping[Role, str] = {
     "score": "is a score of",
     "derived": "was made from values of",
     "support": "holds the tokens that were likely enough to",
+    "routed": "holds the experts that were chosen by",
 }
 
 

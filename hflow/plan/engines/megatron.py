@@ -18,6 +18,7 @@ PROFILE = EngineProfile(
     pipelines=("score", "train"),
     cuts_rows=("score", "train"),
     expert_parallel=("score", "train"),  # replicas that generate are never at the same token
+    routes=("generate", "score", "train"),
     tensor_parallel=True,
     expert_kernels=3,  # gate and up, what is made of them, down
     donates=True,

@@ -11,6 +11,7 @@ from hflow.plan.model_shape import NAMED
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.plan import Plan
 from hflow.plan.program import Await, Call, Instruction, Loop, Program, handles_read, handles_written
+from hflow.plan.routes import unusable_routes
 from hflow.plan.sharding import Sharding
 
 
@@ -28,6 +29,7 @@ def inconsistencies(plan: Plan) -> Iterator[str]:
     if all(m.name in plan.shapes for m in plan.graph.models):
         yield from (problem.message for problem in unusable_patterns(plan.graph, plan.shapes))
         yield from (problem.message for problem in idle_balancing(plan.graph, plan.shapes))
+        yield from (problem.message for problem in unusable_routes(plan.graph, plan.shapes))
 
 
 def _unknown_models(plan: Plan) -> Iterator[str]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hflow.diagnostics import Diagnostic, HflowError
+from hflow.graph.infer.kinds.generate import ROUTES
 from hflow.graph.ir import Node
 from hflow.plan.engine_registry import DEFAULT_ENGINE, profile_of
 from hflow.plan.families.registry import FAMILIES, RUNNING
@@ -22,6 +23,7 @@ def check_runnable(plan: Plan) -> None:
         *_nodes(plan),
         *_engines(plan),
         *_left_out(plan),
+        *_routes(plan),
         *_optimizers(plan),
         *_vocabularies(plan),
     )
@@ -90,6 +92,16 @@ def _left_out(plan: Plan) -> Iterator[Diagnostic]:
             message = f"`{node.name}` is planned on {engine.title}, which does not apply what `{model}` has: "
             help_ = f"`--engine {node.name}={DEFAULT_ENGINE}`"
             yield Diagnostic("HF406", message + lacking, node.span, help_)
+
+
+def _routes(plan: Plan) -> Iterator[Diagnostic]:
+    """Nodes whose engine neither tells nor follows the experts that routers chose."""
+    for node in (n for n in plan.graph.nodes if n.model and (n.output(ROUTES) or n.input(ROUTES))):
+        engine = profile_of(plan.node(node.name).engine)
+        if node.op not in engine.routes:
+            message = f"`{node.name}` is planned on {engine.title}, which knows no `{ROUTES}`"
+            help_ = f"`--engine {node.name}={DEFAULT_ENGINE}`"
+            yield Diagnostic("HF406", message, node.span, help_)
 
 
 def _vocabularies(plan: Plan) -> Iterator[Diagnostic]:

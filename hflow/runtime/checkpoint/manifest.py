@@ -30,8 +30,8 @@ MAX_PIECES = 2**14  # of one tensor
 FILE_NAME = re.compile(r"rank-\d{5}\.safetensors", re.ASCII)
 SEALED = re.compile(r'(\{.*),"crc32":(\d{1,10})\}\s*', re.ASCII | re.DOTALL)
 
-StoredDType = Literal["f32", "bf16", "i64", "i32", "bool", "str"]
-ITEM_BYTES: dict[StoredDType, int] = {"f32": 4, "bf16": 2, "i64": 8, "i32": 4, "bool": 1, "str": 1}
+StoredDType = Literal["f32", "bf16", "i64", "i32", "i16", "bool", "str"]
+ITEM_BYTES: dict[StoredDType, int] = {"f32": 4, "bf16": 2, "i64": 8, "i32": 4, "i16": 2, "bool": 1, "str": 1}
 StoredNumber = Annotated[int, Field(ge=0, lt=2**63)]
 
 

@@ -28,6 +28,7 @@ CODES = {
     torch.bfloat16: "BF16",
     torch.int64: "I64",
     torch.int32: "I32",
+    torch.int16: "I16",
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from hflow.graph.infer.kinds.generate import LENGTH, VERSIONS
+from hflow.graph.infer.kinds.generate import LENGTH, ROUTES, VERSIONS
 from hflow.graph.types import Truncation
 from hflow.runtime.chat.observations import observations, observed
 from hflow.runtime.chat.problem import ChatProblem
@@ -64,7 +64,8 @@ class Rollout:
             ended = Ended.of(answers, self._ends, self.call.node)
             mask = masked(_filled(answers.tokens, True), ended.dropped)
             made = self._result(tokens, answers.log_probs, mask, ended, self._finished(answers.tokens, 0), n)
-            return replace(self._with_versions(made, answers), end_s=answers.end_s)
+            made = self._with_routes(self._with_versions(made, answers), answers)
+            return replace(made, end_s=answers.end_s)
 
         return result
 
@@ -120,6 +121,7 @@ class Rollout:
             ends=self._ends,
             truncation=Truncation.of(options),
             max_kept=options.get("max_kept"),
+            routes=self.call.node.output(ROUTES) is not None,
         )
         self._check_length(prompts, sampling.max_new_tokens)
         waiting = self.sampler(prompts, ids, sampling)
@@ -151,6 +153,12 @@ class Rollout:
         renewed = float((versions > answers.begun).sum()), float(len(versions))
         metrics = {**result.metrics, "renewed_tokens": renewed} if result.metrics else {}
         return replace(result, outputs={**result.outputs, VERSIONS: answers.versions}, metrics=metrics)
+
+    def _with_routes(self, result: Result, answers: Answers) -> Result:
+        if not self.call.node.output(ROUTES):
+            return result
+        assert answers.routes is not None, f"{self.call.node.name}: its engine tells no routes"
+        return replace(result, outputs={**result.outputs, ROUTES: answers.routes})
 
     def _result(
         self, tokens: Rows, log_probs: Rows, mask: Rows, ended: Ended, metrics: MetricSums, n: int

@@ -18,6 +18,7 @@ from hflow.runtime.rows import Rows
 class Sampling:
     """Responses of at most `max_new_tokens`; `seed`, `step` and `stream` choose the random numbers.
     `max_kept`: the size up to which the sets of tokens are told that `truncation` leaves; None: they are not.
+    `routes`: whether the experts are told that routers choose.
     """
 
     max_new_tokens: int
@@ -28,6 +29,7 @@ class Sampling:
     ends: EndRule
     truncation: Truncation = NO_TRUNCATION
     max_kept: int | None = None
+    routes: bool = False
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Answers:
     """What was sampled, as ragged rows: tokens int32, their log-probs float32, and, where it is known, int32
     versions of the weights that sampled each token; `begun`: that of the weights at the beginning; `end_s`:
     when the last was there, in seconds since the epoch. With `max_kept` the `kept` sets, and which rows have
-    `overflown`, bool ``[rows]``."""
+    `overflown`, bool ``[rows]``. With `routes` those of prompts and responses, `hflow.runtime.routes`."""
 
     tokens: Rows
     log_probs: Rows
@@ -44,6 +46,7 @@ class Answers:
     end_s: float | None = None
     kept: KeptSets | None = None
     overflown: Tensor | None = None
+    routes: Rows | None = None
 
 
 class NotFinite(ArithmeticError):  # noqa: N818  (it is what a number is)

@@ -9,8 +9,10 @@ With `in_flight`, weights that come while the first form samples serve the rest 
 (PipelineRL, arXiv:2509.19128); the node then also tells the `versions` of all tokens.
 
 With `max_kept` a node that truncates its distribution tells of every token among which it was chosen, so that
-others can take log-probs of the same distribution. `finish` says how each response ended; it is made where
-some node reads it.
+others can take log-probs of the same distribution. `finish` says how each response ended. `routes`, of the
+first form, has the experts that each layer's router chose for each token, in the order of layers; -1 for the
+last token of a row, which is never an input ("rollout routing replay", arXiv:2510.11370). Both are made where
+some node reads them.
 """
 
 from __future__ import annotations
@@ -23,7 +25,17 @@ from hflow.graph.infer.kinds import chat
 from hflow.graph.infer.signature import Port, kept_port, parse_ports
 from hflow.graph.infer.unify import Bindings
 from hflow.graph.options import Option, OptionProblem
-from hflow.graph.types import Dim, Distribution, Factor, Role, ShapedProvenance, Truncation, ValueType
+from hflow.graph.types import (
+    CHOICE,
+    Dim,
+    Distribution,
+    Factor,
+    Provenance,
+    Role,
+    ShapedProvenance,
+    Truncation,
+    ValueType,
+)
 
 _SAMPLING = (
     Option("max_new_tokens", "int", above=0),
@@ -56,6 +68,8 @@ _ROLES: tuple[Role, ...] = ("behaviour", "support")
 VERSIONS = "versions"
 KEPT = "kept"
 FINISH = "finish"
+ROUTES = "routes"
+WHERE_READ = (FINISH, ROUTES)  # made only where some node reads it
 # What `finish` says of a response.
 LENGTH, END_TOKEN, STOP, WAS_FINISHED = 0, 1, 2, 3
 FINISHES = ("length", "eos", "stop", "finished")  # the same for people
@@ -73,11 +87,12 @@ def options(written: Set[str]) -> tuple[Option, ...]:
     return CONTINUE_OPTIONS if continues(written) else OPTIONS
 
 
-def ports(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a node with these options makes; `finish` only where some node reads it."""
+def ports(written: Set[str], options: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a node with these inputs and options makes, of `WHERE_READ` if some node reads it."""
     versions = (VERSIONS,) if options.get("in_flight") else ()
     kept = (KEPT,) if "max_kept" in options else ()
-    return (*OUTPUTS, *versions, *kept, FINISH)
+    routes = () if continues(written) else (ROUTES,)
+    return (*OUTPUTS, *versions, *kept, FINISH, *routes)
 
 
 def option_problems(written: Mapping[str, Any], further: bool) -> Iterator[OptionProblem]:
@@ -164,6 +179,7 @@ def _made(
     kept = Dim((Factor("kept", most_kept, draft.name),), ragged=True)
     of = draft.model.model, max(lag, draft.model.lag), distribution(draft.options)
     sampled, support = (ShapedProvenance.of(of[0], role, *of[1:]) for role in _ROLES)
+    chosen = Dim((Factor(CHOICE, None, draft.name),))
     made = {
         "tokens": ValueType("i32", (rows, sequence)),
         "logprobs": ValueType("f32", (rows, response), sampled),
@@ -172,5 +188,6 @@ def _made(
         VERSIONS: ValueType("i32", (rows, response)),
         KEPT: ValueType("i32", (rows, response, kept), support),
         FINISH: ValueType("i32", (rows,)),
+        ROUTES: ValueType("i16", (rows, sequence, chosen), Provenance(of[0], "routed", of[1])),
     }
-    return {port: made[port] for port in ports(draft.options)}
+    return {port: made[port] for port in ports(draft.sources.keys(), draft.options)}

@@ -5,7 +5,7 @@ scalar head gives an estimate per response token (at the position that predicts 
 that before the token), and a score of the whole row (at its last token).
 
 With `kept`, log-probs and entropy are of the distribution over the tokens among which a truncated sampler
-chose.
+chose. With `routes`, tokens pass through the experts that the sampler's routers chose.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from hflow.graph.infer.draft import NodeDraft
-from hflow.graph.infer.signature import Port, kept_port, parse_signature
+from hflow.graph.infer.signature import Port, kept_port, parse_signature, routes_port
 from hflow.graph.infer.unify import Bindings
 from hflow.graph.ir import Head
 from hflow.graph.options import Option, OptionProblem
@@ -29,12 +29,13 @@ SIGNATURES = {
 }
 INPUTS = SIGNATURES["lm"].inputs
 _KEPT = kept_port(INPUTS[0].type.dims[0], optional=True)
+_ROUTES = routes_port(INPUTS[0].type.dims[0])
 _ROLES: dict[str, Role] = {"logprobs": "scored", "values": "value", "score": "score"}
 
 
 def inputs(head: Head | None) -> tuple[Port, ...]:
-    """A scalar head has no distribution that could be truncated."""
-    return INPUTS if head == "scalar" else (*INPUTS, _KEPT)
+    """A scalar head has no distribution that could be truncated, and no log-probs like a sampler's."""
+    return INPUTS if head == "scalar" else (*INPUTS, _KEPT, _ROUTES)
 
 
 def output_ports(head: Head) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hflow.graph.infer.functions import FunctionSource
-from hflow.graph.infer.signature import Port, Signature, kept_port
+from hflow.graph.infer.signature import Port, Signature, kept_port, routes_port
 from hflow.graph.ir import Head, Node
 from hflow.graph.options import Option, OptionProblem
 from hflow.graph.types import Dim, Factor, ValueType
@@ -40,14 +40,14 @@ _LOSS_FORM = (
 
 
 def inputs(loss: Signature) -> tuple[Port, ...]:
-    """The ports of a train node: its tokens and mask, what the loss reads over edges, and, for log-probs of a
-    truncated distribution, `kept`."""
+    """The ports of a train node: its tokens and mask, what the loss reads over edges, and, for log-probs as
+    the sampler has them, of a truncated distribution `kept`, of a model with experts `routes`."""
     rows = _rows(loss)
     tokens = Port("tokens", ValueType("i32", (rows, _ragged("seq"))))
     mask = Port("mask", ValueType("bool", (rows, _ragged("resp"))))
     read = tuple(p for p in loss.inputs if p.tag != "trained" and p.name != "mask")
-    kept = (kept_port(rows, optional=True),) if any(map(_of_logits, loss.inputs)) else ()
-    return (tokens, mask, *read, *kept)
+    sampled = kept_port(rows, optional=True), routes_port(rows)
+    return (tokens, mask, *read, *(sampled if any(map(_of_logits, loss.inputs)) else ()))
 
 
 def _of_logits(port: Port) -> bool:
@@ -63,8 +63,8 @@ def loss_problem(source: FunctionSource) -> str | None:
         return "a loss sees a part of the batch at a time, so it cannot be `whole_batch`"
     if clash := sorted({o.name for o in OPTIONS} & set(options)):
         return f"its option `{clash[0]}` is one of the train node itself"
-    if any(p.name == "kept" for p in source.signature.inputs):
-        return "its input `kept` is one of the train node itself"
+    if taken := [p.name for p in source.signature.inputs if p.name in ("kept", "routes")]:
+        return f"its input `{taken[0]}` is one of the train node itself"
     return _signature_problem(source.signature, options)
 
 

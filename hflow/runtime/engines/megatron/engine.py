@@ -8,11 +8,13 @@ from typing import Any, Self
 
 import torch
 
+from hflow.graph.infer.kinds.generate import ROUTES
 from hflow.graph.infer.kinds.train import frozen_patterns
 from hflow.graph.ir import Model
 from hflow.plan.frozen import frozen_names
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
+from hflow.plan.routes import choices
 from hflow.plan.strategy import PLAIN, Strategy
 from hflow.runtime.engines.finite import not_finite
 from hflow.runtime.engines.groups import NewGroup, make_groups
@@ -33,6 +35,7 @@ from hflow.runtime.engines.megatron.weights import MegatronWeights, freeze_param
 from hflow.runtime.engines.protocol import EngineCall, ModelEngine, ModelSetup, NodeError, Result
 from hflow.runtime.engines.rollout import Rollout
 from hflow.runtime.engines.sampler import Answers, NotFinite, Sampling
+from hflow.runtime.routes import check_routes
 from hflow.runtime.rows import Rows, from_padded
 from hflow.runtime.tokenizer import Tokenizer
 
@@ -144,7 +147,7 @@ class MegatronModel(ModelEngine):
             tokens = from_padded(found.tokens.cpu().to(torch.int32), lengths)
             kept, overflown = found.kept or (None, None)
             log_probs = from_padded(found.log_probs.cpu(), lengths)
-            answers = Answers(tokens, log_probs, kept=kept, overflown=overflown)
+            answers = Answers(tokens, log_probs, kept=kept, overflown=overflown, routes=found.routes)
             return lambda: answers
 
         at = self.groups.dp.rank(), self.groups.tp.rank()
@@ -153,7 +156,9 @@ class MegatronModel(ModelEngine):
     def _score(self, call: EngineCall, inputs: Mapping[str, Rows]) -> Result:
         """Metrics: the mean score, value or entropy."""
         check_kept(call, inputs)
+        self._check_routes(call, inputs)
         sequences = Sequences.of(inputs["tokens"], inputs["mask"], self.device, inputs.get("kept"))
+        sequences = sequences.routed(inputs.get(ROUTES), choices(self.shape))
         lengths, limit, sp = inputs["mask"].lengths, call.plan.micro_batch, call.plan.strategy.sp
         use = call.node.model
         with without_adapters(self.model, use is not None and use.base):
@@ -172,6 +177,10 @@ class MegatronModel(ModelEngine):
         told = outputs.keys() - {"logprobs"} if self.groups.reports else ()
         return Result(outputs, {name: _sum(outputs[name].values) for name in told})
 
+    def _check_routes(self, call: EngineCall, inputs: Mapping[str, Rows]) -> None:
+        moe = self.shape.moe
+        check_routes(call, inputs, choices(self.shape), moe.num_experts if moe else 0)
+
     def _check_finite(self, call: EngineCall, outputs: Mapping[str, Rows]) -> None:
         """Collective over the ranks that share these rows, of which the last stage's have `outputs`."""
         problem = not_finite(outputs, call.first_row)
@@ -180,6 +189,7 @@ class MegatronModel(ModelEngine):
 
     def _train(self, call: EngineCall, inputs: Mapping[str, Rows]) -> Result:
         check_kept(call, inputs)
+        self._check_routes(call, inputs)
         assert self.adam is not None, f"{call.node.name}: this model was built without an optimizer"
         if not self.adam.present:
             raise NodeError(call.node.name, "its optimizer's state was offloaded")

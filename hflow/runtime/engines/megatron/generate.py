@@ -10,6 +10,8 @@ from torch import Tensor
 
 from hflow.runtime.engines.finite import check_logits
 from hflow.runtime.engines.megatron.decoder import Decoder
+from hflow.runtime.engines.megatron.moe.route_buffer import RouteBuffer
+from hflow.runtime.engines.megatron.moe.routes import Recorder, recorded
 from hflow.runtime.engines.sampler import Sampling
 from hflow.runtime.kept import KeptCollector, KeptSets
 from hflow.runtime.rows import Rows, concatenate, length_mask
@@ -22,13 +24,14 @@ class Responses:
     """`tokens`: int64, `log_probs`: float32, both ``[rows, max_new_tokens]``; `lengths`: int64 ``[rows]``.
 
     What lies after a row's length is undefined. `kept`, with `max_kept`: the sets of tokens that truncation
-    left, and which rows have overflown.
+    left, and which rows have overflown. `routes`: of prompts and responses, as `hflow.runtime.routes` says.
     """
 
     tokens: Tensor
     log_probs: Tensor
     lengths: Tensor
     kept: tuple[KeptSets, Tensor] | None = None
+    routes: Rows | None = None
 
 
 @torch.no_grad()
@@ -53,16 +56,26 @@ def generate(
         rows = torch.arange(start, min(start + size, total), device=device)
         first, last = start // n, int(rows[-1]) // n + 1
         inputs = left_padded(prompts.slice(first, last), device)
-        parts.append(_generate_batch(model, *inputs, rows // n - first, ids.to(device)[rows], sampling))
+        with recorded(model, sampling.routes) as recorder:
+            of = *inputs, rows // n - first, ids.to(device)[rows]
+            parts.append(_generate_batch(model, *of, sampling, recorder))
     if not parts:
-        nothing = _empty(0, sampling.max_new_tokens, device)
-        parts = [replace(nothing, kept=KeptCollector(0, 0).collected() if sampling.max_kept else None)]
+        parts = [_nothing(sampling, device)]
     return Responses(
         torch.cat([p.tokens for p in parts]),
         torch.cat([p.log_probs for p in parts]),
         torch.cat([p.lengths for p in parts]),
         _together([p.kept for p in parts if p.kept]),
+        concatenate([p.routes for p in parts if p.routes]) if sampling.routes else None,
     )
+
+
+def _nothing(sampling: Sampling, device: torch.device) -> Responses:
+    """Of no rows."""
+    kept = KeptCollector(0, 0).collected() if sampling.max_kept else None
+    routes = Rows(torch.empty(0, dtype=torch.int16), torch.empty(0, dtype=torch.int64))
+    nothing = _empty(0, sampling.max_new_tokens, device)
+    return replace(nothing, kept=kept, routes=routes if sampling.routes else None)
 
 
 def _together(parts: list[tuple[KeptSets, Tensor]]) -> tuple[KeptSets, Tensor] | None:
@@ -91,7 +104,13 @@ def _empty(rows: int, length: int, device: torch.device) -> Responses:
 
 
 def _generate_batch(
-    model: GPTModel, prompts: Tensor, present: Tensor, prompt_of: Tensor, ids: Tensor, sampling: Sampling
+    model: GPTModel,
+    prompts: Tensor,
+    present: Tensor,
+    prompt_of: Tensor,
+    ids: Tensor,
+    sampling: Sampling,
+    recorder: Recorder | None,
 ) -> Responses:
     """Responses of rows that continue ``prompts[prompt_of]``; `ids`: their global row ids."""
     steps = sampling.max_new_tokens
@@ -101,6 +120,7 @@ def _generate_batch(
     padded = not bool(present.all())
     logits = decoder(prompts, present if padded else None, cache)[prompt_of]
     cache.repeat(prompt_of)
+    routes = RouteBuffer.of(recorder, present, prompt_of, steps) if recorder else None
     seen = present[prompt_of] if padded else None
     active = torch.arange(len(prompt_of), device=prompts.device)
     sets = KeptCollector(len(prompt_of), sampling.max_kept) if sampling.max_kept else None
@@ -124,6 +144,9 @@ def _generate_batch(
             active, tokens = active[kept], tokens[kept]
             seen = None if seen is None else seen[kept]
         logits = decoder(tokens[:, None], _with_new(seen, step + 1), cache)
+        if routes:
+            routes.add(active, step)
+    out = replace(out, routes=routes.collected(out.lengths)) if routes else out
     return replace(out, kept=sets.collected()) if sets else out
 
 

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from hflow.runtime.engines.megatron.sequences import Sequences
+from hflow.runtime.routes import NONE
 
 LEAST_FILL = 0.75  # of the longest row that attention sees beside it
 
@@ -71,6 +73,8 @@ class Pack:
             and any place where a row is shorter, which by causality none of its tokens sees.
         found_at: int64 ``[places]``: where each token stands in all blocks, read one after the other.
         predicted_at: int64 ``[response tokens]``: the places that predict them, row by row.
+        routes: on the host, int16 ``[places, choices]``: the experts that each token passes through, negative
+            where there is no token; None: routers choose.
     """
 
     tokens: Tensor
@@ -79,6 +83,7 @@ class Pack:
     found_at: Tensor
     predicted_at: Tensor
     rows: Tensor
+    routes: Tensor | None = None
 
     @staticmethod
     def of(sequences: Sequences) -> Pack:
@@ -88,7 +93,7 @@ class Pack:
         blocks, found_at = _blocks(at.places, at.own, at.lengths, count)
         present = torch.arange(at.places.shape[1], device=at.places.device) < at.lengths[:, None]
         rows = torch.bincount(at.places[present], minlength=count)
-        return Pack(at.tokens, at.positions, blocks, found_at, at.predicted_at, rows)
+        return Pack(at.tokens, at.positions, blocks, found_at, at.predicted_at, rows, _routes(sequences, at))
 
     def own(self, values: Tensor) -> Tensor:
         """Of values of all response tokens those that this rank predicts: all."""
@@ -102,10 +107,21 @@ class Pack:
         """With so many places: the ones more hold a token that belongs to no row."""
         more = places - len(self.tokens)
         tokens, positions, found_at, rows = (
-            torch.nn.functional.pad(values, (0, more))
-            for values in (self.tokens, self.positions, self.found_at, self.rows)
+            pad(values, (0, more)) for values in (self.tokens, self.positions, self.found_at, self.rows)
         )
-        return Pack(tokens, positions, self.blocks, found_at, self.predicted_at, rows)
+        routes = None if self.routes is None else pad(self.routes, (0, 0, 0, more), value=NONE)
+        return Pack(tokens, positions, self.blocks, found_at, self.predicted_at, rows, routes)
+
+
+def _routes(sequences: Sequences, at: RowPlaces) -> Tensor | None:
+    """Those of each place."""
+    if sequences.routes is None:
+        return None
+    own = at.own.cpu()
+    found = torch.full((len(at.tokens), sequences.choices), NONE, dtype=torch.int16)
+    given = sequences.routes.padded(NONE).unflatten(1, (-1, sequences.choices))
+    found[at.places.cpu()[own]] = given[:, : own.shape[1]][own]
+    return found
 
 
 def _blocks(places: Tensor, own: Tensor, lengths: Tensor, count: int) -> tuple[tuple[Tensor, ...], Tensor]:

@@ -18,6 +18,7 @@ from hflow.runtime.engines.megatron.attention import TokenPlaces
 from hflow.runtime.engines.megatron.collection import collection
 from hflow.runtime.engines.megatron.context_shard import ContextShard
 from hflow.runtime.engines.megatron.micro_batches import MicroBatch
+from hflow.runtime.engines.megatron.moe.routes import RoutedTokens
 from hflow.runtime.engines.megatron.pack import Pack
 from hflow.runtime.engines.megatron.rotary import Rotation
 from hflow.runtime.engines.megatron.sequence_parallel import all_places, sequence_parallel
@@ -91,7 +92,7 @@ def forward(
     run = partial(model, pack.tokens[None], None, places)
     if shape.moe:
         assert isinstance(pack, Pack), "rows of models with experts are not cut"
-        run = partial(run, padding_mask=pack.rows[None])
+        run = partial(run, padding_mask=_routed(pack, shape.moe.top_k))
     if not last_stage:
         return run()
     output_layer: Any = get_attr_wrapped_model(model, "output_layer")
@@ -100,6 +101,12 @@ def forward(
         return run()
     finally:
         hook.remove()
+
+
+def _routed(pack: Pack, top_k: int) -> RoutedTokens:
+    if pack.routes is None:
+        return RoutedTokens(pack.rows)
+    return RoutedTokens(pack.rows, pack.routes.to(pack.rows.device).unflatten(1, (-1, top_k)))
 
 
 def _only_at(places: Tensor, sp: ProcessGroup | None) -> Callable[..., tuple[Tensor, ...]]:

@@ -6,7 +6,8 @@ never an input, and only positions that predict response tokens need logits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -19,12 +20,15 @@ from hflow.runtime.rows import Rows, length_mask
 @dataclass(frozen=True)
 class Sequences:
     """`tokens`: int64 ``[rows, longest]``, right-padded; lengths: int64 ``[rows]``. `kept`: on the host, the
-    sets of tokens among which those of the responses were chosen; None: among all."""
+    sets of tokens among which those of the responses were chosen; None: among all. `routes`: on the host, the
+    experts through which tokens pass, `choices` for each; None: routers choose."""
 
     tokens: Tensor
     prompt_lengths: Tensor
     response_lengths: Tensor
     kept: KeptSets | None = None
+    routes: Rows | None = None
+    choices: int = 0
 
     @staticmethod
     def of(tokens: Rows, mask: Rows, device: torch.device, kept: Rows | None = None) -> Sequences:
@@ -48,12 +52,17 @@ class Sequences:
         """Prompt and response, int64 ``[rows]``."""
         return self.prompt_lengths + self.response_lengths
 
+    def routed(self, routes: Rows | None, choices: int) -> Sequences:
+        """The same, of tokens that pass through given experts, if there are any."""
+        return self if routes is None else replace(self, routes=routes, choices=choices)
+
     def take(self, rows: Tensor) -> Sequences:
         """The given rows, cut to the longest of them."""
         prompts, responses = self.prompt_lengths[rows], self.response_lengths[rows]
         longest = int((prompts + responses).max()) if len(rows) else 0
         kept = self.kept.take(rows) if self.kept else None
-        return Sequences(self.tokens[rows, :longest], prompts, responses, kept)
+        routes = self.routes.take(rows.cpu()) if self.routes else None
+        return Sequences(self.tokens[rows, :longest], prompts, responses, kept, routes, self.choices)
 
     def extended(self) -> Sequences:
         """Each row with one more, arbitrary token: it would be predicted at what was the row's last token.
@@ -66,11 +75,21 @@ class Sequences:
 
     @cached_property
     def same_prompt(self) -> Tensor:
-        """The first row with the same prompt, int64 ``[rows]``."""
+        """The first row with the same prompt, and the same routes of it, int64 ``[rows]``."""
         present = length_mask(self.prompt_lengths, self.tokens.shape[1])
         prompts, first = self.tokens.where(present, -1).cpu().numpy(), dict[bytes, int]()
-        found = [first.setdefault(prompt.tobytes(), row) for row, prompt in enumerate(prompts)]
+        keys = [prompt.tobytes() for prompt in prompts]
+        if self.routes is not None:
+            keys = [key + routes for key, routes in zip(keys, self._prompt_routes(), strict=True)]
+        found = [first.setdefault(key, row) for row, key in enumerate(keys)]
         return torch.tensor(found, dtype=torch.int64, device=self.tokens.device)
+
+    def _prompt_routes(self) -> Iterator[bytes]:
+        """Of each row."""
+        assert self.routes is not None
+        ends = [length * self.choices for length in self.prompt_lengths.tolist()]
+        for row, end in zip(self.routes.values.split(self.routes.row_lengths.tolist()), ends, strict=True):
+            yield row[:end].numpy().tobytes()
 
     @cached_property
     def response_mask(self) -> Tensor:

@@ -17,9 +17,11 @@ import torch
 from torch import Tensor
 from torch.distributed import all_reduce
 
+from hflow.graph.infer.kinds.generate import ROUTES
 from hflow.graph.infer.kinds.train import balance_coef
 from hflow.graph.ir import Node
 from hflow.ops.aggregate import token_weights
+from hflow.plan.routes import choices
 from hflow.runtime.engines.groups import Groups
 from hflow.runtime.engines.megatron.balance import Exchange
 from hflow.runtime.engines.megatron.computed import Computed
@@ -32,6 +34,7 @@ from hflow.runtime.engines.megatron.optimizer import Adam, AdamOptions
 from hflow.runtime.engines.megatron.recompute import set_recompute
 from hflow.runtime.engines.megatron.schedule import Finish, run_schedule
 from hflow.runtime.engines.megatron.sequences import Sequences
+from hflow.runtime.engines.megatron.shaped_config import shape_of_model
 from hflow.runtime.engines.megatron.weights import MegatronWeights
 from hflow.runtime.engines.protocol import EngineCall, MetricSums, NodeError
 from hflow.runtime.rows import Rows
@@ -114,6 +117,7 @@ class Training:
             groups.dp, device,
         )  # fmt: skip
         kept = exchange.ragged(inputs["kept"]) if "kept" in inputs else None
+        routes = exchange.ragged(inputs[ROUTES]) if ROUTES in inputs else None
         tokens, mask = exchange(inputs["tokens"], whole=True), exchange(mask)
         read: dict[str, Tensor] = {}
         for name in filter(loss.reads, inputs):
@@ -123,7 +127,8 @@ class Training:
             Computed(frozenset(loss.computed), adam.model, loss.temperature),
             AdamOptions.of(call.node.options, call.steps * call.node.updates),
         )
-        sequences = computed.places(Sequences.of(tokens, mask, device, kept))
+        sequences = Sequences.of(tokens, mask, device, kept)
+        sequences = computed.places(sequences.routed(routes, choices(shape_of_model(adam.model))))
         present = mask.padded().to(device)
         return Training(
             call, loss, computed, options, adam, weights, groups, exchange.rows, sequences, read, present

@@ -20,6 +20,7 @@ from torch.nn.functional import linear
 from hflow.runtime.engines.megatron.gated import SwiGLU
 from hflow.runtime.engines.megatron.moe.dispatch import Dispatch
 from hflow.runtime.engines.megatron.moe.router import Router
+from hflow.runtime.engines.megatron.moe.routes import RoutedTokens
 from hflow.runtime.engines.megatron.present_device import current_device
 from hflow.runtime.engines.megatron.shaped_config import ShapedConfig
 
@@ -64,17 +65,23 @@ class MixtureOfExperts(torch.nn.Module):
         assert shape and shape.num_experts % groups.ep.size() == 0
         self.num_experts, self.tp, self.ep = shape.num_experts, groups.tp, groups.ep
         self.router = Router(config.hidden_size, shape, config.params_dtype, current_device())
+        self.number, self._dense = 0, shape.dense_layers
         here = range(shape.num_experts // groups.ep.size())
         self.experts = torch.nn.ModuleList(GatedExpert(config) for _ in here)
 
-    def forward(self, hidden: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, None]:
+    def set_layer_number(self, layer_number: int) -> None:
+        """By Megatron, which counts from 1, over all stages. `number` counts from 0, layers with experts."""
+        self.number = layer_number - 1 - self._dense
+
+    def forward(self, hidden: Tensor, padding_mask: RoutedTokens | None = None) -> tuple[Tensor, None]:
         """``[..., hidden]`` of the like, and Megatron's absent bias. Collective over tp and ep.
 
         Args:
-            padding_mask: what Megatron hands on as one: `Pack.rows`, in one row.
+            padding_mask: what Megatron hands on as one.
         """
         tokens = hidden.flatten(0, -2)
-        routing = self.router(tokens, None if padding_mask is None else padding_mask[0])
+        told = (padding_mask.rows, padding_mask.of_layer(self.number)) if padding_mask else ()
+        routing = self.router(tokens, *told)
         # Each rank of tp makes a part of every expert's output, and so of the gradients of what goes in.
         tokens, weights = (
             copy_to_tensor_model_parallel_region(x, self.tp) for x in (tokens, routing.weights)

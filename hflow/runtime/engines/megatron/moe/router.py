@@ -30,7 +30,8 @@ class Router(torch.nn.Module):
 
     `tally`: while there is one, float64 ``[2, experts]``, choices and probabilities of tokens are added up in
     it. `slope`: while there is one, float32 ``[experts]``, the gradient of the loss with respect to each
-    expert's probability, beside that of what the experts give.
+    expert's probability, beside that of what the experts give. `recorded`: while it `records`, int64
+    ``[tokens, top_k]``, what it chose for the tokens of the last pass.
     """
 
     def __init__(self, hidden: int, shape: Experts, dtype: torch.dtype, device: torch.device | int):
@@ -39,12 +40,24 @@ class Router(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.empty(shape.num_experts, hidden, dtype=dtype, device=device))
         self.tally: Tensor | None = None
         self.slope: Tensor | None = None
+        self.records = False
+        self.recorded: Tensor | None = None
 
-    def forward(self, tokens: Tensor, rows: Tensor | None = None) -> Routing:
-        """Of tokens ``[tokens, hidden]``. `rows`, ``[tokens]``: how many rows have each, for the balancing
-        loss."""
+    def forward(self, tokens: Tensor, rows: Tensor | None = None, given: Tensor | None = None) -> Routing:
+        """Of tokens ``[tokens, hidden]``.
+
+        Args:
+            rows: ``[tokens]``, how many rows have each, for the balancing loss.
+            given: ``[tokens, top_k]``, the experts that tokens pass through instead of those of the greatest
+                probability; where they are negative, these.
+        """
         probabilities = linear(tokens, self.weight).softmax(-1, dtype=torch.float32)
         weights, experts = probabilities.topk(self.shape.top_k, dim=-1)
+        if given is not None:
+            experts = experts.where(given < 0, given.to(experts.dtype))
+            weights = probabilities.gather(1, experts)
+        if self.records:
+            self.recorded = experts
         if self.shape.normalised:
             weights = weights / weights.sum(-1, keepdim=True)
         if self.tally is not None:
