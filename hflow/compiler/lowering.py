@@ -182,7 +182,7 @@ def _alike(
     groups: dict[tuple[object, ...], list[Parameter]] = defaultdict(list)
     for parameter in moved_parameters(shape):
         ends = (
-            (stages_of(shape, end.mesh.pp, parameter), expert_part(shape, end.ep, parameter))
+            (stages_of(shape, end.mesh.pp, parameter, end.vpp), expert_part(shape, end.ep, parameter))
             for end in (source, target)
         )
         dim = parameter.shard if split else None

@@ -17,7 +17,7 @@ from hflow.plan.cluster import Cluster
 from hflow.plan.engine_registry import DEFAULT_ENGINE, profile_of
 
 _SIZE = re.compile(r"^(pp|dp|cp|tp)([1-9]\d*)$")
-_NUMBER = re.compile(r"^(zero|ep|micro)(\d+)$")
+_NUMBER = re.compile(r"^(zero|ep|micro|vpp)(\d+)$")
 _SWITCHES = {
     "recompute": ("recompute", True),
     "no-recompute": ("recompute", False),
@@ -43,6 +43,7 @@ class Pin:
     recompute: bool | None = None
     offload: bool | None = None
     sp: bool | None = None
+    vpp: int | None = None
 
 
 def parse_pins(texts: Iterable[str], graph: Graph, cluster: Cluster) -> tuple[Pin, ...]:
@@ -129,7 +130,7 @@ def _setting(word: str) -> tuple[str, Any]:
     match = _NUMBER.match(word)
     if not match:
         known = "sizes are pp, dp, cp or tp with a number: tp2; "
-        known += "also zero0, zero1, ep8, micro4, recompute, offload, sp"
+        known += "also zero0, zero1, ep8, vpp2, micro4, recompute, offload, sp"
         raise ValueError(f"`{word}` is no size", known)
     return match[1], int(match[2])
 
@@ -138,8 +139,8 @@ def _check_strategy(strategy: dict[str, Any], node: Node) -> None:
     """Refuses settings that no node, or not this one, can have."""
     if strategy.get("zero", 0) not in (0, 1, 3):
         raise ValueError(f"zero{strategy['zero']} is none of zero0, zero1, zero3")
-    if 0 in (strategy.get("ep"), strategy.get("micro")):
-        raise ValueError("ep and micro are at least 1")
+    if 0 in (strategy.get("ep"), strategy.get("micro"), strategy.get("vpp")):
+        raise ValueError("ep, vpp and micro are at least 1")
     kept = sorted({"zero", "recompute", "offload", "sp"} & strategy.keys())
     if kept and evaluation_of(node.name):
         raise ValueError(
@@ -147,7 +148,7 @@ def _check_strategy(strategy: dict[str, Any], node: Node) -> None:
         )
     if strategy.get("sp") and node.op not in profile_of(DEFAULT_ENGINE).cuts_rows:
         raise ValueError(f"`sp` is for score and train nodes, and `{node.name}` is a {node.op} node")
-    own = sorted({"zero", "recompute"} & strategy.keys())
+    own = sorted({"zero", "recompute", "vpp"} & strategy.keys())
     if own and node.op != "train":
         raise ValueError(f"`{own[0]}` is for train nodes, and `{node.name}` is a {node.op} node")
 

@@ -3,7 +3,8 @@
 A forward pass costs 2N FLOP per token plus attention; training three times that, four times with full
 recomputation (Megatron-LM, arXiv:2104.04473), as in the head where its logits are not kept. A pipeline of p
 stages and m micro-batches takes (m + p - 1) slots (1F1B) of its slowest stage: the last, which also has the
-head. For generation see `generation.py`.
+head. With v chunks of layers on each rank, interleaved, training takes m + (p - 1) / v slots with v times the
+messages between stages (arXiv:2104.04473, section 2.2). For generation see `generation.py`.
 """
 
 from __future__ import annotations
@@ -72,17 +73,19 @@ def train_passes_s(run: Execution) -> float:
     slot = (2 + layers + again) * _layers_s(run, tokens, "train") + (2 + head) * _head_s(run, tokens, "train")
     slot += _remade_logits_s(run) + _count_s(run, tokens)
     messages_s = (2 + again) * run.messages_s(tokens) + run.regathered_s(tokens)
-    slot += messages_s / run.mesh.pp + 2 * run.hop_s(tokens)
+    slot += messages_s / run.mesh.pp + 2 * run.strategy.vpp * run.hop_s(tokens)
     # The third gather scatters gradients.
     slot += 3 * gather_s(run.shape, run.dtype, run.mesh, run.cluster, run.strategy)
-    return (ceil(run.work.rows_per_update / run.mesh.dp / run.micro_batch) + run.mesh.pp - 1) * slot
+    slots = ceil(run.work.rows_per_update / run.mesh.dp / run.micro_batch)
+    return (slots + (run.mesh.pp - 1) / run.strategy.vpp) * slot
 
 
 def _count_s(run: Execution, tokens: float) -> float:
     """A forward pass of a micro-batch through the layers of a stage, where choices of experts are counted."""
     if not run.work.counts_choices:
         return 0.0
-    return _layers_s(run, tokens, "score") + run.messages_s(tokens) / run.mesh.pp + run.hop_s(tokens)
+    messages_s = run.messages_s(tokens) / run.mesh.pp + run.strategy.vpp * run.hop_s(tokens)
+    return _layers_s(run, tokens, "score") + messages_s
 
 
 @lru_cache(maxsize=256)

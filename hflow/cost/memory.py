@@ -62,7 +62,9 @@ def optimizer_bytes(
     """Adam's state on a device: what an offload between updates moves. ZeRO-1 splits that of experts over the
     ranks that have the same ones, so that each device has its part of the whole stage's."""
     if strategy.zero == 1:
-        elements = stage_elements(shape, mesh.pp, mesh.tp, without=frozen_names(shape, freeze))
+        elements = stage_elements(
+            shape, mesh.pp, mesh.tp, without=frozen_names(shape, freeze), vpp=strategy.vpp
+        )
         return ceil(elements * OPTIMIZER_BYTES[dtype] / mesh.copies)
     return _trained_elements(shape, mesh, strategy, freeze) * OPTIMIZER_BYTES[dtype]
 
@@ -72,11 +74,13 @@ def average_bytes(shape: ModelShape, mesh: Mesh, strategy: Strategy = PLAIN) -> 
     return _elements(shape, mesh, strategy) * AVERAGE_BYTES
 
 
-def snapshot_bytes(shape: ModelShape, mesh: Mesh, element_bytes: int, freeze: tuple[str, ...] = ()) -> int:
+def snapshot_bytes(
+    shape: ModelShape, mesh: Mesh, element_bytes: int, freeze: tuple[str, ...] = (), vpp: int = 1
+) -> int:
     """What a device copies for a checkpoint of a model of which so many bytes are kept per parameter: the
     replicas of a shard share the writing, whoever holds the optimizer's state. Without parameters that match
     a pattern of `freeze`, or that an adapter leaves as they are."""
-    elements = stage_elements(shape, mesh.pp, mesh.tp, without=frozen_names(shape, freeze))
+    elements = stage_elements(shape, mesh.pp, mesh.tp, without=frozen_names(shape, freeze), vpp=vpp)
     return ceil(elements * element_bytes / mesh.copies)
 
 
@@ -85,7 +89,7 @@ def _elements(
 ) -> int:
     """Weights on the fullest device, `without` some parameters."""
     fully_over = mesh.dp if strategy.zero == 3 else 1
-    return stage_elements(shape, mesh.pp, mesh.tp, strategy.ep, fully_over, without)
+    return stage_elements(shape, mesh.pp, mesh.tp, strategy.ep, fully_over, without, strategy.vpp)
 
 
 def _trained_elements(shape: ModelShape, mesh: Mesh, strategy: Strategy, freeze: tuple[str, ...]) -> int:
@@ -108,14 +112,15 @@ def working_bytes(
         untrained_layers: of a train node, the layers before the first weights that are trained.
     """
     needed = _working_bytes(op, shape, dtype, work, mesh, micro_batch, strategy, untrained_layers)
-    return needed + routes_bytes(op, work, mesh, micro_batch)
+    return needed + routes_bytes(op, work, mesh, micro_batch, strategy)
 
 
-def routes_bytes(op: OpKind, work: Workload, mesh: Mesh, micro_batch: int) -> int:
+def routes_bytes(op: OpKind, work: Workload, mesh: Mesh, micro_batch: int, strategy: Strategy = PLAIN) -> int:
     """The experts of all tokens, int16, that a node tells or follows; with pipeline stages, of each
     micro-batch in flight."""
-    passes = _in_flight(work, mesh, micro_batch) if op == "train" else 1
-    return passes * micro_batch * work.sequence * work.choices * 2
+    count = micro_batches(work, mesh, micro_batch) if op == "train" else 1
+    there = min(count, in_flight(count, mesh, strategy)[0])
+    return there * micro_batch * work.sequence * work.choices * 2
 
 
 def _working_bytes(
@@ -161,8 +166,8 @@ def _training_bytes(
     untrained_layers: int,
 ) -> int:
     """Working set only: weights, gradients and optimizer are in `resident_bytes`. The fuller of the first
-    stage, with a micro-batch per stage in flight (1F1B), and the last one, with what its head needs."""
-    whole, layers = micro_batch * work.sequence, shape.num_layers // mesh.pp
+    stage, which has the most micro-batches in flight, and the last one, with what its head needs."""
+    whole, layers = micro_batch * work.sequence, shape.num_layers // (mesh.pp * strategy.vpp)
     layers -= untrained_layers if mesh.pp == 1 else 0  # later stages keep all of theirs
     tokens = rank_tokens(whole, mesh)
     layer = layer_activation_bytes(shape, dtype, tokens, mesh, strategy.sp)
@@ -178,14 +183,29 @@ def _training_bytes(
     if strategy.recompute == "full":
         inputs = (ceil(tokens / mesh.tp) if strategy.sp else tokens) * shape.hidden * BYTES[dtype]
         kept, live = layers * inputs, live + layer - inputs
-    in_flight = _in_flight(work, mesh, micro_batch)
-    last = kept + max(live, head_bytes("train", shape, dtype, work, mesh, micro_batch))
-    return max(in_flight * kept + live, last) + gathered_bytes(shape, dtype, mesh, strategy)
+    if strategy.vpp > 1:  # what a chunk hands on is kept, too: of few layers, no small part
+        handed_on = ceil(tokens / mesh.tp) if strategy.sp else tokens
+        kept += handed_on * shape.hidden * BYTES[dtype]
+    first_flight, last_flight = in_flight(micro_batches(work, mesh, micro_batch), mesh, strategy)
+    last = last_flight * kept + max(live, head_bytes("train", shape, dtype, work, mesh, micro_batch))
+    return max(first_flight * kept + live, last) + gathered_bytes(shape, dtype, mesh, strategy)
 
 
-def _in_flight(work: Workload, mesh: Mesh, micro_batch: int) -> int:
-    """Micro-batches on the first stage (1F1B)."""
-    return min(mesh.pp, ceil(work.rows_per_update / mesh.dp / micro_batch))
+def micro_batches(work: Workload, mesh: Mesh, micro_batch: int) -> int:
+    """Of a replica, in an update."""
+    return ceil(work.rows_per_update / mesh.dp / micro_batch)
+
+
+def in_flight(micro_batches: int, mesh: Mesh, strategy: Strategy = PLAIN) -> tuple[int, int]:
+    """How many passes of a micro-batch through a chunk of layers await their backward pass at most, on the
+    first stage and on the last. 1F1B, with one chunk: a micro-batch per stage, and one. Interleaved, rank r
+    of p with v chunks begins with 2 (p - r - 1) + (v - 1) p forward passes (as Megatron-LM schedules them),
+    and does one more before the first backward pass."""
+    most = micro_batches * strategy.vpp
+    if strategy.vpp == 1:
+        return min(mesh.pp, most), 1
+    last = (strategy.vpp - 1) * mesh.pp + 1
+    return min(last + 2 * (mesh.pp - 1), most), min(last, most)
 
 
 def kv_cache_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mesh) -> int:

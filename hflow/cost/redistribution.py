@@ -9,8 +9,9 @@ busiest host's NICs, in or out: the bounds of arXiv:2211.05322 that `reshard.low
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
+from itertools import chain
 from math import lcm
 
 from hflow.cost.comm import host_transfer_s, reached
@@ -123,7 +124,7 @@ def _weights_s(size: int, source: Sharding, target: Sharding, cluster: Cluster, 
 def _cells(one: Sharding, other: Sharding) -> tuple[int, int]:
     """The stages, and slices of each, of which parts of both consist."""
     slices = lcm(*(s.mesh.tp * (s.mesh.dp if s.fully else 1) for s in (one, other)))
-    return lcm(one.mesh.pp, other.mesh.pp), slices
+    return lcm(*(s.mesh.pp * s.vpp for s in (one, other))), slices
 
 
 @lru_cache(maxsize=4096)
@@ -141,7 +142,7 @@ def _weight_masks(sharding: Sharding, stages: int, experts: int, slices: int) ->
         if at not in known:
             column = _span(slices, mesh.tp * pieces, tp * pieces + dp // parts % pieces)
             block = _repeat(column, _range(experts, parts, dp % parts), slices)
-            known[at] = _repeat(block, _range(stages, mesh.pp, pp), experts * slices)
+            known[at] = _repeat(block, _chunks(stages, sharding, pp), experts * slices)
         masks[device] = known[at]
     return masks
 
@@ -159,6 +160,12 @@ def _row_masks(layout: Layout, cells: int) -> dict[int, int]:
     return {device: (1 << stop) - (1 << start) for device, ((start, stop),) in boxes.items()}
 
 
+def _chunks(cells: int, sharding: Sharding, stage: int) -> Iterator[int]:
+    """Those of a stage's chunks of layers."""
+    pp, vpp = sharding.mesh.pp, sharding.vpp
+    return chain.from_iterable(_range(cells, pp * vpp, chunk) for chunk in range(stage, pp * vpp, pp))
+
+
 def _range(cells: int, parts: int, index: int) -> range:
     size = cells // parts
     return range(index * size, (index + 1) * size)
@@ -170,7 +177,7 @@ def _span(cells: int, parts: int, index: int) -> int:
     return ((1 << size) - 1) << (index * size)
 
 
-def _repeat(mask: int, places: range, width: int) -> int:
+def _repeat(mask: int, places: Iterable[int], width: int) -> int:
     """`mask` at each of `places`, which are `width` bits apart."""
     out = 0
     for place in places:

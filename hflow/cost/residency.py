@@ -145,7 +145,7 @@ def residency(
     """
     how = strategy, cluster, use, lag, evaluated, offload, tokens, trained
     kept = _without_snapshot(model, shape, mesh, *how)
-    size = _snapshot_bytes(model, shape, mesh, use, lag, trained)
+    size = _snapshot_bytes(model, shape, mesh, use, lag, trained, strategy.vpp)
     if size and cluster.device.platform == "cpu":
         always, in_use = (_with_snapshot(part, size) for part in (kept.always, kept.in_use))
         kept = replace(kept, always=always, in_use=in_use)
@@ -153,19 +153,19 @@ def residency(
 
 
 def _snapshot_bytes(
-    model: Model, shape: ModelShape, mesh: Mesh, use: Use, lag: int, trained: TrainedWith
+    model: Model, shape: ModelShape, mesh: Mesh, use: Use, lag: int, trained: TrainedWith, vpp: int
 ) -> int:
     """A model that takes over an average is as its trainer's checkpoint says."""
     if use != "train":
         is_older = lag or (model.refresh and not model.refresh.is_average)
         return snapshot_bytes(shape, mesh, BYTES[model.dtype] if is_older else 0)  # without what is frozen
     if shape.adapter:  # what is frozen is in the model's folder
-        return snapshot_bytes(shape, mesh, TRAINED_BYTES, trained.freeze)
+        return snapshot_bytes(shape, mesh, TRAINED_BYTES, trained.freeze, vpp)
     per_parameter = TRAINED_BYTES + AVERAGE_BYTES * trained.averages
     if not trained.freeze:
-        return snapshot_bytes(shape, mesh, per_parameter)
-    moments = snapshot_bytes(shape, mesh, MOMENTS_BYTES, trained.freeze)
-    return snapshot_bytes(shape, mesh, per_parameter - MOMENTS_BYTES) + moments
+        return snapshot_bytes(shape, mesh, per_parameter, vpp=vpp)
+    moments = snapshot_bytes(shape, mesh, MOMENTS_BYTES, trained.freeze, vpp)
+    return snapshot_bytes(shape, mesh, per_parameter - MOMENTS_BYTES, vpp=vpp) + moments
 
 
 def _with_snapshot(kept: LabelledBytes, size: int) -> LabelledBytes:

@@ -167,17 +167,22 @@ def _bias(matrix: Parameter) -> Parameter:
     return replace(matrix, name=name, shape=matrix.shape[:1], shard=None if matrix.shard else 0)
 
 
-def stage_layers(num_layers: int, pp: int, stage: int) -> range:
-    """The layers of a pipeline stage; hflow requires an even split."""
-    per_stage = num_layers // pp
-    return range(stage * per_stage, (stage + 1) * per_stage)
+def stage_chunks(num_layers: int, pp: int, stage: int, vpp: int = 1) -> tuple[range, ...]:
+    """The layers of each of the `vpp` chunks of a pipeline stage; hflow requires an even split."""
+    size = num_layers // (pp * vpp)
+    firsts = range(stage * size, num_layers, pp * size)
+    return tuple(range(first, first + size) for first in firsts)
 
 
-def stages_of(shape: ModelShape, pp: int, parameter: Parameter) -> tuple[int, ...]:
+def stages_of(shape: ModelShape, pp: int, parameter: Parameter, vpp: int = 1) -> tuple[int, ...]:
     """The pipeline stages that hold `parameter`."""
     if parameter.layer is not None:
-        return (parameter.layer * pp // shape.num_layers,)
+        return (_stage_of_layer(shape, pp, parameter.layer, vpp),)
     return tuple(sorted({s for s, on in zip((0, pp - 1), parameter.ends) if on}))
+
+
+def _stage_of_layer(shape: ModelShape, pp: int, layer: int, vpp: int) -> int:
+    return layer * pp * vpp // shape.num_layers % pp
 
 
 def expert_part(shape: ModelShape, ep: int, parameter: Parameter) -> int:
@@ -192,7 +197,7 @@ def weight_boxes(shape: ModelShape, sharding: Sharding, parameter: Parameter) ->
     mesh, ep = sharding.mesh, 1 if parameter.expert is None else sharding.ep
     pieces = _pieces(parameter, mesh.tp, mesh.dp // ep if sharding.fully else 1)
     boxes: dict[int, Box] = {}
-    for stage in stages_of(shape, mesh.pp, parameter):
+    for stage in stages_of(shape, mesh.pp, parameter, sharding.vpp):
         for replica in range(expert_part(shape, ep, parameter), mesh.dp, ep):
             boxes.update(zip(mesh.replica(stage, replica), cycle(pieces[replica // ep % len(pieces)])))
     empty = {box for shards in pieces for box in shards if not volume(box)}
@@ -229,6 +234,7 @@ def stage_elements(
     ep: int = 1,
     fully_over: int = 1,
     without: frozenset[str] = frozenset(),
+    vpp: int = 1,
 ) -> int:
     """Elements that the fullest device of the fullest pipeline stage holds: the last rank of each axis, which
     gets the larger part of what `split` cannot divide evenly.
@@ -237,6 +243,7 @@ def stage_elements(
         ep: the parts of the experts, over so many ranks of dp.
         fully_over: the size of dp, if shards are split over it (`Sharding.fully`).
         without: names of parameters that are not counted.
+        vpp: chunks of each stage (`Sharding.vpp`).
     """
 
     def local(parameter: Parameter) -> int:
@@ -256,7 +263,7 @@ def stage_elements(
     alike = {layer: held(layer) for layer in {0, dense} if layer < shape.num_layers}
     for layer in range(shape.num_layers):
         kind = dense if layer >= dense else 0
-        stages[layer * pp // shape.num_layers] += held(layer) if without else alike[kind]
+        stages[_stage_of_layer(shape, pp, layer, vpp)] += held(layer) if without else alike[kind]
     for parameter in (p for p in _outside(shape) if p.name not in without):
         for stage in stages_of(shape, pp, parameter):
             stages[stage] += local(parameter)

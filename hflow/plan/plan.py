@@ -18,9 +18,11 @@ from hflow.display import Displayed
 from hflow.graph.ir import Graph, Node
 from hflow.plan.cluster import Cluster
 from hflow.plan.digests import Digests
+from hflow.plan.edges import Edge, WeightEdge
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.program import Program
+from hflow.plan.strategy import Strategy
 from hflow.whole_file import write_whole
 
 VERSION = 7  # of the file
@@ -160,23 +162,27 @@ class Plan(Displayed):
 def to_json(plan: Plan, leave_out: Set[str] = frozenset()) -> str:
     """`leave_out`: fields of the plan. Graphs without named evaluations, adapters or files of chats do not
     say so, nor do shapes without scaled rotary positions, windows or latent attention, nor nodes without
-    sequence parallelism: their plans are those from before."""
+    sequence parallelism or interleaved stages: their plans are those from before."""
     from pydantic import TypeAdapter
 
     without: dict[str, Any] = dict.fromkeys(leave_out, True)
     without["nodes"] = _plain(plan.nodes)
     named = {
-        i: {"nodes": _plain(e.nodes), "program": {"graph": _unsaid(e.program.graph)}}
+        i: {"nodes": _plain(e.nodes), "program": _unsaid_of_program(e.program)}
         for i, e in enumerate(plan.evaluations)
     }
     without["evaluations"] = named or True
     without["shapes"] = {name: _unsaid_of_shape(shape) for name, shape in plan.shapes.items()}
     if not plan.digests.chats and "digests" not in leave_out:
         without["digests"] = {"chats": True}
-    without["step"] = {"graph": _unsaid(plan.graph, named=bool(plan.evaluations))}
+    without["step"] = _unsaid_of_program(plan.step, named=bool(plan.evaluations))
     if plan.evaluation:
-        without["evaluation"] = {"graph": _unsaid(plan.evaluation.graph, named=False)}
+        without["evaluation"] = _unsaid_of_program(plan.evaluation, named=False)
     return TypeAdapter(Plan).dump_json(plan, exclude=without).decode()
+
+
+def _unsaid_of_program(program: Program, named: bool = True) -> dict[str, Any]:
+    return {"graph": _unsaid(program.graph, named), "edges": _unsaid_of_edges(program.edges)}
 
 
 def _unsaid(graph: Graph, named: bool = True) -> dict[str, Any]:
@@ -195,7 +201,21 @@ def _unsaid_of_nodes(nodes: Sequence[Node]) -> dict[int, Any]:
 
 
 def _plain(nodes: tuple[NodePlan, ...]) -> dict[int, Any]:
-    return {number: {"strategy": {"sp"}} for number, own in enumerate(nodes) if not own.strategy.sp}
+    return {number: {"strategy": _unsaid_of_strategy(own.strategy)} for number, own in enumerate(nodes)}
+
+
+def _unsaid_of_strategy(strategy: Strategy) -> dict[str, Any]:
+    plain = {"sp": not strategy.sp, "vpp": strategy.vpp == 1}
+    return {name: True for name, unsaid in plain.items() if unsaid}
+
+
+def _unsaid_of_edges(edges: Sequence[Edge]) -> dict[int, Any]:
+    """Weights without interleaved stages do not say so, either."""
+    found: dict[int, Any] = {}
+    for number, edge in enumerate(edges):
+        ends = ("source_sharding", "target_sharding") if isinstance(edge, WeightEdge) else ()
+        found[number] = {end: {"vpp": True} for end in ends if getattr(edge, end).vpp == 1}
+    return found
 
 
 def _unsaid_of_shape(shape: ModelShape) -> dict[str, Any]:

@@ -14,12 +14,14 @@ class Sharding:
     """Over pp and tp always; experts also over `ep` neighbouring ranks of dp (rank d holds part d mod ep of
     them: Megatron's order); with `fully` each shard is split once more, by its rows, over the ranks of dp
     that share it (ZeRO-3, FSDP). Engines share no memory, so equal weights of two of them are two copies.
+    Rank r of pp holds `vpp` chunks of layers: of all in order, chunks r, r + pp, and so on.
     """
 
     mesh: Mesh
     ep: int = 1
     fully: bool = False
     engine: GenerationEngine = DEFAULT_ENGINE
+    vpp: int = 1
 
     def __post_init__(self) -> None:
         assert self.ep >= 1 and self.mesh.dp % self.ep == 0, self
@@ -40,4 +42,4 @@ class Sharding:
 
     @staticmethod
     def of(mesh: Mesh, strategy: Strategy = PLAIN) -> Sharding:
-        return Sharding(mesh, strategy.ep, strategy.zero == 3, strategy.engine)
+        return Sharding(mesh, strategy.ep, strategy.zero == 3, strategy.engine, strategy.vpp)

@@ -16,6 +16,7 @@ class Strategy:
     `kv_cache`: whether generation keeps keys and values; without, each new token reads all before it again.
     `engine`: what generates; every other kind of node runs on the default engine.
     `sp`: sequence parallelism (arXiv:2205.05198); what lies between matrix products is split over tp, too.
+    `vpp`: virtual pipeline size (arXiv:2104.04473); each rank of pp has so many chunks of layers, in turn.
     """
 
     recompute: Literal["none", "full"] = "none"
@@ -24,11 +25,13 @@ class Strategy:
     kv_cache: bool = True
     engine: GenerationEngine = DEFAULT_ENGINE
     sp: bool = False
+    vpp: int = 1
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """What differs from the plain way: ``sp``, ``ep8``, ``zero1``, ``recompute``."""
+        """What differs from the plain way: ``vpp2``, ``sp``, ``ep8``, ``zero1``, ``recompute``."""
         marks = {
+            f"vpp{self.vpp}": self.vpp > 1,
             "sp": self.sp,
             f"ep{self.ep}": self.ep > 1,
             f"zero{self.zero}": self.zero > 0,

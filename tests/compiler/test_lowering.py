@@ -102,7 +102,8 @@ def shardings(draw: st.DrawFn, shape: ModelShape) -> Sharding:
     pp, dp, tp = draw(sizes.filter(lambda s: prod(s) <= 12))
     devices = draw(st.one_of(st.just(range(16)), st.just(range(15, -1, -1)), st.permutations(range(16))))
     ep = draw(st.sampled_from([e for e in (1, 2, 4) if dp % e == 0])) if shape.moe else 1
-    return Sharding(Mesh.of(tuple(devices[: prod((pp, dp, tp))]), pp, dp, tp), ep, draw(st.booleans()))
+    mesh, vpp = Mesh.of(tuple(devices[: prod((pp, dp, tp))]), pp, dp, tp), draw(st.sampled_from((1, pp)))
+    return Sharding(mesh, ep, draw(st.booleans()), vpp=vpp)
 
 
 Memory = dict[tuple[int, str], np.ndarray]  # what a device has of a parameter; the rest is not a number
@@ -209,6 +210,7 @@ PRICED = [
     ("llama-7b", Sharding(on(range(16), dp=2, tp=8)), Sharding(on(range(16), dp=8, tp=2))),
     ("llama-70b", Sharding(LARGE), Sharding(generation_mesh(LARGE, 8) or LARGE)),
     ("llama-70b", Sharding(LARGE), Sharding(generation_mesh(LARGE, 8, pp=2) or LARGE)),
+    ("llama-70b", Sharding(LARGE, vpp=2), Sharding(LARGE)),
     ("llama-70b", Sharding(on(range(64), 4, 2, 8)), Sharding(on(range(64, 96), 1, 4, 8))),
     ("llama-13b", Sharding(on(range(32), dp=32), fully=True), Sharding(on(range(32), dp=8, tp=4))),
     ("qwen3-30b-a3b", Sharding(on(range(32), 2, 8, 2), ep=8), Sharding(on(range(32), dp=8, tp=4))),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import ceil
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,9 @@ from hflow.compiler.compile import compile_graph
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.graph.ir import Graph
 from hflow.plan.cluster_file import load_cluster
+from hflow.plan.edges import WeightEdge
+from hflow.plan.plan import to_json
+from hflow.plan.plan_file import load_plan
 from tests.compiler.workloads import large
 
 A100S = load_cluster("a100x8")
@@ -44,6 +49,11 @@ def refusal(graph: Graph, *pins: str) -> Diagnostic:
         ("actor_train=tp8,zero1", "zero1 has nothing to split over dp1"),
         ("actor_train=dp8,ep2", "`actor` has no experts for ep2"),
         ("actor_train=dp8,micro17", "micro17 is more than the 16 rows of a replica"),
+        ("actor_train=vpp0", "at least 1"),
+        ("values=vpp2", "`vpp` is for train nodes, and `values` is a score node"),
+        ("actor_train=pp1,vpp2", "vpp2 has no pipeline stages to interleave in pp1"),
+        ("actor_train=pp2,vpp3", "vpp3 does not divide the 16 layers of a stage of pp2"),
+        ("actor_train=pp2,dp4,vpp2,micro32", "micro32 makes 1 passes, no multiple of pp2 as vpp2 needs"),
         ("reward=tp3", "tp3 does not divide 32 kv heads"),
         ("reward=pp3,dp1,tp1", "pp3 does not divide 32 layers"),
         ("gae=tp2", "`gae` runs where its values lie"),
@@ -108,3 +118,19 @@ def test_pins_are_kept(ppo: Graph) -> None:
     assert values.micro_batch == 4
     ops = [i.op for i in plan.step.instructions if i.node == "actor_train"]
     assert [op for op in ops if op in ("onload", "call", "offload")] == ["onload", "call", "offload"]
+
+
+def test_interleaved_stages_are_pinned(ppo: Graph, tmp_path: Path) -> None:
+    """The trainer has chunks of layers, and passes in multiples of pp; the actor's other nodes have not, so
+    weights move to them. Nothing of it is in plans without."""
+    plain = compile_graph(ppo, A100S, ["actor_train=pp4,dp2"])
+    plan = compile_graph(ppo, A100S, ["actor_train=pp4,dp2,vpp2"])
+    own = plan.node("actor_train")
+    rows = ppo.node("actor_train").repeat
+    assert own.strategy.vpp == 2 and own.strategy.marks[0] == "vpp2" and rows and rows.minibatch
+    assert ceil(rows.minibatch / 2 / own.micro_batch) % 4 == 0
+    edges = [e for e in plan.step.edges if isinstance(e, WeightEdge) and e.source == "actor_train"]
+    assert edges and all((e.source_sharding.vpp, e.target_sharding.vpp) == (2, 1) for e in edges)
+    assert "vpp" in to_json(plan) and "vpp" not in to_json(plain)
+    plan.save(tmp_path / "plan.json")
+    assert load_plan(tmp_path / "plan.json").hash == plan.hash

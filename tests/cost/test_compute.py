@@ -26,6 +26,7 @@ LLAMA = NAMED_SHAPES["llama-7b"]
 PARAMETERS = 6_738_415_616
 MATRICES = PARAMETERS - 32_000 * 4096
 ONE = Mesh.of((0,))
+PP4 = Mesh.of((0, 1, 2, 3), pp=4)
 TRAIN = Workload(8, 1024, 1024, optimizer_steps=1, rows_per_update=8)
 # Of A100s at their peak, in TRAIN: the logits of the responses alone.
 HEAD_AGAIN = 2 * 32_000 * 4096 * 8 * 1024 / 312e12
@@ -81,12 +82,21 @@ def test_scoring_is_a_third_of_training(plain: Cluster) -> None:
 
 
 def test_a_pipeline_of_p_stages_takes_m_plus_p_minus_one_slots(plain: Cluster) -> None:
-    mesh = Mesh.of((0, 1, 2, 3), pp=4)
     one, eight = (
-        train_passes_s(Execution(LLAMA, "bf16", replace(TRAIN, rows=m, rows_per_update=m), mesh, 1, plain))
+        train_passes_s(Execution(LLAMA, "bf16", replace(TRAIN, rows=m, rows_per_update=m), PP4, 1, plain))
         for m in (1, 8)
     )
     assert eight / one == pytest.approx((8 + 3) / (1 + 3))
+
+
+def test_interleaved_stages_idle_for_a_chunk_each(plain: Cluster) -> None:
+    """The bubble of arXiv:2104.04473, section 2.2: (p - 1) / (v m) of the time, with v times the messages."""
+    run = Execution(LLAMA, "bf16", replace(TRAIN, rows=8, rows_per_update=8), PP4, 1, plain)
+    slot = train_passes_s(run) / (8 + 3)
+    for vpp in (2, 4, 8):
+        interleaved = train_passes_s(replace(run, strategy=Strategy(vpp=vpp)))
+        hops = 2 * (vpp - 1) * run.hop_s(2048)
+        assert interleaved == pytest.approx((8 + 3 / vpp) * (slot + hops))
 
 
 def test_tensor_parallelism_divides_products_and_adds_all_reduces(plain: Cluster) -> None:

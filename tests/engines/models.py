@@ -213,7 +213,7 @@ def make_engine(
     shape, device = replace(read_shape(folder).with_head(head), adapter=adapter), torch.device("cpu")
     tokenizer = load_tokenizer(folder)
     more = tokenizer, device, train_options, strategy, freeze, averaging
-    return MegatronModel(model, shape, mesh, rank, new_group, *more, ep=strategy.ep)
+    return MegatronModel(model, shape, mesh, rank, new_group, *more, ep=strategy.ep, vpp=strategy.vpp)
 
 
 def read_weights(engine: MegatronModel) -> dict[str, Any]:

@@ -70,6 +70,19 @@ def test_a_replica_holds_every_element_once_per_stage(shape: ModelShape, pp: int
     assert max(held.values()) == stage_elements(shape, pp, tp)
 
 
+@pytest.mark.parametrize("shape", [SHAPE, TIED, MOE])
+def test_chunks_of_layers_are_dealt_out(shape: ModelShape) -> None:
+    """Rank r of 2 holds layers r and r + 2 of 4; the fullest rank is the one that the planner counts."""
+    sharding = Sharding(Mesh.of((0, 1), pp=2), vpp=2)
+    held = [0, 0]
+    for parameter in parameters(shape):
+        boxes = weight_boxes(shape, sharding, parameter)
+        assert parameter.layer is None or [*boxes] == [parameter.layer % 2]
+        for device, box in boxes.items():
+            held[device] += volume(box)
+    assert max(held) == stage_elements(shape, 2, 1, vpp=2)
+
+
 @pytest.mark.parametrize(
     ("pp", "dp", "tp", "ep"),
     [(1, 4, 1, 2), (2, 2, 2, 1), (2, 2, 2, 2), (1, 6, 2, 2), (1, 6, 2, 3), (4, 12, 1, 3), (1, 6, 1, 6)],

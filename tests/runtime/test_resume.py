@@ -79,7 +79,7 @@ def plan_of(graph: Graph, layout: str) -> Plan:
     for node in (n for n in graph.nodes if n.model and n.name not in follow):
         text = layout or APART.get(node.name, ELSEWHERE)
         if node.name not in trained:
-            text = text.replace(",zero1", "")
+            text = text.replace(",zero1", "").replace(",vpp2", "")
         if node.op == "generate":
             text = text.replace("pp2,tp2@", "tp4@").replace("pp2@", "tp2@").replace("cp2,dp2@", "dp4@")
         pins.append(f"{node.name}={text}")
@@ -176,13 +176,20 @@ def test_on_other_plans_it_samples_the_same(
         assert resumed.evaluated[key] == pytest.approx(values, abs=1e-6), key
 
 
-def test_context_parallel_ranks_read_and_write_it(
-    whole: Callable[[str, str], Run], workers: Pool, tiny_model: Path, tiny_reward: Path, tmp_path: Path
+@pytest.mark.parametrize("between", ["cp2,dp2,zero1@0-3", "pp2,vpp2@0-1"])
+def test_ranks_of_other_axes_read_and_write_it(
+    whole: Callable[[str, str], Run],
+    workers: Pool,
+    tiny_model: Path,
+    tiny_reward: Path,
+    tmp_path: Path,
+    between: str,
 ) -> None:
-    """ZeRO-1 splits the optimizer over dp and cp. From dp2 to these, and from these to tp2."""
+    """Context-parallel ranks, whose optimizer ZeRO-1 splits over dp and cp, and interleaved stages, whose
+    layers are no neighbours. From dp2 to these, and from these to tp2."""
     undisturbed = whole("ppo_small", "dp2,zero1@0-1")
     graph, folder = graph_of("ppo_small", tiny_model, tiny_reward), undisturbed.folder
-    for step, layout in ((1, "cp2,dp2,zero1@0-3"), (2, "tp2@0-1")):
+    for step, layout in ((1, between), (2, "tp2@0-1")):
         folder = up_to(folder, step, tmp_path / str(step))
         options: dict[str, Any] = {"config": EVERY, "export": False, "resume": True}
         resumed = execute(plan_of(graph, layout), folder, pool=workers, **options)

@@ -27,7 +27,11 @@ def compiled(graph: Path, model: Path) -> Plan:
 
 @pytest.mark.parametrize(
     ("node", "strategy", "name"),
-    [("actor_train", Strategy(zero=3), "ZeRO-3"), ("ref_logprobs", Strategy(ep=2), "ep 2")],
+    [
+        ("actor_train", Strategy(zero=3), "ZeRO-3"),
+        ("ref_logprobs", Strategy(ep=2), "ep 2"),
+        ("actor_train", Strategy(vpp=3), "vpp 3"),
+    ],
 )
 def test_a_strategy_without_an_engine_is_refused(
     tiny_model: Path, tmp_path: Path, node: str, strategy: Strategy, name: str
@@ -48,6 +52,16 @@ def test_rows_of_a_generate_node_are_whole(tiny_model: Path) -> None:
     mesh = plan.node("actor_train").mesh
     edited = tuple(replace(n, mesh=mesh) if n.node == "rollout" else n for n in plan.nodes)
     with pytest.raises(HflowError, match="HF406.*`rollout` is planned with cp 2"):
+        check_runnable(replace(plan, nodes=edited))
+
+
+def test_stages_are_interleaved_in_training_alone(tiny_model: Path) -> None:
+    graph = hflow.load(FOLDER / "grpo_small.yaml", [f"params.model={tiny_model}"])
+    plan = hflow.compile(graph, "clusters/local4.yaml", ["ref_logprobs=pp2@0-1", "actor_train=pp2,vpp2@0-1"])
+    check_runnable(plan)
+    strategy = Strategy(vpp=2)
+    edited = tuple(replace(n, strategy=strategy) if n.node == "ref_logprobs" else n for n in plan.nodes)
+    with pytest.raises(HflowError, match="HF406.*`ref_logprobs` is planned with vpp 2"):
         check_runnable(replace(plan, nodes=edited))
 
 

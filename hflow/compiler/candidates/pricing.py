@@ -52,7 +52,7 @@ class Pricing:
 
     def refusal(self, mesh: Mesh) -> str:
         """Why the pins cannot be kept on `mesh`, whatever the memory; empty if they can."""
-        for setting in ("zero", "ep", "offload", "sp"):
+        for setting in ("zero", "ep", "offload", "sp", "vpp"):
             if len({getattr(pin, setting) for pin in self.pins} - {None}) > 1:
                 return f"the pins disagree about {setting}"
         hosts = (len({self.cluster.host(d) for d in group}) for group in mesh.groups("tp"))
@@ -61,8 +61,34 @@ class Pricing:
         if not self.group.profile.offloads and any(pin.offload for pin in self.pins):
             return f"{'a server' if self.group.served else self.group.profile.title} is not offloaded"
         works = {node.name: work for node, work in zip(self.group.nodes, self.group.works)}
+        if reason := self._interleaving_refusal(mesh):
+            return reason
         reasons = (self._split_refusal(p, mesh) or _micro_refusal(p, works[p.node], mesh) for p in self.pins)
         return next(filter(None, reasons), "")
+
+    @property
+    def _vpp(self) -> int:
+        """Chunks of layers on each rank of pp. Only pins ask for several."""
+        return max((pin.vpp for pin in self.pins if pin.vpp), default=1)
+
+    def _interleaving_refusal(self, mesh: Mesh) -> str:
+        """Megatron's schedule passes micro-batches on in sets of as many as there are stages."""
+        vpp, layers = self._vpp, self.shape.num_layers
+        if vpp == 1:
+            return ""
+        if mesh.pp == 1:
+            return f"vpp{vpp} has no pipeline stages to interleave in pp1"
+        if layers % (mesh.pp * vpp):
+            return f"vpp{vpp} does not divide the {layers // mesh.pp} layers of a stage of pp{mesh.pp}"
+        for node, work in zip(self.group.nodes, self.group.works):
+            micro = next((p.micro for p in self.pins if p.node == node.name), None)
+            share = _share(work, mesh)[0]
+            number = ceil(share / micro) if micro else mesh.pp
+            if number % mesh.pp:
+                return f"micro{micro} makes {number} passes, no multiple of pp{mesh.pp} as vpp{vpp} needs"
+            if not micro and not _micro_batches(work, mesh, mesh.pp):
+                return f"{share} rows make no multiple of pp{mesh.pp} passes, as vpp{vpp} needs"
+        return ""
 
     def _split_refusal(self, pin: Pin, mesh: Mesh) -> str:
         if pin.zero and mesh.copies == 1:
@@ -99,7 +125,7 @@ class Pricing:
         parts = {p.ep for p in self.pins if p.ep} or range(1, mesh.dp + 1)
         for ep in (ep for ep in parts if mesh.dp % ep == 0 and experts % ep == 0):
             for zero, sp in product(sorted(zeros), sps):
-                yield Strategy(zero=zero, ep=ep, engine=engine, sp=sp)
+                yield Strategy(zero=zero, ep=ep, engine=engine, sp=sp, vpp=self._vpp)
 
     def _resident_or_not(
         self, mesh: Mesh, strategy: Strategy, fronts: tuple[ParetoFront, ...]
@@ -179,7 +205,8 @@ def _front(
 ) -> ParetoFront:
     """Those that fit into a device's memory; of any micro-batch, unless one is given."""
     found: list[ExecConfig] = []
-    for strategy, rows in product(strategies, [micro] if micro else _micro_batches(work, mesh)):
+    multiple = mesh.pp if strategies[0].vpp > 1 else 1
+    for strategy, rows in product(strategies, [micro] if micro else _micro_batches(work, mesh, multiple)):
         need = working_bytes(op, shape, dtype, work, mesh, rows, strategy, untrained)
         if need <= cluster.device.usable_bytes:
             time_s = node_time_s(op, shape, dtype, work, mesh, rows, cluster, strategy)
@@ -202,15 +229,21 @@ def _share(work: Workload, mesh: Mesh) -> tuple[int, int]:
     return (work.rows_per_update or work.rows) // mesh.dp, max(work.samples, work.group)
 
 
-def _micro_batches(work: Workload, mesh: Mesh) -> list[int]:
+def _micro_batches(work: Workload, mesh: Mesh, multiple: int = 1) -> list[int]:
     """Rows per pass of one replica, in whole groups: the fewest for each number of passes, which no others
-    beat. Of many groups, for small numbers of passes only, and for halves of what is left."""
+    beat. Of many groups, for small numbers of passes only, and for halves of what is left.
+
+    Args:
+        multiple: of which the number of passes is.
+    """
     share, together = _share(work, mesh)
     groups = max(1, share // together)
     most = min(isqrt(groups), MOST_PASSES)
     passes = {*range(1, most + 1), *(ceil(groups / size) for size in range(1, most + 1))}
     passes |= {2**i for i in range(groups.bit_length())}
-    return sorted({ceil(groups / count) * together for count in passes}, reverse=True)
+    counts = {ceil(count / multiple) * multiple for count in passes}
+    found = {ceil(groups / count) for count in counts}
+    return sorted((n * together for n in found if ceil(groups / n) % multiple == 0), reverse=True)
 
 
 def _candidate(

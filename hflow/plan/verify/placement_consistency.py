@@ -45,6 +45,8 @@ def _bad_node_plan(own: NodePlan, node: Node | None) -> Iterator[str]:
         yield f"`{own.node}` shares experts among {own.strategy.ep} of dp{own.mesh.dp}"
     elif own.strategy.sp and own.mesh.tp == 1:
         yield f"`{own.node}` has sequence parallelism over tp1"
+    elif own.strategy.vpp > 1 and own.mesh.pp == 1:
+        yield f"`{own.node}` has interleaved stages over pp1"
     if node is None:
         yield f"`{own.node}` is planned, and is no node"
     elif (own.kind, own.model) != (node.op, node.model.model if node.model else None):

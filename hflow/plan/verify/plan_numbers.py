@@ -19,7 +19,7 @@ MAX_PLACE = 2**20  # lines and columns of a graph file
 _COUNTS = frozenset((
     "devices_per_host", "epochs", "ep", "ffn", "head_dim", "hidden", "hosts", "max_positions", "min_group",
     "nics_per_host", "num_experts", "num_heads", "num_kv_heads", "num_layers", "original_max_positions",
-    "rotary_dim", "size", "times", "top_k", "vocab",
+    "rotary_dim", "size", "times", "top_k", "vocab", "vpp",
 ))  # fmt: skip
 _MOST = {
     **dict.fromkeys(("devices_per_host", "hosts"), MAX_DEVICES),

@@ -51,14 +51,22 @@ def _nodes(plan: Plan) -> Iterator[Diagnostic]:
         names = {
             f"cp {own.mesh.cp}": own.mesh.cp > 1 and whole,
             "sequence parallelism": strategy.sp and whole,
+            f"vpp {strategy.vpp}": strategy.vpp > 1 and not _has_chunks(plan, node),
             "ZeRO-3": strategy.zero == 3,
             f"ep {strategy.ep}": strategy.ep > 1 and not _shares_experts(plan, node),
             "generation without a KV cache": not strategy.kv_cache,
         }
         for name in (name for name, planned in names.items() if planned):
             message = f"`{node.name}` is planned with {name}, which no engine runs yet: compile only"
-            help_ = "tp, pp, dp, recompute, ZeRO-1 and, to score and train, cp, sp and ep run"
+            help_ = "tp, pp, dp, recompute, ZeRO-1 and, to score and train, cp, sp and ep run; vpp to train"
             yield Diagnostic("HF406", message, node.span, help_)
+
+
+def _has_chunks(plan: Plan, node: Node) -> bool:
+    """Whether it is trained, and each rank of pp has equally many of its layers in each chunk."""
+    own = plan.node(node.name)
+    layers = plan.shapes[node.model_use.model].num_layers
+    return node.op == "train" and layers % (own.mesh.pp * own.strategy.vpp) == 0
 
 
 def _cuts_rows(plan: Plan, node: Node) -> bool:

@@ -131,6 +131,7 @@ def _node(node: NodePlan, region: str) -> dict[str, Any]:
         "recompute": node.strategy.recompute,
         "ep": node.strategy.ep,
         "sp": node.strategy.sp,
+        "vpp": node.strategy.vpp,
         "offload": node.offload,
     }
 

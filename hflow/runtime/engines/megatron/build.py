@@ -22,6 +22,7 @@ from hflow.runtime.engines.megatron.collection import collection
 from hflow.runtime.engines.megatron.embedding import ScaledEmbedding
 from hflow.runtime.engines.megatron.gated import GeGLU, SwiGLU
 from hflow.runtime.engines.megatron.head import replace_output_layer
+from hflow.runtime.engines.megatron.interleaved import Interleaved
 from hflow.runtime.engines.megatron.moe.layer import MixtureOfExperts
 from hflow.runtime.engines.megatron.norm import NormedResidual, OffsetRMSNorm, RMSNorm
 from hflow.runtime.engines.megatron.recompute import RecomputingLayer
@@ -46,31 +47,68 @@ def build_model(
     ``[rows, seq, hidden]``, whose logits `OutputMatrix` makes, or, with a scalar head, values
     ``[rows, seq, 1]``; on the others, hidden states ``[seq, rows, hidden]``.
     """
+    return _build(_prepared(shape, mesh, dtype, groups, device), device)
+
+
+def build_chunks(
+    shape: ModelShape,
+    mesh: Mesh,
+    dtype: Literal["f32", "bf16"],
+    groups: Groups,
+    device: torch.device,
+    vpp: int,
+) -> Interleaved:
+    """This rank's layers as `vpp` > 1 chunks, each of which is as `build_model` says: the first chunk of the
+    first stage takes tokens, and the last one of the last stage has the head."""
+    config = _prepared(shape, mesh, dtype, groups, device, vpp)
+    return Interleaved([_build(config, device, chunk) for chunk in range(vpp)])
+
+
+def _prepared(
+    shape: ModelShape,
+    mesh: Mesh,
+    dtype: Literal["f32", "bf16"],
+    groups: Groups,
+    device: torch.device,
+    vpp: int | None = None,
+) -> ShapedConfig:
+    """The configuration, with Megatron made ready to build on `device`."""
     present_device.work_on(device)
     # hflow uses no dropout: random-number states need no bookkeeping, and this tracker does none.
     initialize_rng_tracker(inference_rng_tracker=True)
-    config = _config(shape, mesh, DTYPES[dtype], groups)
+    return _config(shape, mesh, DTYPES[dtype], groups, vpp)
+
+
+def _build(config: ShapedConfig, device: torch.device, chunk: int | None = None) -> GPTModel:
+    """A stage, or chunk number `chunk` of it."""
+    shape, groups = config.shape, config.groups
+    chunks = config.virtual_pipeline_model_parallel_size or 1
+    takes_tokens = groups.first_stage and not chunk
+    has_head = groups.last_stage and chunk in (None, chunks - 1)
     model = GPTModel(
         config,
-        _layers(shape.num_layers // mesh.pp, config),
+        _layers(shape.num_layers // (config.pipeline_model_parallel_size * chunks), config),
         vocab_size=shape.vocab,
         max_sequence_length=shape.max_positions,
-        pre_process=groups.first_stage,
-        post_process=groups.last_stage,
+        pre_process=takes_tokens,
+        post_process=has_head,
         share_embeddings_and_output_weights=shape.tied,
         position_embedding_type="none",  # attention turns queries and keys itself
         pg_collection=collection(groups),
+        vp_stage=chunk,
     )
-    if groups.first_stage and shape.scaled_embedding:
+    if takes_tokens and shape.scaled_embedding:
         model.embedding.__class__ = ScaledEmbedding  # Megatron lets nobody choose its class
-    if groups.last_stage:
+    if has_head:
         replace_output_layer(model, shape.head == "scalar")
     add_adapters(model, shape, groups.tp)
     # Megatron makes the large parameters on the present device, and leaves the norms on the CPU.
     return model.to(device)
 
 
-def _config(shape: ModelShape, mesh: Mesh, dtype: torch.dtype, groups: Groups) -> ShapedConfig:
+def _config(
+    shape: ModelShape, mesh: Mesh, dtype: torch.dtype, groups: Groups, vpp: int | None
+) -> ShapedConfig:
     keep = lambda weight: weight  # noqa: E731  (weights are loaded, not drawn)
     return ShapedConfig(
         shape=shape,
@@ -95,6 +133,10 @@ def _config(shape: ModelShape, mesh: Mesh, dtype: torch.dtype, groups: Groups) -
         output_layer_init_method=keep,
         tensor_model_parallel_size=mesh.tp,
         pipeline_model_parallel_size=mesh.pp,
+        virtual_pipeline_model_parallel_size=vpp,
+        # Of two ranks each is both neighbours of the other, which only messages that are sent one by one
+        # tell apart.
+        batch_p2p_comm=vpp is None,
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=dtype == torch.bfloat16,

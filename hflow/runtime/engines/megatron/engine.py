@@ -20,9 +20,10 @@ from hflow.runtime.engines.finite import not_finite
 from hflow.runtime.engines.groups import NewGroup, make_groups
 from hflow.runtime.engines.kept_input import check_kept
 from hflow.runtime.engines.megatron.adapter import without_adapters
-from hflow.runtime.engines.megatron.build import build_model
+from hflow.runtime.engines.megatron.build import build_chunks, build_model
 from hflow.runtime.engines.megatron.divergence import agreed, diverged
 from hflow.runtime.engines.megatron.generate import generate
+from hflow.runtime.engines.megatron.interleaved import chunks_of
 from hflow.runtime.engines.megatron.load import load_safetensors
 from hflow.runtime.engines.megatron.moving_average import moving_averages
 from hflow.runtime.engines.megatron.optimizer import Adam, AdamOptions
@@ -62,6 +63,7 @@ class MegatronModel(ModelEngine):
         averaging: tuple[Model, ...] = (),
         seed: int = 0,
         ep: int = 1,
+        vpp: int = 1,
     ):
         """Build the model and load its weights from ``model.path``. Collective over the whole world.
 
@@ -75,6 +77,7 @@ class MegatronModel(ModelEngine):
             averaging: the models that take over an average of the weights.
             seed: of what an adapter begins with.
             ep: so many ranks of dp share the experts of each layer.
+            vpp: so many chunks of layers are on each rank of pp; such a model can be trained only.
 
         Raises:
             HflowError: HF406 when the weights cannot be read.
@@ -85,10 +88,13 @@ class MegatronModel(ModelEngine):
         if groups is None:
             return
         self.groups = groups
-        self.model = build_model(shape, mesh, model.dtype, groups, device)
+        how = shape, mesh, model.dtype, groups, device
+        # `Interleaved` or a `GPTModel`, as it is wherever a model can generate
+        self.model: Any = build_chunks(*how, vpp) if vpp > 1 else build_model(*how)
         if groups.first_stage and not model.frozen:
-            freeze_padding(self.model.embedding.word_embeddings, padding_token(model.path))
-        self.weights = MegatronWeights(self.model, shape, mesh, rank, ep)
+            embedding = chunks_of(self.model)[0].embedding
+            freeze_padding(embedding.word_embeddings, padding_token(model.path))
+        self.weights = MegatronWeights(self.model, shape, mesh, rank, ep, vpp)
         fresh = load_safetensors(self.weights, model, shape, seed)
         if fresh and groups.reports and groups.dp.rank() == 0:
             _LOG.warning("%s: `%s` has no %s: it begins with zeros", model.name, model.path, ", ".join(fresh))
@@ -109,6 +115,7 @@ class MegatronModel(ModelEngine):
             setup.model, setup.shape, setup.sharding.mesh, setup.rank, setup.new_group, setup.tokenizer,
             setup.device, trainer.options if trainer else None, plan.strategy if plan else PLAIN,
             frozen_patterns(trainer) if trainer else (), setup.averaging, setup.seed, setup.sharding.ep,
+            setup.sharding.vpp,
         )  # fmt: skip
         return made if made.member else None
 

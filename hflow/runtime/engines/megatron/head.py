@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.nn.functional import linear
 
+from hflow.runtime.engines.megatron.interleaved import chunks_of
 from hflow.runtime.engines.megatron.shaped_config import shape_of_model
 from hflow.runtime.engines.megatron.soft_cap import soft_capped_
 
@@ -59,7 +60,7 @@ class OutputMatrix:
     @staticmethod
     def of(model: torch.nn.Module) -> OutputMatrix:
         """That of a last pipeline stage."""
-        whole: Any = get_attr_wrapped_model(model, "output_layer", return_model_obj=True)
+        whole: Any = get_attr_wrapped_model(chunks_of(model)[-1], "output_layer", return_model_obj=True)
         layer, tied = whole.output_layer, whole.share_embeddings_and_output_weights
         weight = whole.shared_embedding_or_output_weight() if tied else layer.weight
         return OutputMatrix(layer, weight, layer.tp_group, shape_of_model(whole).logit_cap)

@@ -33,6 +33,7 @@ def micro_batches(
     cp: ProcessGroup | None = None,
     multiple: int = 1,
     in_step: ProcessGroup | None = None,
+    in_sets_of: int = 1,
 ) -> tuple[MicroBatch, ...]:
     """Cut `rows` of `sequences` into micro-batches; at least one, on which there may be none.
 
@@ -40,7 +41,8 @@ def micro_batches(
     greatest length would. Rows of one prompt and rows of about the same length are together. Pipeline stages
     exchange tensors of one shape, so with `same_shape` all have equally many tokens, by padding. Ranks that
     share experts pass equally many: all of the group `in_step`, over which this is then collective, get as
-    many as the one with the most, the others some without rows.
+    many as the one with the most, the others some without rows. So do all to make whole sets, `in_sets_of` so
+    many, as interleaved stages pass them on.
 
     Args:
         cp: the context-parallel group, all ranks of which have the same rows and run a part of each.
@@ -51,6 +53,7 @@ def micro_batches(
     parts = _parts(whole, limit, unit)
     if in_step and in_step.size() > 1:
         parts += [rows[:0]] * (_most(len(parts), in_step, rows.device) - len(parts))
+    parts += [rows[:0]] * (-len(parts) % in_sets_of)
     taken = [whole.take(part) if len(part) else _nothing(whole, unit) for part in parts]
     packs = [_run_here(part, cp) for part in taken]
     most = max(len(pack.tokens) for pack in packs)

@@ -14,17 +14,18 @@ from megatron.core.distributed import (
     DistributedDataParallelConfig,
     finalize_model_grads,
 )
-from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer, get_standard_config_overrides
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params
+from megatron.core.utils import get_model_config
 from torch import Tensor
 
 from hflow.runtime.engines.gather_json import gather_json
 from hflow.runtime.engines.groups import Groups
 from hflow.runtime.engines.megatron.collection import collection
 from hflow.runtime.engines.megatron.host import HostMemory, drop
+from hflow.runtime.engines.megatron.interleaved import Interleaved, chunks_of
 from hflow.runtime.engines.megatron.learning_rate import LearningRate
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -70,15 +71,20 @@ class Adam:
     Moments, float32 copies and gradients can leave the device between updates (`offload`, `onload`).
     """
 
-    def __init__(self, model: GPTModel, groups: Groups, options: AdamOptions, split: bool = False):
+    def __init__(self, model: torch.nn.Module, groups: Groups, options: AdamOptions, split: bool = False):
         buffers = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=split)
-        self.model = DistributedDataParallel(model.config, buffers, model, pg_collection=collection(groups))
-        model.config.finalize_model_grads_func = _sum_gradients
-        config = _config(options, model.config.params_dtype, split)
+        shaped: Any = get_model_config(model)
+        self._chunks = [
+            DistributedDataParallel(shaped, buffers, chunk, pg_collection=collection(groups))
+            for chunk in chunks_of(model)
+        ]
+        self.model = Interleaved(self._chunks) if len(self._chunks) > 1 else self._chunks[0]
+        shaped.finalize_model_grads_func = _sum_gradients
+        config = _config(options, shaped.params_dtype, split)
         with _same_groups(groups.mesh):
             chain: Any = get_megatron_optimizer(
                 config,
-                [self.model],
+                [*self._chunks],
                 config_overrides=get_standard_config_overrides(config),
                 use_gloo_process_groups=False,
                 pg_collection=collection(groups),
@@ -99,7 +105,8 @@ class Adam:
         self.present = True
 
     def zero_grad(self) -> None:
-        self.model.zero_grad_buffer()
+        for chunk in self._chunks:
+            chunk.zero_grad_buffer()
         self._chain.zero_grad()
 
     def prepare(self, clip_grad: float) -> float:
@@ -184,8 +191,9 @@ class Adam:
 
     def _gradients(self) -> list[Tensor]:
         """Megatron's buffers, of which the gradients of the parameters are views."""
-        buffers: Any = self.model.buffers  # not torch's method of this name
-        return [buffer.grad_data for buffer in (*buffers, *self.model.expert_parallel_buffers)]
+        chunks: list[Any] = self._chunks  # of which `buffers` is not torch's method of this name
+        buffers = (b for chunk in chunks for b in (*chunk.buffers, *chunk.expert_parallel_buffers))
+        return [buffer.grad_data for buffer in buffers]
 
 
 def _places(optimizer: Any) -> dict[Tensor, tuple[Tensor, int]]:

@@ -1,4 +1,5 @@
-"""Micro-batches through the model by Megatron's own schedules (1F1B where there are pipeline stages)."""
+"""Micro-batches through the model by Megatron's own schedules: 1F1B where there are pipeline stages, and the
+interleaved one where each has several chunks of layers."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from hflow.runtime.engines.groups import Groups
 from hflow.runtime.engines.megatron.attention import TokenPlaces
 from hflow.runtime.engines.megatron.collection import collection
 from hflow.runtime.engines.megatron.context_shard import ContextShard
+from hflow.runtime.engines.megatron.interleaved import chunks_of
 from hflow.runtime.engines.megatron.micro_batches import MicroBatch
 from hflow.runtime.engines.megatron.moe.routes import RoutedTokens
 from hflow.runtime.engines.megatron.pack import Pack
@@ -41,7 +43,7 @@ def run_schedule(
     """Pass all micro-batches forward (and backward); gradients add up in the model's buffers.
 
     Collective over the pipeline, context- and tensor-parallel groups; the number of micro-batches may differ
-    between data-parallel ranks.
+    between data-parallel ranks. Of interleaved stages it is a multiple of their number.
 
     Args:
         sp: sequence parallelism.
@@ -49,19 +51,22 @@ def run_schedule(
     Returns:
         What `finish` wants kept of each micro-batch; empty on all stages but the last.
     """
-    schedule = get_forward_backward_func(pp_size=groups.pp.size(), vp_size=None)
+    chunks = chunks_of(model)
+    several = len(chunks) > 1
+    schedule = get_forward_backward_func(pp_size=groups.pp.size(), vp_size=len(chunks) if several else None)
     config = get_model_config(model)
 
     def forward_step(batches: Iterator[MicroBatch], model: torch.nn.Module) -> tuple[Tensor, Any]:
         batch = next(batches)
-        output = forward(model, batch.pack, groups.last_stage, groups.tp if sp else None)
+        has_head = bool(get_attr_wrapped_model(model, "post_process"))
+        output = forward(model, batch.pack, has_head, groups.tp if sp else None)
         return output, lambda heads: _three(finish(heads.squeeze(0), batch))
 
     with sequence_parallel(model, sp):
         return schedule(
             forward_step_func=forward_step,
-            data_iterator=iter(batches),
-            model=model,
+            data_iterator=[iter(batches) for _ in chunks] if several else iter(batches),
+            model=chunks if several else model,
             num_microbatches=len(batches),
             seq_length=len(batches[0].pack.tokens),
             micro_batch_size=1,
@@ -78,9 +83,9 @@ def _three(finished: tuple[Tensor, Any]) -> tuple[Tensor, Tensor, Any]:
 
 
 def forward(
-    model: torch.nn.Module, pack: Pack | ContextShard, last_stage: bool, sp: ProcessGroup | None = None
+    model: torch.nn.Module, pack: Pack | ContextShard, has_head: bool, sp: ProcessGroup | None = None
 ) -> Tensor:
-    """What `build_model` says, on the last stage at the places that predict only: ``[1, tokens, …]``.
+    """What `build_model` says, with a head at the places that predict only: ``[1, tokens, …]``.
 
     Args:
         sp: the tensor-parallel group whose ranks each have a part of the places.
@@ -93,7 +98,7 @@ def forward(
     if shape.moe:
         assert isinstance(pack, Pack), "rows of models with experts are not cut"
         run = partial(run, padding_mask=_routed(pack, shape.moe.top_k))
-    if not last_stage:
+    if not has_head:
         return run()
     output_layer: Any = get_attr_wrapped_model(model, "output_layer")
     hook = output_layer.register_forward_pre_hook(_only_at(pack.predicted_at, sp))

@@ -180,11 +180,12 @@ class Training:
 
     def _update(self, minibatch: Minibatch, number: int) -> MetricSums:
         """Update `number` of this node in the whole run."""
-        groups, sp = self.groups, self.call.plan.strategy.sp
+        groups, strategy = self.groups, self.call.plan.strategy
+        sp = strategy.sp
         limit, unit, multiple = self.call.plan.micro_batch, self.loss.unit, groups.tp.size() if sp else 1
         batches = micro_batches(
             self.sequences, minibatch.rows, limit, groups.pp.size() > 1, unit, in_step=groups.ep,
-            cp=groups.cp, multiple=multiple,
+            cp=groups.cp, multiple=multiple, in_sets_of=groups.pp.size() if strategy.vpp > 1 else 1,
         )  # fmt: skip
         self.adam.zero_grad()
         finish: Finish = lambda heads, part: self._loss(heads, part, minibatch)  # noqa: E731

@@ -12,13 +12,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import torch
-from megatron.core.models.gpt import GPTModel
 from torch import Tensor, UntypedStorage
 
 from hflow.plan.frozen import moved_parameters
 from hflow.plan.layout import Box, Mesh
 from hflow.plan.model_shape import ModelShape
-from hflow.plan.parameters import Parameter, parameters, stage_layers, weight_boxes
+from hflow.plan.parameters import Parameter, parameters, stage_chunks, weight_boxes
 from hflow.plan.sharding import Sharding
 from hflow.runtime.engines.megatron.host import HostMemory, drop
 from hflow.runtime.engines.protocol import ModelWeights, Weights
@@ -106,9 +105,11 @@ class MegatronWeights(PlacedWeights, ModelWeights):
     `take_back`). `moved`: the names of those that are ever written again.
     """
 
-    def __init__(self, model: GPTModel, shape: ModelShape, mesh: Mesh, rank: int, ep: int = 1):
-        """`ep`: so many ranks of dp share the experts of each layer."""
-        super().__init__(_places(model, shape, Sharding(mesh, ep), rank))
+    def __init__(
+        self, model: torch.nn.Module, shape: ModelShape, mesh: Mesh, rank: int, ep: int = 1, vpp: int = 1
+    ):
+        """`ep`: so many ranks of dp share the experts of each layer. `vpp`: chunks of layers of the model."""
+        super().__init__(_places(model, shape, Sharding(mesh, ep, vpp=vpp), rank))
         self.shapes = {parameter.name: parameter.shape for parameter in parameters(shape)}
         self.moved = frozenset(parameter.name for parameter in moved_parameters(shape))
         self._parameters = {p: p.shape for p in model.parameters()}
@@ -180,10 +181,17 @@ def freeze_parameters(weights: MegatronWeights, names: Collection[str]) -> None:
         parameter.requires_grad_(False)
 
 
-def _places(model: GPTModel, shape: ModelShape, sharding: Sharding, rank: int) -> dict[str, ParameterPlace]:
+def _places(
+    model: torch.nn.Module, shape: ModelShape, sharding: Sharding, rank: int
+) -> dict[str, ParameterPlace]:
     mesh = sharding.mesh
     at = mesh.coordinates(rank)
-    first_layer = stage_layers(shape.num_layers, mesh.pp, at["pp"]).start
+    chunks = [f"{number}." for number in range(sharding.vpp)] if sharding.vpp > 1 else [""]
+    layers = {
+        layer: f"{chunk}decoder.layers.{number}"
+        for chunk, own in zip(chunks, stage_chunks(shape.num_layers, mesh.pp, at["pp"], sharding.vpp))
+        for number, layer in enumerate(own)
+    }
     first_expert = at["dp"] % sharding.ep * shape.moe.num_experts // sharding.ep if shape.moe else 0
     held = dict(model.named_parameters())
     places: dict[str, ParameterPlace] = {}
@@ -191,7 +199,10 @@ def _places(model: GPTModel, shape: ModelShape, sharding: Sharding, rank: int) -
     for parameter in parameters(shape):
         box = weight_boxes(shape, sharding, parameter).get(rank)
         if box is not None:
-            fused, locate = _fused(shape, parameter, first_layer, first_expert, at["pp"] == 0)
+            if parameter.layer is None:
+                fused, locate = _outside(parameter, chunks, at["pp"] == 0), _whole
+            else:
+                fused, locate = _inside(shape, parameter, layers[parameter.layer], first_expert)
             places[parameter.name] = ParameterPlace(held[fused], box, *locate(shape, box, mesh.tp))
             used.add(fused)
     assert used == held.keys(), f"no HF parameter for {held.keys() - used}"
@@ -262,23 +273,28 @@ POST_NORMS: dict[str, tuple[str, Locate]] = {
 }
 
 
-def _fused(
-    shape: ModelShape, parameter: Parameter, first_layer: int, first_expert: int, first_stage: bool
-) -> tuple[str, Locate]:
-    """The Megatron parameter that holds an HF parameter on this rank, and where in it."""
+def _inside(shape: ModelShape, parameter: Parameter, layer: str, first_expert: int) -> tuple[str, Locate]:
+    """The Megatron parameter that holds an HF parameter of a `layer` on this rank, and where in it."""
     module, kind = parameter.name.rsplit(".", 1)
-    if parameter.layer is not None:
-        layer, inside = f"decoder.layers.{parameter.layer - first_layer}", module.split(".", 3)[3]
-        projection, _, half = inside.rpartition(".")
-        if half in ("lora_A", "lora_B"):
-            target = projection.rpartition(".")[2]
-            return f"{layer}.{INSIDE[projection][0]}.adapter.{target}.{half}.{kind}", _whole
-        if parameter.expert is not None:
-            inner, locate = EXPERT[module.rsplit(".", 1)[1]]
-            return f"{layer}.mlp.experts.{parameter.expert - first_expert}.{inner}.{kind}", locate
-        inner, locate = (INSIDE | POST_NORMS if shape.post_norms else INSIDE)[inside]
-        return f"{layer}.{inner}.{kind}", locate
-    if module == "model.embed_tokens":
-        # With tied embeddings, the last of several stages keeps a copy of its own as output matrix.
-        return ("embedding.word_embeddings" if first_stage else "output_layer") + ".weight", _whole
-    return f"{OUTSIDE[module]}.{kind}", _whole
+    inside = module.split(".", 3)[3]
+    projection, _, half = inside.rpartition(".")
+    if half in ("lora_A", "lora_B"):
+        target = projection.rpartition(".")[2]
+        return f"{layer}.{INSIDE[projection][0]}.adapter.{target}.{half}.{kind}", _whole
+    if parameter.expert is not None:
+        inner, locate = EXPERT[module.rsplit(".", 1)[1]]
+        return f"{layer}.mlp.experts.{parameter.expert - first_expert}.{inner}.{kind}", locate
+    inner, locate = (INSIDE | POST_NORMS if shape.post_norms else INSIDE)[inside]
+    return f"{layer}.{inner}.{kind}", locate
+
+
+def _outside(parameter: Parameter, chunks: list[str], first_stage: bool) -> str:
+    """The Megatron parameter that holds all of an HF parameter outside the layers. `chunks`: what begins the
+    names of each chunk."""
+    module, kind = parameter.name.rsplit(".", 1)
+    if module != "model.embed_tokens":
+        return f"{chunks[-1]}{OUTSIDE[module]}.{kind}"
+    if first_stage:
+        return f"{chunks[0]}embedding.word_embeddings.weight"
+    # With tied embeddings, the last of several stages keeps a copy of its own as output matrix.
+    return f"{chunks[-1]}output_layer.weight"

@@ -17,8 +17,9 @@ from contextlib import contextmanager
 import torch
 from torch.distributed import all_reduce
 
-from hflow.plan.parameters import stage_layers
+from hflow.plan.parameters import stage_chunks
 from hflow.runtime.engines.groups import Groups
+from hflow.runtime.engines.megatron.interleaved import chunks_of
 from hflow.runtime.engines.megatron.micro_batches import MicroBatch
 from hflow.runtime.engines.megatron.moe.router import Router
 from hflow.runtime.engines.megatron.schedule import run_schedule
@@ -38,18 +39,19 @@ def balanced(
     shape = shape_of_model(model)
     assert shape.moe
     routers = [module for module in model.modules() if isinstance(module, Router)]
-    here = stage_layers(shape.num_layers, groups.pp.size(), groups.pp.rank())
+    chunks = stage_chunks(shape.num_layers, groups.pp.size(), groups.pp.rank(), len(chunks_of(model)))
+    here = [layer for chunk in chunks for layer in chunk]
     found = torch.zeros(shape.num_layers, 2, shape.moe.num_experts, dtype=torch.float64)
     found = found.to(routers[0].weight.device)
     counted = _count(model, routers, groups, batches)
     if groups.tp.rank() == 0:  # its peers have counted the same tokens
-        found[here.start : here.stop] = counted
+        found[here] = counted
     all_reduce(found, group=groups.mesh)
     choices, probabilities = found.unbind(1)
     tokens = choices.sum(-1, keepdim=True) / shape.moe.top_k
     slopes = shape.moe.num_experts * choices / (shape.moe.top_k * tokens**2)
     loss = float((slopes * probabilities).sum(-1).mean())
-    for router, slope in zip(routers, coef / shape.num_layers * slopes[here.start : here.stop]):
+    for router, slope in zip(routers, coef / shape.num_layers * slopes[here]):
         router.slope = slope.float()
     try:
         yield loss
