@@ -77,6 +77,15 @@ def test_what_does_not_fit_tells_how_much_it_lacks(plan: Plan) -> None:
             compile_graph(plan.graph, CLUSTER, [pin("actor_train", alternative)])
 
 
+def test_generation_says_why_it_has_no_pipeline_stages() -> None:
+    """Its engine has none, while tp splits the model; of train nodes such layouts are tried."""
+    plan = compile_graph(large("grpo", "llama-7b"), CLUSTER)
+    *_, last = explain(plan, (), DEFAULTS, "rollout")
+    assert (last.layout, last.step_time_s) == ("pp2 and more", None)
+    assert last.reason == "not tried: Megatron generates without pipeline stages"
+    assert not any("not tried" in a.reason for a in explain(plan, (), DEFAULTS, "actor_train"))
+
+
 def test_a_pinned_node_is_compared_with_what_it_would_have_had(plan: Plan) -> None:
     pins = ("actor_train=pp8,zero0",)
     slower = compile_graph(plan.graph, CLUSTER, pins)

@@ -26,6 +26,7 @@ from hflow.compiler.planner.search_space import SearchSpace
 from hflow.compiler.state import Draft
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.graph.ir import Graph
+from hflow.plan.engine_registry import profile_of
 from hflow.plan.layout import Mesh
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.plan import Plan, Search
@@ -64,7 +65,7 @@ def explain(plan: Plan, pins: Iterable[str], options: PlannerOptions, node: str)
 
     Each other layout is judged by the best plan that has it, as ``--planner exact`` finds it with the pins of
     all other nodes. Tried are the layouts in which the node itself is fastest, on its own number of devices
-    and on others.
+    and on others. The last one is of pipeline stages, where the node's engine has none.
 
     Args:
         pins, options: with which `plan` was made. Where the time is up, a step is `at most` so long.
@@ -77,7 +78,8 @@ def explain(plan: Plan, pins: Iterable[str], options: PlannerOptions, node: str)
     found = [_judged(question, candidates, budget_s) for candidates in tried]
     fitting = sorted((a for a in found if a.step_time_s is not None), key=lambda a: a.step_time_s or 0.0)
     crowded = [a for a in found if a.step_time_s is None]
-    return _chosen(question), *fitting[:SHOWN], *crowded[:TOO_LARGE], *_too_large(question)
+    unfit = *crowded[:TOO_LARGE], *_too_large(question), *_without_stages(question)
+    return _chosen(question), *fitting[:SHOWN], *unfit
 
 
 def check_explained(graph: Graph, node: str) -> None:
@@ -204,3 +206,13 @@ def _too_large(question: _Question) -> Iterator[Alternative]:
         reason = f"does not fit: {of_text(size, draft.cluster.device.usable_bytes)}"
         text = layout_text(mesh, PLAIN, False) or "dp1"
         yield Alternative(text, mesh.devices, None, None, reason)
+
+
+def _without_stages(question: _Question) -> Iterator[Alternative]:
+    """Why `tp` was chosen, and `pp` not tried, where it was not."""
+    chosen = question.chosen
+    engine = profile_of(chosen.engine)
+    if question.plan.graph.node(chosen.node).op in engine.pipelines or len(chosen.mesh.devices) == 1:
+        return
+    reason = f"not tried: {engine.title} generates without pipeline stages"
+    yield Alternative("pp2 and more", tuple(sorted(chosen.mesh.devices)), None, None, reason)
