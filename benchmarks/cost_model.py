@@ -29,7 +29,8 @@ from unittest.mock import patch
 from benchmarks.paper import wake_up_s
 from hflow.cost.comm import all_gather_s, reached
 from hflow.cost.compute import node_time_s
-from hflow.cost.memory import resident_bytes, working_bytes
+from hflow.cost.resident_memory import resident_bytes
+from hflow.cost.working_memory import working_bytes
 from hflow.graph.ir import OpKind
 from hflow.plan import logits
 from hflow.plan.cluster import Cluster

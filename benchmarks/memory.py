@@ -30,7 +30,7 @@ from torch.multiprocessing.spawn import spawn
 from torch.profiler import ProfilerActivity, profile
 
 import hflow
-from hflow.cost.memory import resident_bytes
+from hflow.cost.resident_memory import resident_bytes
 from hflow.graph.infer.kinds.train import frozen_patterns
 from hflow.plan.plan import Plan
 from hflow.runtime.engines.megatron.engine import MegatronModel

@@ -33,8 +33,9 @@ from typing import Any
 import hflow
 from hflow.compiler.compile import compile_graph
 from hflow.compiler.options import Planner, PlannerOptions
+from hflow.cost.activation_memory import kv_cache_bytes
 from hflow.cost.comm import host_transfer_s
-from hflow.cost.memory import kv_cache_bytes, resident_bytes
+from hflow.cost.resident_memory import resident_bytes
 from hflow.diagnostics import HflowError
 from hflow.graph.ir import Graph
 from hflow.plan.cluster import Cluster

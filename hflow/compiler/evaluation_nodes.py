@@ -13,8 +13,8 @@ from hflow.compiler.planner.assignments import maker
 from hflow.compiler.planner.step import without_model
 from hflow.compiler.state import Draft
 from hflow.cost.compute import node_time_s
-from hflow.cost.memory import working_bytes
 from hflow.cost.residency import residency
+from hflow.cost.working_memory import working_bytes
 from hflow.graph.ir import Graph, Node, step_node
 from hflow.plan.engine_registry import profile_of
 from hflow.plan.node_plan import NodePlan

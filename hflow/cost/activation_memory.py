@@ -71,3 +71,8 @@ def kept_bytes(dtype: str, work: Workload, micro_batch: int) -> int:
     """Beside the logits, for log-probs over kept sets: ids and places of the tokens, int64, and their logits
     with a gradient."""
     return micro_batch * work.response * work.kept * (16 + 2 * BYTES[dtype])
+
+
+def kv_cache_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mesh) -> int:
+    """Keys and values of `tokens` positions on one device."""
+    return ceil(tokens * shape.kv_bytes_per_token(BYTES[dtype], mesh.tp) / mesh.pp)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from hflow.cost.device import BYTES
-from hflow.cost.memory import (
+from hflow.cost.resident_memory import (
     AVERAGE_BYTES,
     MOMENTS_BYTES,
     TRAINED_BYTES,

@@ -10,7 +10,7 @@ import pytest
 from hflow.compiler.compile import compile_graph
 from hflow.compiler.options import PlacementPolicy, Planner, PlannerOptions
 from hflow.cost.compute import node_time_s
-from hflow.cost.memory import working_bytes
+from hflow.cost.working_memory import working_bytes
 from hflow.diagnostics import HflowError
 from hflow.plan.cluster_file import load_cluster
 from hflow.plan.layout import Mesh

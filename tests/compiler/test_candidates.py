@@ -19,7 +19,8 @@ from hflow.compiler.planner.search import search
 from hflow.compiler.state import Draft
 from hflow.cost.comm import reached
 from hflow.cost.compute import node_time_s
-from hflow.cost.memory import optimizer_bytes, resident_bytes, working_bytes
+from hflow.cost.resident_memory import optimizer_bytes, resident_bytes
+from hflow.cost.working_memory import working_bytes
 from hflow.diagnostics import HflowError
 from hflow.graph.ir import Node
 from hflow.plan.cluster_file import load_cluster

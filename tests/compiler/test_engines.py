@@ -14,7 +14,8 @@ from hflow.compiler.options import DEFAULTS
 from hflow.compiler.passes.candidates import candidates
 from hflow.compiler.passes.weight_edges import weight_edges
 from hflow.compiler.planner.search_space import SearchSpace
-from hflow.cost.memory import kv_cache_bytes, resident_bytes
+from hflow.cost.activation_memory import kv_cache_bytes
+from hflow.cost.resident_memory import resident_bytes
 from hflow.diagnostics import HflowError
 from hflow.graph.ir import Graph
 from hflow.plan.cluster import Cluster

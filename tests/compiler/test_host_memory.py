@@ -8,7 +8,7 @@ import pytest
 
 import hflow
 from hflow.cost.host_memory import host_memory
-from hflow.cost.memory import pinned_bytes
+from hflow.cost.resident_memory import pinned_bytes
 from hflow.diagnostics import HflowError
 from hflow.plan.cluster import Cluster
 from hflow.plan.cluster_file import load_cluster

@@ -8,7 +8,7 @@ import pytest
 
 import hflow
 from hflow.compiler.lowering import row_bytes
-from hflow.cost.memory import routes_bytes
+from hflow.cost.working_memory import routes_bytes
 from hflow.diagnostics import HflowError
 from hflow.graph.ir import Graph
 from hflow.graph.load import load

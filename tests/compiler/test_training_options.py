@@ -9,8 +9,8 @@ import pytest
 
 import hflow
 from hflow.cost.compute import update_s
-from hflow.cost.memory import average_bytes, optimizer_bytes, resident_bytes
 from hflow.cost.residency import residency
+from hflow.cost.resident_memory import average_bytes, optimizer_bytes, resident_bytes
 from hflow.diagnostics import HflowError
 from hflow.graph.ir import Graph, Model
 from hflow.plan.cluster_file import load_cluster

@@ -10,7 +10,8 @@ from hflow.cost.activation_memory import layer_activation_bytes
 from hflow.cost.comm import REACHED
 from hflow.cost.compute import train_passes_s, update_s
 from hflow.cost.execution import Execution
-from hflow.cost.memory import optimizer_bytes, resident_bytes, working_bytes
+from hflow.cost.resident_memory import optimizer_bytes, resident_bytes
+from hflow.cost.working_memory import working_bytes
 from hflow.plan.cluster import Calibration, Cluster, Link
 from hflow.plan.cluster_file import load_cluster
 from hflow.plan.layout import Mesh

@@ -6,13 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from hflow.cost.activation_memory import head_bytes, layer_activation_bytes
-from hflow.cost.memory import (
-    kv_cache_bytes,
-    optimizer_bytes,
-    resident_bytes,
-    working_bytes,
-)
+from hflow.cost.activation_memory import head_bytes, kv_cache_bytes, layer_activation_bytes
+from hflow.cost.resident_memory import optimizer_bytes, resident_bytes
+from hflow.cost.working_memory import working_bytes
 from hflow.plan.cluster_file import load_cluster
 from hflow.plan.flops import expert_parameters, forward_flops, matmul_parameters, read_parameters
 from hflow.plan.frozen import untrained_layers

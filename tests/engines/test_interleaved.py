@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hflow.cost.memory import in_flight
+from hflow.cost.working_memory import in_flight
 from hflow.plan.layout import Mesh
 from hflow.plan.parameters import parameters, stage_chunks, weight_boxes
 from hflow.plan.read_shape import read_shape

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from hflow.cost.memory import optimizer_bytes, working_bytes
+from hflow.cost.resident_memory import optimizer_bytes
+from hflow.cost.working_memory import working_bytes
 from hflow.plan.layout import Mesh
 from hflow.plan.read_shape import read_shape
 from hflow.plan.strategy import PLAIN, Strategy

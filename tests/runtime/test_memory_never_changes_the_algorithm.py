@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import hflow
-from hflow.cost.memory import optimizer_bytes, resident_bytes
+from hflow.cost.resident_memory import optimizer_bytes, resident_bytes
 from hflow.plan.layout import Mesh
 from hflow.plan.plan import Plan
 from hflow.plan.program import Onload

@@ -13,10 +13,11 @@ from typing import Literal
 from hflow.compiler.candidates.long_rows import sequence_parallel_or_not, uncut
 from hflow.compiler.candidates.node_groups import Candidate, ExecConfig, NodeGroup, ParetoFront
 from hflow.compiler.pins import Pin
+from hflow.cost.activation_memory import kv_cache_bytes
 from hflow.cost.comm import host_transfer_s
 from hflow.cost.compute import node_time_s
-from hflow.cost.memory import kv_cache_bytes, working_bytes
 from hflow.cost.residency import Residency, is_awake, residency
+from hflow.cost.working_memory import working_bytes
 from hflow.graph.ir import Model, Node, OpKind
 from hflow.plan.cluster import Cluster
 from hflow.plan.frozen import untrained_layers
