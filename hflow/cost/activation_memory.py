@@ -38,11 +38,12 @@ def layer_backward_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mesh,
     """The most that the backward pass of a layer holds beside what it needs: the gradient that came, and of
     the gated activation those of the product, of gate and of up, and the activation made again. Or of
     attention gradients by rows and by tokens, when what the MLP needed is gone: 4 of a query's width and 1.5
-    of a key's, as measured, and `attended` bytes more. Or of the norm before the head two hidden states."""
+    of a key's, as measured, and `attended` bytes more. Or of the norm before the head two hidden states. With
+    tp one more gradient is being summed, of which the collective lets go late."""
     mlp, query, key = (ceil(width / mesh.tp) for width in (3 * shape.ffn, shape.query_width, shape.key_width))
     attention = tokens * (4 * query + ceil(1.5 * key) - mlp) * BYTES[dtype] + attended
     rest = tokens * max(mlp, 2 * shape.hidden) * BYTES[dtype]
-    return tokens * shape.hidden * BYTES[dtype] + max(attention, rest)
+    return (1 + (mesh.tp > 1)) * tokens * shape.hidden * BYTES[dtype] + max(attention, rest)
 
 
 def forward_bytes(

@@ -99,12 +99,13 @@ def _training_bytes(
     layers -= untrained_layers if mesh.pp == 1 else 0  # later stages keep all of theirs
     tokens = rank_tokens(whole, mesh)
     layer = layer_activation_bytes(shape, dtype, tokens, mesh, strategy.sp)
-    attended = scores_bytes(shape, micro_batch, work.sequence, mesh.tp)
+    attended, live = scores_bytes(shape, micro_batch, work.sequence, mesh.tp), 0
     if mesh.cp > 1:
         context = ceil(context_bytes(shape, dtype, whole, mesh))
         layer += ceil(context * (1 - 1 / mesh.cp))  # keys and values by row, in the place of this rank's
         attended += 3 * context  # by rank, and the gradients of both
-    live = layer_backward_bytes(shape, dtype, tokens, mesh, attended)
+        live += context  # of the last layer, of which the collective lets go late
+    live += layer_backward_bytes(shape, dtype, tokens, mesh, attended)
     if strategy.sp:
         live += 2 * tokens * shape.hidden * BYTES[dtype]  # gathered over tp, and the gradient of that
     kept = layers * layer
