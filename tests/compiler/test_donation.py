@@ -201,11 +201,9 @@ def tight() -> Cluster:
 
 def test_a_plan_that_fits_by_donation_alone_is_found(tight: Cluster) -> None:
     plan = compile_graph(large("grpo", "llama-7b"), tight)
-    fullest = max(plan.memory, key=lambda memory: memory.peak_bytes)
-    actor = plan.shapes["actor"]
-    weights = resident_bytes(actor, "bf16", plan.node("actor_train").mesh, False)
-    assert fullest.node == "rollout" and any("actor gradients, Adam" in part for part in fullest.parts)
-    assert fullest.peak_bytes <= fullest.capacity_bytes < fullest.peak_bytes + weights
+    assert max(memory.peak_bytes for memory in plan.memory) <= tight.device.usable_bytes
+    donated = [move.donates for move in all_moves(plan.step) if move.node == "rollout"]
+    assert donated and all(donated)
 
 
 def test_without_donation_it_is_refused(tight: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
