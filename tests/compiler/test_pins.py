@@ -10,6 +10,7 @@ import pytest
 
 import hflow
 from hflow.compiler.compile import compile_graph
+from hflow.compiler.options import PlannerOptions
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.graph.ir import Graph
 from hflow.plan.cluster_file import load_cluster
@@ -77,13 +78,14 @@ def test_experts_divide_and_lie_on_data_parallel_ranks() -> None:
     assert "ep4 does not divide dp2" in refusal(graph, "actor_train=dp2,tp4,ep4").help
 
 
-def test_experts_are_shared_where_replicas_pass_equally_many_batches() -> None:
+def test_experts_are_shared_where_the_engine_can() -> None:
     graph = large("grpo", "qwen3-30b-a3b")
-    found = refusal(graph, "rollout=dp8,ep2")
-    assert "Megatron shares no experts between replicas that generate" in found.help
-    plan = compile_graph(graph, load_cluster("a100x16"), ["actor_train=dp8,tp2,ep8,zero1"])
-    assert plan.node("actor_train").strategy.ep == 8
-    assert all(n.strategy.ep == 1 for n in plan.nodes if n.kind == "generate")
+    pins = ["actor_train=dp8,tp2,ep8,zero1", "rollout=dp16,ep4"]
+    plan = compile_graph(graph, load_cluster("a100x16"), pins)
+    assert plan.node("actor_train").strategy.ep == 8 and plan.node("rollout").strategy.ep == 4
+    served = PlannerOptions(engines=("rollout=sglang",))
+    with pytest.raises(HflowError, match="SGLang shares no experts between replicas that generate"):
+        compile_graph(graph, load_cluster("a100x16"), pins[1:], served)
 
 
 def test_what_cannot_wait_in_the_hosts_memory_is_not_offloaded(ppo: Graph) -> None:

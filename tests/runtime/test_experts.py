@@ -22,6 +22,7 @@ PLANS = {
     "one worker": ("rollout=tp1@0", "ref_logprobs=tp1@0", "actor_train=tp1@0"),
     "ep2 -> dp2": ("rollout=dp2@0-1", "ref_logprobs=dp2,ep2@0-1", "actor_train=dp2,ep2@0-1"),
     "ep2 zero1 -> tp2, apart": ("rollout=tp2@2-3", "ref_logprobs=tp1@2", "actor_train=dp2,ep2,zero1@0-1"),
+    "ep2 -> dp4 ep4": ("rollout=dp4,ep4@0-3", "ref_logprobs=dp2@0-1", "actor_train=dp2,ep2@0-1"),
     "pp2 ep2 -> tp2": ("rollout=tp2,dp2@0-3", "ref_logprobs=tp2@0-1", "actor_train=pp2,dp2,ep2@0-3"),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import ceil
 
 import torch
 from megatron.core.models.gpt import GPTModel
@@ -10,9 +11,10 @@ from torch import Tensor
 
 from hflow.runtime.engines.finite import check_logits
 from hflow.runtime.engines.megatron.decoder import Decoder
+from hflow.runtime.engines.megatron.moe.lockstep import Lockstep
 from hflow.runtime.engines.megatron.moe.route_buffer import RouteBuffer
 from hflow.runtime.engines.megatron.moe.routes import Recorder, recorded
-from hflow.runtime.engines.sampler import Sampling
+from hflow.runtime.engines.sampler import NotFinite, Sampling
 from hflow.runtime.kept import KeptCollector, KeptSets
 from hflow.runtime.rows import Rows, concatenate, length_mask
 from hflow.runtime.sampling import sample, uniform
@@ -42,7 +44,8 @@ def generate(
 
     `ids`, int64 ``[prompts * n]``, are the global numbers of the rows to be made, to which their random
     numbers belong; row r continues prompt r // n. At most `limit` rows are in memory at once. Collective
-    over the tensor-parallel group, whose ranks all draw the same tokens.
+    over the tensor-parallel group, whose ranks all draw the same tokens, and over the replicas that share
+    experts.
 
     Raises:
         NotFinite: a logit is not, on all ranks of that group.
@@ -51,14 +54,21 @@ def generate(
     n = total // len(prompts) if total else 1
     # Whole prompts where they fit, so that no prompt is read twice.
     size = limit // n * n or limit
-    parts = []
-    for start in range(0, total, size):
+    parts = list[Responses]()
+    lockstep = Lockstep(model)
+    waves, most = ceil(total / size), lockstep.most(ceil(total / size))
+    for wave, start in enumerate(range(0, total, size)):
         rows = torch.arange(start, min(start + size, total), device=device)
         first, last = start // n, int(rows[-1]) // n + 1
         inputs = left_padded(prompts.slice(first, last), device)
         with recorded(model, sampling.routes) as recorder:
             of = *inputs, rows // n - first, ids.to(device)[rows]
-            parts.append(_generate_batch(model, *of, sampling, recorder))
+            try:
+                parts.append(_generate_batch(model, *of, sampling, recorder, lockstep))
+            except NotFinite:
+                lockstep.sit_out(most - wave - 1, sampling.max_new_tokens)
+                raise
+    lockstep.sit_out(most - waves, sampling.max_new_tokens)
     if not parts:
         parts = [_nothing(sampling, device)]
     return Responses(
@@ -111,6 +121,7 @@ def _generate_batch(
     ids: Tensor,
     sampling: Sampling,
     recorder: Recorder | None,
+    lockstep: Lockstep,
 ) -> Responses:
     """Responses of rows that continue ``prompts[prompt_of]``; `ids`: their global row ids."""
     steps = sampling.max_new_tokens
@@ -125,7 +136,11 @@ def _generate_batch(
     active = torch.arange(len(prompt_of), device=prompts.device)
     sets = KeptCollector(len(prompt_of), sampling.max_kept) if sampling.max_kept else None
     for step in range(steps):
-        check_logits(logits, ids[active], step)
+        try:
+            check_logits(logits, ids[active], step)
+        except NotFinite:
+            lockstep.follow(step, steps)
+            raise
         if sampling.truncation:
             truncate(logits, sampling.temperature, sampling.truncation)
         if sets:
@@ -137,7 +152,11 @@ def _generate_batch(
         first = max(0, step + 1 - sampling.ends.window)
         going = sampling.ends.going(out.tokens[active, first : step + 1])
         out.lengths[active[~going]] = step + 1
-        if step == steps - 1 or not going.any():
+        if step == steps - 1 or not lockstep.most(int(going.any())):
+            break
+        if not going.any():
+            lockstep.idle()
+            lockstep.follow(step + 1, steps)
             break
         if not going.all():
             kept = cache.keep(going.nonzero().squeeze(1))
