@@ -76,7 +76,11 @@ def space_of(draft: Draft) -> SearchSpace:
 
 def num_plans(draft: Draft, enough: int) -> int:
     """How many plans the space has, or a number above `enough`."""
-    space, total = space_of(draft), 0
+    return num_plans_of(space_of(draft), enough)
+
+
+def num_plans_of(space: SearchSpace, enough: int) -> int:
+    total = 0
     for allocation in all_allocations(space):
         total += prod(map(len, space.assignments(allocation).values()))
         if total > enough:
@@ -85,11 +89,10 @@ def num_plans(draft: Draft, enough: int) -> int:
 
 
 def all_allocations(space: SearchSpace) -> Iterator[Allocation]:
-    for partition in space.partitions():
+    for partition, spread, first in space.colocations():
         sizes = [space.sizes(members) for members in partition]
-        for spread in space.spreads(partition):
-            for each in allocations(partition, sizes, space.num_devices):
-                yield replace(each, spread=spread)
+        for each in allocations(partition, sizes, space.num_devices - (first or 0)):
+            yield replace(each, spread=spread, first=first)
 
 
 def _drawn(name: str, random: Random) -> Draft:

@@ -85,11 +85,10 @@ def test_its_files_and_classes_exist() -> None:
 
 
 def _allocations(space: SearchSpace) -> Iterator[Allocation]:
-    for partition in space.partitions():
+    for partition, spread, _ in space.colocations():
         sizes = [space.sizes(members) for members in partition]
-        for spread in space.spreads(partition):
-            for allocation in allocations(partition, sizes, space.num_devices):
-                yield Allocation(allocation.partition, allocation.counts, spread)
+        for allocation in allocations(partition, sizes, space.num_devices):
+            yield Allocation(allocation.partition, allocation.counts, spread)
 
 
 def _full_assignments(space: SearchSpace, allocation: Allocation) -> int:

@@ -15,15 +15,14 @@ from hflow.compiler.candidates.node_groups import NodeGroup
 from hflow.compiler.compile import compile_graph
 from hflow.compiler.explain.alternatives import explain
 from hflow.compiler.options import DEFAULTS, PlannerOptions
-from hflow.compiler.passes.place import place
 from hflow.compiler.pins import Pin
 from hflow.compiler.planner.incumbent import RESOLUTION
-from hflow.compiler.planner.search import search
+from hflow.compiler.planner.search import SearchResult, search
+from hflow.compiler.planner.widening import search_wider
 from hflow.compiler.state import Draft
 from hflow.diagnostics import HflowError
 from hflow.graph.ir import Graph
 from hflow.plan.cluster_file import load_cluster
-from hflow.plan.plan import Search
 from hflow.view.pages.notebook import plan_bundle
 from hflow.view.pages.plan_page import plan_html
 from hflow.view.terminal.plan_json import plan_json
@@ -42,23 +41,19 @@ APART = ["actor_train=@0-7", "rollout=@8-15", "ref_logprobs=@0-7"]
 
 
 @cache
-def found(name: str) -> tuple[tuple[int, Search, float], ...]:
+def found(name: str) -> tuple[tuple[int, SearchResult, float], ...]:
     """For each case that fits: its number, what its plan claims, and by what part the best of some pinned
     plans is shorter."""
     return tuple(_compared(name))
 
 
-def _compared(name: str) -> Iterator[tuple[int, Search, float]]:
+def _compared(name: str) -> Iterator[tuple[int, SearchResult, float]]:
     for seed in range(CASES):
-        draft = case(name, seed, most=1500)
-        try:
-            best = place(replace(draft, options=replace(draft.options, budget_s=FOREVER))).search
-        except HflowError:  # nothing fits
-            continue
-        choice, random = search(space_of(draft), FOREVER).choice, Random(f"{name} {seed}")
-        assert choice
-        steps = (_pinned_step_s(draft, random) for _ in range(PINNED))
-        yield seed, best, 1 - min(steps) / choice.step_s
+        draft, random = case(name, seed, most=1500), Random(f"{name} {seed}")
+        best = search_wider(space_of(draft), FOREVER)
+        if best.choice:  # else nothing fits
+            steps = (_pinned_step_s(draft, random) for _ in range(PINNED))
+            yield seed, best, 1 - min(steps) / best.choice.step_s
 
 
 def _pinned_step_s(draft: Draft, random: Random) -> float:
@@ -81,16 +76,16 @@ def _anywhere(draft: Draft, group: NodeGroup, random: Random) -> tuple[int, ...]
 @pytest.mark.parametrize("name", GRAPHS)
 def test_no_pinned_plan_is_shorter_than_one_that_claims_to_be_the_best(name: str) -> None:
     for seed, claimed, shorter in found(name):
-        assert claimed.gap is None or shorter <= claimed.gap + RESOLUTION, (name, seed)
-        assert (claimed.gap is None) == bool(claimed.unsearched) == (claimed.bound_s == 0.0)
+        assert claimed.unsearched or shorter <= claimed.gap + RESOLUTION, (name, seed)
 
 
 @pytest.mark.slow
 def test_the_cases_tell_claims_apart() -> None:
-    """Many plans claim to be the best, of lagged graphs as well; and of those that do not, many are not."""
-    claims = [(claimed.gap is not None, shorter) for name in GRAPHS for _, claimed, shorter in found(name)]
-    assert sum(proven for proven, _ in claims) > len(claims) / 4
-    assert sum(shorter > RESOLUTION for proven, shorter in claims if not proven) > len(claims) / 10
+    """Nearly all plans claim to be the best, unless a placement was asked for; of those that do not, many are
+    not."""
+    claims = [(not claimed.unsearched, shorter) for name in GRAPHS for _, claimed, shorter in found(name)]
+    assert sum(proven for proven, _ in claims) > len(claims) / 2
+    assert sum(shorter > RESOLUTION for proven, shorter in claims if not proven) > len(claims) / 20
 
 
 @pytest.fixture(scope="module")
@@ -98,13 +93,21 @@ def lagged() -> Graph:
     return hflow.load("async_grpo", ASYNC)
 
 
-def test_generation_apart_from_training_is_not_denied(lagged: Graph) -> None:
+def test_generation_apart_from_training_is_found(lagged: Graph) -> None:
+    """With all models on all devices the step takes a fifth longer."""
     cluster = load_cluster("h100x16")
     plan, apart = compile_graph(lagged, cluster), compile_graph(lagged, cluster, APART)
-    assert apart.step_time_s < 0.85 * plan.step_time_s
+    assert plan.step_time_s <= apart.step_time_s * (1 + RESOLUTION)
+    assert plan.search.gap == 0 and 0 < plan.search.bound_s <= plan.step_time_s
+    assert not {*plan.node("rollout").mesh.devices} & {*plan.node("actor_train").mesh.devices}
+    together = compile_graph(lagged, cluster, (), PlannerOptions("colocate"))
+    assert plan.step_time_s < 0.85 * together.step_time_s
+
+
+def test_a_named_placement_claims_nothing(lagged: Graph) -> None:
+    plan = compile_graph(lagged, load_cluster("h100x16"), (), PlannerOptions("colocate"))
     assert plan.search.gap is None and plan.search.unsearched[0] == "rollout"
     assert plan.search.try_pin == "rollout=@8-15"
-    assert compile_graph(lagged, cluster, [plan.search.try_pin]).step_time_s < 0.9 * plan.step_time_s
     told = plan_json(plan, 0.0)["search"]
     assert told["gap"] is told["bound_s"] is None and told["unsearched"] == list(plan.search.unsearched)
     note = (
@@ -117,20 +120,28 @@ def test_generation_apart_from_training_is_not_denied(lagged: Graph) -> None:
 
 
 def test_no_layout_is_said_to_be_best_where_places_are_left(lagged: Graph) -> None:
-    plan = compile_graph(lagged, load_cluster("h100x16"))
-    chosen, *others = explain(plan, (), DEFAULTS, "rollout")
+    options = PlannerOptions("colocate")
+    plan = compile_graph(lagged, load_cluster("h100x16"), (), options)
+    chosen, *others = explain(plan, (), options, "rollout")
     assert chosen.reason == "the best found, not proven best"
     slower = [a.reason for a in others if a.reason.startswith("slower")]
     assert slower and all(reason.startswith("slower by at most") for reason in slower)
 
 
-def test_a_synchronous_graph_whose_nodes_can_run_side_by_side_claims_nothing() -> None:
+def test_other_layouts_are_judged_in_the_wider_space_too(lagged: Graph) -> None:
+    plan = compile_graph(lagged, load_cluster("h100x16"))
+    chosen, *others = explain(plan, (), DEFAULTS, "rollout")
+    assert chosen.reason == "no other step is shorter"
+    assert all(a.reason == "as fast" or a.reason.startswith(("slower by", "does not", "not")) for a in others)
+
+
+def test_nodes_of_a_synchronous_graph_run_side_by_side() -> None:
     """PPO's actor trains on half of the devices, its critic on the other half, all else on all."""
     graph, cluster = large("ppo", "llama-7b"), load_cluster("h100x8")
     plan = compile_graph(graph, cluster)
     pinned = compile_graph(graph, cluster, ["rollout=@0-7", "ref_logprobs=@0-7", "actor_train=@4-7"])
-    assert pinned.step_time_s < plan.step_time_s * (1 - RESOLUTION)
-    assert plan.search.gap is None and "actor_train" in plan.search.unsearched
+    assert plan.step_time_s <= pinned.step_time_s * (1 + RESOLUTION)
+    assert plan.search.gap == 0
 
 
 @pytest.mark.slow
@@ -153,12 +164,12 @@ def test_all_units_pinned_need_no_placement(lagged: Graph) -> None:
 
 
 def test_numbers_of_devices_that_only_pins_give_are_looked_at() -> None:
-    """The planner tries divisors of a host's eight; nine rows go better on six."""
+    """At first the planner tries divisors of a host's eight; nine rows go better on six."""
     graph = large("sft", "qwen2.5-0.5b", "params.batch=9", "params.holdout=16")
     plan = compile_graph(graph, load_cluster("h100x8"))
     pinned = compile_graph(graph, load_cluster("h100x8"), ["actor_train=@0-5"])
-    assert pinned.step_time_s < 0.7 * plan.step_time_s
-    assert plan.search.gap is None and plan.search.unsearched == ("actor_train",)
+    assert plan.step_time_s <= pinned.step_time_s * (1 + RESOLUTION)
+    assert plan.search.gap == 0 and len(plan.node("actor_train").mesh.devices) == 6
 
 
 def test_no_pinned_micro_batch_is_faster() -> None:

@@ -21,8 +21,8 @@ from hflow.compiler.options import PlannerOptions
 from hflow.compiler.passes.weight_edges import weight_edges
 from hflow.compiler.pins import placed_node
 from hflow.compiler.planner.incumbent import RESOLUTION
-from hflow.compiler.planner.search import search
 from hflow.compiler.planner.search_space import SearchSpace
+from hflow.compiler.planner.widening import search_wider
 from hflow.compiler.state import Draft
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.graph.ir import Graph
@@ -156,7 +156,7 @@ def _judged(question: _Question, candidates: tuple[Candidate, ...], budget_s: fl
     draft = replace(draft, candidates=only)
     space = SearchSpace(draft)
     reason = _why_nothing_fits(space)
-    found = None if reason else search(space, budget_s)
+    found = None if reason else search_wider(space, budget_s)
     if not (found and found.choice):
         first, reason = candidates[0], reason or "does not fit"
         return Alternative(candidate_text(first), first.mesh(0).devices, None, None, reason)

@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hflow.compiler.explain.infeasible import infeasible
-from hflow.compiler.planner.bounds.unsearched import pin_apart, unsearched
-from hflow.compiler.planner.incumbent import RESOLUTION
+from hflow.compiler.planner.bounds.unsearched import pin_apart
 from hflow.compiler.planner.published.baselines import baseline
 from hflow.compiler.planner.published.hybridflow import hybridflow
-from hflow.compiler.planner.search import SearchResult, exhaustive, search
+from hflow.compiler.planner.search import SearchResult, exhaustive
 from hflow.compiler.planner.search_space import SearchSpace
 from hflow.compiler.planner.step import node_plans
+from hflow.compiler.planner.widening import search_wider, widening
 from hflow.compiler.state import Draft
 from hflow.diagnostics import HflowError
 from hflow.plan.plan import Search
@@ -29,29 +29,28 @@ def place(draft: Draft) -> Draft:
     if found.choice is None:
         raise HflowError(infeasible(draft))
     nodes = node_plans(draft.graph, space.groups, found.choice.assignments, found.choice.configs)
-    return replace(draft, nodes=nodes, search=_told(space, found, found.choice.step_s))
+    return replace(draft, nodes=nodes, search=_told(space, found))
 
 
-def _told(space: SearchSpace, found: SearchResult, step_s: float) -> Search:
-    """What is proven of the plan that was found: without a bound nothing, and where plans that are not in the
-    space may be shorter only that none of the space is."""
+def _told(space: SearchSpace, found: SearchResult) -> Search:
+    """What is proven of the plan that was found: without a bound nothing, and where some that were not
+    searched may be shorter only that none of the others is."""
     planner = space.draft.options.planner
     if not found.bound_s:
         return Search(found.explored, None, planner=planner)
-    apart = unsearched(space, step_s * (1 - RESOLUTION))
-    if not apart:
+    if not found.unsearched:
         return Search(found.explored, found.gap, found.bound_s, planner, searched_gap=found.gap)
-    names = tuple(node.name for group in apart for node in group.nodes)
+    names = tuple(node.name for group in found.unsearched for node in group.nodes)
+    pin = pin_apart(space, found.unsearched[0])
     return Search(
-        found.explored, None, planner=planner, unsearched=names, try_pin=pin_apart(space, apart[0]),
-        searched_gap=found.gap,
-    )  # fmt: skip
+        found.explored, None, planner=planner, unsearched=names, try_pin=pin, searched_gap=found.gap
+    )
 
 
 def _plan(space: SearchSpace) -> SearchResult:
     options = space.draft.options
     if options.planner == "exact":
-        return search(space, options.budget_s)
+        return search_wider(space, options.budget_s)
     if options.planner == "exhaustive":
-        return exhaustive(space)
+        return widening(space, exhaustive)
     return hybridflow(space) if options.planner == "hybridflow" else baseline(space)

@@ -1,8 +1,8 @@
 """Allocations by rising bounds, made only as far as the search gets (best first).
 
-An allocation is begun with a partition of the models and the node groups that run on all devices; then one
-set after the other gets its number of devices. What begins alike is bounded together; a whole one is looked
-at closer, which raises its bound, before it is taken.
+An allocation is begun with a colocation: which parts share devices, and which node groups run on all. Then
+one set after the other gets its number of devices. What begins alike is bounded together; a whole one is
+looked at closer, which raises its bound, before it is taken.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hflow.compiler.planner.placements import Allocation, Partition
 
 
 class PartialAllocation(NamedTuple):
-    """Allocations of partition `number` whose first sets have `counts`; of a whole one that was looked at,
+    """Allocations of colocation `number` whose first sets have `counts`; of a whole one that was looked at,
     its `branch`. `closely`: whether they were bounded by more than what each set does. Equal bounds: in the
     order of numbers and counts."""
 
@@ -37,9 +37,10 @@ class Frontier:
         self.best, self.bounds, self.space = best, bounds, best.space
         self.least = LeastTimes(best.space, bounds)
         self.fronts, self.promising_s = ModelParetoFronts(), NEVER
-        self._kinds = [(p, spread) for p in self.space.partitions() for spread in self.space.spreads(p)]
+        self._colocations = list(self.space.colocations())
         self._open = [
-            PartialAllocation(self._busiest_s(number, ()), number, ()) for number in range(len(self._kinds))
+            PartialAllocation(self._busiest_s(number, ()), number, ())
+            for number in range(len(self._colocations))
         ]
         heapify(self._open)
 
@@ -55,11 +56,11 @@ class Frontier:
             partial = heappop(self._open)
             if partial.branch:
                 return partial, partial.branch
-            partition, spread = self._kinds[partial.number]
+            partition, spread, first = self._colocations[partial.number]
             if not partial.closely:
                 self.put(partial._replace(closely=True), self._step_s(partial.number, partial.counts))
             elif len(partial.counts) == len(partition):
-                self._look(partial, Allocation(partition, partial.counts, spread))
+                self._look(partial, Allocation(partition, partial.counts, spread, first))
             else:
                 self._extend(partial, partition)
         return None
@@ -88,20 +89,20 @@ class Frontier:
 
     def _busiest_s(self, number: int, counts: tuple[int, ...]) -> float:
         """What the busiest set does at least."""
-        partition, spread = self._kinds[number]
+        partition, spread, first = self._colocations[number]
         given = zip(partition, counts)
         busy_s = max((self.least.busy_s(members, count, spread) for members, count in given), default=0.0)
         if busy_s >= self.best.limit_s:
             return NEVER
-        rest, left = partition[len(counts) :], self.space.num_devices - sum(counts)
+        rest, left = partition[len(counts) :], self.space.num_devices - (first or 0) - sum(counts)
         return max(busy_s, self.least.shared_out_s(rest, spread, left))
 
     def _step_s(self, number: int, counts: tuple[int, ...]) -> float:
         """What a step takes at least, if the sets without a number have as many devices as they may have
         beside the others."""
-        (partition, spread), fixed = self._kinds[number], len(counts)
+        (partition, spread, first), fixed = self._colocations[number], len(counts)
         fewest = [self.least.fewest(m, spread, self.best.limit_s) for m in partition[fixed:]]
-        spare = self.space.num_devices - sum(counts) - sum(fewest)
+        spare = self.space.num_devices - (first or 0) - sum(counts) - sum(fewest)
         if spare < 0:
             return NEVER
         self.best.effort += ALONE

@@ -1,31 +1,48 @@
-"""Which models share devices, and how many devices each set of them gets."""
+"""Which parts share devices, and how many devices each set of them gets.
+
+A part is a model with its node groups, or a node group that is `apart` from its model's others.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hflow.compiler.options import PlacementPolicy
 from hflow.graph.ir import Graph
 
-Members = tuple[str, ...]  # models of a set
+Members = tuple[str, ...]  # parts of a set
 Partition = tuple[Members, ...]
+
+
+class Colocation(NamedTuple):
+    """Which parts share a set of devices. The node groups `spread` run on all devices of the cluster instead.
+    `first`: see `Allocation`."""
+
+    partition: Partition
+    spread: frozenset[str] = frozenset()
+    first: int | None = None
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """Each set of a partition on `counts` devices in a row, from `firsts` on. The node groups `spread` run on
-    all devices of the cluster instead."""
+    """Each set of a partition on `counts` devices in a row. The node groups `spread` run on all devices of
+    the cluster instead. `first`: the device from which the sets follow each other in their order; None where
+    no place is better than another: larger ones come first, so that none lies across hosts without need."""
 
     partition: Partition
     counts: tuple[int, ...]
     spread: frozenset[str] = frozenset()
+    first: int | None = None
 
     @property
     def firsts(self) -> tuple[int, ...]:
-        """Larger sets come first, so that none lies across hosts without need."""
-        order = sorted(range(len(self.counts)), key=lambda i: (-self.counts[i], i))
-        firsts, first = [0] * len(order), 0
+        """The first device of each set."""
+        order = list(range(len(self.counts)))
+        if self.first is None:
+            order.sort(key=lambda i: (-self.counts[i], i))
+        firsts, first = [0] * len(order), self.first or 0
         for i in order:
             firsts[i] = first
             first += self.counts[i]
@@ -41,7 +58,12 @@ def partitions(graph: Graph, models: Sequence[str], placement: PlacementPolicy) 
     elif placement == "split":
         yield from _split(graph, models)
     else:
-        yield from sorted(_all(tuple(models)), key=len)
+        yield from set_partitions(models)
+
+
+def set_partitions(parts: Sequence[str]) -> list[Partition]:
+    """All partitions of `parts`; few sets first."""
+    return sorted(_all(tuple(parts)), key=len)
 
 
 def _split(graph: Graph, models: Sequence[str]) -> Iterator[Partition]:

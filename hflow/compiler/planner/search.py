@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, product
 
+from hflow.compiler.candidates.node_groups import NodeGroup
 from hflow.compiler.planner.bounds.bounds import Bounds
 from hflow.compiler.planner.branch import Branch
 from hflow.compiler.planner.frontier import Frontier
 from hflow.compiler.planner.full_assignment import FullAssignment
 from hflow.compiler.planner.incumbent import RESOLUTION, Incumbent
-from hflow.compiler.planner.placements import Allocation, Partition, allocations
+from hflow.compiler.planner.placements import Allocation, Colocation, allocations
 from hflow.compiler.planner.search_space import SearchSpace
 
 EFFORT = 500_000  # bounds, of about 0.03 ms each
@@ -28,32 +29,50 @@ DIVES = 10  # allocations into which it looks before it tries all choices of one
 class SearchResult:
     """`choice`: the best, if any fits; `bound_s`: none takes less; `explored`: choices that were priced.
     `gap`: by what part the best may be too long; 0 where that is less than what makes steps count as
-    different."""
+    different. `effort`: bounds that were computed. `unsearched`: node groups that may be better in places
+    that were not searched."""
 
     choice: FullAssignment | None
     bound_s: float
     explored: int
     gap: float = 0.0
+    effort: int = 0
+    unsearched: tuple[NodeGroup, ...] = ()
 
 
-def search(space: SearchSpace, budget_s: float | None, resolution: float = RESOLUTION) -> SearchResult:
+def search(
+    space: SearchSpace,
+    budget_s: float | None,
+    resolution: float = RESOLUTION,
+    known: FullAssignment | None = None,
+    most: int = EFFORT,
+) -> SearchResult:
     """The best choice, proven to be so unless the budget is spent before.
 
     Args:
-        budget_s: seconds; None for a number of bounds instead, which takes some seconds.
+        budget_s: seconds; None for `most` bounds instead, which take some seconds.
         resolution: steps whose times differ by a smaller part count as equally long.
+        known: a choice that was found before, and is kept where none is better.
     """
     if budget_s is None:
-        best = Incumbent(space, resolution=resolution, most=EFFORT)
+        best = Incumbent(space, resolution=resolution, choice=known, most=most)
     else:
-        best = Incumbent(space, time.monotonic() + budget_s, resolution)
+        best = Incumbent(space, time.monotonic() + budget_s, resolution, known)
     bounds = Bounds(space.draft)
-    for partition in (p for p in space.partitions() if len(p) == 1):  # to begin with something good
-        Branch(Allocation(partition, space.sizes(partition[0])[-1:]), best, bounds).dive()
+    for colocation in () if known else _together(space):  # to begin with something good
+        sizes = map(space.sizes, colocation.partition)
+        Branch(Allocation(colocation.partition, tuple(each[-1] for each in sizes)), best, bounds).dive()
     proven_s = _proven_s(Frontier(best, bounds))
     if best.choice is None or proven_s >= best.limit_s:
-        return SearchResult(best.choice, best.limit_s if best.choice else 0.0, best.explored)
-    return SearchResult(best.choice, proven_s, best.explored, 1 - proven_s / best.choice.step_s)
+        bound_s = best.limit_s if best.choice else 0.0
+        return SearchResult(best.choice, bound_s, best.explored, effort=best.effort)
+    gap = 1 - proven_s / best.choice.step_s
+    return SearchResult(best.choice, proven_s, best.explored, gap, best.effort)
+
+
+def _together(space: SearchSpace) -> Iterator[Colocation]:
+    """All parts on the same devices."""
+    return (each for each in space.colocations() if len(each.partition) == 1 and not each.spread)
 
 
 def _proven_s(frontier: Frontier) -> float:
@@ -68,19 +87,18 @@ def _proven_s(frontier: Frontier) -> float:
     return frontier.bound_s
 
 
-def exhaustive(space: SearchSpace) -> SearchResult:
+def exhaustive(space: SearchSpace, known: FullAssignment | None = None) -> SearchResult:
     """Price every choice of the space: slow, but without bounds that could be wrong."""
-    best = Incumbent(space)
-    for partition in space.partitions():
-        for allocation in _allocations(partition, space):
+    best = Incumbent(space, choice=known)
+    for colocation in space.colocations():
+        for allocation in _allocations(colocation, space):
             assignments = space.assignments(allocation)
             for chosen in product(*assignments.values()):
                 best.offer(dict(zip(assignments, chosen)))
     return SearchResult(best.choice, best.choice.step_s if best.choice else 0.0, best.explored)
 
 
-def _allocations(partition: Partition, space: SearchSpace) -> Iterator[Allocation]:
-    sizes = list(map(space.sizes, partition))
-    for spread in space.spreads(partition):
-        for allocation in allocations(partition, sizes, space.num_devices):
-            yield replace(allocation, spread=spread)
+def _allocations(colocation: Colocation, space: SearchSpace) -> Iterator[Allocation]:
+    partition, spread, first = colocation
+    for each in allocations(partition, list(map(space.sizes, partition)), space.num_devices - (first or 0)):
+        yield replace(each, spread=spread, first=first)

@@ -1,17 +1,27 @@
 """All plans to choose from: partitions of the models, devices for each set of them, assignments for node
-groups."""
+groups.
+
+Where that may miss the best plan, a wider space has node groups `apart`: each shares devices with any others,
+not only with those of its model, or runs on all devices of the cluster. All other node groups run on all.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import combinations
+from itertools import chain, combinations, permutations, product
 
 from hflow.compiler.candidates.node_groups import Candidate, NodeGroup, node_groups
 from hflow.compiler.planner.assignments import Assignment
 from hflow.compiler.planner.memoize import memoize
-from hflow.compiler.planner.placements import Allocation, Partition, partitions
+from hflow.compiler.planner.placements import (
+    Allocation,
+    Colocation,
+    Partition,
+    partitions,
+    set_partitions,
+)
 from hflow.compiler.planner.weight_syncs import WeightSyncs
 from hflow.compiler.program_builder.builder import ProgramBuilder
 from hflow.compiler.state import Draft
@@ -23,11 +33,12 @@ Devices = tuple[int, ...]
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """A model lies on the devices of its set, a node group on the largest part of them on which it can run.
-    Generation may use all devices of the cluster instead. A node group whose devices are pinned lies
-    there."""
+    """A part (a model; in the wider space, a node group) lies on the devices of its set, a node group on the
+    largest part of them on which it can run. Generation may use all devices of the cluster instead. A node
+    group whose devices are pinned lies there."""
 
     draft: Draft
+    apart: frozenset[str] = frozenset()
 
     @cached_property
     def groups(self) -> tuple[NodeGroup, ...]:
@@ -70,8 +81,21 @@ class SearchSpace:
         free = {u.model for u in self.groups if u.name not in self.pinned}
         return tuple(m.name for m in self.draft.graph.models if m.name in free)
 
+    def part_of(self, group: NodeGroup) -> str:
+        """The part that a node group belongs to."""
+        return group.name if self.apart else group.model
+
     def partitions(self) -> Iterator[Partition]:
+        """Those of the models."""
         return partitions(self.draft.graph, self.models, self.draft.options.placement)
+
+    def colocations(self) -> Iterator[Colocation]:
+        """All that are to be searched."""
+        if self.apart:
+            yield from self._wider()
+            return
+        for partition in self.partitions():
+            yield from (Colocation(partition, spread) for spread in self._spreads(partition))
 
     @memoize
     def candidates(self, group: str, count: int) -> tuple[Candidate, ...]:
@@ -84,8 +108,8 @@ class SearchSpace:
         return WeightSyncs(self.draft, self.groups)
 
     def free_groups(self, members: Sequence[str]) -> list[NodeGroup]:
-        """The node groups of the models of a set that are not pinned."""
-        return [u for u in self.groups if u.model in members and u.name not in self.pinned]
+        """The node groups of the parts of a set that are not pinned."""
+        return [u for u in self.groups if self.part_of(u) in members and u.name not in self.pinned]
 
     def sizes(self, members: Sequence[str]) -> tuple[int, ...]:
         """Numbers of devices that make a difference to a set, ascending: those on which some node group can
@@ -94,20 +118,39 @@ class SearchSpace:
         least = max(min(candidates) for candidates in own)
         return tuple(sorted({n for candidates in own for n in candidates if n >= least}))
 
-    def spreads(self, partition: Partition) -> tuple[frozenset[str], ...]:
+    def _spreads(self, partition: Partition) -> Iterator[frozenset[str]]:
         """The choices of node groups that run on all devices: any that generate, where models are apart."""
-        groups = [u.name for u in self.groups if u.role == "generate" and u.name not in self.pinned]
-        if len(partition) < 2:
-            return (frozenset(),)
-        subsets = (combinations(groups, size) for size in range(len(groups) + 1))
-        return tuple(frozenset(names) for each in subsets for names in each)
+        return _subsets(self._generating if len(partition) > 1 else ())
+
+    def _wider(self) -> Iterator[Colocation]:
+        """Those of node groups, each by itself."""
+        elsewhere = frozenset(u.name for u in self.groups) - self.apart - {*self.pinned}
+        for few in _subsets(u.name for u in self.groups if u.name in self.apart):
+            alone = tuple(u.name for u in self.groups if u.name in self.apart - few)
+            found = self._in_places(set_partitions(alone) if alone else [])
+            yield from (Colocation(partition, elsewhere | few, first) for partition, first in found)
+
+    def _in_places(self, found: Iterable[Partition]) -> Iterator[tuple[Partition, int | None]]:
+        """Beside pinned node groups it matters where sets lie: in any order, from the first device on or from
+        where pinned ones begin or end."""
+        if not self.pinned:
+            yield from ((partition, None) for partition in found)
+            return
+        ends = {0, *(end for on in self.pinned.values() for end in (on[0], on[-1] + 1))}
+        orders = (each for partition in found for each in permutations(partition))
+        yield from product(orders, sorted(ends - {self.num_devices}))
+
+    @cached_property
+    def _generating(self) -> tuple[str, ...]:
+        """The node groups that generate, and are not pinned."""
+        return tuple(u.name for u in self.groups if u.role == "generate" and u.name not in self.pinned)
 
     def assignments(self, allocation: Allocation) -> dict[str, tuple[Assignment, ...]]:
         """For every node group its assignments, the fastest first."""
         ranges = {
-            model: (first, count)
+            part: (first, count)
             for members, first, count in zip(allocation.partition, allocation.firsts, allocation.counts)
-            for model in members
+            for part in members
         }
         resources = self._resources(allocation)
         found: dict[str, tuple[Assignment, ...]] = {}
@@ -117,7 +160,7 @@ class SearchSpace:
             elif group.name in allocation.spread:
                 devices = self.draft.cluster.devices
             else:
-                devices = _row(*ranges[group.model])
+                devices = _row(*ranges[self.part_of(group)])
             found[group.name] = tuple(self._on(group, devices, resources[devices]))
         return found
 
@@ -134,6 +177,12 @@ class SearchSpace:
             for place in members:
                 parts[places[place]].append(number)
         return {place: tuple(numbers) for place, numbers in parts.items()}
+
+
+def _subsets(names: Iterable[str]) -> Iterator[frozenset[str]]:
+    """The smaller ones first."""
+    every = tuple(names)
+    return map(frozenset, chain.from_iterable(combinations(every, size) for size in range(len(every) + 1)))
 
 
 @cache

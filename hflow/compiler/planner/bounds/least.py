@@ -24,7 +24,7 @@ class LeastTimes:
         """No plan with this allocation takes less; with `fixed`, none whose first sets, so many, have these
         counts and whose others have as many devices or fewer."""
         space, sets = self.space, range(len(allocation.partition))
-        number_of = {model: n for n, members in enumerate(allocation.partition) for model in members}
+        number_of = {part: n for n, members in enumerate(allocation.partition) for part in members}
         known = set(sets[:fixed])
         times: dict[str, float] = {}
         places: dict[str, tuple[int, ...]] = {}
@@ -34,7 +34,7 @@ class LeastTimes:
             elif group.name in allocation.spread:
                 on, found = tuple(sets), self._times(group.name, space.num_devices)
             else:
-                number = number_of[group.model]
+                number = number_of[space.part_of(group)]
                 least = self._times if number in known else self._times_until
                 on, found = (number,), least(group.name, allocation.counts[number])
             times |= found

@@ -1,0 +1,76 @@
+"""The wider search finds what pricing every plan of the wider space finds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+
+from hflow.compiler.options import PlannerOptions
+from hflow.compiler.planner.placements import Allocation, Colocation
+from hflow.compiler.planner.search import exhaustive, search
+from hflow.compiler.planner.search_space import SearchSpace
+from hflow.compiler.planner.widening import widening
+from hflow.compiler.state import Draft
+from tests.compiler.small_cases import GRAPHS, case, num_plans_of
+
+CASES, MOST = 4, 3000  # of each graph, with so many plans at most
+FOREVER = float("inf")
+
+
+def wider_spaces(name: str) -> list[SearchSpace]:
+    """Of the first cases in which all node groups may be apart and there are not too many plans."""
+    found = (_wider(case(name, seed, most=60)) for seed in range(12))
+    return list(islice((s for s in found if s and num_plans_of(s, MOST) <= MOST), CASES))
+
+
+def _wider(draft: Draft) -> SearchSpace | None:
+    free = replace(draft, options=PlannerOptions())
+    groups = SearchSpace(free).groups
+    names = frozenset(g.name for g in groups) - SearchSpace(free).pinned.keys()
+    return SearchSpace(free, names) if len(names) <= 4 else None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in GRAPHS if n not in ("ppo", "safe_rlhf")])
+def test_search_finds_the_best_of_the_wider_space(name: str) -> None:
+    spaces = wider_spaces(name)
+    assert spaces
+    for space in spaces:
+        expected, proven = exhaustive(space), search(space, FOREVER, resolution=0.0)
+        assert (expected.choice is None) == (proven.choice is None)
+        if expected.choice and proven.choice:
+            assert proven.choice.step_s == pytest.approx(expected.choice.step_s, rel=1e-9)
+            assert proven.gap == 0
+
+
+@pytest.mark.parametrize("name", ["async_grpo", "remax"])
+def test_both_searches_together_find_what_enumeration_finds(name: str) -> None:
+    for seed in range(3):
+        draft = replace(case(name, seed, most=60), options=PlannerOptions())
+        found = widening(SearchSpace(draft), lambda s, known: search(s, FOREVER, 0.0, known))
+        expected = widening(SearchSpace(draft), exhaustive)
+        assert (found.choice is None) == (expected.choice is None)
+        if found.choice and expected.choice:
+            assert found.choice.step_s == pytest.approx(expected.choice.step_s, rel=1e-9)
+            assert found.gap == 0 and found.bound_s <= found.choice.step_s
+
+
+def test_the_wider_space_has_every_place_once() -> None:
+    """Each of three node groups shares a set with any others, or is on all devices."""
+    draft = replace(case("grpo", 0, most=60), options=PlannerOptions(), pins=())
+    narrow = SearchSpace(draft)
+    names = tuple(g.name for g in narrow.groups)
+    wider = SearchSpace(draft, frozenset(names))
+    found = list(wider.colocations())
+    assert len(names) == 3 and len(found) == len({*found})
+    # Bell's number of four: partitions of three into sets and one on all devices; less that of nothing else.
+    assert len(found) == 15 - 1
+    assert Colocation((("rollout",),), frozenset({*names} - {"rollout"})) in found
+
+
+def test_sets_beside_pinned_nodes_lie_in_their_order() -> None:
+    partition = (("a",), ("b",))
+    assert Allocation(partition, (1, 2)).firsts == (2, 0)
+    assert Allocation(partition, (1, 2), first=3).firsts == (3, 4)
