@@ -9,7 +9,8 @@ from functools import cache, cached_property
 from itertools import combinations
 
 from hflow.compiler.candidates.node_groups import Candidate, NodeGroup, node_groups
-from hflow.compiler.planner.assignments import Assignment
+from hflow.compiler.candidates.shared_bases import SharedBases, lie_alike, sharing_groups, sharing_models
+from hflow.compiler.planner.assignments import Assignment, Assignments
 from hflow.compiler.planner.memoize import memoize
 from hflow.compiler.planner.placements import Allocation, Partition, partitions
 from hflow.compiler.planner.weight_syncs import WeightSyncs
@@ -70,8 +71,23 @@ class SearchSpace:
         free = {u.model for u in self.groups if u.name not in self.pinned}
         return tuple(m.name for m in self.draft.graph.models if m.name in free)
 
+    @cached_property
+    def sharing(self) -> SharedBases:
+        """The node groups that train models of one base, which lie alike."""
+        return sharing_groups(self.draft.graph, self.groups)
+
+    def lie_alike(self, assignments: Assignments) -> bool:
+        """Whether those do that have assignments."""
+        return all(
+            lie_alike(assignments[name].sharding for name in names if name in assignments)
+            for names in self.sharing
+        )
+
     def partitions(self) -> Iterator[Partition]:
-        return partitions(self.draft.graph, self.models, self.draft.options.placement)
+        graph = self.draft.graph
+        pinned = {group.model for group in self.groups if group.role == "train" and group.name in self.pinned}
+        together = [models for models in sharing_models(graph) if not pinned & {*models}]
+        return partitions(graph, self.models, self.draft.options.placement, together)
 
     @memoize
     def candidates(self, group: str, count: int) -> tuple[Candidate, ...]:
