@@ -12,9 +12,11 @@ import pytest
 import torch
 
 import hflow
+from hflow.diagnostics import HflowError
 from hflow.plan.frozen import frozen_names, moved_parameters
 from hflow.plan.parameters import parameters
 from hflow.plan.plan import Plan
+from hflow.plan.plan_file import load_plan
 from hflow.plan.verify.consistency import inconsistencies
 from hflow.runtime.controller.inline_pool import InlinePool
 from hflow.runtime.controller.pool import Pool
@@ -161,11 +163,15 @@ def test_the_base_is_there_once(inline: InlinePool, models: Models) -> None:
     assert state_bytes(engines(inline)) == shared
 
 
-def test_an_edited_plan_that_parts_them_is_refused(models: Models) -> None:
+def test_an_edited_plan_that_parts_them_is_refused(models: Models, tmp_path: Path) -> None:
     plan = models.plan("tp2")
+    plan.save(tmp_path / "plan.json")
+    assert load_plan(tmp_path / "plan.json").hash == plan.hash
     critic = plan.node("critic_train")
     mesh = replace(critic.mesh, devices=critic.mesh.devices[::-1])
     nodes = tuple(replace(n, mesh=mesh) if n is critic else n for n in plan.nodes)
     found = "`critic` is trained in another layout than `actor`, whose base it has"
     assert found in [*inconsistencies(replace(plan, nodes=nodes))]
-    assert found not in [*inconsistencies(plan)]
+    replace(plan, nodes=nodes).save(tmp_path / "plan.json")
+    with pytest.raises(HflowError, match="contradicts itself"):
+        load_plan(tmp_path / "plan.json")

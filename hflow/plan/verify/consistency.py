@@ -55,8 +55,10 @@ def _half_offloaded(plan: Plan) -> Iterator[str]:
 def _bases_apart(plan: Plan) -> Iterator[str]:
     """Models whose frozen weights are another one's, and that are trained where these do not lie."""
     for model in (m for m in plan.graph.models if m.base):
-        trainers = [*plan.graph.trainers(model.base_owner), *plan.graph.trainers(model.name)]
-        if len({plan.node(node.name).sharding for node in trainers}) > 1:
+        own, its = map(plan.graph.trainers, (model.name, model.base_owner))
+        if not (own and its):
+            yield f"`{model.name}` has the base of `{model.base}`, and one of them is not trained"
+        elif len({plan.node(node.name).sharding for node in (*own, *its)}) > 1:
             yield f"`{model.name}` is trained in another layout than `{model.base}`, whose base it has"
 
 

@@ -53,9 +53,8 @@ def _has_base(graph: Graph, model: Model) -> bool:
     other = next((m for m in graph.models if m.name == model.base), None)
     if other is None or other.base is not None or not (model.adapter and other.adapter):
         return False
-    if (model.head, other.head) == ("lm", "scalar") or not all(map(graph.trainers, (model.name, other.name))):
-        return False
-    return (model.path, model.dtype) == (other.path, other.dtype)
+    alike = (model.path, model.dtype) == (other.path, other.dtype)
+    return alike and (model.head, other.head) != ("lm", "scalar")
 
 
 def _broken_node(graph: Graph, node: Node, models: set[str]) -> Iterator[str]:
