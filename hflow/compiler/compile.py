@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import date
 
+from hflow.compiler.base_pins import spread_pins
 from hflow.compiler.engines import generation_engines
 from hflow.compiler.gc_pause import gc_pause
 from hflow.compiler.options import DEFAULTS, PlannerOptions
@@ -82,7 +83,7 @@ def new_draft(
     if foreign := next(filter(None, (tuple(foreign_tokens(each)) for each in graphs)), None):
         raise HflowError(foreign)
     _refuse_mixed(cluster)
-    found = parse_pins(pins, graph, cluster)
+    found = spread_pins(parse_pins(pins, graph, cluster), graph)
     engines = generation_engines(options.engines, graph, cluster)
     shapes = _shapes(graph)
     too_few = (problem for each in graphs for problem in too_few_positions(each, shapes))

@@ -4,7 +4,8 @@ check of a plan, and for hosts.
 An *instance* is one copy of a model's weights on a mesh. Of each device it keeps something `always` and maybe
 more `in_use`: a trained model its gradients and optimizer, if it is offloaded (gradients are dropped, Adam's
 state waits on the host); a frozen model its weights, if they wait there; a reader of a trained model its own
-copy of the weights, unless they lie as the trainer's do, which it then uses.
+copy of the weights, unless they lie as the trainer's do, which it then uses. Of models that share a base the
+frozen weights count where the model lies that has them; the others are trained there in the same layout.
 
 While a checkpoint is written, and steps go on, a copy of what it is made of lies on the host: of a trained
 model, and of older weights that a reader keeps. It counts whenever there may be one, that is always, since no
@@ -191,7 +192,10 @@ def _without_snapshot(
     if use == "train":
         averages, label = trained.averages * average_bytes(shape, mesh, strategy), ", averages"
         size = resident_bytes(*what, True, strategy, trained.freeze) + averages
-        state = LabelledBytes(f"weights, gradients, Adam{label if averages else ''}", size)
+        if trained.on_base:
+            size, weights = size - weights, renewed_bytes(*what, strategy)
+            size, whole = size + weights, LabelledBytes("own weights", weights)
+        state = LabelledBytes(f"{whole.label}, gradients, Adam{label if averages else ''}", size)
         if not offload:
             return Residency(state, state, weights)
         moved = optimizer_bytes(*what, strategy, trained.freeze)

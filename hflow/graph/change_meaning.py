@@ -32,6 +32,8 @@ def is_harmless(key: str, old: Graph, new: Graph) -> bool:
             return True
         case ["nodes", _, "in", _, "derived"]:  # the source is a key of its own
             return True
+        case ["models", _, "base"]:
+            return True
         case ["nodes", name, "with", "max_lag"]:
             return _op(name, old) == _op(name, new) == "train"
         case ["nodes", name, "with", call.TIMEOUT]:
@@ -135,6 +137,8 @@ def _of_model(name: str, rest: Sequence[str], old: Graph, new: Graph) -> str:
             return "another model judges from here on"
         case ["dtype"]:
             return "what the model computes is rounded otherwise from here on"
+        case ["base"]:
+            return "only where frozen weights lie differs"
         case ["adapter", "alpha"]:
             return "the adapter counts more, or less, from here on"
         case ["adapter", *_]:

@@ -44,7 +44,8 @@ class Model:
     """One set of weights. `path` is a local HF folder, relative to where hflow runs.
 
     `head`: ``lm`` predicts tokens; ``scalar`` gives each position one number (critics, reward and cost
-    models). `adapter`: what of it is trained; None: all its weights are.
+    models). `adapter`: what of it is trained; None: all its weights are. `base`: the trained model whose
+    frozen weights are this one's too, on the same memory; None: it has its own.
     """
 
     name: str
@@ -54,7 +55,13 @@ class Model:
     dtype: Literal["f32", "bf16"] = "f32"
     refresh: Refresh | None = None
     adapter: Adapter | None = None
+    base: str | None = None
     span: Span | None = field(default=None, compare=False)
+
+    @property
+    def base_owner(self) -> str:
+        """The model on whose memory its frozen weights are while it is trained: another one, or itself."""
+        return self.base or self.name
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from hflow.bounded_read import UnreadableError, read_text
 from hflow.diagnostics import Diagnostic, HflowError, ordered
 from hflow.graph.adapter import ADAPTER_TARGETS, Adapter
 from hflow.graph.checks.adapters import check_adapters
+from hflow.graph.checks.bases import check_bases
 from hflow.graph.checks.checks import (
     check_evaluation,
     check_in_flight,
@@ -181,6 +182,7 @@ def _graph(spec: GraphSpec, document: Document, problems: Problems) -> Graph | N
     check_optimizers(nodes, drafts, problems)
     check_refresh(drafts, spec, problems)
     check_adapters(drafts, spec, problems)
+    check_bases(drafts, spec, problems)
     check_staleness(nodes, drafts, problems)
     check_sampler(nodes, drafts, problems)
     check_schedules(nodes, drafts, spec.loop.times, problems)
@@ -223,6 +225,7 @@ def _models(spec: GraphSpec, document: Document) -> tuple[Model, ...]:
             m.dtype,
             Refresh(m.refresh.from_, m.refresh.every, m.refresh.decay) if m.refresh else None,
             _adapter(m.adapter) if m.adapter else None,
+            m.base,
             document.span(("models", name), key=True),
         )
         for name, m in spec.models.items()

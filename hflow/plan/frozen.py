@@ -28,11 +28,13 @@ class TrainedWith:
     """What the trainer of a model keeps otherwise than weights, gradients and moments of all parameters.
 
     `freeze`: patterns of the names of parameters that have weights only. `averages`: moving averages of the
-    weights in float32, one for each model that takes them over.
+    weights in float32, one for each model that takes them over. `on_base`: what an adapter leaves as it is
+    lies with the trainer of another model, which has the same (`Model.base`).
     """
 
     freeze: tuple[str, ...] = ()
     averages: int = 0
+    on_base: bool = False
 
 
 ALL_TRAINED = TrainedWith()
@@ -43,7 +45,8 @@ def trained_with(graph: Graph, model: str) -> TrainedWith:
     trainers = graph.trainers(model)
     if not trainers:
         return ALL_TRAINED
-    return TrainedWith(frozen_patterns(trainers[0]), len(averaging(graph, model)))
+    on_base = graph.model(model).base is not None
+    return TrainedWith(frozen_patterns(trainers[0]), len(averaging(graph, model)), on_base)
 
 
 def averaging(graph: Graph, model: str) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from hflow.diagnostics import Span
 from hflow.display import Displayed
-from hflow.graph.ir import Graph, Node
+from hflow.graph.ir import Graph, Model, Node
 from hflow.plan.cluster import Cluster
 from hflow.plan.digests import Digests
 from hflow.plan.edges import Edge, WeightEdge
@@ -189,10 +189,15 @@ def _unsaid(graph: Graph, named: bool = True) -> dict[str, Any]:
     """What the JSON of a graph leaves out. `named`: whether it says which named evaluations it has."""
     evaluations = {i: {"nodes": _unsaid_of_nodes(e.nodes)} for i, e in enumerate(graph.evaluations)}
     return {
-        "models": {i: {} if model.adapter else {"adapter": True} for i, model in enumerate(graph.models)},
+        "models": {i: _unsaid_of_model(model) for i, model in enumerate(graph.models)},
         "nodes": _unsaid_of_nodes(graph.nodes),
         "evaluations": evaluations if named else True,
     }
+
+
+def _unsaid_of_model(model: Model) -> dict[str, Any]:
+    said = {"adapter": model.adapter, "base": model.base}
+    return {name: True for name, value in said.items() if value is None}
 
 
 def _unsaid_of_nodes(nodes: Sequence[Node]) -> dict[int, Any]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
 from random import Random
 
 import hflow
-from hflow.compiler.candidates.node_groups import Candidate, Candidates
+from hflow.compiler.candidates.node_groups import Candidate, Candidates, node_groups
+from hflow.compiler.candidates.shared_bases import alike
 from hflow.compiler.compile import new_draft
 from hflow.compiler.explain.min_memory import min_memory
 from hflow.compiler.options import PlannerOptions
@@ -30,10 +31,15 @@ GRAPHS = {
     **{name: f"algorithms/{name}.yaml" for name in ("async_grpo", "iterative_grpo", "tool_grpo")},
     **{
         name: f"tests/runtime/graphs/{name}.yaml"
-        for name in ("lagged", "region", "region_scored", "trained_twice")
+        for name in ("lagged", "region", "region_scored", "trained_twice", "adapted_ppo")
     },
 }
-PATHS = {"ppo": ("reward_model",), "safe_rlhf": ("reward_model", "cost_model")}
+FIXED = ("dpo", "lagged", "region", "region_scored", "trained_twice", "adapted_ppo")  # lengths of responses
+PATHS = {
+    "ppo": ("reward_model",),
+    "adapted_ppo": ("reward_model",),
+    "safe_rlhf": ("reward_model", "cost_model"),
+}
 BEYOND_ANY = 10**15
 
 
@@ -49,8 +55,8 @@ def case(name: str, seed: int, most: int) -> Draft:
         except HflowError:  # a pinned node cannot run on so many devices
             continue
         for kept in (8, 6, 4, 3, 2, 1):
-            few = replace(draft, candidates=_thinned(draft.candidates, kept, random))
-            if 1 <= num_plans(few, most) <= most:
+            few = replace(draft, candidates=_thinned(draft, kept, random))
+            if all(few.candidates.values()) and 1 <= num_plans(few, most) <= most:
                 return few
 
 
@@ -103,6 +109,8 @@ def _drawn(name: str, random: Random) -> Draft:
     pins = _pins(graph, cluster, random) if random.random() < 0.2 else ()
     drawn = {model.name: _shape(random).with_head(model.head) for model in graph.models}
     shapes = {m.name: drawn[m.refresh.model] if m.refresh else drawn[m.name] for m in graph.models}
+    for m in (m for m in graph.models if m.adapter):
+        shapes[m.name] = replace(drawn[m.base_owner].with_head(m.head), adapter=m.adapter)
     draft = replace(weight_edges(new_draft(graph, cluster, pins, options)), shapes=shapes)
     memory = _memory_bytes(candidates(draft), random)
     device = replace(cluster.device, memory_bytes=memory)
@@ -113,7 +121,7 @@ def _drawn(name: str, random: Random) -> Draft:
 def _graph(name: str, response: int) -> Graph:
     paths = ("model", *PATHS.get(name, ()))
     overrides = [f"params.{path}={STAND_IN}" for path in paths]
-    if name not in ("dpo", "lagged", "region", "region_scored", "trained_twice"):
+    if name not in FIXED:
         overrides.append(f"params.max_new_tokens={response}")
     return hflow.load(ROOT / GRAPHS[name], overrides)
 
@@ -154,11 +162,13 @@ def _memory_bytes(draft: Draft, random: Random) -> int:
     return max(alone, int(together * random.uniform(0.7, 2.5)))
 
 
-def _thinned(found: Mapping[str, Candidates], kept: int, random: Random) -> dict[str, Candidates]:
+def _thinned(draft: Draft, kept: int, random: Random) -> dict[str, Candidates]:
     """At most `kept` candidates of each node group on each number of devices, in their order."""
-    return {
-        group: {n: _some(own, kept, random) for n, own in options.items()} for group, options in found.items()
+    found = {
+        group: {n: _some(own, kept, random) for n, own in options.items()}
+        for group, options in draft.candidates.items()
     }
+    return alike(draft.graph, node_groups(draft.graph, draft.engines, draft.evaluation_graph), found)
 
 
 def _some(options: tuple[Candidate, ...], kept: int, random: Random) -> tuple[Candidate, ...]:

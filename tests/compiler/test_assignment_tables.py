@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,6 +15,7 @@ from hflow.compiler.planner.bounds.assignment_tables import (
     MemoryInterval,
     undominated,
 )
+from hflow.compiler.planner.bounds.numbers import Bools
 from hflow.compiler.planner.partial_assignment import PartialAssignment
 
 NODES, SETS, STEPS, MOST = 2, 2, 3, 12
@@ -63,6 +66,25 @@ def test_what_is_left_out_is_replaced(table: AssignmentTable, data: st.DataObjec
                 & (moves[right] <= moves[number]).all(axis=1)
             )
             assert no_worse.any()
+
+
+@given(tables(), st.data())
+@settings(max_examples=100, deadline=None)
+def test_parts_beat_only_those_that_lie_alike(table: AssignmentTable, data: st.DataObject) -> None:
+    """Of a model that shares its base: what another model's layout asks for is not left out."""
+    lies = np.array([data.draw(st.integers(0, 2)) for _ in table.parts])
+    scarce = np.ones(SETS, dtype=np.bool_)
+    kept = replace(table, lies=lies).undominated(scarce)
+    apart = [
+        _rows(table, lies == number).undominated(scarce) for number in range(3) if (lies == number).any()
+    ]
+    assert {*map(id, kept.parts)} == {id(part) for each in apart for part in each.parts}
+
+
+def _rows(table: AssignmentTable, chosen: Bools) -> AssignmentTable:
+    parts = [part for part, is_chosen in zip(table.parts, chosen) if is_chosen]
+    rows = table.idle[chosen], table.starts[:, chosen], table.seconds[:, chosen], table.moves[chosen]
+    return AssignmentTable(parts, table.nodes, table.readers, *rows, table.runs, table.joins)
 
 
 @given(tables())

@@ -223,11 +223,12 @@ def _assignments(space: SearchSpace, allocation: Allocation, random: Random) -> 
 
 
 def _moves(space: SearchSpace, assignments: Assignments) -> dict[str, float]:
-    """Seconds that weights move to each reader; to one of those that share a copy."""
+    """Seconds that weights move to each reader; to one of those that share a copy, and to none of a base."""
     draft, group_of, lie = space.draft, space.group_of, shardings(space.groups, assignments)
     found: dict[str, float] = {}
     seen: set[object] = set()
-    for edge in (e for e in draft.weight_edges if not e.every):
+    graph = draft.graph
+    for edge in (e for e in draft.weight_edges if not e.every and not graph.node(e.reader).model_use.base):
         held, lies = lie[group_of[edge.trainer]], lie[group_of[edge.reader]]
         if (edge.model, lies, edge.lag) in seen or (held == lies and not edge.lag):
             continue

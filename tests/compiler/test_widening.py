@@ -33,7 +33,7 @@ def _wider(draft: Draft) -> SearchSpace | None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [n for n in GRAPHS if n not in ("ppo", "safe_rlhf")])
+@pytest.mark.parametrize("name", [n for n in GRAPHS if "ppo" not in n and n != "safe_rlhf"])
 def test_search_finds_the_best_of_the_wider_space(name: str) -> None:
     spaces = wider_spaces(name)
     assert spaces

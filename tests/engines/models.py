@@ -23,6 +23,7 @@ from hflow.plan.read_shape import read_shape
 from hflow.plan.strategy import PLAIN, Strategy
 from hflow.runtime.engines.groups import NewGroup
 from hflow.runtime.engines.megatron.engine import MegatronModel
+from hflow.runtime.engines.megatron.weights import MegatronWeights
 from hflow.runtime.engines.protocol import EngineCall
 from hflow.runtime.rows import Rows, from_lists
 from hflow.runtime.tokenizer import load_tokenizer
@@ -207,13 +208,17 @@ def make_engine(
     freeze: tuple[str, ...] = (),
     averaging: tuple[Model, ...] = (),
     adapter: Adapter | None = None,
+    base: MegatronWeights | None = None,
 ) -> MegatronModel:
-    """`strategy`: of its train node, or of what else it does."""
+    """`strategy`: of its train node, or of what else it does. `base`: of another model, whose frozen
+    weights it has."""
     model = Model("actor", folder, head, frozen, dtype, adapter=adapter)
     shape, device = replace(read_shape(folder).with_head(head), adapter=adapter), torch.device("cpu")
     tokenizer = load_tokenizer(folder)
     more = tokenizer, device, train_options, strategy, freeze, averaging
-    return MegatronModel(model, shape, mesh, rank, new_group, *more, ep=strategy.ep, vpp=strategy.vpp)
+    return MegatronModel(
+        model, shape, mesh, rank, new_group, *more, ep=strategy.ep, vpp=strategy.vpp, base=base
+    )
 
 
 def read_weights(engine: MegatronModel) -> dict[str, Any]:

@@ -7,11 +7,15 @@ import pytest
 import hflow
 from hflow.diagnostics import HflowError
 from hflow.graph.adapter import ADAPTER_TARGETS, Adapter
-from hflow.graph.change_meaning import is_possible, meaning
+from hflow.graph.builder.builder import GraphBuilder
+from hflow.graph.change_meaning import is_harmless, is_possible, meaning
 from hflow.graph.ir import Graph, ModelUse
 from hflow.graph.keyed_values import keyed_values
 from hflow.graph.load import load_text
+from hflow.graph.write.printer import ir
 from hflow.graph.write.yaml_printer import to_yaml
+from hflow.plan.plan import graph_hash
+from hflow.view.picture.cards import legend
 
 ADAPTED = ["models.actor.adapter.rank=8"]
 
@@ -60,6 +64,42 @@ def test_the_base_has_log_probs_of_its_own() -> None:
         grpo("nodes.ref_logprobs.model={use: actor, base: true}").node("ref_logprobs").type_of("logprobs")
     )
     assert made_by.provenance and made_by.provenance.model == "actor's base"
+
+
+SHARED = [*ADAPTED, "models.critic.adapter={rank: 4, targets: [q_proj]}", "models.critic.base=actor"]
+
+
+def test_a_shared_base_is_written_and_read() -> None:
+    graph = hflow.load("ppo", SHARED)
+    assert (graph.model("critic").base, graph.model("critic").base_owner) == ("actor", "actor")
+    assert (graph.model("actor").base, graph.model("actor").base_owner) == (None, "actor")
+    assert "base: actor" in to_yaml(graph) and load_text(to_yaml(graph)) == graph
+    assert "base(actor)" in ir(graph)
+    assert any(
+        "beside actor's base" in label.content for chip in legend(graph, 600)[0] for label in chip.texts
+    )
+
+
+def test_the_builder_writes_a_shared_base() -> None:
+    g = GraphBuilder("shared", steps=1)
+    actor = g.model("actor", path="models/tiny", adapter_rank=8)
+    g.model("critic", path="models/tiny", head="scalar", adapter_rank=4, base=actor)
+    assert "base: actor}" in g.yaml()
+
+
+def test_a_run_may_go_on_with_or_without_a_shared_base() -> None:
+    old, new = (hflow.load("ppo", [*SHARED, *more]) for more in ([], ["models.critic.base=null"]))
+    changes = {key for key, value in keyed_values(old).items() if value != keyed_values(new).get(key)}
+    assert changes == {"models.critic.base"}
+    assert is_harmless("models.critic.base", old, new)
+    assert meaning("models.critic.base", old, new) == "only where frozen weights lie differs"
+
+
+def test_what_does_not_share_a_base_does_not_say_so() -> None:
+    """In JSON, so that hashes stay."""
+    without = hflow.load("ppo", [*SHARED, "models.critic.base=null"])
+    assert graph_hash(hflow.load("ppo", SHARED)) != graph_hash(without)
+    assert graph_hash(without) == "182b001a50e3"  # as before models could say so
 
 
 @pytest.mark.parametrize(

@@ -140,12 +140,13 @@ class Candidate:
         return Sharding.of(mesh, self.strategy)
 
     @cached_property
-    def _lies(self) -> Sharding:
+    def lies(self) -> Sharding:
+        """As if its devices were the first."""
         return self.sharding(self.mesh(0))
 
     def copy_beside(self, trainer: Candidate | None) -> int:
         """Bytes of its own copy of weights, on the trainer's devices or (None) elsewhere."""
-        return 0 if trainer and trainer._lies == self._lies else self.kept.copy_bytes
+        return 0 if trainer and trainer.lies == self.lies else self.kept.copy_bytes
 
 
 Candidates = Mapping[int, tuple[Candidate, ...]]  # by number of devices

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from hflow.compiler.candidates.meshes import (
@@ -15,6 +15,7 @@ from hflow.compiler.candidates.meshes import (
     refusal,
 )
 from hflow.compiler.candidates.node_groups import Candidate, NodeGroup, node_groups
+from hflow.compiler.candidates.shared_bases import alike, sharing_groups
 from hflow.compiler.compile import new_draft
 from hflow.compiler.explain.min_memory import min_memory
 from hflow.compiler.options import PlannerOptions
@@ -96,12 +97,18 @@ def _question(plan: Plan, pins: Iterable[str], options: PlannerOptions, node: st
     draft = weight_edges(new_draft(plan.graph, plan.cluster, pins, replace(options, planner="exact")))
     all_groups = node_groups(draft.graph, draft.engines, draft.evaluation_graph)
     group = next(g for g in all_groups if node in {n.name for n in g.nodes})
-    own = {n.name for n in group.nodes}
+    own = _placed_together(draft.graph, group, all_groups)
     kept = tuple(pin for pin in draft.pins if pin.node not in own)
     free = replace(draft, pins=kept)
-    found = {g.name: candidates_of(free, g) for g in all_groups}
+    found = alike(draft.graph, all_groups, {g.name: candidates_of(free, g) for g in all_groups})
     is_pinned = len(kept) < len(draft.pins)
     return _Question(plan, replace(free, candidates=found), group, plan.node(node), is_pinned)
+
+
+def _placed_together(graph: Graph, group: NodeGroup, all_groups: Sequence[NodeGroup]) -> set[str]:
+    """The nodes of which a pin would be one of `group`: its own, and those that train models of its base."""
+    sharing = next((names for names in sharing_groups(graph, all_groups) if group.name in names), ())
+    return {node.name for g in all_groups if g.name in (group.name, *sharing) for node in g.nodes}
 
 
 def _tried(question: _Question) -> list[tuple[Candidate, ...]]:
@@ -153,7 +160,8 @@ def _judged(question: _Question, candidates: tuple[Candidate, ...], budget_s: fl
     """The best plan in which the node group runs in one of `candidates`, all of one mesh."""
     draft, group = question.draft, question.group
     only = {**draft.candidates, group.name: {candidates[0].num_devices: candidates}}
-    draft = replace(draft, candidates=only)
+    groups = node_groups(draft.graph, draft.engines, draft.evaluation_graph)
+    draft = replace(draft, candidates=alike(draft.graph, groups, only))
     space = SearchSpace(draft)
     reason = _why_nothing_fits(space)
     found = None if reason else search_wider(space, budget_s)

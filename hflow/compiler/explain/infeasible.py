@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from hflow.compiler.candidates.meshes import bytes_text, candidate_text, candidates_of, unlimited
 from hflow.compiler.candidates.node_groups import node_groups
+from hflow.compiler.candidates.shared_bases import alike
 from hflow.compiler.explain.min_memory import DeviceLoad, GroupMemory, MinMemoryPlan, min_memory
 from hflow.compiler.options import DEFAULTS, PlannerOptions
 from hflow.compiler.planner.indivisible import indivisible
@@ -32,7 +33,7 @@ def infeasible(draft: Draft) -> Diagnostic:
     usable = cluster.device.usable_bytes
     where = f"{cluster.num_devices} {cluster.device.name} with {bytes_text(usable)} each"
     message = f"no plan of `{graph.name}` fits into the memory of `{cluster.name}`: {where}"
-    restrictions = " ".join(_restrictions(draft))
+    restrictions = " ".join(dict.fromkeys(_restrictions(draft)))
     if restrictions and lean.fullest.peak_bytes <= usable:
         return Diagnostic("HF305", message, help=f"without {restrictions} there are plans that fit")
     full = lean.fullest
@@ -42,11 +43,9 @@ def infeasible(draft: Draft) -> Diagnostic:
 
 def _least_memory(draft: Draft) -> MinMemoryPlan:
     wide = unlimited(draft)
-    found = {
-        group.name: candidates_of(wide, group)
-        for group in node_groups(wide.graph, wide.engines, wide.evaluation_graph)
-    }
-    wide = replace(wide, candidates=found)
+    groups = node_groups(wide.graph, wide.engines, wide.evaluation_graph)
+    found = {group.name: candidates_of(wide, group) for group in groups}
+    wide = replace(wide, candidates=alike(wide.graph, groups, found))
     lean = min_memory(SearchSpace(wide))
     assert lean, "all models on all devices are always a plan"
     return lean

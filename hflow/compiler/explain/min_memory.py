@@ -14,6 +14,7 @@ from functools import cache, reduce
 from math import inf
 
 from hflow.compiler.candidates.node_groups import Candidate, NodeGroup
+from hflow.compiler.candidates.shared_bases import by_layout, sharing_models
 from hflow.compiler.donation import lies_in
 from hflow.compiler.planner.assignments import Assignment, sharding_of
 from hflow.compiler.planner.placements import Partition
@@ -108,19 +109,42 @@ def _ladder(space: SearchSpace, members: tuple[str, ...]) -> Iterator[tuple[int,
 
 
 def _of_models(space: SearchSpace, members: Iterable[str], count: int) -> list[DeviceLoad]:
-    return reduce(_together, (_of_model(space, model, count) for model in members))
+    sharing = [models for models in sharing_models(space.draft.graph) if {*models} <= {*members}]
+    alone = {*members}.difference(*sharing)
+    apart = (_of_model(space, model, count) for model in members if model in alone)
+    return reduce(_together, (*apart, *(_of_sharing(space, models, count) for models in sharing)))
 
 
-def _of_model(space: SearchSpace, model: str, count: int) -> list[DeviceLoad]:
+def _of_sharing(space: SearchSpace, models: Sequence[str], count: int) -> list[DeviceLoad]:
+    """Of models that share a base, and so are trained in one layout."""
+    found: list[DeviceLoad] = []
+    trainers = (_candidates(space, _trainer(space, model), count) for model in models)
+    for same in by_layout(trainers):
+        found += reduce(_together, (_of_model(space, m, count, own) for m, own in zip(models, same)))
+    return _undominated(found)
+
+
+def _trainer(space: SearchSpace, model: str) -> NodeGroup | None:
+    return next((g for g in space.free_groups((model,)) if g.role == "train"), None)
+
+
+def _candidates(space: SearchSpace, group: NodeGroup | None, count: int) -> tuple[Candidate, ...]:
+    return space.candidates(group.name, count) if group else ()
+
+
+def _of_model(
+    space: SearchSpace, model: str, count: int, trainers: Sequence[Candidate] = ()
+) -> list[DeviceLoad]:
+    """`trainers`: those of its trainer's candidates that may be taken; all, if none are given."""
     groups = space.free_groups((model,))
-    trainer = next((g for g in groups if g.role == "train"), None)
+    trainer = _trainer(space, model)
     if trainer is None:
         return reduce(_together, (_alone(g, space.candidates(g.name, count), 1) for g in groups))
     readers = [(g, space.candidates(g.name, count)) for g in groups if g is not trainer]
     nodes = {group.name: space.weight_syncs.num_meanwhile(group) for group, _ in readers}
     copies = [_alone(group, each, nodes[group.name]) for group, each in readers]
     found: list[DeviceLoad] = []
-    for candidate in space.candidates(trainer.name, count):
+    for candidate in trainers or space.candidates(trainer.name, count):
         trained = [_load(trainer, candidate)]
         shared = [[_load(g, c) for c in each if not c.copy_beside(candidate)] for g, each in readers]
         without = [[*own, *same] for own, same in zip(copies, shared)]

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from hflow.compiler.candidates.meshes import candidates_of, meshes, needed_bytes, of_text, pins_of, refusal
 from hflow.compiler.candidates.node_groups import Candidates, NodeGroup, node_groups
+from hflow.compiler.candidates.shared_bases import alike
 from hflow.compiler.explain.infeasible import infeasible
 from hflow.compiler.state import Draft
 from hflow.diagnostics import Diagnostic, HflowError
@@ -26,7 +27,8 @@ def candidates(draft: Draft) -> Draft:
     HF305 where only memory is in the way."""
     found: dict[str, Candidates] = {}
     errors: list[Diagnostic] = []
-    for group in node_groups(draft.graph, draft.engines, draft.evaluation_graph):
+    groups = node_groups(draft.graph, draft.engines, draft.evaluation_graph)
+    for group in groups:
         found[group.name] = candidates_of(draft, group)
         if not found[group.name] and not _is_too_large(draft, group):
             errors.append(_nothing_fits(draft, group))
@@ -35,6 +37,7 @@ def candidates(draft: Draft) -> Draft:
         errors.append(Diagnostic("HF304", message, help="add a generate, score or train node"))
     if errors:
         raise HflowError(errors)
+    found = alike(draft.graph, groups, found)
     if not all(found.values()):
         raise HflowError(infeasible(draft))
     return replace(draft, candidates=found)

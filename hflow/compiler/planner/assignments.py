@@ -38,6 +38,11 @@ class Assignment(CachedHash):
         c = self.candidate
         return _mesh(self.devices[: c.num_devices], c.pp, c.dp, c.cp, c.tp)
 
+    @property
+    def sharding(self) -> Sharding:
+        """As `sharding_of` says it where nothing is regrouped."""
+        return self.candidate.sharding(self.mesh)
+
 
 Assignments = Mapping[str, Assignment]  # by node group
 

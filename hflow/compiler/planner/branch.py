@@ -89,6 +89,8 @@ class Branch:
         chosen = PartialAssignment()
         for group in self.context.order:
             longer = self.context.longer(chosen, group)
+            if not longer:
+                return
             bounds_s = self.context.bounds_s(longer)
             chosen = longer[int(np.argmin(bounds_s))]
             if bounds_s.min() >= self.best.limit_s:

@@ -43,8 +43,11 @@ class Incumbent:
         return spent and self.choice is not None
 
     def offer(self, assignments: Mapping[str, Assignment]) -> None:
-        """Price a complete choice, and keep it if it fits and is the best."""
+        """Price a complete choice, and keep it if it fits and is the best; nothing, if models that share a
+        base lie otherwise than each other."""
         groups = self.space.groups
+        if not self.space.lie_alike(assignments):
+            return
         configs = fastest_configs(self.space, assignments)
         if configs is None:
             return

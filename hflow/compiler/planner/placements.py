@@ -49,8 +49,23 @@ class Allocation:
         return tuple(firsts)
 
 
-def partitions(graph: Graph, models: Sequence[str], placement: PlacementPolicy) -> Iterator[Partition]:
-    """The partitions of `models` that `placement` admits; few sets first."""
+def partitions(
+    graph: Graph,
+    models: Sequence[str],
+    placement: PlacementPolicy,
+    together: Sequence[tuple[str, ...]] = (),
+) -> Iterator[Partition]:
+    """The partitions of `models` that `placement` admits; few sets first.
+
+    Args:
+        together: models that one set has, or none does.
+    """
+    for partition in _admitted(graph, models, placement):
+        if all(len({*own} & {*members}) in (0, len(own)) for own in together for members in partition):
+            yield partition
+
+
+def _admitted(graph: Graph, models: Sequence[str], placement: PlacementPolicy) -> Iterator[Partition]:
     if placement == "colocate":
         yield (tuple(models),) if models else ()
     elif placement == "standalone":

@@ -13,7 +13,8 @@ from functools import cache, cached_property
 from itertools import chain, combinations, permutations, product
 
 from hflow.compiler.candidates.node_groups import Candidate, NodeGroup, node_groups
-from hflow.compiler.planner.assignments import Assignment
+from hflow.compiler.candidates.shared_bases import SharedBases, lie_alike, sharing_groups, sharing_models
+from hflow.compiler.planner.assignments import Assignment, Assignments
 from hflow.compiler.planner.memoize import memoize
 from hflow.compiler.planner.placements import (
     Allocation,
@@ -85,9 +86,24 @@ class SearchSpace:
         """The part that a node group belongs to."""
         return group.name if self.apart else group.model
 
+    @cached_property
+    def sharing(self) -> SharedBases:
+        """The node groups that train models of one base, which lie alike."""
+        return sharing_groups(self.draft.graph, self.groups)
+
+    def lie_alike(self, assignments: Assignments) -> bool:
+        """Whether those do that have assignments."""
+        return all(
+            lie_alike(assignments[name].sharding for name in names if name in assignments)
+            for names in self.sharing
+        )
+
     def partitions(self) -> Iterator[Partition]:
         """Those of the models."""
-        return partitions(self.draft.graph, self.models, self.draft.options.placement)
+        graph = self.draft.graph
+        pinned = {group.model for group in self.groups if group.role == "train" and group.name in self.pinned}
+        together = [models for models in sharing_models(graph) if not pinned & {*models}]
+        return partitions(graph, self.models, self.draft.options.placement, together)
 
     def colocations(self) -> Iterator[Colocation]:
         """All that are to be searched."""
@@ -128,7 +144,16 @@ class SearchSpace:
         for few in _subsets(u.name for u in self.groups if u.name in self.apart):
             alone = tuple(u.name for u in self.groups if u.name in self.apart - few)
             found = self._in_places(set_partitions(alone) if alone else [])
-            yield from (Colocation(partition, elsewhere | few, first) for partition, first in found)
+            every = (Colocation(partition, elsewhere | few, first) for partition, first in found)
+            yield from (each for each in every if not self._parts_a_base(each))
+
+    def _parts_a_base(self, colocation: Colocation) -> bool:
+        """Whether models that share a base would be trained in places of their own."""
+        places = (*colocation.partition, colocation.spread, self.pinned.keys())
+        return any(
+            not any({*names} <= {*place} for place in places) and not {*names} & self.pinned.keys()
+            for names in self.sharing
+        )
 
     def _in_places(self, found: Iterable[Partition]) -> Iterator[tuple[Partition, int | None]]:
         """Beside pinned node groups it matters where sets lie: in any order, from the first device on or from

@@ -85,10 +85,12 @@ class GraphBuilder:
         adapter_rank: int | str | None = None,
         adapter_alpha: float | str | None = None,
         adapter_targets: Sequence[str] | None = None,
+        base: str | ModelHandle | None = None,
     ) -> ModelHandle:
         """One set of weights. A frozen model with `refresh_from` takes over the weights of that model before
         every `refresh_every`-th step; with `refresh_decay`, their moving average. With `adapter_rank`,
-        low-rank matrices beside the model's own are trained, which stay as they are (LoRA)."""
+        low-rank matrices beside the model's own are trained, which stay as they are (LoRA); with `base` they
+        are those of another such model."""
         spec = {
             "path": path,
             "head": head if head != "lm" else None,
@@ -96,6 +98,7 @@ class GraphBuilder:
             "dtype": dtype if dtype != "f32" else None,
             "refresh": _said(**{"from": refresh_from}, every=refresh_every, decay=refresh_decay),
             "adapter": _said(rank=adapter_rank, alpha=adapter_alpha, targets=adapter_targets),
+            "base": base,
         }
         self._add(self._models, name, spec)
         return ModelHandle(name)

@@ -113,7 +113,8 @@ class AdapterSpec(_Shape):
 
 
 class ModelSpec(_Shape):
-    """One set of weights; `head: scalar` for critics, reward and cost models."""
+    """One set of weights; `head: scalar` for critics, reward and cost models. `base`: the trained model whose
+    frozen weights a model with an adapter shares."""
 
     path: str
     head: Literal["lm", "scalar"] = "lm"
@@ -121,6 +122,7 @@ class ModelSpec(_Shape):
     dtype: Literal["f32", "bf16"] = "f32"
     refresh: RefreshSpec | None = None
     adapter: Annotated[AdapterSpec | None, BeforeValidator(_adapter)] = None
+    base: str | None = None
 
 
 class UseSpec(_Shape):

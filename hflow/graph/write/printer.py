@@ -35,6 +35,8 @@ def _model(model: Model) -> str:
     if model.adapter:
         targets = ",".join(model.adapter.targets)
         words.append(f"adapter(rank={model.adapter.rank}, alpha={model.adapter.alpha:g}, {targets})")
+    if model.base:
+        words.append(f"base({model.base})")
     return " ".join(filter(None, words))
 
 

@@ -119,6 +119,7 @@ def _model(model: Model) -> YamlTree:
     refresh = _refresh(model.refresh) if model.refresh else None
     adapter = _adapter(model.adapter) if model.adapter else None
     said = _known(head=head, frozen=model.frozen, dtype=dtype, refresh=refresh, adapter=adapter)
+    said |= _known(base=model.base)
     return {"path": model.path, **said}
 
 

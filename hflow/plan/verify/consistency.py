@@ -25,6 +25,7 @@ def inconsistencies(plan: Plan) -> Iterator[str]:
         yield from _out_of_order(program.instructions, "instruction ")
         yield from _bad_awaits(program)
     yield from _half_offloaded(plan)
+    yield from _bases_apart(plan)
     yield from _unknown_models(plan)
     if all(m.name in plan.shapes for m in plan.graph.models):
         yield from (problem.message for problem in unusable_patterns(plan.graph, plan.shapes))
@@ -49,6 +50,16 @@ def _half_offloaded(plan: Plan) -> Iterator[str]:
         first = together.setdefault((node.model, node.sharding), node)
         if first.offload != node.offload:
             yield f"`{first.node}` and `{node.node}` use the same weights, and only one of them offloads"
+
+
+def _bases_apart(plan: Plan) -> Iterator[str]:
+    """Models whose frozen weights are another one's, and that are trained where these do not lie."""
+    for model in (m for m in plan.graph.models if m.base):
+        own, its = map(plan.graph.trainers, (model.name, model.base_owner))
+        if not (own and its):
+            yield f"`{model.name}` has the base of `{model.base}`, and one of them is not trained"
+        elif len({plan.node(node.name).sharding for node in (*own, *its)}) > 1:
+            yield f"`{model.name}` is trained in another layout than `{model.base}`, whose base it has"
 
 
 def _bad_instructions(program: Program, instructions: tuple[Instruction, ...], where: str) -> Iterator[str]:

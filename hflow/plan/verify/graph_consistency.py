@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hflow.graph.infer.kinds import call, data, generate, score, train
-from hflow.graph.ir import Graph, Node, Ref
+from hflow.graph.ir import Graph, Model, Node, Ref
 from hflow.graph.options import Option
 
 _WITH_MODEL = ("generate", "score", "train")
@@ -32,6 +32,8 @@ def broken_graph(graph: Graph) -> Iterator[str]:
     for model in graph.models:
         if model.refresh and model.refresh.model not in models:
             yield f"model `{model.name}` takes over the weights of `{model.refresh.model}`, which is no model"
+        if model.base is not None and not _has_base(graph, model):
+            yield f"model `{model.name}` cannot have its frozen weights from `{model.base}`"
     before: dict[str, Node] = {}
     for named in graph.evaluations:
         if len({n.name for n in named.nodes}) < len(named.nodes):
@@ -44,6 +46,15 @@ def broken_graph(graph: Graph) -> Iterator[str]:
     for what, ref in (*ends, *([("eval", graph.evaluation.metric)] if graph.evaluation else [])):
         if not _has(graph, ref):
             yield f"`{what}` reads `{ref}`, which does not exist"
+
+
+def _has_base(graph: Graph, model: Model) -> bool:
+    """Whether the model that it names has the same frozen weights."""
+    other = next((m for m in graph.models if m.name == model.base), None)
+    if other is None or other.base is not None or not (model.adapter and other.adapter):
+        return False
+    alike = (model.path, model.dtype) == (other.path, other.dtype)
+    return alike and (model.head, other.head) != ("lm", "scalar")
 
 
 def _broken_node(graph: Graph, node: Node, models: set[str]) -> Iterator[str]:

@@ -212,7 +212,8 @@ class ModelSetup:
     trained. `renewed`: its weights come anew in every step and are released between.
     `server_bytes`: what a server takes of a device before it computes anything (`Cluster`). `cores`: that the
     ranks of this machine may count on. `stopped`: set when nobody waits for results any more. `told`: hears
-    what is done while it takes long.
+    what is done while it takes long. `base`: of a model that is trained on the base of another one, what
+    trains that one, in the same layout (`Model.base`).
     """
 
     model: Model
@@ -230,6 +231,7 @@ class ModelSetup:
     stopped: threading.Event
     told: Callable[[str], None]
     averaging: tuple[Model, ...] = ()
+    base: ModelEngine | None = None
 
 
 class ModelEngine(ABC):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hflow.graph.ir import Node
 from hflow.plan.frozen import averaging
@@ -50,8 +50,8 @@ def build_engines(
 ) -> Engines:
     """Collective over the world: all ranks make all groups, members build and load their shards.
 
-    What the programs put away after its use begins there, before the next model is built. When one fails, the
-    servers of those before it end.
+    What the programs put away after its use begins there, before the next model is built. Models whose frozen
+    weights are those of others come after these. When one fails, the servers of those before it end.
 
     Args:
         told: hears what is done while it takes long.
@@ -78,8 +78,12 @@ def _build(
 ) -> None:
     offloaded, released = _put_away(plan, Offload), _put_away(plan, Release)
     graphs = [program.graph for program in plan.programs]
-    for instance in instances(graphs, {n.node: n.sharding for n in plan.all_nodes}):
+    found = instances(graphs, {n.node: n.sharding for n in plan.all_nodes})
+    base_of = {own: base for own, trainer in found.items() if trainer and (base := _base(plan, own))}
+    for instance in sorted(found, key=lambda own: own in base_of):
         setup = _setup(plan, instance, instance in released, world, tokenizers[instance.model], told)
+        if instance in base_of:
+            setup = replace(setup, base=engines.models.get(base_of[instance]))
         model = implementation(instance.sharding.engine).build(setup)
         if model is None:
             continue
@@ -88,6 +92,12 @@ def _build(
             model.offload()
         if instance in released:
             model.weights.release()
+
+
+def _base(plan: Plan, trained: Instance) -> Instance | None:
+    """The trained weights of another model, which has the frozen ones of this."""
+    base = plan.graph.model(trained.model).base
+    return Instance(base, trained.sharding) if base else None
 
 
 def _setup(

@@ -180,5 +180,7 @@ def _about(model: Model) -> str:
     head = "scalar head" if model.head == "scalar" else "language model"
     if model.refresh:
         return f"{head}, {model.refresh.model}'s weights every {units.plural(model.refresh.every, 'step')}"
-    trained = f"adapter of rank {model.adapter.rank} trained" if model.adapter else "trained"
-    return f"{head}, {'frozen' if model.frozen else trained}"
+    if model.adapter:
+        beside = f" beside {model.base}'s base" if model.base else ""
+        return f"{head}, adapter of rank {model.adapter.rank} trained{beside}"
+    return f"{head}, {'frozen' if model.frozen else 'trained'}"

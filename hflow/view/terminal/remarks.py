@@ -125,6 +125,7 @@ def _adapters(plan: Plan) -> Iterator[Remark]:
         share = trained_share(plan.shapes[model.name], ())
         users = [n.name for n in plan.graph.nodes if n.model and n.model.base and n.model.model == model.name]
         base = f"; its base: {', '.join(users)}" if users else ""
+        base += f"; all others are those of {model.base}, on the same memory" if model.base else ""
         yield "adapter", f"{model.name}: {100 * share:.2g} % of its parameters are trained{base}"
 
 

@@ -15,12 +15,14 @@ from typing import NamedTuple
 import numpy as np
 
 from hflow.compiler.candidates.node_groups import NodeGroup
+from hflow.compiler.candidates.shared_bases import SharedBases
 from hflow.compiler.planner.assignments import Assignment
 from hflow.compiler.planner.bounds.bounds import Bounds
 from hflow.compiler.planner.bounds.numbers import Bools, Floats, Ints, known
 from hflow.compiler.planner.bounds.recurrence import Places
 from hflow.compiler.planner.partial_assignment import PartialAssignment
 from hflow.cost.residency import SHARED, OwnCopy
+from hflow.plan.sharding import Sharding
 
 NEVER = np.iinfo(np.int64).max
 BLOCK = 256  # choices that are compared with each other at a time
@@ -49,7 +51,9 @@ class AssignmentTable:
     bytes of free memory on, a run of the node takes `seconds[k]`; unused steps start at NEVER. `moves` [P,
     R]: seconds of a weight transfer, NaN where none is needed. `runs` [N, S]: how often a node runs on a set
     in a training step. `joins` [R, S]: 1 where a transfer occupies a set. `unbeaten`: for which sets memory
-    counted when dominated choices were last removed; None if they never were.
+    counted when dominated choices were last removed; None if they never were. `sharing`: the node groups
+    that train models of the same base, if this one shares its base; `lies` [P]: a number for how its trainer
+    lies. Parts of two tables with one `sharing` go together where these are equal.
     """
 
     parts: Sequence[PartialAssignment]
@@ -62,6 +66,8 @@ class AssignmentTable:
     runs: Floats
     joins: Floats
     unbeaten: tuple[bool, ...] | None = None
+    sharing: tuple[str, ...] = ()
+    lies: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.parts)
@@ -124,9 +130,11 @@ class AssignmentTable:
         return replace(self._of(np.sort(kept)), unbeaten=tuple(scarce))
 
     def _beat(self, needs: Floats, ones: Ints, others: Ints) -> Bools:
-        """For each pair, whether the one needs no more, and each of its nodes no longer in any free
-        memory."""
+        """For each pair, whether the one needs no more, and each of its nodes no longer in any free memory;
+        and whether it goes with the same choices of other models."""
         beat = np.ones((len(ones), len(others)), dtype=np.bool_)
+        if self.lies is not None:
+            beat = self.lies[ones][:, None] == self.lies[others]
         for need in needs.T:
             beat &= need[ones][:, None] <= need[others]
         rows, columns = np.nonzero(beat)
@@ -160,6 +168,7 @@ class AssignmentTable:
             seconds=self.seconds[:, rows],
             moves=self.moves[rows],
             unbeaten=None,
+            lies=None if self.lies is None else self.lies[rows],
         )
 
 
@@ -186,12 +195,19 @@ class AssignmentTables:
 
     Args:
         groups: all of them. on: the sets of devices that each node is on. sets: all of them. steps: the
-        most configurations of a node.
+        most configurations of a node. sharing: the node groups that train models of one base.
     """
 
     def __init__(
-        self, groups: Sequence[NodeGroup], on: Places, sets: Sequence[int], steps: int, bounds: Bounds
+        self,
+        groups: Sequence[NodeGroup],
+        on: Places,
+        sets: Sequence[int],
+        steps: int,
+        bounds: Bounds,
+        sharing: SharedBases = (),
     ):
+        self.sharing, self._layouts = sharing, dict[Sharding, int]()
         self.on, self.bounds, self.sets = on, bounds, list(sets)
         self.nodes = {group.name: [n.name for n in group.nodes] for group in groups}
         self._tables = {group.name: GroupTable(group, self.sets, steps) for group in groups}
@@ -202,6 +218,7 @@ class AssignmentTables:
         readers = tuple(dict.fromkeys(reader for part in parts for reader in part.moves))
         runs = np.array([self._share(self.on[name], self.bounds.rounds[name]) for name in nodes])
         joins = [self._share({*self.on[r], *self.on[self.bounds.trainer_of[r]]}, 1) for r in readers]
+        sharing = next((names for names in self.sharing if parts[0].assignments.keys() & names), ())
         starts, seconds, idle = zip(*(self._tables[group].rows(parts) for group in parts[0].assignments))
         return AssignmentTable(
             parts,
@@ -213,7 +230,15 @@ class AssignmentTables:
             np.array([[p.moves.get(r, np.nan) for r in readers] for p in parts]).reshape(len(parts), -1),
             runs,
             np.array(joins).reshape(len(readers), len(self.sets)),
+            sharing=sharing,
+            lies=self._lies(parts, sharing) if sharing else None,
         )
+
+    def _lies(self, parts: Sequence[PartialAssignment], sharing: tuple[str, ...]) -> Ints:
+        """By part, the number of the layout of that one of the node groups `sharing` a base which it has."""
+        name = next(name for name in sharing if name in parts[0].assignments)
+        layouts = (part.assignments[name].sharding for part in parts)
+        return np.array([self._layouts.setdefault(each, len(self._layouts)) for each in layouts])
 
     def _share(self, on: Sequence[int] | set[int], times: int) -> list[float]:
         return [float(times) if one in on else 0.0 for one in self.sets]

@@ -49,7 +49,9 @@ class BoundContext:
             (len(w.configs) for each in assignments.values() for s in each for w in s.candidate.fronts),
             default=1,
         )
-        self.tables = AssignmentTables(self.space.groups, self.on, tuple(self.free), steps, bounds)
+        self.tables = AssignmentTables(
+            self.space.groups, self.on, tuple(self.free), steps, bounds, self.space.sharing
+        )
         self.times = {
             node.name: min((p.times[i] for p in self.places[group.name]), default=float("inf"))
             for group in self.order
@@ -62,8 +64,12 @@ class BoundContext:
         return [[g for g in self.order if g.model == model] for model in models]
 
     def longer(self, chosen: PartialAssignment, group: NodeGroup) -> list[PartialAssignment]:
-        """With each of the assignments of `group` taken too."""
-        return [self.with_assignment(chosen, group, place.assignment) for place in self.places[group.name]]
+        """With each of the assignments of `group` taken too, that go with the chosen ones."""
+        places = (place.assignment for place in self.places[group.name])
+        if any(group.name in names for names in self.space.sharing):
+            taken = chosen.assignments
+            places = (own for own in places if self.space.lie_alike({**taken, group.name: own}))
+        return [self.with_assignment(chosen, group, own) for own in places]
 
     def with_assignment(
         self, chosen: PartialAssignment, group: NodeGroup, assignment: Assignment

@@ -35,6 +35,7 @@ class JointBounds:
     ):
         self.tables, self.bounds, self.places, self.left = tables, bounds, places, left
         self.bounded = 0
+        self.alike = [_same_base(tables[:level], table) for level, table in enumerate(tables)]
         self.low, self.high = interval
         self.busy = [table.busy for table in tables]
         self.least_s = [table.least_s.min(axis=0) for table in tables]
@@ -71,6 +72,7 @@ class JointBounds:
     def _bounded(self, rows: Ints, limit_s: float) -> tuple[Ints, Floats]:
         """Those of some choices that may take less than `limit_s`, with their bounds."""
         level = int(rows.shape[1])
+        rows = self._alike(rows, level - 1)
         idle = sum((b.idle[n] for b, n in zip(self.tables, rows.T)), np.zeros_like(self.low))
         free_memory = self.left.most + self.low - idle
         enough = free_memory - self.rest[level] >= self.low
@@ -92,6 +94,15 @@ class JointBounds:
         below = bounds_s < limit_s
         return rows[below], bounds_s[below]
 
+    def _alike(self, rows: Ints, last: int) -> Ints:
+        """Those in which the trainer of the `last` table lies as those before with the same base."""
+        before, own = self.alike[last], self.tables[last].lies
+        if before is None or own is None:
+            return rows
+        lies = self.tables[before].lies
+        assert lies is not None
+        return rows[lies[rows[:, before]] == own[rows[:, last]]]
+
     def _times(self, rows: Ints, free_memory: Ints) -> tuple[dict[str, Floats], Bools]:
         """What the nodes take in so much free memory, the least where no part is chosen; and whether all
         fit."""
@@ -104,3 +115,10 @@ class JointBounds:
         for table, least in zip(self.tables[rows.shape[1] :], self.least_s[rows.shape[1] :]):
             times |= {name: np.full(len(rows), seconds) for name, seconds in zip(table.nodes, least)}
         return times, fits
+
+
+def _same_base(before: Sequence[AssignmentTable], table: AssignmentTable) -> int | None:
+    """The number of a table `before` whose model shares its base with that of `table`."""
+    if not table.sharing:
+        return None
+    return next((number for number, each in enumerate(before) if each.sharing == table.sharing), None)

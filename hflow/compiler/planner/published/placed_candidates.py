@@ -44,8 +44,10 @@ def candidates_with(draft: Draft, groups: Iterable[NodeGroup], **settings: Any) 
 
 
 def refuse_wishes(draft: Draft, placements: bool = False) -> None:
-    """Raises HF309 for pins, and unless `placements` can be kept for those, which a fixed planner ignores."""
+    """Raises HF309 for pins, for models that share a base, and unless `placements` can be kept for those,
+    which a fixed planner ignores."""
     planner, asked = draft.options.planner, [f"--pin {pin.text}" for pin in draft.pins]
+    asked += [f"`base: {model.base}` of `{model.name}`" for model in draft.graph.models if model.base]
     if draft.options.placement != "auto" and not placements:
         asked.append(f"--placement {draft.options.placement}")
     if asked:

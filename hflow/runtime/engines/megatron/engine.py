@@ -19,6 +19,7 @@ from hflow.plan.strategy import PLAIN, Strategy
 from hflow.runtime.engines.finite import not_finite
 from hflow.runtime.engines.groups import NewGroup, make_groups
 from hflow.runtime.engines.kept_input import check_kept
+from hflow.runtime.engines.megatron import present_device
 from hflow.runtime.engines.megatron.adapter import without_adapters
 from hflow.runtime.engines.megatron.build import build_chunks, build_model
 from hflow.runtime.engines.megatron.divergence import agreed, diverged
@@ -32,7 +33,7 @@ from hflow.runtime.engines.megatron.score import judge, score
 from hflow.runtime.engines.megatron.sequences import Sequences
 from hflow.runtime.engines.megatron.train import Training
 from hflow.runtime.engines.megatron.training_state import MegatronTrainingState
-from hflow.runtime.engines.megatron.weights import MegatronWeights, freeze_parameters
+from hflow.runtime.engines.megatron.weights import MegatronWeights, freeze_parameters, lie_on
 from hflow.runtime.engines.protocol import EngineCall, ModelEngine, ModelSetup, NodeError, Result
 from hflow.runtime.engines.rollout import Rollout
 from hflow.runtime.engines.sampler import Answers, NotFinite, Sampling
@@ -41,6 +42,7 @@ from hflow.runtime.rows import Rows, from_padded
 from hflow.runtime.tokenizer import Tokenizer
 
 _LOG = logging.getLogger(__name__)
+UNWRITTEN = torch.device("cpu")  # where tensors take no memory as long as nothing is written to them
 
 
 class MegatronModel(ModelEngine):
@@ -64,6 +66,7 @@ class MegatronModel(ModelEngine):
         seed: int = 0,
         ep: int = 1,
         vpp: int = 1,
+        base: MegatronWeights | None = None,
     ):
         """Build the model and load its weights from ``model.path``. Collective over the whole world.
 
@@ -78,6 +81,7 @@ class MegatronModel(ModelEngine):
             seed: of what an adapter begins with.
             ep: so many ranks of dp share the experts of each layer.
             vpp: so many chunks of layers are on each rank of pp; such a model can be trained only.
+            base: the weights of another model in this layout, on whose memory those are that are not trained.
 
         Raises:
             HflowError: HF406 when the weights cannot be read.
@@ -88,19 +92,24 @@ class MegatronModel(ModelEngine):
         if groups is None:
             return
         self.groups = groups
-        how = shape, mesh, model.dtype, groups, device
+        how = shape, mesh, model.dtype, groups, UNWRITTEN if base else device
         # `Interleaved` or a `GPTModel`, as it is wherever a model can generate
         self.model: Any = build_chunks(*how, vpp) if vpp > 1 else build_model(*how)
         if groups.first_stage and not model.frozen:
             embedding = chunks_of(self.model)[0].embedding
             freeze_padding(embedding.word_embeddings, padding_token(model.path))
         self.weights = MegatronWeights(self.model, shape, mesh, rank, ep, vpp)
-        fresh = load_safetensors(self.weights, model, shape, seed)
+        frozen = frozen_names(shape, freeze)
+        if base:
+            lie_on(base, self.weights, frozen)
+            self.model.to(device)
+            present_device.work_on(device)
+        fresh = load_safetensors(self.weights, model, shape, seed, there=frozen if base else ())
         if fresh and groups.reports and groups.dp.rank() == 0:
             _LOG.warning("%s: `%s` has no %s: it begins with zeros", model.name, model.path, ", ".join(fresh))
         self.adam = None
         if train_options is not None:
-            freeze_parameters(self.weights, frozen_names(shape, freeze))
+            freeze_parameters(self.weights, frozen)
             self.averages = moving_averages(self.weights, averaging, shape)
             self.adam = Adam(self.model, groups, AdamOptions.of(train_options), strategy.zero == 1)
             self.training = MegatronTrainingState(self.weights, self.adam)
@@ -111,11 +120,13 @@ class MegatronModel(ModelEngine):
         """See `ModelEngine.build`."""
         trainings = [(node, plan) for node, plan in setup.nodes if node.op == "train"]
         trainer, plan = trainings[0] if trainings else (None, None)
+        base = setup.base.weights if setup.base else None
+        assert base is None or isinstance(base, MegatronWeights), f"{setup.base} trains no model"
         made = cls(
             setup.model, setup.shape, setup.sharding.mesh, setup.rank, setup.new_group, setup.tokenizer,
             setup.device, trainer.options if trainer else None, plan.strategy if plan else PLAIN,
             frozen_patterns(trainer) if trainer else (), setup.averaging, setup.seed, setup.sharding.ep,
-            setup.sharding.vpp,
+            setup.sharding.vpp, base,
         )  # fmt: skip
         return made if made.member else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,15 @@ from hflow.runtime.weight_files import LM_HEAD, StoredTensor, opened, stored_ten
 
 
 def load_safetensors(
-    weights: PlacedWeights, model: Model, shape: ModelShape, seed: int = 0
+    weights: PlacedWeights, model: Model, shape: ModelShape, seed: int = 0, there: Collection[str] = ()
 ) -> tuple[str, ...]:
     """Set all weights from ``model.safetensors``, or the files named by its index, in ``model.path``.
 
     The scalar head of a model that is not frozen begins with zeros where the folder has none. An adapter
     begins as `first_of_adapter` says.
+
+    Args:
+        there: the parameters that have their values already.
 
     Returns:
         The parameters of this rank that were not read but set to zero.
@@ -35,7 +39,8 @@ def load_safetensors(
     stored = stored_tensors(model, shape.base)
     adapting = {p.name: p for p in parameters(shape) if p.name.endswith((LORA_A, LORA_B))}
     wanted: dict[Path, list[str]] = {}
-    for name in weights.names():
+    missing = [name for name in weights.names() if name not in there]
+    for name in missing:
         if name in stored:
             wanted.setdefault(stored[name].file, []).append(name)
         elif name in adapting:
@@ -48,9 +53,9 @@ def load_safetensors(
             for name in names:
                 weights.write(name, weights.box(name), _cut(tensors, stored[name], weights.box(name)))
                 _check_finite(weights, name, file)
-    if shape.tied and LM_HEAD in stored and EMBEDDING in weights.names():
+    if shape.tied and LM_HEAD in stored and EMBEDDING in missing:
         _check_tied(stored, weights.box(EMBEDDING), model)
-    return tuple(name for name in weights.names() if name not in stored and name not in adapting)
+    return tuple(name for name in missing if name not in stored and name not in adapting)
 
 
 def first_of_adapter(parameter: Parameter, seed: int) -> torch.Tensor:

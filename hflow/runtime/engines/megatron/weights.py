@@ -181,6 +181,15 @@ def freeze_parameters(weights: MegatronWeights, names: Collection[str]) -> None:
         parameter.requires_grad_(False)
 
 
+def lie_on(base: MegatronWeights, weights: MegatronWeights, names: Collection[str]) -> None:
+    """Let the HF parameters of some `names`, all of which `base` has in the same layout, be on its memory.
+    What lies with them in one Megatron parameter must be among them."""
+    for name in (name for name in weights.names() if name in names):
+        place, its = weights.places[name], base.places[name]
+        assert place.box == its.box and place.parameter.shape == its.parameter.shape, name
+        place.parameter.data = its.parameter.data
+
+
 def _places(
     model: torch.nn.Module, shape: ModelShape, sharding: Sharding, rank: int
 ) -> dict[str, ParameterPlace]:
