@@ -48,7 +48,9 @@ def _responses_s(run: Execution) -> float:
     """All new tokens of all rows, until the last replica's last row has ended."""
     work, refills = run.work, profile_of(run.strategy.engine).refills
     lengths = work.responses or Lengths(work.response, work.response)
-    flight = rows_in_flight(lengths, work.rows / run.mesh.dp, run.micro_batch, refills, run.mesh.dp)
+    flight = rows_in_flight(
+        lengths, work.rows / run.mesh.dp, run.micro_batch, refills, run.mesh.dp, run.strategy.ep
+    )
     prompt = work.mean_prompt
     return sum(p.steps * _step_s(run, p.rows / run.mesh.pp, prompt + p.tokens) for p in flight)
 

@@ -29,6 +29,7 @@ class MicroBatches:
     rows: float
 
 
+@lru_cache(maxsize=65536)
 def passes(work: Workload, replicas: int, micro_batch: int, padded: bool, trains: bool) -> MicroBatches:
     """Of all rows of a score node, or those of one update of a train node.
 

@@ -33,13 +33,14 @@ class FlightPart:
 
 @lru_cache(maxsize=8192)
 def rows_in_flight(
-    lengths: Lengths, rows: float, most: int, refills: bool, replicas: int = 1
+    lengths: Lengths, rows: float, most: int, refills: bool, replicas: int = 1, in_step: int = 1
 ) -> tuple[FlightPart, ...]:
     """Of `replicas` that have `rows` rows each, `most` of them at once.
 
     Args:
         refills: a row begins as soon as another one ends; else in waves of `most`, the last of which may be
             smaller, and the next begins when the last row of one has ended.
+        in_step: replicas that make each wave together, as those that share experts do.
     """
     if rows <= most:
         return tuple(_parts(lengths, [rows], replicas))
@@ -47,17 +48,18 @@ def rows_in_flight(
         later = max(0.0, rows - (STEADY + 1) * most)  # begin in a state that repeats itself
         steady = FlightPart(later * lengths.mean / most, most, lengths.mean_square / lengths.mean / 2)
         return (steady, *_parts(lengths, _beginnings(lengths, rows - later, most), replicas))
-    return tuple(_waves(lengths, rows, most, replicas))
+    return tuple(_waves(lengths, rows, most, replicas, in_step))
 
 
-def _waves(lengths: Lengths, rows: float, most: int, replicas: int) -> Iterator[FlightPart]:
-    """Replicas wait for each other at the end alone. Of sums over waves, the longest exceeds the mean by as
-    many standard deviations as of one wave, and these grow with the root of the number of waves."""
+def _waves(lengths: Lengths, rows: float, most: int, replicas: int, in_step: int) -> Iterator[FlightPart]:
+    """Replicas that are not in step wait for each other at the end alone. Of sums over waves, the longest
+    exceeds the mean by as many standard deviations as of one wave, and these grow with the root of the number
+    of waves."""
     waves = ceil(rows / most)
-    for part in _parts(lengths, [most], 1):
+    for part in _parts(lengths, [most], in_step):
         yield replace(part, steps=(waves - 1) * part.steps)
     last = rows - most * (waves - 1)
-    for alone, all_ in zip(_parts(lengths, [last], 1), _parts(lengths, [last], replicas)):
+    for alone, all_ in zip(_parts(lengths, [last], in_step), _parts(lengths, [last], replicas)):
         yield replace(alone, steps=alone.steps + sqrt(waves) * (all_.steps - alone.steps))
 
 

@@ -157,9 +157,13 @@ class Lengths:
 
     def longest_of(self, texts: float) -> float:
         """The mean length of the longest of so many."""
+        return self.longest / _STEPS * sum(1 - ended**texts for ended in self._ended)
+
+    @cached_property
+    def _ended(self) -> tuple[float, ...]:
+        """Which share of the texts is no longer, at steps up to the longest."""
         width = self.longest / _STEPS
-        survivals = (self.survival((step + 0.5) * width) for step in range(_STEPS))
-        return width * sum(1 - (1 - survival) ** texts for survival in survivals)
+        return tuple(1 - self.survival((step + 0.5) * width) for step in range(_STEPS))
 
     def __str__(self) -> str:
         """``mean=1019, p95=3000``."""

@@ -43,7 +43,7 @@ def test_plans_say_their_lengths(tmp_path: Path) -> None:
     plan, unsaid = published(*STATED), published()
     assert plan.tokens_per_step == 64 * 32 * 1119
     assert "lengths" not in to_json(unsaid) and "lengths " not in plan_text(unsaid)
-    text = "prompts of prompts 100 tokens on average, 128 at most, responses of rollout 1,019"
+    text = "prompts of prompts 100 tokens on average, 128 at most; responses of rollout 1,019"
     assert text in " ".join(plan_text(plan).split())
     plan.save(tmp_path / "plan.json")
     assert load_plan(tmp_path / "plan.json").hash == plan.hash != unsaid.hash

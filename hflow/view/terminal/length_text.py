@@ -29,7 +29,7 @@ def planned_lengths(graph: Graph) -> Iterator[str]:
         return
     greatest = counted_at_greatest(graph)
     rest = "; ".join(f"{texts} of {', '.join(names)}" for texts, names in greatest.items())
-    yield f"{', '.join(stated)}{f'; at the greatest: {rest}' if rest else ''}"
+    yield f"{'; '.join(stated)}{f'; at the greatest: {rest}' if rest else ''}"
 
 
 def seen_lengths(graph: Graph, seen: Mapping[str, SeenLengths], width: int = 100) -> str:
