@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from hflow.bounded_read import UnreadableError, read_json
+from hflow.diagnostics import Diagnostic, HflowError
 from hflow.graph.lengths import QUANTILES, ImpossibleLengthsError, Lengths
 
 FILE = "lengths.json"
@@ -65,11 +66,14 @@ def read_lengths(folder: Path) -> dict[str, SeenLengths]:
 
 
 def seen_in(folder: Path) -> dict[str, SeenLengths]:
-    """As `read_lengths`; nothing where a run has left none, which those of older versions have not."""
+    """As `read_lengths`; nothing where a run has left no such file, as before its first step. HF407 where the
+    file is damaged."""
     try:
         return read_lengths(folder)
-    except UnreadableError:
-        return {}
+    except UnreadableError as error:
+        if error.reason == "missing":
+            return {}
+        raise HflowError(Diagnostic("HF407", f"`{folder / FILE}`: {error}")) from None
 
 
 def _nodes(said: Any) -> dict[str, SeenLengths]:

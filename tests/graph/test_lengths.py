@@ -16,7 +16,7 @@ from hflow.graph.builder.builder import GraphBuilder
 from hflow.graph.changes import changes
 from hflow.graph.ir import Graph
 from hflow.graph.lengths import QUANTILES, ImpossibleLengthsError, Lengths
-from hflow.graph.lengths_file import FILE, SeenLengths, lengths_text, read_lengths
+from hflow.graph.lengths_file import FILE, SeenLengths, lengths_text, read_lengths, seen_in
 from hflow.graph.load import load, load_text
 from hflow.graph.write.printer import ir
 from hflow.graph.write.yaml_printer import to_yaml
@@ -158,5 +158,8 @@ def test_those_of_a_run_are_read(tmp_path: Path) -> None:
 )
 def test_a_file_that_says_something_else_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE).write_text(text)
+    assert seen_in(tmp_path / "other") == {}
     with pytest.raises(HflowError, match="HF231"):
         grpo(f"nodes.rollout.lengths.from={tmp_path}")
+    with pytest.raises(HflowError, match="HF407"):
+        seen_in(tmp_path)

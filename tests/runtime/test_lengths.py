@@ -22,7 +22,7 @@ EVERY_STEP = RunConfig(samples=SamplePolicy(every=1))
 
 
 def planned(graph: Path, model: Path, *overrides: str, cluster: str = "local1") -> Plan:
-    return hflow.compile(hflow.load(graph, [f"params.model={model}", "params.steps=2", *overrides]), cluster)
+    return hflow.compile(hflow.load(graph, [f"params.model={model}", "params.steps=1", *overrides]), cluster)
 
 
 def sampled(run: Path) -> Counter[int]:
@@ -49,7 +49,7 @@ def test_a_run_says_what_it_saw_and_a_plan_takes_it(tiny_model: Path, tmp_path: 
     hflow.execute(
         plan, workers="inline", run_dir=tmp_path / "a", export=False, config=EVERY_STEP, console=said
     )
-    check(tmp_path / "a", rows=128)
+    check(tmp_path / "a", rows=64)
     (line,) = (line for line in said.export_text().splitlines() if line.startswith("responses of rollout"))
     own = read_lengths(tmp_path / "a")["rollout"].lengths
     assert line.split()[3:5] == ["2", f"{own.mean:.3g}"], "planned beside seen"
@@ -68,7 +68,7 @@ def test_a_run_says_what_it_saw_and_a_plan_takes_it(tiny_model: Path, tmp_path: 
 def test_lengths_of_all_replicas_are_counted_once(workers: Pool, tiny_model: Path, tmp_path: Path) -> None:
     plan = planned(GRPO, tiny_model, cluster="local4")
     hflow.execute(plan, pool=workers, run_dir=tmp_path / "run", export=False, config=EVERY_STEP)
-    check(tmp_path / "run", rows=128)
+    check(tmp_path / "run", rows=64)
 
 
 def test_in_a_region_all_rounds_count(tiny_model: Path, tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ class RunFolder:
 
     def _go_on(self, former: FormerRun) -> None:
         """Lines of steps that are made again are dropped; events stay, with one that says so."""
-        self.path = former.folder
+        self.path, self.lengths = former.folder, LengthCounts()
         self.samples = SampleFiles(self.path, self.config.samples)
         self.samples.cut(former.step)
         self.metrics = list(former.metrics)
