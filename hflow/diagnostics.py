@@ -62,6 +62,7 @@ CODES: dict[str, str] = {
     "HF228": "bad way of keeping a run (run)",
     "HF229": "log-probs over different tokens",
     "HF230": "bad adapter, or base, of a model",
+    "HF231": "impossible lengths",
     # 3xx: graph on a cluster
     "HF301": "bad cluster file value",
     "HF302": "bad pin, or node that cannot be explained",

@@ -115,9 +115,11 @@ def explain_command(
     as_json: AsJson = False,
     ascii_only: Ascii = False,
 ) -> None:
-    """Print a plan again; with a run of it, predicted and measured times."""
+    """Print a plan again; with a run of it, predicted and measured times, and lengths planned and seen."""
+    from hflow.graph.lengths_file import seen_in
     from hflow.view.measured import read_metrics
     from hflow.view.terminal.compiled_files import files_json, files_text
+    from hflow.view.terminal.length_text import seen_lengths
     from hflow.view.terminal.terminal import measured_text
 
     found = _read(plan)
@@ -131,6 +133,8 @@ def explain_command(
         _say("\n" + files, ascii_only)
     if analyze:
         _say("\n" + measured_text(found, metrics, width()), ascii_only)
+        if lengths := seen_lengths(found.graph, seen_in(analyze), width()):
+            _say("\n" + lengths, ascii_only)
     print(written, end="")
 
 

@@ -32,6 +32,7 @@ from hflow.plan.plan import VERSION, Plan
 from hflow.plan.program import Program
 from hflow.plan.read_shape import read_shape
 from hflow.plan.routes import unusable_routes, with_choices
+from hflow.plan.row_lengths import row_lengths
 from hflow.plan.vocabulary import foreign_tokens, tokens_beyond
 from hflow.plan.workload import rounds, token_makers, workload
 
@@ -128,5 +129,5 @@ def _tiny(graph: Graph, path: str) -> str:
 
 def _tokens_per_step(graph: Graph) -> int:
     """Prompt and response tokens of the rows that a step makes (or, without rollouts, trains on)."""
-    works = [(rounds(graph, n), workload(n)) for n in token_makers(graph)]
-    return sum(times * work.rows * work.sequence for times, work in works)
+    works = [(rounds(graph, n), workload(n, row_lengths(graph, n))) for n in token_makers(graph)]
+    return round(sum(times * work.rows * work.mean_sequence for times, work in works))

@@ -27,6 +27,7 @@ from hflow.cost.device import (
 from hflow.cost.execution import Execution
 from hflow.cost.experts import expert_replicas, experts_latency_s
 from hflow.cost.generation import generate_s
+from hflow.cost.passes import MicroBatches, passes
 from hflow.graph.ir import OpKind
 from hflow.plan.cluster import Cluster
 from hflow.plan.flops import expert_parameters, head_parameters, matmul_parameters, read_parameters
@@ -59,25 +60,26 @@ def node_time_s(
     if op == "train":
         update = update_s(shape, dtype, mesh, cluster, strategy, work.freeze)
         return work.optimizer_steps * (train_passes_s(run) + update)
-    tokens = _tokens(run)
+    parts = _micro_batches(run, trains=False)
+    tokens = _tokens(run, parts)
     slot = _layers_s(run, tokens, "score") + _head_s(run, tokens, "score")
     slot += run.messages_s(tokens) / mesh.pp + run.hop_s(tokens)
     slot += gather_s(shape, dtype, mesh, cluster, strategy)
-    return (ceil(work.rows / mesh.dp / micro_batch) + mesh.pp - 1) * slot
+    return (parts.count + mesh.pp - 1) * slot
 
 
 def train_passes_s(run: Execution) -> float:
     """Forward and backward passes over the rows of one update, without the update."""
-    again, tokens = 1 if run.strategy.recompute == "full" else 0, _tokens(run)
+    again, parts = 1 if run.strategy.recompute == "full" else 0, _micro_batches(run, trains=True)
+    tokens = _tokens(run, parts)
     layers, head = _trained_parts(run.shape, run.work.freeze)
     slot = (2 + layers + again) * _layers_s(run, tokens, "train") + (2 + head) * _head_s(run, tokens, "train")
-    slot += _remade_logits_s(run) + _count_s(run, tokens)
+    slot += _remade_logits_s(run, parts.rows) + _count_s(run, tokens)
     messages_s = (2 + again) * run.messages_s(tokens) + run.regathered_s(tokens)
     slot += messages_s / run.mesh.pp + 2 * run.strategy.vpp * run.hop_s(tokens)
     # The third gather scatters gradients.
     slot += 3 * gather_s(run.shape, run.dtype, run.mesh, run.cluster, run.strategy)
-    slots = ceil(run.work.rows_per_update / run.mesh.dp / run.micro_batch)
-    return (slots + (run.mesh.pp - 1) / run.strategy.vpp) * slot
+    return (parts.count + (run.mesh.pp - 1) / run.strategy.vpp) * slot
 
 
 def _count_s(run: Execution, tokens: float) -> float:
@@ -99,10 +101,13 @@ def _trained_parts(shape: ModelShape, freeze: tuple[str, ...]) -> tuple[float, f
     return 1 - held / sum(p.size for p in inside), float(head not in frozen)
 
 
-def _tokens(run: Execution) -> float:
+def _micro_batches(run: Execution, trains: bool) -> MicroBatches:
+    return passes(run.work, run.mesh.dp, run.micro_batch, run.mesh.pp > 1, trains)
+
+
+def _tokens(run: Execution, parts: MicroBatches) -> float:
     """Of a micro-batch, on one rank of cp."""
-    tokens = run.micro_batch * run.work.mean_sequence
-    return tokens / run.mesh.cp if run.mesh.cp > 1 else tokens
+    return parts.tokens / run.mesh.cp if run.mesh.cp > 1 else parts.tokens
 
 
 def _layers_s(run: Execution, tokens: float, kind: Literal["train", "score"]) -> float:
@@ -110,7 +115,7 @@ def _layers_s(run: Execution, tokens: float, kind: Literal["train", "score"]) ->
     shape, device = run.shape, run.device
     parameters = read_parameters(shape, tokens, run.strategy.ep) - head_parameters(shape)
     flops = 2 * (matmul_parameters(shape) - head_parameters(shape)) * tokens
-    flops += attention_work(shape, tokens, run.work.mean_sequence / 2)
+    flops += attention_work(shape, tokens, run.work.surrounding / 2)
     seconds = products_s(flops, parameters, kind, run.dtype, device, run.mesh.tp)
     between = tokens / run.mesh.tp if run.strategy.sp else tokens  # what norms and residual sums are made of
     seconds += residual_s(shape, between, run.dtype, device)
@@ -124,11 +129,11 @@ def _head_s(run: Execution, tokens: float, kind: Literal["train", "score"]) -> f
     return products_s(2 * parameters * tokens, parameters, kind, run.dtype, run.device, run.mesh.tp)
 
 
-def _remade_logits_s(run: Execution) -> float:
-    """The backward pass multiplies by the head once more where a micro-batch's logits, which response tokens
-    alone have, are not kept; of kept sets those that count always are."""
+def _remade_logits_s(run: Execution, rows: float) -> float:
+    """Of a micro-batch of so many rows: the backward pass multiplies by the head once more where its logits,
+    which response tokens alone have, are not kept; of kept sets those that count always are."""
     of_row = predicted_tokens(run.work.mean_sequence, run.work.mean_response, run.mesh)
-    tokens, width = run.micro_batch * of_row, outputs_per_position(run.shape, run.mesh)
+    tokens, width = rows * of_row, outputs_per_position(run.shape, run.mesh)
     if run.shape.head == "scalar" or run.work.kept or keeps_logits(ceil(tokens), width):
         return 0.0
     return _head_s(run, tokens, "train")

@@ -4,6 +4,9 @@ Rows are generated in waves of as many as the KV cache holds. A wave reads its p
 tokens one by one. Each step multiplies by all weights, which takes the larger of reading them and of the
 products; reads the keys and values of all rows so far; and waits for kernels and all-reduces. With
 pipeline stages a wave is cut into as many parts, which follow each other through the stages.
+
+Where lengths are stated, rows end at lengths of their own (`rows_in_flight`), and a step has those that are
+left; the last steps have few rows, and take hardly less time for that.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from math import ceil
 from hflow.cost.device import BYTES, attention_work, layer_latency_s, products_s, residual_s, stream_s
 from hflow.cost.execution import Execution
 from hflow.cost.experts import experts_latency_s
+from hflow.cost.rows_in_flight import rows_in_flight
+from hflow.graph.lengths import Lengths
 from hflow.plan.engine_registry import profile_of
 from hflow.plan.flops import head_parameters, latent_flops, matmul_parameters, read_parameters
 
@@ -23,7 +28,31 @@ def generate_s(run: Execution) -> float:
     waves = ceil(work.rows / run.mesh.dp / wave)
     if not run.strategy.kv_cache:
         return waves * _reread_s(run)
+    if work.varies:
+        return _prompts_s(run) + _responses_s(run)
     return waves * (prefill_s(run, wave / work.samples, work.prompt) + decode_s(run))
+
+
+def _prompts_s(run: Execution) -> float:
+    """Reading the prompts of all rows, of as many at once as rows are in flight. A wave is padded to its
+    longest prompt."""
+    work, rows = run.work, run.work.rows / run.mesh.dp
+    together = min(rows, run.micro_batch) / work.samples
+    length = work.mean_prompt
+    if work.prompts and not profile_of(run.strategy.engine).refills:
+        length = work.prompts.longest_of(together)
+    return rows / work.samples / together * prefill_s(run, together, length)
+
+
+def _responses_s(run: Execution) -> float:
+    """All new tokens of all rows, until the last replica's last row has ended."""
+    work, refills = run.work, profile_of(run.strategy.engine).refills
+    lengths = work.responses or Lengths(work.response, work.response)
+    flight = rows_in_flight(
+        lengths, work.rows / run.mesh.dp, run.micro_batch, refills, run.mesh.dp, run.strategy.ep
+    )
+    prompt = work.mean_prompt
+    return sum(p.steps * _step_s(run, p.rows / run.mesh.pp, prompt + p.tokens) for p in flight)
 
 
 def _reread_s(run: Execution) -> float:
@@ -46,12 +75,15 @@ def prefill_s(run: Execution, prompts: float, length: float) -> float:
 
 
 def decode_s(run: Execution) -> float:
-    """All new tokens of a wave. Its steps last until the longest response ends; where responses are shorter
-    (`Workload.mean_response`), finished rows leave it and cost nothing."""
-    shape, work, device = run.shape, run.work, run.device
-    # Of one part, on average over the steps.
-    rows = run.micro_batch * work.mean_response / work.response / run.mesh.pp
-    context = work.prompt + work.mean_response / 2
+    """All new tokens of a wave of rows of the greatest lengths."""
+    work = run.work
+    return work.response * _step_s(run, run.micro_batch / run.mesh.pp, work.prompt + work.response / 2)
+
+
+def _step_s(run: Execution, rows: float, context: float) -> float:
+    """One new token for each of `rows` rows, which are a part of those in flight where there are pipeline
+    stages; they have `context` tokens before it."""
+    shape, device = run.shape, run.device
     flops = 2 * matmul_parameters(shape) * rows + latent_flops(shape, rows, context)
     weights = read_parameters(shape, rows, run.strategy.ep)
     products = products_s(flops, weights, "prefill", run.dtype, device, run.mesh.tp)
@@ -59,7 +91,7 @@ def decode_s(run: Execution) -> float:
     cache = stream_s(read, device)
     part = products + cache + shape.num_layers * layer_latency_s(device) + _messages_s(run, rows)
     part += experts_latency_s(shape, rows, run.strategy, device)
-    return work.response * (part + profile_of(run.strategy.engine).token_step_s(device.platform))
+    return part + profile_of(run.strategy.engine).token_step_s(device.platform)
 
 
 def _messages_s(run: Execution, tokens: float) -> float:

@@ -30,6 +30,8 @@ def is_harmless(key: str, old: Graph, new: Graph) -> bool:
             return not _shifting(old, new)
         case ["name" | "doc"] | ["loop", "name"] | ["eval" | "evaluations", *_]:
             return True
+        case ["nodes", _, "lengths"]:
+            return True
         case ["nodes", _, "in", _, "derived"]:  # the source is a key of its own
             return True
         case ["models", _, "base"]:
@@ -100,6 +102,8 @@ def meaning(key: str, old: Graph, new: Graph) -> str:
             return _of_model(name, rest, old, new)
         case ["nodes", name]:
             return _of_whole_node(name, old, new)
+        case ["nodes", _, "lengths"]:
+            return "only what the planner expects differs"
         case ["nodes", name, "with", call.TIMEOUT] if is_harmless(key, old, new):
             return _BOUND
         case ["nodes", _, "with", "freeze"] if not is_possible(key, old, new):

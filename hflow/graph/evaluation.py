@@ -66,6 +66,7 @@ def _evaluated(node: Node, factors: Mapping[Factor, Factor], options: Mapping[st
         options=options,
         after=(),
         region=region,
+        lengths=None,  # the step's, of other rows
     )
 
 

@@ -16,6 +16,7 @@ import networkx as nx
 from hflow.diagnostics import Span
 from hflow.display import Displayed
 from hflow.graph.adapter import Adapter
+from hflow.graph.lengths import Lengths
 from hflow.graph.types import ValueType
 
 OpKind = Literal["data", "generate", "score", "train", "call", "repeat"]
@@ -148,7 +149,9 @@ class Node:
 
     `after` names nodes that come first although no value says so. `region` is the loop that the node
     stands in: the step loop, or a ``repeat`` node. A ``repeat`` node comes after the nodes of its region
-    and reads what leaves it: its input `keep`, then one input for each of its outputs.
+    and reads what leaves it: its input `keep`, then one input for each of its outputs. `lengths`: of the
+    prompts of a data node, or of the responses of a generate node, as the planner is to expect them; no token
+    depends on it. None: all count at the greatest.
     """
 
     name: str
@@ -162,6 +165,7 @@ class Node:
     after: tuple[str, ...] = ()
     region: str = "step"
     span: Span | None = field(default=None, compare=False)
+    lengths: Lengths | None = None
 
     def input(self, port: str) -> Input | None:
         return next((i for i in self.inputs if i.port == port), None)

@@ -162,7 +162,7 @@ class Plan(Displayed):
 def to_json(plan: Plan, leave_out: Set[str] = frozenset()) -> str:
     """`leave_out`: fields of the plan. Graphs without named evaluations, adapters or files of chats do not
     say so, nor do shapes without scaled rotary positions, windows or latent attention, nor nodes without
-    sequence parallelism or interleaved stages: their plans are those from before."""
+    lengths, sequence parallelism or interleaved stages: their plans are those from before."""
     from pydantic import TypeAdapter
 
     without: dict[str, Any] = dict.fromkeys(leave_out, True)
@@ -201,8 +201,12 @@ def _unsaid_of_model(model: Model) -> dict[str, Any]:
 
 
 def _unsaid_of_nodes(nodes: Sequence[Node]) -> dict[int, Any]:
-    plain = (i for i, node in enumerate(nodes) if node.model and not node.model.base)
-    return {i: {"model": {"base": True}} for i in plain}
+    return {i: _unsaid_of_node(node) for i, node in enumerate(nodes)}
+
+
+def _unsaid_of_node(node: Node) -> dict[str, Any]:
+    base: dict[str, Any] = {"model": {"base": True}} if node.model and not node.model.base else {}
+    return base if node.lengths else base | {"lengths": True}
 
 
 def _plain(nodes: tuple[NodePlan, ...]) -> dict[int, Any]:

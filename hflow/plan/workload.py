@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from hflow.graph.infer.kinds.generate import ROUTES
 from hflow.graph.infer.kinds.train import balance_coef, frozen_patterns
 from hflow.graph.infer.signature import parse_signature
 from hflow.graph.ir import Function, Graph, Node
+from hflow.graph.lengths import Lengths
 from hflow.graph.types import ValueType
+from hflow.plan.ports import row_unit
+from hflow.plan.row_lengths import UNSTATED, RowLengths
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,8 @@ class Workload:
 
     `samples`: sequences that share one prompt; `group`: rows that a loss sees together;
     `optimizer_steps`: updates per step of a train node, each over `rows_per_update` rows;
-    `mean`: mean length of the responses where it is known, else they count with the greatest; `freeze`:
+    `prompts`, `responses`: how long they are, where that is stated, else they count at the greatest, as they
+    always do in memory; `alike`: rows that stand together for having one prompt; `freeze`:
     patterns of the names of parameters that a train node leaves as they are; `kept`: the most tokens over
     which log-probs of a truncated distribution are taken; 0: over all. `counts_choices`: an update's rows
     pass forward once more, for their choices of experts to be counted before. `choices`: experts of a token,
@@ -33,7 +37,9 @@ class Workload:
     optimizer_steps: int = 0
     rows_per_update: int = 0
     group: int = 1
-    mean: float | None = None
+    prompts: Lengths | None = None
+    responses: Lengths | None = None
+    alike: int = 1
     freeze: tuple[str, ...] = ()
     kept: int = 0
     counts_choices: bool = False
@@ -44,16 +50,47 @@ class Workload:
         return self.prompt + self.response
 
     @property
+    def varies(self) -> bool:
+        """Whether rows may be shorter than the greatest."""
+        return self.prompts is not None or self.responses is not None
+
+    @property
+    def mean_prompt(self) -> float:
+        return self.prompts.mean if self.prompts else self.prompt
+
+    @property
     def mean_response(self) -> float:
-        return self.response if self.mean is None else self.mean
+        return self.responses.mean if self.responses else self.response
 
     @property
     def mean_sequence(self) -> float:
-        return self.prompt + self.mean_response
+        return self.mean_prompt + self.mean_response
+
+    @property
+    def sequence_variance(self) -> float:
+        """Of the lengths of rows, in tokens squared; a response is as long whatever its prompt."""
+        return sum(lengths.variance for lengths in (self.prompts, self.responses) if lengths)
+
+    @property
+    def surrounding(self) -> float:
+        """The mean length of the row in which a token stands: long rows have more tokens."""
+        if not self.varies:
+            return self.mean_sequence
+        return self.mean_sequence + self.sequence_variance / self.mean_sequence
 
 
-def workload(node: Node) -> Workload:
-    """The workload of one execution of a generate, score or train node."""
+def workload(node: Node, lengths: RowLengths = UNSTATED) -> Workload:
+    """The workload of one execution of a generate, score or train node, with rows of such `lengths`."""
+    counted = _counted(node)
+    if lengths == UNSTATED:
+        return counted
+    return replace(
+        counted, prompts=lengths.prompts, responses=lengths.responses, alike=row_unit(node.type_of("tokens"))
+    )
+
+
+def _counted(node: Node) -> Workload:
+    """With rows of the greatest lengths."""
     tokens = node.type_of("tokens")
     longest = _ragged_size(tokens)
     if node.op == "generate":

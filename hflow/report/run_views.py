@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hflow.diagnostics import Diagnostic
+from hflow.graph.lengths_file import seen_in
 from hflow.plan.plan import Plan
 from hflow.report.report import RunReport, report_html
 from hflow.report.samples.page import samples_html
@@ -16,6 +17,7 @@ from hflow.runtime.controller.run_views import RunViews
 from hflow.runtime.samples.files import sample_files
 from hflow.view.measured import Metrics
 from hflow.view.terminal.diff import plan_diff
+from hflow.view.terminal.length_text import seen_lengths
 from hflow.view.terminal.terminal import labelled, measured_text
 
 WIDTH = 100
@@ -43,4 +45,8 @@ def _pages(folder: Path, plan: Plan) -> Mapping[str, Callable[[], str]]:
     return {SAMPLES: lambda: samples_html(folder, plan.graph.name)} if sample_files(folder) else {}
 
 
-RUN_VIEWS = RunViews(_files, measured_text, _changes, _pages, make_trackers)
+def _lengths(folder: Path, plan: Plan) -> str:
+    return seen_lengths(plan.graph, seen_in(folder), WIDTH)
+
+
+RUN_VIEWS = RunViews(_files, measured_text, _changes, _pages, make_trackers, _lengths)

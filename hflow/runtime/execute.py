@@ -96,6 +96,8 @@ def execute(
                 Attempts(plan, own, folder, run, signals, console, views, export, replan).make(former)
                 if table := views.table(folder.plan, folder.metrics):
                     _say(console, table)
+                if lengths := views.lengths(folder.path, folder.plan):
+                    _say(console, "\n" + lengths)
             run.status = "finished"
         except BaseException as raised:
             error = raised

@@ -43,15 +43,16 @@ PATHS = {
 BEYOND_ANY = 10**15
 
 
-def case(name: str, seed: int, most: int) -> Draft:
-    """A problem with graph `name` that has `most` plans at the most, after `candidates`.
+def case(name: str, seed: int, most: int, overrides: tuple[str, ...] = ()) -> Draft:
+    """A problem with graph `name` that has `most` plans at the most, after `candidates`; with `overrides` of
+    its graph, which leave its shapes and sizes.
 
     Some problems have no plan that fits, but none has a node group which does not fit even alone.
     """
     random = Random(f"{name} {seed}")
     while True:
         try:
-            draft = _drawn(name, random)
+            draft = _drawn(name, random, overrides)
         except HflowError:  # a pinned node cannot run on so many devices
             continue
         for kept in (8, 6, 4, 3, 2, 1):
@@ -101,8 +102,8 @@ def all_allocations(space: SearchSpace) -> Iterator[Allocation]:
             yield replace(each, spread=spread, first=first)
 
 
-def _drawn(name: str, random: Random) -> Draft:
-    graph, cluster = _graph(name, random.choice((16, 64, 256))), _cluster(random)
+def _drawn(name: str, random: Random, overrides: tuple[str, ...] = ()) -> Draft:
+    graph, cluster = _graph(name, random.choice((16, 64, 256)), overrides), _cluster(random)
     options = PlannerOptions(
         placement=random.choice(("auto", "auto", "auto", "split", "standalone", "colocate"))
     )
@@ -118,12 +119,12 @@ def _drawn(name: str, random: Random) -> Draft:
 
 
 @lru_cache
-def _graph(name: str, response: int) -> Graph:
+def _graph(name: str, response: int, more: tuple[str, ...] = ()) -> Graph:
     paths = ("model", *PATHS.get(name, ()))
     overrides = [f"params.{path}={STAND_IN}" for path in paths]
     if name not in FIXED:
         overrides.append(f"params.max_new_tokens={response}")
-    return hflow.load(ROOT / GRAPHS[name], overrides)
+    return hflow.load(ROOT / GRAPHS[name], [*overrides, *more])
 
 
 def _shape(random: Random) -> ModelShape:

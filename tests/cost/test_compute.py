@@ -13,6 +13,7 @@ from hflow.cost.device import device_of
 from hflow.cost.execution import Execution
 from hflow.cost.generation import decode_s, prefill_s
 from hflow.graph.ir import OpKind
+from hflow.graph.lengths import Lengths
 from hflow.plan.cluster import Calibration, Cluster, Link
 from hflow.plan.cluster_file import load_cluster
 from hflow.plan.flops import attention_flops, latent_flops
@@ -155,18 +156,17 @@ def test_samples_of_a_prompt_share_its_prefill(a100: Cluster) -> None:
 
 
 def test_short_responses_free_rows_but_not_steps(plain: Cluster) -> None:
-    work = Workload(512, 0, 200)
-    longest, ragged = (
-        decode_s(Execution(LLAMA, "bf16", w, ONE, 512, plain)) for w in (work, replace(work, mean=100))
-    )
-    products = 2 * MATRICES / 312e12 * 512 * 200
-    assert longest == pytest.approx(products + 512 * 200 * 100 * 512 * 2**10 / 2.039e12)
-    assert ragged == pytest.approx(products / 2 + 256 * 200 * 50 * 512 * 2**10 / 2.039e12)
-    few = replace(work, rows=1, mean=100)
-    assert decode_s(Execution(LLAMA, "bf16", few, ONE, 1, plain)) >= 200 * 2 * MATRICES / 2.039e12
-    trained = [
-        train_passes_s(Execution(LLAMA, "bf16", replace(TRAIN, mean=m), ONE, 1, plain)) for m in (None, 0.0)
-    ]
+    """Uniform lengths: rows fall in a straight line, and below 153 of them the weights take as long to read
+    as before. Keys and values are read for half the mean square of the lengths, 200^2 / 3."""
+    work = Workload(512, 0, 200, responses=Lengths.of(200, 100, {}))
+    run = Execution(LLAMA, "bf16", work, ONE, 512, plain)
+    seconds = node_time_s("generate", LLAMA, "bf16", work, ONE, 512, plain) - prefill_s(run, 512, 0)
+    knee = 312 / 2.039 / 512  # of the rows, where both take as long
+    products = 2 * MATRICES / 312e12 * 512 * 200 * ((1 - knee**2) / 2 + knee**2)
+    cache = 512 * (200**2 / 3 / 2) * 512 * 2**10 / 2.039e12
+    assert seconds == pytest.approx(products + cache, rel=5e-3)
+    few = replace(TRAIN, responses=Lengths.of(1024, 1, {}))
+    trained = [train_passes_s(Execution(LLAMA, "bf16", w, ONE, 1, plain)) for w in (TRAIN, few)]
     assert trained[1] < trained[0] / 2, "fewer tokens, and shorter contexts"
 
 

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hflow.plan.layout import Mesh
+from hflow.plan.row_balance import MOST_TOKENS
 from hflow.runtime.engines.groups import NewGroup, make_groups
-from hflow.runtime.engines.megatron.balance import WORTH, Exchange, balanced
+from hflow.runtime.engines.megatron.balance import Exchange, balanced
 from hflow.runtime.rows import Rows, from_lists
 from tests.engines.processes import Pool
 
@@ -34,9 +35,9 @@ def test_no_rank_has_much_more_than_its_share(data: st.DataObject) -> None:
     before, after = loads(costs, owners, ranks), loads(costs, found, ranks)
     assert len(found) == len(costs) and set(found) <= set(range(ranks))
     assert max(after) <= max(before)
-    if max(before) * ranks <= WORTH * sum(before):
+    if max(before) * ranks <= MOST_TOKENS * sum(before):
         assert found == owners
-    if max(after) * ranks > WORTH * sum(after):
+    if max(after) * ranks > MOST_TOKENS * sum(after):
         assert max(after) - min(after) <= max(costs)
 
 

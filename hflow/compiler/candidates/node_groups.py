@@ -14,6 +14,7 @@ from hflow.plan.engine_profile import EngineProfile
 from hflow.plan.engine_registry import DEFAULT_ENGINE, GenerationEngine, profile_of
 from hflow.plan.frozen import ALL_TRAINED, TrainedWith, trained_with
 from hflow.plan.layout import Mesh
+from hflow.plan.row_lengths import UNSTATED, RowLengths, row_lengths
 from hflow.plan.sharding import Sharding
 from hflow.plan.strategy import Strategy
 from hflow.plan.workload import Workload, workload
@@ -27,7 +28,8 @@ class NodeGroup:
     trained (each set has one copy of its weights at most; those that use its `base` are a set), or all that
     use a frozen one. `evaluated`: the evaluation runs one of them too, with the newest weights whatever their
     `lag`. `engine`: of its generate nodes; those of two engines are two node groups, since these share no
-    weights. `trained`: how the model is, if any node trains it."""
+    weights. `trained`: how the model is, if any node trains it. `lengths`: of each
+    node's rows; empty: all count at the greatest."""
 
     name: str
     model: str
@@ -38,11 +40,12 @@ class NodeGroup:
     engine: GenerationEngine = DEFAULT_ENGINE
     trained: TrainedWith = ALL_TRAINED
     base: bool = False
+    lengths: tuple[RowLengths, ...] = ()
 
     @cached_property
     def works(self) -> tuple[Workload, ...]:
         """Of each node."""
-        return tuple(map(workload, self.nodes))
+        return tuple(map(workload, self.nodes, self.lengths or [UNSTATED] * len(self.nodes)))
 
     @property
     def profile(self) -> EngineProfile:
@@ -171,7 +174,7 @@ def node_groups(
     return tuple(
         NodeGroup(
             nodes[0].name, model, role, tuple(nodes), lag, any(n.name in again for n in nodes), engine,
-            trained_with(graph, model), base,
+            trained_with(graph, model), base, tuple(row_lengths(graph, n) for n in nodes),
         )
         for (model, role, lag, _, engine, base), nodes in members.items()
     )  # fmt: skip

@@ -104,10 +104,18 @@ class GraphBuilder:
         return ModelHandle(name)
 
     def data(
-        self, name: str, *, out: Mapping[str, str], after: Sequence[Named] = (), **options: Any
+        self,
+        name: str,
+        *,
+        out: Mapping[str, str],
+        after: Sequence[Named] = (),
+        lengths: Mapping[str, Any] | None = None,
+        **options: Any,
     ) -> NodeHandle:
-        """Rows of a dataset; `out` gives the type of each column."""
-        return self._node(name, {"op": "data", "after": after, "with": options, "out": out})
+        """Rows of a dataset; `out` gives the type of each column. `lengths`: of its prompts, as the planner
+        is to expect them: ``{"mean": 200}``."""
+        spec = {"op": "data", "after": after, "lengths": lengths, "with": options, "out": out}
+        return self._node(name, spec)
 
     def generate(
         self,
@@ -117,10 +125,12 @@ class GraphBuilder:
         lag: int | str = 0,
         after: Sequence[Named] = (),
         out: Mapping[str, str] | None = None,
+        lengths: Mapping[str, Any] | None = None,
         **ports: Any,
     ) -> NodeHandle:
-        """Samples of a model, `lag` updates old."""
-        spec = {"op": "generate", "model": _use(model, lag), "after": after, "out": out}
+        """Samples of a model, `lag` updates old. `lengths`: of its responses, as the planner is to expect
+        them: ``{"mean": 1019}``."""
+        spec = {"op": "generate", "model": _use(model, lag), "after": after, "lengths": lengths, "out": out}
         return self._node(name, spec, ports)
 
     def score(

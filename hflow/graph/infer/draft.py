@@ -9,6 +9,7 @@ from typing import Any
 from hflow.diagnostics import Span
 from hflow.graph.infer.signature import Port, Signature
 from hflow.graph.ir import Function, Head, ModelUse, OpKind, Ref, Repeat
+from hflow.graph.lengths import Lengths
 from hflow.graph.source.document import KeyPath
 from hflow.graph.types import ValueType
 
@@ -53,6 +54,7 @@ class NodeDraft:
     place: KeyPath = ()
     span: Span | None = None
     input_spans: Mapping[str, Span] = field(default_factory=dict[str, Span])
+    lengths: Lengths | None = None
 
     @property
     def path(self) -> KeyPath:

@@ -13,6 +13,7 @@ from hflow.graph.infer.draft import KEEP, CarriedInput, NodeDraft
 from hflow.graph.infer.functions import FunctionSource
 from hflow.graph.infer.functions_at import filters_at, function_at
 from hflow.graph.infer.kinds import call, data, generate, score, train
+from hflow.graph.infer.stated_lengths import stated_lengths
 from hflow.graph.ir import Function, Head, ModelUse, Ref, Repeat
 from hflow.graph.options import REQUIRED, Option, OptionProblem, defaults, problems
 from hflow.graph.row_sources import SUCCESS, success_curriculum, with_filters
@@ -74,7 +75,9 @@ class _Drafter:
                 drafted = self._reading(drafted, node, generate.options(wired), node.with_)
                 self._report(bare.path, generate.option_problems(node.with_, generate.continues(wired)))
                 made = generate.ports(wired, drafted.options)
-                return replace(drafted, outputs=made, declared=self._types(bare, node.out))
+                drafted = replace(drafted, outputs=made, declared=self._types(bare, node.out))
+                greatest = drafted.options.get("max_new_tokens")
+                return replace(drafted, lengths=stated_lengths(node.lengths, drafted, greatest, self.found))
             case schema.ScoreSpec():
                 drafted = self._using(bare, node.model)
                 outputs = score.output_ports(drafted.head) if drafted.head else None
@@ -158,7 +161,12 @@ class _Drafter:
             options.pop("dataset", None)  # so that nobody reads what is wrong in it
         else:
             options = with_filters(options, filters)
-        drafted = self._fed_back(bare, node.with_)
+        longest = options.get("max_prompt_tokens") if tokenized else None
+        lengths = stated_lengths(node.lengths, bare, longest, self.found)
+        drafted = replace(self._fed_back(bare, node.with_), lengths=lengths)
+        if node.lengths and not tokenized and len(columns) == len(node.out):
+            message = f"`lengths` of `{bare.name}` has no effect: no column has tokens"
+            self.found.add("HF231", message, (*bare.path, "lengths"), key=True)
         return replace(
             drafted, outputs=tuple(node.out), declared=columns if one_name else {}, options=options
         )

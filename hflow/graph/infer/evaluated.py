@@ -102,6 +102,7 @@ def _renamed(draft: NodeDraft, evaluation: str, options: Mapping[str, Any], loop
         after=(),
         region=loop,
         place=(),
+        lengths=None,  # the step's, of other rows
     )
 
 

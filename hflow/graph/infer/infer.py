@@ -150,6 +150,7 @@ class _Inference:
             after=draft.after,
             region=draft.region,
             span=draft.span,
+            lengths=draft.lengths,
         )
         return replace(node, repeat=self._repeat(draft, draft.repeat, node)) if draft.repeat else node
 

@@ -9,7 +9,7 @@ from hflow.graph.source.document import Item, KeyPath
 from hflow.graph.source.schema import keys_at, node_path
 
 _NODE = (
-    ("op", "model", "fn", "loss", "in", "after")
+    ("op", "model", "fn", "loss", "in", "after", "lengths")
     + ("nodes", "until", "times", "short")
     + ("with", "repeat", "out")
 )

@@ -30,6 +30,7 @@ Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 MetricName = Annotated[str, Field(pattern=METRIC_NAME_PATTERN)]
 RefText = Annotated[str, Field(pattern=REF_PATTERN, description="node.port")]
 FailureCode = Annotated[str, Field(pattern=r"^HF4[0-9][0-9]$", description="of a failure, as HF401")]
+Tokens = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 DurationS = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 
 
@@ -248,6 +249,24 @@ InputSpec = Annotated[SourceSpec, BeforeValidator(_source)]
 NamesSpec = Annotated[list[Name], BeforeValidator(_texts)]
 
 
+class LengthsSpec(_Shape):
+    """Of the prompts of a data node, or of the responses of a generate node, in tokens, as the planner is to
+    expect them. `p50`: half of them are no longer. `from`: a run folder, whose lengths these are."""
+
+    mean: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    p0: Tokens | None = None
+    p5: Tokens | None = None
+    p10: Tokens | None = None
+    p25: Tokens | None = None
+    p50: Tokens | None = None
+    p75: Tokens | None = None
+    p90: Tokens | None = None
+    p95: Tokens | None = None
+    p99: Tokens | None = None
+    p100: Tokens | None = None
+    from_: str | None = Field(None, alias="from")
+
+
 class _NodeSpec(_Shape):
     with_: dict[str, Any] = Field({}, alias="with")
     after: NamesSpec = []
@@ -259,11 +278,13 @@ class _ReadingSpec(_NodeSpec):
 
 class DataSpec(_NodeSpec):
     op: Literal["data"]
+    lengths: LengthsSpec | None = None
     out: dict[Name, str] = Field(min_length=1)
 
 
 class GenerateSpec(_ReadingSpec):
     op: Literal["generate"]
+    lengths: LengthsSpec | None = None
     model: ModelUseSpec
     out: dict[str, str] = {}
 
@@ -375,6 +396,8 @@ def keys_at(path: tuple[str | int, ...], op: str | None = None) -> tuple[str, ..
             return _keys(OPS[op]) if op in OPS else ("op",)
         case ("nodes", _, "repeat"):
             return _keys(RepeatSpec)
+        case ("nodes", _, "lengths"):
+            return _keys(LengthsSpec)
         case ("nodes", _, "until"):
             return _keys(UntilSpec)
         case ("nodes", _, "model"):

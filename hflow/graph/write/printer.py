@@ -62,6 +62,8 @@ def _call(node: Node) -> Iterator[str]:
         yield "{" + _arguments(node.options) + "}"
     if node.repeat:
         yield f"repeat(epochs={node.repeat.epochs}, minibatch={node.repeat.minibatch})"
+    if node.lengths:
+        yield f"lengths({node.lengths})"
     if node.after:
         yield f"after({', '.join(node.after)})"
 

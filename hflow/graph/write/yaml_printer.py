@@ -137,7 +137,8 @@ def _node(graph: Graph, node: Node) -> YamlTree:
         case "data":
             written = _options(graph, node, data.OPTIONS)
             out = {o.port: _column(o.type) for o in node.outputs}
-            return {"op": "data", **_known(after=list(node.after)), "with": written, "out": out}
+            said = _known(after=list(node.after), lengths=_lengths(node))
+            return {"op": "data", **said, "with": written, "out": out}
         case "repeat":
             return _region(graph, node)
         case _:
@@ -153,10 +154,15 @@ def _call(graph: Graph, node: Node) -> YamlTree:
         **_known(
             **{"in": {i.port: _source(i) for i in node.inputs if not i.derived}},
             after=list(node.after),
+            lengths=_lengths(node),
             **{"with": _options(graph, node, _known_options(node))},
             repeat=_repeat(node),
         ),
     }
+
+
+def _lengths(node: Node) -> YamlTree:
+    return {"mean": node.lengths.mean, **dict(node.lengths.quantiles)} if node.lengths else {}
 
 
 def _region(graph: Graph, node: Node) -> YamlTree:

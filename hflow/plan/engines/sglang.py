@@ -50,6 +50,7 @@ PROFILE = EngineProfile(
     tensor_parallel=True,
     vocab_unit=64,  # over tp it cuts a vocabulary that it has rounded up to a multiple of this
     in_flight=True,
+    refills=True,
     server=SERVER_PROFILE,
     lacks=_lacks,
 )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hflow.diagnostics import Diagnostic, HflowError
+from hflow.graph.lengths_file import FILE as LENGTHS_FILE
 from hflow.graph.run_config import DEFAULT_RUN, RunConfig
 from hflow.graph.run_file import FILE as RUN_FILE
 from hflow.graph.run_file import run_config_text
@@ -18,6 +19,7 @@ from hflow.plan.plan import Plan, to_json
 from hflow.runtime.controller.former_run import FormerRun, read_lines
 from hflow.runtime.controller.line_file import LineFile
 from hflow.runtime.controller.run_views import RunViews
+from hflow.runtime.controller.seen_lengths import LengthCounts
 from hflow.runtime.controller.tracking import TrackedRun, Tracking, values_before
 from hflow.runtime.samples.files import SampleFiles
 from hflow.whole_file import unwritten, write_whole
@@ -28,7 +30,8 @@ RESERVE, RESERVE_BYTES = ".reserve", 32 * 2**10  # room for the end of a run on 
 
 
 class RunFolder:
-    """graph.yaml, plan.json, run.yaml, summary.json, events.jsonl, metrics.jsonl; then report and trace.
+    """graph.yaml, plan.json, run.yaml, summary.json, events.jsonl, metrics.jsonl, lengths.json; then report
+    and trace.
 
     Once something could not be written, `problem` is the HflowError (HF407), and no more lines are appended:
     what is there stays as it is.
@@ -49,6 +52,7 @@ class RunFolder:
         self.problem: HflowError | None = None
         self.samples = SampleFiles(self.path, config.samples)
         self.tracking = Tracking()
+        self.lengths = LengthCounts()
         self.metrics: list[dict[str, Any]] = []
         self._events: list[dict[str, Any]] = []
         if former:
@@ -83,7 +87,7 @@ class RunFolder:
 
     def _go_on(self, former: FormerRun) -> None:
         """Lines of steps that are made again are dropped; events stay, with one that says so."""
-        self.path = former.folder
+        self.path, self.lengths = former.folder, LengthCounts()
         self.samples = SampleFiles(self.path, self.config.samples)
         self.samples.cut(former.step)
         self.metrics = list(former.metrics)
@@ -144,6 +148,16 @@ class RunFolder:
         try:
             if file := self.samples.collect(self.plan, step, ranks):
                 self.tracking.samples(step, file)
+        except HflowError as error:
+            self.problem = self.problem or error
+            raise
+
+    def keep_lengths(self, reports: Sequence[Mapping[str, Any]]) -> None:
+        """Write the lengths that all steps until now have seen. HF407 as `event`."""
+        self.lengths.add(reports)
+        try:
+            if text := self.lengths.text(self.plan.graph):
+                write_whole(self.path / LENGTHS_FILE, text, "HF407")
         except HflowError as error:
             self.problem = self.problem or error
             raise

@@ -43,11 +43,16 @@ def _no_table(plan: Plan, metrics: Sequence[Record]) -> str:
     return ""
 
 
+def _no_lengths(folder: Path, plan: Plan) -> str:
+    return ""
+
+
 @dataclass(frozen=True)
 class RunViews:
     """`files`: of the run folder, by name, from everything recorded; `pages`: the same of what lies in the
     folder; `table`: what is printed at the end; `changes`: what differs between the plans before and after
-    devices were lost; `trackers`: those of these names (HF404 where one is not installed)."""
+    devices were lost; `trackers`: those of these names (HF404 where one is not installed);
+    `lengths`: those of the texts in the folder, printed after `table`."""
 
     files: Callable[
         [Plan, Sequence[Record], Record, Sequence[Record], Sequence[Diagnostic]], Mapping[str, Text]
@@ -56,6 +61,7 @@ class RunViews:
     changes: Callable[[Plan, Plan], str] = _no_changes
     pages: Callable[[Path, Plan], Mapping[str, Text]] = _no_pages
     trackers: Callable[[Sequence[str]], Sequence[Tracker]] = _no_trackers
+    lengths: Callable[[Path, Plan], str] = _no_lengths
 
 
 NO_VIEWS = RunViews()

@@ -109,6 +109,7 @@ class StepLoop:
             case _:
                 metrics = merge(self.plan.graph, call[1], reports, self._ended - began)
                 self.folder.step(metrics, [event for report in reports for event in report["events"]])
+                self.folder.keep_lengths(reports)
                 if len(call) > 3:
                     self.folder.keep_samples(call[1], reports)
                 self.progress.step(metrics)

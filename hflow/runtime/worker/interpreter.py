@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
@@ -57,6 +58,7 @@ from hflow.runtime.worker.route import Route, make_route
 from hflow.runtime.worker.sample_parts import SampleParts
 from hflow.runtime.worker.staleness import sampled, staleness
 from hflow.runtime.worker.streams import streams
+from hflow.runtime.worker.text_lengths import text_lengths
 from hflow.runtime.worker.transfer import Received, move_rows
 from hflow.runtime.worker.whereabouts import Place
 from hflow.runtime.worker.worker_state import WorkerState
@@ -91,13 +93,14 @@ class _StepRun:
     tokens: int = 0
     trained: set[ModelWeights] = field(default_factory=set[ModelWeights])
     samples: SampleParts | None = None
+    lengths: dict[str, Counter[int]] = field(default_factory=dict[str, "Counter[int]"])
 
     def awaits(self, node: str) -> bool:
         """Whether a call of the node only begins it."""
         return any(isinstance(i, Await) and i.node == node for i in self.program.instructions)
 
     def report(self) -> dict[str, Any]:
-        names = ("metrics", "digests", "events", "tokens")
+        names = ("metrics", "digests", "events", "tokens", "lengths")
         return {name: getattr(self, name) for name in names}
 
     def measure(self, node: str, result: Result) -> None:
@@ -107,6 +110,11 @@ class _StepRun:
             self.metrics[f"{node}.{name}"] = before[0] + total, before[1] + weight
         if result.digest is not None:
             self.digests[node] = (self.digests.get(node, 0) + result.digest) % 2**64
+
+    def count_lengths(self, node: Node, result: Result) -> None:
+        """Add those of the texts that a node of the step has made; in a region, in each round."""
+        if not self.evaluation and (found := text_lengths(node, result.outputs)):
+            self.lengths.setdefault(node.name, Counter()).update(found)
 
 
 class Interpreter:
@@ -291,6 +299,8 @@ class Interpreter:
         speaks = first and (at["dp"] == 0 or not is_replicated(node))
         if speaks or plan.model:
             step.measure(node.name, result)
+        if speaks:
+            step.count_lengths(node, result)
         if speaks and node in token_makers(step.program.graph):
             step.tokens += len((result.outputs if node.op == "generate" else inputs)["tokens"].values)
         return Received()

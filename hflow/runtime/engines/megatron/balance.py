@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, all_reduce, all_to_all_single
 
+from hflow.plan.row_balance import MOST_TOKENS
 from hflow.runtime.rows import Rows
-
-WORTH = 1.05  # a rank with this many times the mean's tokens is worth moving rows for
 
 
 def balanced(costs: Sequence[int], owners: Sequence[int], ranks: int) -> list[int]:
@@ -23,13 +22,13 @@ def balanced(costs: Sequence[int], owners: Sequence[int], ranks: int) -> list[in
     nearest to making both equal.
 
     Returns:
-        The owner of each row. If a sum of costs still exceeds `WORTH` times the mean, it exceeds the least
-        sum by no more than the cheapest row there.
+        The owner of each row. If a sum of costs still exceeds `MOST_TOKENS` times the mean, it exceeds the
+        least sum by no more than the cheapest row there.
     """
     found, loads = list(owners), [0] * ranks
     for cost, owner in zip(costs, owners):
         loads[owner] += cost
-    while max(loads) * ranks > WORTH * sum(loads):
+    while max(loads) * ranks > MOST_TOKENS * sum(loads):
         most, least = loads.index(max(loads)), loads.index(min(loads))
         gap = loads[most] - loads[least]
         movable = [row for row, owner in enumerate(found) if owner == most and 0 < costs[row] < gap]

@@ -1,0 +1,31 @@
+"""The lengths of texts that a run has seen, added up over workers and steps."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hflow.graph.ir import Graph
+from hflow.graph.lengths_file import SeenLengths, lengths_text
+
+GREATEST = {"data": "max_prompt_tokens", "generate": "max_new_tokens"}  # the option, by kind of node
+
+
+class LengthCounts:
+    """Since a run began, or was last resumed."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, Counter[int]] = defaultdict(Counter)
+
+    def add(self, reports: Sequence[Mapping[str, Any]]) -> None:
+        """Those of one step."""
+        for report in reports:
+            for node, counts in report["lengths"].items():
+                self._counts[node].update(counts)
+
+    def text(self, graph: Graph) -> str:
+        """Of ``lengths.json``; empty before there is anything to say."""
+        nodes = [node for node in graph.nodes if self._counts.get(node.name)]
+        seen = {n.name: SeenLengths.of(self._counts[n.name], n.options[GREATEST[n.op]]) for n in nodes}
+        return lengths_text(seen) if seen else ""
