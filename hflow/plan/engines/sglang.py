@@ -27,6 +27,8 @@ def _lacks(shape: ModelShape) -> str:
     second version does not start, and the third gives other tokens."""
     if shape.post_norms:
         return "layers of Gemma's kind"
+    if shape.sinks:
+        return "attention sinks"
     if shape.window:
         return f"a sliding window of {shape.window.size} tokens"
     if shape.rotary_dim:

@@ -32,7 +32,8 @@ CHAT_TEMPLATES = {
 {%- endif %}
 """
 }
-WITH_EXPERTS = {"mixtral": "num_local_experts", "qwen3_moe": "num_experts"}  # and the key of their number
+# Families, and the key of the number of their experts.
+WITH_EXPERTS = {"gpt_oss": "num_local_experts", "mixtral": "num_local_experts", "qwen3_moe": "num_experts"}
 EXPERTS, TOP_K = 8, 2
 VOCABULARY_MULTIPLE = 16  # so that tensor parallelism of up to 16 divides the embedding
 

@@ -80,9 +80,9 @@ class TransformersModel(ModelEngine):
 def _load(setup: ModelSetup) -> PreTrainedModel:
     of_head: dict[str, Any] = {"lm": AutoModelForCausalLM, "scalar": AutoModelForSequenceClassification}
     labels = {"num_labels": 1} if setup.shape.head == "scalar" else {}
-    # Of transformers' kinds of attention that need no further package, this one caps scores.
-    capped = {"attn_implementation": "eager"} if setup.shape.attention_cap else {}
+    # Of transformers' kinds of attention that need no further package, this one caps scores and has sinks.
+    explicit = {"attn_implementation": "eager"} if setup.shape.explicit_scores else {}
     made = of_head[setup.shape.head].from_pretrained(
-        setup.model.path, dtype=TORCH_DTYPES[setup.model.dtype], local_files_only=True, **labels, **capped
+        setup.model.path, dtype=TORCH_DTYPES[setup.model.dtype], local_files_only=True, **labels, **explicit
     )
     return made.to(setup.device).eval()
