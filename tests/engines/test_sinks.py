@@ -63,10 +63,11 @@ def test_the_newest_token_sees_what_it_sees_among_the_others() -> None:
 
 def test_clamped_gates_and_their_gradients() -> None:
     """On both sides of every limit; transformers has gate and up in alternate columns."""
-    module: Any = SimpleNamespace(limit=0.7, alpha=1.3)
+    experts: Any = GptOssExperts
+    module = SimpleNamespace(limit=0.7, alpha=1.3)
     mine = ClampedSwiGLU(GateClamp(slope=1.3, limit=0.7))
     x = torch.randn(6, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     alternate = x.unflatten(-1, (2, 5)).transpose(-1, -2).flatten(-2)
     assert (x > 0.7).any() and (x < -0.7).any()
-    torch.testing.assert_close(mine(x), GptOssExperts._apply_gate(module, alternate))
+    torch.testing.assert_close(mine(x), experts._apply_gate(module, alternate))
     assert gradcheck(mine, (x.requires_grad_(),))
