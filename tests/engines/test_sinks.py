@@ -50,6 +50,22 @@ def test_attention_and_its_gradients(scores_at_once: int, window: int | None, pa
         torch.testing.assert_close(x.grad, other.grad, atol=1e-4, rtol=1e-5)  # sums of numbers of size 100
 
 
+def test_half_precision_is_close_to_float32() -> None:
+    """Scores and their softmax are float32; what goes in and comes out has 8 bits."""
+    wide = [*tensors(torch.bfloat16), sinks(torch.bfloat16)]
+    narrow = [x.detach().clone().requires_grad_() for x in wide]
+    query, key, value, of_heads = (x.float() for x in wide)
+    expected = attend_explicitly(query, key, value, None, of_heads)
+    mine_query, mine_key, mine_value, mine_sinks = narrow
+    found = attend_explicitly(mine_query, mine_key, mine_value, None, mine_sinks)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), expected, atol=0.05, rtol=2**-7)
+    expected.square().sum().backward()
+    found.float().square().sum().backward()
+    for x, other in zip(narrow, wide):
+        torch.testing.assert_close(x.grad, other.grad, atol=0.2, rtol=2**-5)
+
+
 def test_the_newest_token_sees_what_it_sees_among_the_others() -> None:
     query, key, value = tensors()
     of_heads = sinks(torch.float64)
