@@ -193,7 +193,8 @@ def _weight_map(folder: Path) -> dict[str, str]:
 def _check(found: StoredTensor, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...] = DTYPES) -> None:
     if found.dtype not in dtypes:
         problem = f"tensor `{name}` is {found.dtype}; weights are one of {', '.join(dtypes)}"
-        raise unusable(found.file, problem, "quantized weights are not supported")
+        help_ = "quantized weights are not supported" if dtypes == DTYPES else ""
+        raise unusable(found.file, problem, help_)
     if found.shape != shape:
         raise unusable(found.file, f"tensor `{name}` has shape {found.shape}, asked for is {shape}")
 
