@@ -67,6 +67,7 @@ class Case:
 TRAIN, SCORE, ROLLOUT = "actor_train", "ref_logprobs", "rollout"
 QWEN3, TIED, WORDY = (("family", "qwen3"),), (("tied", True),), (("alphabet", WORDS),)
 EXPERTS = ("family", "qwen3_moe"), ("ffn", 256)
+GPT_OSS = ("family", "gpt_oss"), ("ffn", 256)
 CASES = {
     "f32": Case(TRAIN, "tp1,micro4,no-recompute@0"),
     "f32 one row at a time": Case(TRAIN, "tp1,micro1,no-recompute@0"),
@@ -92,6 +93,8 @@ CASES = {
     "f32 experts": Case(TRAIN, "tp1,micro4,no-recompute@0", model=EXPERTS),
     "bf16 experts recompute": Case(TRAIN, "tp1,micro4,recompute@0", BF16, EXPERTS),
     "f32 experts ep2": Case(TRAIN, "dp2,ep2,micro4,no-recompute@0-1", model=EXPERTS),
+    "f32 gpt_oss": Case(TRAIN, "tp1,micro4,no-recompute@0", model=GPT_OSS),
+    "bf16 gpt_oss tp2": Case(TRAIN, "tp2,micro4,no-recompute@0-1", BF16, GPT_OSS),
     "f32 gemma2": Case(TRAIN, "tp1,micro4,no-recompute@0", model=(("family", "gemma2"), *TIED)),
     "f32 pp2": Case(TRAIN, "pp2,micro2,no-recompute@0-1"),
     "score f32": Case(SCORE, "tp1,micro8@0"),

@@ -179,7 +179,7 @@ def new_model_command(
     ffn: Annotated[int | None, typer.Option(min=1, help="Default: 4 x hidden.")] = None,
     alphabet: Annotated[str | None, typer.Option(help="Characters; default: printable ASCII.")] = None,
     experts: Annotated[
-        int | None, typer.Option(min=2, help="In each layer, of mixtral and qwen3_moe; default: 8.")
+        int | None, typer.Option(min=2, help="In each layer, of gpt_oss, mixtral and qwen3_moe; default: 8.")
     ] = None,
     max_positions: Annotated[int, typer.Option(min=1)] = 512,
     tied: Annotated[bool, typer.Option(help="Share embedding and output weights.")] = False,

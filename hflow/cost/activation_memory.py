@@ -25,7 +25,7 @@ def layer_activation_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mes
     by rows, and gate, up and product of the MLP, whose activation is made again; and what goes into norms of
     queries and keys: Q, and all of QKV, of which K is a view. With `sp` the inputs are split, too."""
     qkv = shape.query_width + shape.key_width + shape.value_width
-    outputs = 1 if shape.attention_cap else 2
+    outputs = 1 if shape.explicit_scores else 2
     split = qkv + outputs * shape.attended_width + 3 * shape.ffn
     split += shape.query_width + qkv if shape.qk_norm else 0
     inputs = (6 if shape.post_norms else 4) * shape.hidden

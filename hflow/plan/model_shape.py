@@ -23,6 +23,15 @@ NAMED = "shape:"
 
 
 @dataclass(frozen=True)
+class GateClamp:
+    """An MLP's gate as in gpt-oss (arXiv:2508.10925, section 2.2): (up + 1) * gate * sigmoid(`slope` * gate),
+    of a gate of `limit` at most and of an up between -`limit` and `limit`."""
+
+    slope: float
+    limit: float
+
+
+@dataclass(frozen=True)
 class Experts:
     """A layer has `num_experts` gated MLPs of width `ffn`; each token passes through `top_k` of them.
 
@@ -35,6 +44,7 @@ class Experts:
         mixtral_names: parameters are called as in Mixtral's files: ``block_sparse_moe.experts.0.w1`` instead
             of ``mlp.experts.0.gate_proj``.
         biased: router and experts have biases; the router is called ``mlp.router``, not ``mlp.gate``.
+        clamp: of their gates; None: these are silu(gate) * up.
     """
 
     num_experts: int
@@ -47,6 +57,7 @@ class Experts:
     normalised: bool = False
     mixtral_names: bool = False
     biased: bool = False
+    clamp: GateClamp | None = None
 
     def parameters_of_one(self, hidden: int) -> int:
         """Of an expert of a model of this width."""
@@ -161,6 +172,11 @@ class ModelShape(CachedHash):
     def outputs(self) -> int:
         """Numbers that the head gives each position."""
         return self.vocab if self.head == "lm" else 1
+
+    @property
+    def explicit_scores(self) -> bool:
+        """Whether attention makes its scores in memory: no fused kernel caps them, or knows of sinks."""
+        return self.sinks or self.attention_cap is not None
 
     @property
     def mlp_width(self) -> int:

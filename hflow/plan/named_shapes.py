@@ -11,7 +11,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import log
 
-from hflow.plan.model_shape import Experts, FamilyName, LatentAttention, ModelShape, SlidingWindow
+from hflow.plan.model_shape import (
+    Experts,
+    FamilyName,
+    GateClamp,
+    LatentAttention,
+    ModelShape,
+    SlidingWindow,
+)
 from hflow.plan.rotary_scaling import LinearScaling, Llama3Scaling, YarnScaling
 
 
@@ -144,7 +151,7 @@ def _gpt_oss(layers: int, experts: int) -> ModelShape:
     return ModelShape(
         "gpt_oss", layers, 2880, 64, 8, 64, 4 * 2880, vocab=201_088, max_positions=131_072, rope_theta=1.5e5,
         norm_eps=1e-5, tied=False, qkv_bias=True, output_bias=True, sinks=True,
-        moe=Experts(experts, 4, 2880, biased=True),
+        moe=Experts(experts, 4, 2880, normalised=True, biased=True, clamp=GateClamp(1.702, 7.0)),
         scaling=YarnScaling(32.0, 4096, 0.1 * log(32) + 1, truncate=False),
         window=SlidingWindow(128, tuple(range(0, layers, 2))),
     )  # fmt: skip

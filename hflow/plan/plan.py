@@ -233,8 +233,9 @@ def _unsaid_of_shape(shape: ModelShape) -> dict[str, Any]:
     unsaid: dict[str, Any] = {f.name: True for f in later if getattr(shape, f.name) == f.default}
     if shape.window and shape.window.rope_theta is None:
         unsaid["window"] = {"rope_theta": True}
-    if shape.moe and not shape.moe.biased:
-        unsaid["moe"] = {"biased": True}
+    if shape.moe:
+        plain = {"biased": not shape.moe.biased, "clamp": shape.moe.clamp is None}
+        unsaid["moe"] = {name: True for name, default in plain.items() if default}
     return unsaid
 
 

@@ -1,5 +1,5 @@
-"""How much memory the scores of soft-capped attention take. torch's fused kernels cap none, so that they are
-made, for some queries at a time."""
+"""How much memory the scores of attention take where they are soft-capped or stand beside sinks. torch's
+fused kernels know neither, so that scores are made, for some queries at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SCORE_COPIES_BYTES = 16  # of a score, in four float32 copies, from which softma
 
 def scores_bytes(shape: ModelShape, rows: int, keys: int, tp: int) -> int:
     """What a device needs for those of `rows` with so many keys, beside queries, keys and values."""
-    if not shape.attention_cap:
+    if not shape.explicit_scores:
         return 0
     return min(SCORES_BYTES, SCORE_COPIES_BYTES * rows * ceil(shape.num_heads / tp) * keys**2)
 

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from hflow.plan.digests import MORE_TEMPLATES
 from hflow.plan.families.family import Family
-from hflow.plan.families.registry import FAMILIES
-from hflow.plan.model_config import CONFIG
+from hflow.plan.families.registry import FAMILIES, shape_of
+from hflow.plan.model_config import CONFIG, read_config
 from hflow.plan.parameters import SCALAR_HEAD
 from hflow.runtime.adapter_export import AdapterExport
-from hflow.runtime.fused_tensors import joined
+from hflow.runtime.file_parts import joined
 from hflow.runtime.model_folder import read_object
 from hflow.runtime.tokenizer import load_tokenizer
 from hflow.runtime.whole_folder import whole_folder
@@ -54,10 +54,10 @@ def write_hf(
     folder = Path(folder)
     with whole_folder(folder) as new:
         _copy_companions(Path(source), new)
-        family = FAMILIES[read_object(new / CONFIG)["model_type"]]
+        shape = shape_of(read_config(new / CONFIG))
         merged = adapter.merging(tensors) if adapter else tensors
-        written = _write_shards(new, joined(family, merged))
-        _describe(new / CONFIG, family, written)
+        written = _write_shards(new, joined(shape, merged))
+        _describe(new / CONFIG, FAMILIES[shape.family], written)
         if adapter:
             adapter.write(new)
 
@@ -128,9 +128,11 @@ def _pads_with_end(folder: Path, config: Mapping[str, Any]) -> bool:
 
 
 def _describe(config_file: Path, family: Family, dtypes: dict[str, str]) -> None:
-    """Let config.json say what was written: the head, and the dtype, in which transformers loads weights."""
+    """Let config.json say what was written: the head, and the dtype, in which transformers loads weights;
+    they have no other format, whatever the source's had."""
     config = read_object(config_file)
-    config.pop("torch_dtype", None)
+    for key in ("torch_dtype", "quantization_config"):
+        config.pop(key, None)
     config["dtype"] = next(iter(dtypes.values()))
     if SCALAR_HEAD in dtypes:
         config["architectures"] = [family.class_of("scalar")]

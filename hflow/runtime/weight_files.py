@@ -6,7 +6,7 @@ All is read from the heads of the files, on every device alike, before a weight 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,27 +18,32 @@ from torch import Tensor
 from hflow.diagnostics import HflowError
 from hflow.graph.ir import Model
 from hflow.plan.digests import INDEX, SINGLE
-from hflow.plan.file_tensors import FileTensor, file_tensors
+from hflow.plan.file_tensors import WHOLE, FilePlace, FileTensor, file_tensors
+from hflow.plan.layout import Box, Range
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.parameters import SCALAR_HEAD
 from hflow.runtime.model_folder import check_files, read_object, unusable
+from hflow.runtime.mxfp4 import BLOCK, PACKED, unpacked
 
 LM_HEAD = "lm_head.weight"
 DTYPES = ("F64", "F32", "F16", "BF16")
 # Angles that follow from config.json, which older versions of transformers wrote.
 DERIVED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 VALUE_HEAD = "v_head."  # of TRL: beside a language model, of no use to it
+BLOCKS, SCALES = "_blocks", "_scales"  # behind the name of a tensor that is stored as MXFP4
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A parameter, whose rows are those of the file's tensor `name` from row `start` on; `shape`: its own."""
+    """A parameter of this `shape`, which lies at a `place` of the file's tensor `name`. `scales`: those of a
+    tensor that is stored as MXFP4, with rows as rows."""
 
     file: Path
     name: str
     dtype: str
     shape: tuple[int, ...]
-    start: int = 0
+    place: FilePlace = WHOLE
+    scales: StoredTensor | None = None
 
 
 def stored_tensors(model: Model, shape: ModelShape) -> dict[str, StoredTensor]:
@@ -55,26 +60,41 @@ def stored_tensors(model: Model, shape: ModelShape) -> dict[str, StoredTensor]:
     if model.head == "lm" and SCALAR_HEAD in stored and LM_HEAD not in stored:
         problem = f"model `{model.name}` has a scalar head in its folder, and predicts no tokens"
         raise unusable(folder, problem, "write `head: scalar`", model.span)
-    read = file_tensors(shape)
-    for tensor in read:
+    beside = {name: found for name, found in stored.items() if _is_harmless(name, model)}
+    found: dict[str, StoredTensor] = {}
+    for tensor in file_tensors(shape):
         if tensor.name in stored:
             _check(stored[tensor.name], tensor.name, tensor.shape)
+            found |= _parts(tensor, stored[tensor.name])
+        elif tensor.stacked and tensor.name + BLOCKS in stored:
+            found |= _packed_parts(tensor, stored, model)
         elif tensor.name != SCALAR_HEAD or model.frozen:
             raise missing(folder, tensor.name, model)
-    _refuse_unread(stored, model, shape)
-    beside = {name: found for name, found in stored.items() if _is_harmless(name, model)}
-    return beside | _parts(read, stored)
+    _refuse_unread(stored, found.values(), model, shape)
+    return beside | found
 
 
-def _parts(read: Iterable[FileTensor], stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Where each parameter lies."""
-    found: dict[str, StoredTensor] = {}
-    for tensor in (tensor for tensor in read if tensor.name in stored):
-        start = 0
-        for part in tensor.parts:
-            found[part.name] = replace(stored[tensor.name], shape=part.shape, start=start)
-            start += part.shape[0]
-    return found
+def _parts(tensor: FileTensor, whole: StoredTensor) -> dict[str, StoredTensor]:
+    """Where each parameter of a tensor lies."""
+    return {part.name: replace(whole, shape=part.shape, place=place) for part, place in tensor.parts}
+
+
+def _packed_parts(
+    tensor: FileTensor, stored: Mapping[str, StoredTensor], model: Model
+) -> dict[str, StoredTensor]:
+    """The same of one that is stored as MXFP4."""
+    blocks = stored[tensor.name + BLOCKS]
+    if tensor.name + SCALES not in stored:
+        raise missing(blocks.file, tensor.name + SCALES, model)
+    experts, columns, rows = tensor.shape
+    if columns % BLOCK:
+        raise unusable(blocks.file, f"tensor `{blocks.name}`: {columns} columns are no multiple of {BLOCK}")
+    scales = stored[tensor.name + SCALES]
+    _check(blocks, blocks.name, (experts, rows, columns // BLOCK, PACKED), ("U8",))
+    _check(scales, scales.name, (experts, rows, columns // BLOCK), ("U8",))
+    whole = replace(blocks, scales=scales)
+    places = tuple((part, replace(place, transposed=False)) for part, place in tensor.parts)
+    return _parts(replace(tensor, parts=places), whole)
 
 
 def missing(path: Path, name: str, model: Model) -> HflowError:
@@ -97,7 +117,31 @@ def opened(file: Path) -> Iterator[Any]:
 def read_tensor(found: StoredTensor) -> Tensor:
     """The whole of a parameter. Raises HflowError HF406 when it cannot be read."""
     with opened(found.file) as tensors:
-        return tensors.get_slice(found.name)[found.start : found.start + found.shape[0]]
+        return read_box(tensors, found, tuple((0, size) for size in found.shape))
+
+
+def read_box(tensors: Any, found: StoredTensor, box: Box) -> Tensor:
+    """A `box` of a parameter, of the open file that it lies in; in float32 where that holds MXFP4."""
+    (first, last), *columns = box
+    if found.scales is None:
+        return _read(tensors, found, (first, last), columns)
+    ((start, stop),) = columns
+    blocks = start // BLOCK, -(-stop // BLOCK)
+    packed = _read(tensors, found, (first, last), [blocks])
+    with opened(found.scales.file) as others:
+        scales = _read(others, replace(found, name=found.scales.name), (first, last), [blocks])
+    return unpacked(packed, scales)[:, start - blocks[0] * BLOCK : stop - blocks[0] * BLOCK]
+
+
+def _read(tensors: Any, found: StoredTensor, rows: Range, columns: Sequence[Range]) -> Tensor:
+    """Rows of a parameter, and of these some columns."""
+    place, (first, last) = found.place, rows
+    spans = [(place.start + first * place.step, place.start + (last - 1) * place.step + 1), *columns]
+    spans = spans[::-1] if place.transposed else spans
+    outer = [] if place.expert is None else [slice(place.expert, place.expert + 1)]
+    values = tensors.get_slice(found.name)[(*outer, *(slice(*span) for span in spans))]
+    values = values[0] if outer else values
+    return (values.T if place.transposed else values)[:: place.step]
 
 
 def _single(folder: Path) -> dict[str, StoredTensor]:
@@ -146,16 +190,19 @@ def _weight_map(folder: Path) -> dict[str, str]:
     return found
 
 
-def _check(found: StoredTensor, name: str, shape: tuple[int, ...]) -> None:
-    if found.dtype not in DTYPES:
-        problem = f"tensor `{name}` is {found.dtype}; weights are one of {', '.join(DTYPES)}"
-        raise unusable(found.file, problem, "quantized weights are not supported")
+def _check(found: StoredTensor, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...] = DTYPES) -> None:
+    if found.dtype not in dtypes:
+        problem = f"tensor `{name}` is {found.dtype}; weights are one of {', '.join(dtypes)}"
+        help_ = "quantized weights are not supported" if dtypes == DTYPES else ""
+        raise unusable(found.file, problem, help_)
     if found.shape != shape:
         raise unusable(found.file, f"tensor `{name}` has shape {found.shape}, asked for is {shape}")
 
 
-def _refuse_unread(stored: Mapping[str, StoredTensor], model: Model, shape: ModelShape) -> None:
-    read = {tensor.name for tensor in file_tensors(shape)}
+def _refuse_unread(
+    stored: Mapping[str, StoredTensor], found: Iterable[StoredTensor], model: Model, shape: ModelShape
+) -> None:
+    read = {part.name for tensor in found for part in (tensor, tensor.scales) if part}
     unread = sorted(name for name in stored.keys() - read if not _is_harmless(name, model))
     if not unread:
         return

@@ -12,6 +12,7 @@ from transformers import (
     AutoModelForSequenceClassification,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
+    GptOssForCausalLM,
     LlamaForCausalLM,
     MistralForCausalLM,
     Phi3ForCausalLM,
@@ -29,6 +30,7 @@ from hflow.runtime.tools.new_model import new_model
 CLASSES = {
     "gemma2": Gemma2ForCausalLM,
     "gemma3_text": Gemma3ForCausalLM,
+    "gpt_oss": GptOssForCausalLM,
     "llama": LlamaForCausalLM,
     "mistral": MistralForCausalLM,
     "phi3": Phi3ForCausalLM,

@@ -87,6 +87,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_factor": 0.7, "beta_fast": 8.0,
         },
     }),
+    "gpt_oss": ("gpt_oss", {
+        "sliding_window": 5, "num_local_experts": 4, "swiglu_limit": 0.2,
+        "rope_parameters": {"factor": 4.0, "original_max_position_embeddings": 16},
+    }),
     "mixtral": ("mixtral", {"num_local_experts": 6}),
     "qwen3_moe": ("qwen3_moe", {"head_dim": 24, "num_experts": 6, "num_experts_per_tok": 3}),
     "qwen3_moe probabilities": ("qwen3_moe", {"num_experts": 4, "norm_topk_prob": False}),
@@ -139,9 +143,9 @@ def _randomise(folder: Path, family: str, head: Head, changes: dict[str, Any]) -
 
 def load_hf(folder: str, dtype: torch.dtype = torch.float32, head: Head = "lm") -> PreTrainedModel:
     """Experts run one after the other: transformers' grouped product is for single precision only. Where
-    scores are capped, with the only kind of attention that does so."""
+    scores are capped or stand beside sinks, with the only kind of attention that does so."""
     options: dict[str, Any] = {"experts_implementation": "eager"} if read_shape(folder).moe else {}
-    if getattr(AutoConfig.from_pretrained(folder), "attn_logit_softcapping", None):
+    if read_shape(folder).explicit_scores:
         options["attn_implementation"] = "eager"
     return CLASSES[head].from_pretrained(folder, dtype=dtype, **options).eval()
 
@@ -174,6 +178,9 @@ def named_in_files(folder: str, tensors: Iterable[tuple[str, Any]]) -> dict[str,
             found[name] = tensor
             continue
         names = GATE_UP_DOWN
+        if moe.biased:
+            found |= _of_gpt_oss(module, kind, tensor)
+            continue
         if moe.mixtral_names:
             module, names = module.replace("mlp", "block_sparse_moe"), MIXTRAL_GATE_UP_DOWN
         for number, own in enumerate(tensor):
@@ -184,10 +191,25 @@ def named_in_files(folder: str, tensors: Iterable[tuple[str, Any]]) -> dict[str,
     return _apart(folder, found)
 
 
+def _of_gpt_oss(module: str, kind: str, tensor: Any) -> dict[str, Any]:
+    """``gate_up_proj`` or ``down_proj`` of all experts, transposed, or a bias: gate and up alternate."""
+    projection, suffix = kind.removesuffix("_bias"), "bias" if kind.endswith("_bias") else "weight"
+    found: dict[str, Any] = {}
+    for number, own in enumerate(tensor):
+        rows = own if suffix == "bias" else own.T
+        if projection == "gate_up_proj":
+            parts = {"gate_proj": rows[::2], "up_proj": rows[1::2]}
+        else:
+            parts = {"down_proj": rows}
+        found |= {f"{module}.experts.{number}.{part}.{suffix}": x for part, x in parts.items()}
+    return found
+
+
 def reference_adamw(model: PreTrainedModel, options: dict[str, Any]) -> torch.optim.AdamW:
-    """torch's AdamW, which does not decay what has one dimension."""
-    decays = [p for p in model.parameters() if p.dim() > 1]
-    others = [p for p in model.parameters() if p.dim() == 1]
+    """torch's AdamW, which does not decay vectors: some models have those of all experts in one matrix."""
+    named = [(p, p.dim() > 1 and not name.endswith("bias")) for name, p in model.named_parameters()]
+    decays = [p for p, matrix in named if matrix]
+    others = [p for p, matrix in named if not matrix]
     groups = [
         {"params": decays, "weight_decay": options["weight_decay"]},
         {"params": others, "weight_decay": 0.0},

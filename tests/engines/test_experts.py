@@ -43,7 +43,9 @@ def loaded_on_rank(rank: int, new_group: NewGroup, folder: str, mesh: Mesh) -> A
     return read_weights(make_engine(rank, new_group, folder, mesh, strategy=EP2))
 
 
-@pytest.mark.parametrize(("layout", "family"), [("dp4", "qwen3_moe"), ("tp2dp2", "mixtral")])
+@pytest.mark.parametrize(
+    ("layout", "family"), [("dp4", "qwen3_moe"), ("tp2dp2", "mixtral"), ("tp2dp2", "gpt_oss")]
+)
 def test_a_rank_holds_its_experts(pool: Pool, folders: Folders, layout: str, family: str) -> None:
     folder, mesh = folders.of(family, False), MESHES[layout]
     shape, state = read_shape(folder), named_in_files(folder, load_hf(folder).state_dict().items())
@@ -94,6 +96,8 @@ def test_log_probs_equal_transformers(pool: Pool, folders: Folders, layout: str)
         ("tp2dp2", RECOMPUTE, "qwen3_moe"),
         ("pp2dp2", EP2, "qwen3_moe probabilities"),
         ("pp2dp2", RECOMPUTE, "mixtral"),
+        ("dp2", EP2, "gpt_oss"),
+        ("tp2dp2", RECOMPUTE, "gpt_oss"),
     ],
 )
 def test_gradients_equal_plain_pytorch(
@@ -105,15 +109,25 @@ def test_gradients_equal_plain_pytorch(
     results = pool.run(len(mesh.devices), train_on_rank, folder, mesh, rollout(folder), options, 1, strategy)
     # float32 gradients of size up to about 1; their rounding is about 1e-7
     compare([found[:2] for found in results], metrics, named, atol=1e-6)
-    gate = next(name for name in named if name.endswith("gate.weight"))
+    gate = next(name for name in named if name.endswith(("gate.weight", "router.weight")))
     assert named[gate][0].abs().max() > 1e-3, "the router learns"
 
 
-@pytest.mark.parametrize(("layout", "strategy"), [("dp2", EP2), ("dp4", ZERO), ("tp2dp2", ZERO)])
-def test_updates_equal_torch_adamw(pool: Pool, folders: Folders, layout: str, strategy: Strategy) -> None:
+@pytest.mark.parametrize(
+    ("layout", "strategy", "family"),
+    [
+        ("dp2", EP2, "qwen3_moe"),
+        ("dp4", ZERO, "qwen3_moe"),
+        ("tp2dp2", ZERO, "qwen3_moe"),
+        ("tp2dp2", ZERO, "gpt_oss"),
+    ],
+)
+def test_updates_equal_torch_adamw(
+    pool: Pool, folders: Folders, layout: str, strategy: Strategy, family: str
+) -> None:
     """Four updates with clipping, by a norm that counts each expert once, and weight decay. With ZeRO-1 only
     weights are compared: no rank has whole gradients."""
-    folder, mesh = folders.of("qwen3_moe", False), MESHES[layout]
+    folder, mesh = folders.of(family, False), MESHES[layout]
     options = ADAM | PPO | {"aggregate": "token_mean", "clip_grad": 0.7, "weight_decay": 0.5}
     metrics, named = reference(folder, rollout(folder), options, 2, 2)
     results = pool.run(len(mesh.devices), train_on_rank, folder, mesh, rollout(folder), options, 2, strategy)

@@ -21,7 +21,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 
 from hflow.cost.activation_memory import layer_activation_bytes
 from hflow.plan.layout import Mesh
-from hflow.plan.model_shape import Experts, ModelShape
+from hflow.plan.model_shape import Experts, GateClamp, ModelShape
 from hflow.plan.read_shape import read_shape
 from hflow.runtime.engines.groups import make_groups
 from hflow.runtime.engines.megatron import attention
@@ -187,6 +187,15 @@ def test_a_layer_with_norms_behind_keeps_what_the_planner_counts(
         "gemma2", 1, 64, 8, 2, 8, 172, 97, 64, 1e4, 1e-6, True, False, qk_norm=qk_norm, post_norms=True,
         attention_cap=cap,
     )  # fmt: skip
+    _assert_keeps_what_is_counted(world, shape)
+
+
+def test_a_layer_with_sinks_keeps_what_the_planner_counts(world: World) -> None:
+    """As gpt-oss': biases keep nothing, clamped gates what goes into them."""
+    moe = Experts(8, top_k=2, ffn=86, normalised=True, biased=True, clamp=GateClamp(1.702, 7.0))
+    shape = ModelShape(
+        "gpt_oss", 1, 64, 8, 2, 8, 172, 97, 64, 1e4, 1e-6, True, True, moe=moe, output_bias=True, sinks=True
+    )
     _assert_keeps_what_is_counted(world, shape)
 
 

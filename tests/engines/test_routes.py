@@ -79,9 +79,10 @@ def scored_on_rank(
     return (start, *(x["logprobs"].values.numpy() for x in (replayed, chosen))) if chosen else None
 
 
-def test_routes_are_what_transformers_chooses(pool: Pool, folders: Folders) -> None:
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
+def test_routes_are_what_transformers_chooses(pool: Pool, folders: Folders, family: str) -> None:
     """Of prompts that are read in one batch with shorter ones, and of all response tokens but the last."""
-    folder = folders.of("qwen3_moe", False)
+    folder = folders.of(family, False)
     shape, model = read_shape(folder), load_hf(folder)
     assert shape.moe
     (found,) = pool.run(1, sampled_on_rank, folder, ONE)

@@ -13,7 +13,7 @@ from torch.autograd import gradcheck
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm, eager_attention_forward
 
 from hflow.plan import scores
-from hflow.runtime.engines.megatron.capped_attention import attend_capped, attend_capped_newest
+from hflow.runtime.engines.megatron.explicit_attention import attend_explicitly, attend_explicitly_newest
 from hflow.runtime.engines.megatron.norm import OffsetRMSNorm
 from hflow.runtime.engines.megatron.soft_cap import soft_capped_
 
@@ -52,7 +52,7 @@ def test_attention_and_its_gradients(scores_at_once: int, window: int | None, pa
     mine, theirs = tensors(torch.float32), tensors(torch.float32)
     with patch.object(scores, "SCORES_BYTES", scores.SCORE_COPIES_BYTES * scores_at_once):
         query, key, value = mine
-        found = attend_capped(CAP, query, key, value, window, given)
+        found = attend_explicitly(query, key, value, CAP, None, window, given)
         (found * torch.arange(WIDTH)).sum().backward()
     query, key, value = theirs
     expected = of_transformers(query, key, value, seen_by(window, given))
@@ -68,8 +68,10 @@ def test_the_newest_token_sees_what_it_sees_among_the_others() -> None:
     present = torch.ones(ROWS, TOKENS, dtype=torch.bool)
     present[1, :5] = False
     last = query[:, :, -1].unflatten(1, (GROUPS, -1))
-    found = attend_capped_newest(CAP, last, key, value, present).flatten(1, 2)
-    torch.testing.assert_close(found, attend_capped(CAP, query, key, value, None, present)[:, :, -1])
+    found = attend_explicitly_newest(last, key, value, CAP, None, present).flatten(1, 2)
+    torch.testing.assert_close(
+        found, attend_explicitly(query, key, value, CAP, None, None, present)[:, :, -1]
+    )
 
 
 def test_only_a_part_of_the_scores_is_made_at_once() -> None:

@@ -292,11 +292,16 @@ def ppo(actor: str, critic: str, cluster: str) -> Plan:
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("llama-7b", set()), ("llama-3.1-8b", {"scaling"}), ("mistral-7b-v0.1", {"window"})],
+    [
+        ("llama-7b", set()),
+        ("llama-3.1-8b", {"scaling"}),
+        ("mistral-7b-v0.1", {"window"}),
+        ("gpt-oss-20b", {"scaling", "window"}),
+    ],
 )
 def test_a_plan_keeps_scaling_and_windows(tmp_path: Path, name: str, said: set[str]) -> None:
     """And says nothing of them where there are none: the plan is as it was before there were any."""
-    graph = hflow.load("algorithms/sft.yaml", [f"params.model=shape:{name}"])
+    graph = hflow.load("algorithms/sft.yaml", [f"params.model=shape:{name}", "models.actor.dtype=bf16"])
     plan = hflow.compile(graph, "a100x8")
     plan.save(tmp_path / "plan.json")
     assert load_plan(tmp_path / "plan.json") == plan

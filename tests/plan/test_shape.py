@@ -17,7 +17,7 @@ from hflow.plan.families.registry import FAMILIES, PLANNED, RUNNING
 from hflow.plan.file_tensors import file_tensors
 from hflow.plan.flops import attention_flops
 from hflow.plan.model_config import MAX_BYTES, MAX_LAYERS
-from hflow.plan.model_shape import Experts, FamilyName, ModelShape, SlidingWindow
+from hflow.plan.model_shape import Experts, FamilyName, GateClamp, ModelShape, SlidingWindow
 from hflow.plan.parameters import active_parameters, num_parameters, parameters
 from hflow.plan.read_shape import read_shape
 from hflow.plan.rotary_scaling import (
@@ -329,6 +329,36 @@ def test_mixtral(tmp_path: Path) -> None:
     with pytest.raises(HflowError, match="router_jitter_noise"):
         read_shape(written(tmp_path, mixtral | {"router_jitter_noise": 0.1}))
     read_shape(written(tmp_path, mixtral | {"router_jitter_noise": 0.0}))
+
+
+def test_gpt_oss(tmp_path: Path) -> None:
+    """What a file does not say is as in transformers."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {key: size for key, size in SIZES.items() if key != "head_dim"}
+    folder = written(tmp_path, {"model_type": "gpt_oss", **sizes})
+    shape, config = read_shape(folder), transformers.AutoConfig.from_pretrained(folder)
+    rotary = config.rope_parameters
+    assert shape.moe and shape.moe.clamp == GateClamp(config.swiglu_alpha, config.swiglu_limit)
+    assert (shape.moe.num_experts, shape.moe.top_k) == (config.num_local_experts, config.num_experts_per_tok)
+    assert (shape.head_dim, shape.norm_eps) == (config.head_dim, config.rms_norm_eps)
+    assert (shape.rope_theta, rotary["rope_type"]) == (rotary["rope_theta"], "yarn")
+    factor, original = rotary["factor"], rotary["original_max_position_embeddings"]
+    assert shape.scaling == YarnScaling(factor, original, 0.1 * math.log(factor) + 1, truncate=False)
+    assert shape.qkv_bias and shape.output_bias and shape.sinks
+    for changes, problem in (
+        ({"attention_dropout": 0.1}, "`attention_dropout`"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "`quantization_config`: fp8 is not supported"),
+        ({"hidden_act": "gelu"}, "hidden_act `gelu`"),
+        ({"partial_rotary_factor": 0.5}, "`partial_rotary_factor`"),
+        ({"swiglu_limit": 0}, "`swiglu_limit` is 0, no finite number above 0"),
+    ):
+        with pytest.raises(HflowError) as caught:
+            read_shape(written(tmp_path, {"model_type": "gpt_oss", **SIZES, **changes}))
+        assert problem in str(caught.value)
+    config.attention_bias = False
+    config.save_pretrained(tmp_path)
+    unbiased = transformers.AutoModelForCausalLM.from_config(config)
+    assert num_parameters(read_shape(folder)) == sum(p.numel() for p in unbiased.parameters())
 
 
 def test_a_dense_model_is_active_as_a_whole() -> None:

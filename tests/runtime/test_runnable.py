@@ -85,6 +85,7 @@ def test_nodes_that_share_an_optimizer_split_it_alike(tiny_model: Path, tmp_path
     ("changes", "lacking"),
     [
         ({"window": SlidingWindow(8, (1,))}, "a sliding window of 8 tokens"),
+        ({"sinks": True}, "attention sinks"),
         ({"scaling": YarnScaling(4.0, 16, attention_factor=0.5)}, "an `attention_factor` of 0.5"),
         ({"scaling": YarnScaling(4.0, 16, attention_factor=default_attention_factor(4.0))}, ""),
         ({"scaling": LinearScaling(4.0)}, ""),

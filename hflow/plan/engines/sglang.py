@@ -24,9 +24,12 @@ SERVER_PROFILE = ServerProfile(
 def _lacks(shape: ModelShape) -> str:
     """Its models of these families read neither `sliding_window` nor `attention_factor`, nor, where
     transformers writes it, `partial_rotary_factor` (SGLang 0.5.23). Of Gemma as transformers 5 writes it, the
-    second version does not start, and the third gives other tokens."""
+    second version does not start, and the third gives other tokens. Of gpt-oss, its server for CPUs does not
+    start: the PyTorch backend of attention knows no sinks."""
     if shape.post_norms:
         return "layers of Gemma's kind"
+    if shape.sinks:
+        return "attention sinks"
     if shape.window:
         return f"a sliding window of {shape.window.size} tokens"
     if shape.rotary_dim:

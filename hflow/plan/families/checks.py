@@ -5,6 +5,8 @@ from __future__ import annotations
 from hflow.plan.model_config import ConfigError, ModelConfig
 from hflow.plan.model_shape import Experts
 
+MXFP4 = "mxfp4"
+
 
 def other_activation(config: ModelConfig, family: str) -> str:
     asked = config.entries.get("hidden_act", "silu")
@@ -31,6 +33,14 @@ def quantized(config: ModelConfig, family: str) -> str:
     if not config.has("quantization_config"):
         return ""
     return "quantized weights (quantization_config) are not supported (those in f32 and bf16 are)"
+
+
+def quantized_otherwise(config: ModelConfig, family: str) -> str:
+    """Of families whose published files have 4-bit weights, which are unpacked as they are read."""
+    method = config.inner("quantization_config").entries.get("quant_method", MXFP4)
+    if method == MXFP4:
+        return ""
+    return f"`quantization_config`: {method} is not supported ({MXFP4}, f32 and bf16 are)"
 
 
 def no_dropout(config: ModelConfig, family: str) -> str:

@@ -71,6 +71,8 @@ class Family:
         latent, scaling: read from a file, as these; the latter with the number of its positions.
         rotary_dim: read from a file, of heads of this width; see `ModelShape`.
         fused: tensors of its files that are several parameters.
+        stacked_experts: in its files a tensor holds one matrix of all experts of a layer, transposed, and
+            another, whose columns alternate, both gate and up.
         rotary: the file as it is read for rotary positions; where layers differ, for those without a window.
         complete: the shape with what no other family has, read from a file.
     """
@@ -91,6 +93,7 @@ class Family:
     scaling: Callable[[ModelConfig, int], RotaryScaling | None] = read_scaling
     rotary_dim: Callable[[ModelConfig, int], int | None] = whole_heads
     fused: tuple[FusedTensor, ...] = ()
+    stacked_experts: bool = False
     rotary: Callable[[ModelConfig], ModelConfig] = all_entries
     complete: Callable[[ModelConfig, ModelShape], ModelShape] = nothing_else
 

@@ -32,7 +32,8 @@ CHAT_TEMPLATES = {
 {%- endif %}
 """
 }
-WITH_EXPERTS = {"mixtral": "num_local_experts", "qwen3_moe": "num_experts"}  # and the key of their number
+# Families, and the key of the number of their experts.
+WITH_EXPERTS = {"gpt_oss": "num_local_experts", "mixtral": "num_local_experts", "qwen3_moe": "num_experts"}
 EXPERTS, TOP_K = 8, 2
 VOCABULARY_MULTIPLE = 16  # so that tensor parallelism of up to 16 divides the embedding
 
@@ -107,6 +108,7 @@ def new_model(
         dtype="float32",
         **({"num_labels": 1} if head == "scalar" else {}),
         **_expert_keys(family, experts or EXPERTS, 4 * hidden if ffn is None else ffn),
+        **_rotary_keys(family, max_positions),
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -178,6 +180,15 @@ def _expert_keys(family: str, experts: int, ffn: int) -> dict[str, Any]:
         return {}
     keys = {WITH_EXPERTS[family]: experts, "num_experts_per_tok": TOP_K}
     return keys | {"moe_intermediate_size": ffn, "norm_topk_prob": True} if family == "qwen3_moe" else keys
+
+
+def _rotary_keys(family: str, max_positions: int) -> dict[str, Any]:
+    """gpt-oss stretches its positions: here by four, as if pretraining had had a quarter of them."""
+    if family != "gpt_oss":
+        return {}
+    original = max(1, max_positions // 4)
+    yarn = {"rope_type": "yarn", "factor": 4.0, "truncate": False}
+    return {"rope_parameters": {**yarn, "original_max_position_embeddings": original}}
 
 
 def _check_place(folder: Path, force: bool) -> None:

@@ -17,9 +17,9 @@ from hflow.runtime.engines.groups import Groups
 from hflow.runtime.engines.megatron import present_device
 from hflow.runtime.engines.megatron.adapter import add_adapters
 from hflow.runtime.engines.megatron.attention import FusedAttention
-from hflow.runtime.engines.megatron.capped_attention import CappedAttention
 from hflow.runtime.engines.megatron.collection import collection
 from hflow.runtime.engines.megatron.embedding import ScaledEmbedding
+from hflow.runtime.engines.megatron.explicit_attention import ExplicitAttention
 from hflow.runtime.engines.megatron.gated import GeGLU, SwiGLU
 from hflow.runtime.engines.megatron.head import replace_output_layer
 from hflow.runtime.engines.megatron.interleaved import Interleaved
@@ -124,7 +124,7 @@ def _config(
         gated_linear_unit=True,
         activation_func=torch.nn.functional.silu,
         use_te_activation_func=True,  # a module of the layer's, here one of `GATES`
-        add_bias_linear=False,
+        add_bias_linear=shape.output_bias,  # of dense layers none but attention's has one
         add_qkv_bias=shape.qkv_bias,
         qk_layernorm=shape.qk_norm,  # their gradients are summed over tp, whose ranks have other heads
         hidden_dropout=0.0,
@@ -163,7 +163,7 @@ def _layers(count: int, config: ShapedConfig) -> Any:
     parts.input_layernorm = norm
     parts.pre_mlp_layernorm = norm
     attention: Any = parts.self_attention.submodules
-    attention.core_attention = CappedAttention if shape.attention_cap else FusedAttention
+    attention.core_attention = ExplicitAttention if shape.explicit_scores else FusedAttention
     if shape.qk_norm:
         attention.q_layernorm = attention.k_layernorm = norm
     if shape.post_norms:

@@ -20,8 +20,8 @@ from hflow.plan.model_shape import ModelShape
 from hflow.runtime.engines.megatron.adapter import adapted
 from hflow.runtime.engines.megatron.attention import CHUNK, attend, attend_within, band
 from hflow.runtime.engines.megatron.cache import KeyValueCache
-from hflow.runtime.engines.megatron.capped_attention import attend_capped, attend_capped_newest
 from hflow.runtime.engines.megatron.embedding import embedding_factor
+from hflow.runtime.engines.megatron.explicit_attention import attend_explicitly, attend_explicitly_newest
 from hflow.runtime.engines.megatron.rotary import Rotation
 from hflow.runtime.engines.megatron.shaped_config import shape_of_model
 from hflow.runtime.engines.megatron.soft_cap import cap_
@@ -104,18 +104,40 @@ class Decoder:
         if self.shape.query_factor != 1:
             queries = queries * self.shape.query_factor
         keys, values = cache.add(number, turned[:, :, :, -1], qkv[:, :, :, -1])
-        window, cap = self.windows[number], self.shape.attention_cap
         if new == 1:  # queries that share a key are queries of one head: it is read once
-            found = _newest(queries[:, 0], keys, values, window, sight.present, cap)
-        elif cap is not None:
-            found = attend_capped(cap, _heads(queries), keys, values, window, sight.present).transpose(1, 2)
-        elif sight.takes_turns(new) or (window is not None and window < new):
-            reach = min(window or new, new)
-            found = attend_within(reach, _heads(queries), keys, values, sight.present).transpose(1, 2)
+            found = self._newest(number, queries[:, 0], keys, values, sight.present)
         else:
-            found = attend(_heads(queries), keys, values, sight.mask).transpose(1, 2)
+            found = self._first(number, _heads(queries), keys, values, sight).transpose(1, 2)
         found, out = found.reshape(rows, new, -1), layer.self_attention.linear_proj
-        return adapted(out, found, self._summed(linear(found, out.weight)))
+        projected = adapted(out, found, self._summed(linear(found, out.weight)))
+        return projected if out.bias is None else projected + out.bias
+
+    def _first(self, number: int, query: Tensor, key: Tensor, value: Tensor, sight: Sight) -> Tensor:
+        """Attention of the first tokens, ``[rows, heads, new, d]``."""
+        window, new = self.windows[number], query.shape[2]
+        if self.shape.explicit_scores:
+            terms = self.shape.attention_cap, self._sinks(number)
+            return attend_explicitly(query, key, value, *terms, window, sight.present)
+        if sight.takes_turns(new) or (window is not None and window < new):
+            return attend_within(min(window or new, new), query, key, value, sight.present)
+        return attend(query, key, value, sight.mask)
+
+    def _newest(
+        self, number: int, query: Tensor, key: Tensor, value: Tensor, present: Tensor | None
+    ) -> Tensor:
+        """Attention of one token, ``[rows, groups, heads, d]``, to all so far or the last of a window."""
+        window = self.windows[number]
+        first = max(0, key.shape[2] - window) if window is not None else 0
+        key, value = key[:, :, first:], value[:, :, first:]
+        present = None if present is None else present[:, first:]
+        if self.shape.explicit_scores:
+            terms = self.shape.attention_cap, self._sinks(number)
+            return attend_explicitly_newest(query, key, value, *terms, present)
+        mask = None if present is None else present[:, None, None]
+        return scaled_dot_product_attention(query, key, value, attn_mask=mask)
+
+    def _sinks(self, number: int) -> Tensor | None:
+        return self.layers[number].self_attention.core_attention.sinks
 
     def _each_normed(self, attention: Any, x: Tensor) -> Tensor:
         """Each head of ``[rows, new, groups, heads, d]`` by itself; a group's last is that of its key."""
@@ -163,24 +185,6 @@ def _causal(present: Tensor | None, new: int, windows: Sequence[int | None], lik
     if present is None or new == 1 or many:
         return None
     return band(None, new, 0, like, present)
-
-
-def _newest(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    window: int | None,
-    present: Tensor | None,
-    cap: float | None,
-) -> Tensor:
-    """Attention of one token, ``[rows, groups, heads, d]``, to all so far or the last `window` of them."""
-    first = max(0, key.shape[2] - window) if window is not None else 0
-    key, value = key[:, :, first:], value[:, :, first:]
-    present = None if present is None else present[:, first:]
-    if cap is not None:
-        return attend_capped_newest(cap, query, key, value, present)
-    mask = None if present is None else present[:, None, None]
-    return scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
 
 def _heads(queries: Tensor) -> Tensor:

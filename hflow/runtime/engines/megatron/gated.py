@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 
-from hflow.plan.model_shape import Activation
+from hflow.plan.model_shape import Activation, GateClamp
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,18 @@ class GeGLU(SwiGLU):
     gate = _Gate("gelu_tanh")
 
 
+class ClampedSwiGLU(torch.nn.Module):
+    """(up + 1) * gate * sigmoid(slope * gate), of gate and up within the limits of a clamp."""
+
+    def __init__(self, clamp: GateClamp):
+        super().__init__()
+        self.clamp = clamp
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., 2 * ffn]``, gate and up side by side, to ``[..., ffn]``."""
+        return _ClampedGated.apply(x, self.clamp)
+
+
 class _Gated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, activation: _Gate) -> Tensor:  # type: ignore[override]
@@ -67,4 +79,31 @@ class _Gated(torch.autograd.Function):
         torch.mul(to_product, active, out=to_up)
         torch.mul(to_product, up, out=active)
         ctx.activation.backward(active, gate, to_gate)
+        return gradient, None
+
+
+class _ClampedGated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, clamp: GateClamp) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(x)
+        ctx.clamp = clamp
+        gate, up = x.chunk(2, -1)
+        gate = gate.clamp(max=clamp.limit)
+        active = (gate * clamp.slope).sigmoid_().mul_(gate)
+        return active.mul_(up.clamp(-clamp.limit, clamp.limit).add_(1))
+
+    @staticmethod
+    def backward(ctx: Any, to_product: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        """With s = sigmoid(a g): the derivative of g s is s (1 + a g (1 - s)). A number beyond its limit has
+        no gradient."""
+        (x,), clamp = ctx.saved_tensors, ctx.clamp
+        gradient = torch.empty_like(x)
+        (gate, up), (to_gate, to_up) = x.chunk(2, -1), gradient.chunk(2, -1)
+        within = up.abs() <= clamp.limit
+        below, gate = gate <= clamp.limit, gate.clamp(max=clamp.limit)
+        share = (gate * clamp.slope).sigmoid_()
+        torch.mul(share, gate, out=to_up).mul_(to_product).mul_(within)
+        slope = (1 - share).mul_(gate).mul_(clamp.slope).add_(1).mul_(share)
+        torch.mul(slope, to_product, out=to_gate)
+        to_gate.mul_(up.clamp(-clamp.limit, clamp.limit).add_(1)).mul_(below)
         return gradient, None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -15,7 +14,7 @@ from hflow.plan.model_shape import ModelShape
 from hflow.plan.parameters import EMBEDDING, LORA_A, LORA_B, Parameter, parameters
 from hflow.runtime.engines.megatron.weights import PlacedWeights
 from hflow.runtime.model_folder import unusable
-from hflow.runtime.weight_files import LM_HEAD, StoredTensor, opened, stored_tensors
+from hflow.runtime.weight_files import LM_HEAD, StoredTensor, opened, read_box, stored_tensors
 
 
 def load_safetensors(
@@ -51,7 +50,7 @@ def load_safetensors(
     for file, names in wanted.items():
         with opened(file) as tensors:
             for name in names:
-                weights.write(name, weights.box(name), _cut(tensors, stored[name], weights.box(name)))
+                weights.write(name, weights.box(name), read_box(tensors, stored[name], weights.box(name)))
                 _check_finite(weights, name, file)
     if shape.tied and LM_HEAD in stored and EMBEDDING in missing:
         _check_tied(stored, weights.box(EMBEDDING), model)
@@ -80,7 +79,7 @@ def _check_tied(stored: dict[str, StoredTensor], box: Box, model: Model) -> None
 
 def _read(found: StoredTensor, box: Box) -> torch.Tensor:
     with opened(found.file) as tensors:
-        return _cut(tensors, found, box)
+        return read_box(tensors, found, box)
 
 
 def _check_finite(weights: PlacedWeights, name: str, file: Path) -> None:
@@ -91,10 +90,3 @@ def _check_finite(weights: PlacedWeights, name: str, file: Path) -> None:
     place = (~values.isfinite()).nonzero()[0]
     where = [int(at) + start for at, (start, _) in zip(place, weights.box(name))]
     raise unusable(file, f"tensor `{name}` holds {float(values[tuple(place)])} at {where}")
-
-
-def _cut(tensors: Any, found: StoredTensor, box: Box) -> Any:
-    """`box` of a parameter, of an open file."""
-    (first, last), *columns = box
-    rows = (first + found.start, last + found.start)
-    return tensors.get_slice(found.name)[tuple(slice(start, stop) for start, stop in (rows, *columns))]

@@ -257,11 +257,13 @@ INSIDE: dict[str, tuple[str, Locate]] = {
     "self_attn.q_norm": ("self_attention.q_layernorm", _whole),
     "self_attn.k_norm": ("self_attention.k_layernorm", _whole),
     "self_attn.o_proj": ("self_attention.linear_proj", _whole),
+    "self_attn": ("self_attention.core_attention", _whole),  # its sinks
     "post_attention_layernorm": ("pre_mlp_layernorm", _whole),
     "mlp.gate_proj": ("mlp.linear_fc1", _whole),
     "mlp.up_proj": ("mlp.linear_fc1", _up_rows),
     "mlp.down_proj": ("mlp.linear_fc2", _whole),
     "mlp.gate": ("mlp.router", _whole),
+    "mlp.router": ("mlp.router", _whole),
     "block_sparse_moe.gate": ("mlp.router", _whole),
 }
 EXPERT: dict[str, tuple[str, Locate]] = {

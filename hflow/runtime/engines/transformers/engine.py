@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Self
 
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
+from transformers.utils.quantization_config import Mxfp4Config
 
+from hflow.plan.model_config import CONFIG, read_config
 from hflow.plan.parameters import SCALAR_HEAD
 from hflow.runtime.engines.finite import not_finite
 from hflow.runtime.engines.kept_input import check_kept
@@ -80,9 +83,12 @@ class TransformersModel(ModelEngine):
 def _load(setup: ModelSetup) -> PreTrainedModel:
     of_head: dict[str, Any] = {"lm": AutoModelForCausalLM, "scalar": AutoModelForSequenceClassification}
     labels = {"num_labels": 1} if setup.shape.head == "scalar" else {}
-    # Of transformers' kinds of attention that need no further package, this one caps scores.
-    capped = {"attn_implementation": "eager"} if setup.shape.attention_cap else {}
+    # Of transformers' kinds of attention that need no further package, this one caps scores and has sinks.
+    options: dict[str, Any] = {"attn_implementation": "eager"} if setup.shape.explicit_scores else {}
+    if read_config(Path(setup.model.path) / CONFIG).has("quantization_config"):
+        options["quantization_config"] = Mxfp4Config(dequantize=True)  # to bf16, whatever `dtype` says
+    dtype = TORCH_DTYPES[setup.model.dtype]
     made = of_head[setup.shape.head].from_pretrained(
-        setup.model.path, dtype=TORCH_DTYPES[setup.model.dtype], local_files_only=True, **labels, **capped
+        setup.model.path, dtype=dtype, local_files_only=True, **labels, **options
     )
-    return made.to(setup.device).eval()
+    return made.to(setup.device, dtype).eval()

@@ -1,5 +1,5 @@
-"""A transformers model's weights as boxes of parameters, which are its tensors or rows of them: some families
-have several in one, and transformers keeps those of all experts of a layer together."""
+"""A transformers model's weights as boxes of parameters, which are its tensors or parts of them: some
+families have several in one, and transformers keeps those of all experts of a layer together."""
 
 from __future__ import annotations
 
@@ -10,29 +10,28 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hflow.plan.file_tensors import file_tensors
+from hflow.plan.file_tensors import FilePlace, file_tensors
 from hflow.plan.layout import Box
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.parameters import Parameter
 from hflow.runtime.engines.protocol import ModelWeights
+from hflow.runtime.file_parts import part_of
 
 _OF_EXPERT = re.compile(r"(.+\.experts)\.\d+\.(\w+)\.weight")
 _GATE, _UP = ("gate_proj", "w1"), ("up_proj", "w3")
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """A parameter of this `shape`: rows from `start` on of transformers' `whole`, or of its part for an
-    `expert`."""
+class _PlacedPart:
+    """A parameter of this `shape`, which lies at a `place` in transformers' `whole`."""
 
     whole: torch.nn.Parameter
-    start: int
+    place: FilePlace
     shape: tuple[int, ...]
-    expert: int | None = None
 
     @property
     def data(self) -> Tensor:
-        return self.whole.data if self.expert is None else self.whole.data[self.expert]
+        return part_of(self.whole.data, self.place, self.shape[0])
 
 
 class TransformersWeights(ModelWeights):
@@ -40,12 +39,10 @@ class TransformersWeights(ModelWeights):
 
     def __init__(self, model: torch.nn.Module, shape: ModelShape):
         self.changed, self.version, self.present = False, 0, True
-        held, self._places = dict(model.named_parameters()), dict[str, _Rows]()
+        held, self._places = dict(model.named_parameters()), dict[str, _PlacedPart]()
         for tensor in file_tensors(shape):
-            start = 0
-            for part in tensor.parts:
-                self._places[part.name] = _rows(part, tensor.name, start, held)
-                start += part.shape[0]
+            for part, place in tensor.parts:
+                self._places[part.name] = _part(part, tensor.name, place, held)
         self._shapes = {place.whole: place.whole.shape for place in self._places.values()}
         missing = [name for name, parameter in held.items() if parameter not in self._shapes]
         assert not missing, f"no HF parameter for {missing}"
@@ -59,9 +56,7 @@ class TransformersWeights(ModelWeights):
     def view(self, name: str, box: Box) -> Tensor:
         if not self.present:
             raise RuntimeError(f"`{name}` is not on this device: its weights were released")
-        place, ((first, last), *columns) = self._places[name], box
-        rows = (place.start + first, place.start + last)
-        return place.data[tuple(slice(*span) for span in (rows, *columns))]
+        return self._places[name].data[tuple(slice(*span) for span in box)]
 
     def allocate(self) -> None:
         if self.present:
@@ -76,14 +71,16 @@ class TransformersWeights(ModelWeights):
         self.present = False
 
 
-def _rows(part: Parameter, tensor: str, start: int, held: Mapping[str, torch.nn.Parameter]) -> _Rows:
-    """Where transformers keeps a parameter that begins with row `start` of a `tensor` of files."""
+def _part(
+    part: Parameter, tensor: str, place: FilePlace, held: Mapping[str, torch.nn.Parameter]
+) -> _PlacedPart:
+    """Where transformers keeps a parameter that lies at a `place` of a `tensor` of files."""
     name = tensor.replace(".block_sparse_moe.", ".mlp.")
     found = _OF_EXPERT.fullmatch(name)
     if found is None or part.expert is None:
-        return _Rows(held[name], start, part.shape)
+        return _PlacedPart(held[name], place, part.shape)
     experts, own = found.groups()
     if own in _GATE + _UP:
-        first = part.shape[0] if own in _UP else 0
-        return _Rows(held[f"{experts}.gate_up_proj"], first, part.shape, part.expert)
-    return _Rows(held[f"{experts}.down_proj"], 0, part.shape, part.expert)
+        own_place = FilePlace(part.shape[0] if own in _UP else 0, expert=part.expert)
+        return _PlacedPart(held[f"{experts}.gate_up_proj"], own_place, part.shape)
+    return _PlacedPart(held[f"{experts}.down_proj"], FilePlace(expert=part.expert), part.shape)

@@ -17,7 +17,7 @@ from megatron.core.tensor_parallel.mappings import (
 from torch import Tensor
 from torch.nn.functional import linear
 
-from hflow.runtime.engines.megatron.gated import SwiGLU
+from hflow.runtime.engines.megatron.gated import ClampedSwiGLU, SwiGLU
 from hflow.runtime.engines.megatron.moe.dispatch import Dispatch
 from hflow.runtime.engines.megatron.moe.router import Router
 from hflow.runtime.engines.megatron.moe.routes import RoutedTokens
@@ -31,8 +31,10 @@ class GatedExpert(torch.nn.Module):
 
     def __init__(self, config: ShapedConfig):
         super().__init__()
+        experts = config.shape.moe
+        assert experts
         width = config.shape.mlp_width // config.groups.tp.size()
-        self.activation = SwiGLU(config)
+        self.activation = ClampedSwiGLU(experts.clamp) if experts.clamp else SwiGLU(config)
         self.linear_fc1 = _ExpertLinear((2 * width, config.hidden_size), 0, config)
         self.linear_fc2 = _ExpertLinear((config.hidden_size, width), 1, config)
 
@@ -42,18 +44,40 @@ class GatedExpert(torch.nn.Module):
 
 
 class _ExpertLinear(torch.nn.Module):
-    """This rank's part of a matrix, which tp splits along `dim`."""
+    """This rank's part of a matrix, which tp splits along `dim`, and of its bias, if it has one: that of a
+    matrix whose columns are split is whole on every rank of tp, and the first of them adds it."""
 
     def __init__(self, shape: tuple[int, int], dim: int, config: ShapedConfig):
         super().__init__()
         memory = torch.empty(shape, dtype=config.params_dtype, device=current_device())
         self.weight = torch.nn.Parameter(memory)
+        self.bias: torch.nn.Parameter | None = None
         set_tensor_model_parallel_attributes(self.weight, True, dim, 1)
-        # How Megatron knows the weights whose gradients are summed over `expert_dp` instead of `dp`.
-        self.weight.allreduce = config.groups.ep.size() == 1  # type: ignore[attr-defined]
+        self.by_columns, self.first = dim == 1, config.groups.tp.rank() == 0
+        if config.shape.moe and config.shape.moe.biased:
+            self.bias = torch.nn.Parameter(memory.new_empty(shape[0]))
+            set_tensor_model_parallel_attributes(self.bias, dim == 0, 0, 1)
+        for parameter in self.parameters():
+            # How Megatron knows the weights whose gradients are summed over `expert_dp` instead of `dp`.
+            parameter.allreduce = config.groups.ep.size() == 1  # type: ignore[attr-defined]
 
     def forward(self, rows: Tensor) -> Tensor:
-        return linear(rows, self.weight)
+        if self.bias is None or not self.by_columns:
+            return linear(rows, self.weight, self.bias)
+        return _AddedOnce.apply(linear(rows, self.weight), self.bias, self.first)
+
+
+class _AddedOnce(torch.autograd.Function):
+    """Rows with a bias on the first rank of tp, of summands over tp. On every rank the bias has its whole
+    gradient, since that of a sum is that of each summand."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, bias: Tensor, first: bool) -> Tensor:  # type: ignore[override]
+        return rows + bias if first else rows.view_as(rows)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+        return gradient, gradient.sum(0), None
 
 
 class MixtureOfExperts(torch.nn.Module):

@@ -23,7 +23,7 @@ class Routing:
 
 class Router(torch.nn.Module):
     """Every token chooses the `top_k` experts of the greatest softmax probability (arXiv:1701.06538 without
-    its noise); Mixtral's and Qwen3's divide the probabilities of the chosen ones by their sum.
+    its noise); Mixtral's, Qwen3's and gpt-oss' divide the probabilities of the chosen ones by their sum.
 
     As in transformers, scores are made in the model's dtype and probabilities in float32: a choice hangs on
     their order. Each rank of tp has the whole router, and makes the same choice.
@@ -38,6 +38,9 @@ class Router(torch.nn.Module):
         super().__init__()
         self.shape = shape
         self.weight = torch.nn.Parameter(torch.empty(shape.num_experts, hidden, dtype=dtype, device=device))
+        self.bias: torch.nn.Parameter | None = None
+        if shape.biased:
+            self.bias = torch.nn.Parameter(self.weight.new_empty(shape.num_experts))
         self.tally: Tensor | None = None
         self.slope: Tensor | None = None
         self.records = False
@@ -51,7 +54,7 @@ class Router(torch.nn.Module):
             given: ``[tokens, top_k]``, the experts that tokens pass through instead of those of the greatest
                 probability; where they are negative, these.
         """
-        probabilities = linear(tokens, self.weight).softmax(-1, dtype=torch.float32)
+        probabilities = linear(tokens, self.weight, self.bias).softmax(-1, dtype=torch.float32)
         weights, experts = probabilities.topk(self.shape.top_k, dim=-1)
         if given is not None:
             experts = experts.where(given < 0, given.to(experts.dtype))
