@@ -20,7 +20,7 @@ from hflow.compiler.planner.search_space import SearchSpace
 
 MOST_APART = 7  # node groups: 4,139 ways to share devices,
 MOST_BESIDE = 5  # and 1,081 ways beside pinned ones, for each place where sets may begin
-Run = Callable[[SearchSpace, FullAssignment | None], SearchResult]
+Searcher = Callable[[SearchSpace, FullAssignment | None], SearchResult]
 
 
 def search_wider(space: SearchSpace, budget_s: float | None) -> SearchResult:
@@ -41,20 +41,20 @@ def search_wider(space: SearchSpace, budget_s: float | None) -> SearchResult:
     return widening(space, run)
 
 
-def widening(space: SearchSpace, run: Run) -> SearchResult:
-    """What `run` finds in `space` and, where that may miss the best plan, in the wider one.
+def widening(space: SearchSpace, searcher: Searcher) -> SearchResult:
+    """What `searcher` finds in `space` and, where that may miss the best plan, in the wider one.
 
     Args:
-        run: a search, of a space and of a choice that is known from before.
+        searcher: of a space, and with a choice that is known from before.
     """
-    found = run(space, None)
+    found = searcher(space, None)
     limit_s = found.choice.step_s * (1 - RESOLUTION) if found.choice else float("inf")
     left = unsearched(space, limit_s)
     most = MOST_BESIDE if space.pinned else MOST_APART
     apart = left[:most]
     if not apart or space.draft.options.placement != "auto":
         return replace(found, unsearched=left)
-    more = run(_wider(space, apart), found.choice)
+    more = searcher(_wider(space, apart), found.choice)
     explored = found.explored + more.explored
     if not (found.choice and more.choice):
         return replace(more, explored=explored, unsearched=left[most:])
