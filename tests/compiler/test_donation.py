@@ -14,6 +14,7 @@ import hflow
 from hflow.compiler.candidates.node_groups import ExecConfig
 from hflow.compiler.compile import compile_graph
 from hflow.compiler.memory import device_memory
+from hflow.compiler.options import PlannerOptions
 from hflow.compiler.passes.lower_edges import lower_edges
 from hflow.compiler.passes.place import node_plans
 from hflow.compiler.passes.schedule import schedule
@@ -208,7 +209,7 @@ def test_a_plan_that_fits_by_donation_alone_is_found(tight: Cluster) -> None:
 
 def test_without_donation_it_is_refused(tight: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hflow.compiler.planner.weight_syncs.may_donate", lambda *_: False)
-    told = refusal(large("grpo", "llama-7b"), tight).help
+    told = refusal(large("grpo", "llama-7b"), tight, options=PlannerOptions("colocate")).help
     assert told.startswith("the plan that needs the least memory takes 11.2 GB while `rollout` runs")
     assert "actor weights, gradients, Adam (pp2 tp8) 7.6 GB" in told
 

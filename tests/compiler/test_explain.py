@@ -41,9 +41,12 @@ def test_a_pin_of_an_alternative_takes_as_long(plan: Plan, node: str) -> None:
     found = explain(plan, (), DEFAULTS, node)
     fitting = [a for a in found if a.step_time_s is not None]
     assert len(fitting) > 3
-    for alternative in fitting:
+    for alternative in fitting[:4]:
         pinned = compile_graph(plan.graph, CLUSTER, [pin(node, alternative)])
-        assert pinned.search.searched_gap == 0
+        assert alternative.step_time_s and pinned.search.searched_gap == 0
+        if "at most" in alternative.reason:  # the time was up
+            assert pinned.step_time_s <= alternative.step_time_s * (1 + WITHIN)
+            continue
         assert pinned.step_time_s == pytest.approx(alternative.step_time_s, rel=2 * WITHIN)
         assert pinned.node(node).time_s == pytest.approx(alternative.node_time_s, rel=1e-6)
 
@@ -51,7 +54,7 @@ def test_a_pin_of_an_alternative_takes_as_long(plan: Plan, node: str) -> None:
 def test_the_chosen_one_is_first_and_others_follow_by_step(plan: Plan) -> None:
     chosen, *others = explain(plan, (), DEFAULTS, "actor_train")
     assert chosen.step_time_s == plan.step_time_s
-    assert chosen.reason == "the best found, not proven best"
+    assert chosen.reason == "no other step is shorter"
     steps = [a.step_time_s for a in others if a.step_time_s is not None]
     assert steps == sorted(steps) and steps[0] >= plan.step_time_s * (1 - WITHIN)
     assert all(a.reason == "as fast" or a.reason.startswith("slower by ") for a in others[: len(steps)])

@@ -30,7 +30,7 @@ from hflow.view.terminal.terminal import plan_text
 from tests.compiler.small_cases import GRAPHS, case, space_of
 from tests.compiler.workloads import large
 
-CASES, PINNED = 8, 20  # of each graph, and of each case
+CASES, PINNED = 5, 20  # of each graph, and of each case
 FOREVER = float("inf")
 ASYNC = [
     "params.model=shape:qwen2.5-7b", "params.batch=64", "params.group=8", "params.max_new_tokens=4096",
@@ -83,7 +83,8 @@ def test_no_pinned_plan_is_shorter_than_one_that_claims_to_be_the_best(name: str
 def test_the_cases_tell_claims_apart() -> None:
     """Nearly all plans claim to be the best, unless a placement was asked for; of those that do not, many are
     not."""
-    claims = [(not claimed.unsearched, shorter) for name in GRAPHS for _, claimed, shorter in found(name)]
+    names = ("grpo", "remax", "async_grpo", "iterative_grpo", "tool_grpo", "region")
+    claims = [(not claimed.unsearched, shorter) for name in names for _, claimed, shorter in found(name)]
     assert sum(proven for proven, _ in claims) > len(claims) / 2
     assert sum(shorter > RESOLUTION for proven, shorter in claims if not proven) > len(claims) / 20
 

@@ -89,6 +89,7 @@ class Frontier:
 
     def _busiest_s(self, number: int, counts: tuple[int, ...]) -> float:
         """What the busiest set does at least."""
+        self.best.effort += 1
         partition, spread, first = self._colocations[number]
         given = zip(partition, counts)
         busy_s = max((self.least.busy_s(members, count, spread) for members, count in given), default=0.0)

@@ -21,7 +21,7 @@ ALONE = 4  # to bound one choice in floats.
 @dataclass
 class Incumbent:
     """The best choice so far. `explored`: choices that were priced; `effort`: bounds that were computed, of
-    which there may be `most`, until the `deadline`."""
+    which there may be `most`, until the `deadline`; more `until_found` something, if that is asked for."""
 
     space: SearchSpace
     deadline: float = float("inf")
@@ -30,6 +30,7 @@ class Incumbent:
     explored: int = 0
     effort: int = 0
     most: float = float("inf")
+    until_found: bool = True
 
     @property
     def limit_s(self) -> float:
@@ -38,9 +39,9 @@ class Incumbent:
 
     @property
     def late(self) -> bool:
-        """Whether the budget is spent, and there is something to show for it."""
+        """Whether the budget is spent, and there is something to show for it if there must be."""
         spent = self.effort > self.most or time.monotonic() > self.deadline
-        return spent and self.choice is not None
+        return spent and (self.choice is not None or not self.until_found)
 
     def offer(self, assignments: Mapping[str, Assignment]) -> None:
         """Price a complete choice, and keep it if it fits and is the best; nothing, if models that share a

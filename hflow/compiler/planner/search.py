@@ -46,6 +46,7 @@ def search(
     resolution: float = RESOLUTION,
     known: FullAssignment | None = None,
     most: int = EFFORT,
+    until_found: bool = True,
 ) -> SearchResult:
     """The best choice, proven to be so unless the budget is spent before.
 
@@ -53,11 +54,13 @@ def search(
         budget_s: seconds; None for `most` bounds instead, which take some seconds.
         resolution: steps whose times differ by a smaller part count as equally long.
         known: a choice that was found before, and is kept where none is better.
+        until_found: whether it goes on beyond the budget until something fits.
     """
     if budget_s is None:
-        best = Incumbent(space, resolution=resolution, choice=known, most=most)
+        best = Incumbent(space, resolution=resolution, choice=known, most=most, until_found=until_found)
     else:
-        best = Incumbent(space, time.monotonic() + budget_s, resolution, known)
+        deadline = time.monotonic() + budget_s
+        best = Incumbent(space, deadline, resolution, known, until_found=until_found)
     bounds = Bounds(space.draft)
     for colocation in () if known else _together(space):  # to begin with something good
         sizes = map(space.sizes, colocation.partition)
