@@ -14,6 +14,7 @@ from tests.compiler.workloads import large
 
 CLUSTER = load_cluster("a100x8")
 WITHIN = 0.001  # steps that differ by less are not told apart
+QUICK = PlannerOptions(budget_s=3.0)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,7 @@ def pin(node: str, alternative: Alternative) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("node", ["actor_train", "rollout", "reward"])
 def test_a_pin_of_an_alternative_takes_as_long(plan: Plan, node: str) -> None:
-    found = explain(plan, (), DEFAULTS, node)
+    found = explain(plan, (), QUICK, node)
     fitting = [a for a in found if a.step_time_s is not None]
     assert len(fitting) > 3
     for alternative in fitting[:4]:
@@ -52,7 +53,7 @@ def test_a_pin_of_an_alternative_takes_as_long(plan: Plan, node: str) -> None:
 
 
 def test_the_chosen_one_is_first_and_others_follow_by_step(plan: Plan) -> None:
-    chosen, *others = explain(plan, (), DEFAULTS, "actor_train")
+    chosen, *others = explain(plan, (), QUICK, "actor_train")
     assert chosen.step_time_s == plan.step_time_s
     assert chosen.reason == "no other step is shorter"
     steps = [a.step_time_s for a in others if a.step_time_s is not None]
@@ -71,7 +72,7 @@ def test_what_is_proven_is_told() -> None:
 
 def test_what_does_not_fit_tells_how_much_it_lacks(plan: Plan) -> None:
     """A replica of 13B on each device: 2 bytes for each weight, 4 for its gradient, more for Adam."""
-    tight = [a for a in explain(plan, (), DEFAULTS, "actor_train") if a.step_time_s is None]
+    tight = [a for a in explain(plan, (), QUICK, "actor_train") if a.step_time_s is None]
     assert tight
     for alternative in tight:
         needs, limit = alternative.reason.removeprefix("does not fit: ").removesuffix(" GB").split(" of ")
@@ -92,7 +93,7 @@ def test_generation_says_why_it_has_no_pipeline_stages() -> None:
 def test_a_pinned_node_is_compared_with_what_it_would_have_had(plan: Plan) -> None:
     pins = ("actor_train=pp8,zero0",)
     slower = compile_graph(plan.graph, CLUSTER, pins)
-    chosen, best, *_ = explain(slower, pins, DEFAULTS, "actor_train")
+    chosen, best, *_ = explain(slower, pins, QUICK, "actor_train")
     assert chosen.reason == "pinned" and best.reason.endswith("but pinned otherwise")
     assert best.step_time_s == pytest.approx(plan.step_time_s, rel=2 * WITHIN)
 

@@ -30,7 +30,7 @@ from hflow.view.terminal.terminal import plan_text
 from tests.compiler.small_cases import GRAPHS, case, space_of
 from tests.compiler.workloads import large
 
-CASES, PINNED = 5, 20  # of each graph, and of each case
+CASES, PINNED = 4, 20  # of each graph, and of each case
 FOREVER = float("inf")
 ASYNC = [
     "params.model=shape:qwen2.5-7b", "params.batch=64", "params.group=8", "params.max_new_tokens=4096",
