@@ -149,11 +149,9 @@ class SearchSpace:
 
     def _parts_a_base(self, colocation: Colocation) -> bool:
         """Whether models that share a base would be trained in places of their own."""
-        places = (*colocation.partition, colocation.spread, self.pinned.keys())
-        return any(
-            not any({*names} <= {*place} for place in places) and not {*names} & self.pinned.keys()
-            for names in self.sharing
-        )
+        free = [{*names} for names in self.sharing if not {*names} & self.pinned.keys()]
+        places = [{*place} for place in (*colocation.partition, colocation.spread)]
+        return any(not any(names <= place for place in places) for names in free)
 
     def _in_places(self, found: Iterable[Partition]) -> Iterator[tuple[Partition, int | None]]:
         """Beside pinned node groups it matters where sets lie: in any order, from the first device on or from
