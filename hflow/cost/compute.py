@@ -24,6 +24,7 @@ from hflow.cost.device import (
     residual_s,
     stream_s,
 )
+from hflow.cost.dropout import masks_s
 from hflow.cost.execution import Execution
 from hflow.cost.experts import expert_replicas, experts_latency_s
 from hflow.cost.generation import generate_s
@@ -74,7 +75,7 @@ def train_passes_s(run: Execution) -> float:
     tokens = _tokens(run, parts)
     layers, head = _trained_parts(run.shape, run.work.freeze)
     slot = (2 + layers + again) * _layers_s(run, tokens, "train") + (2 + head) * _head_s(run, tokens, "train")
-    slot += _remade_logits_s(run, parts.rows) + _count_s(run, tokens)
+    slot += _remade_logits_s(run, parts.rows) + _count_s(run, tokens) + (2 + again) * masks_s(run, tokens)
     messages_s = (2 + again) * run.messages_s(tokens) + run.regathered_s(tokens)
     slot += messages_s / run.mesh.pp + 2 * run.strategy.vpp * run.hop_s(tokens)
     # The third gather scatters gradients.

@@ -14,12 +14,14 @@ class Adapter:
     """Low-rank adaptation (LoRA, arXiv:2106.09685) of a model's matrices.
 
     Each matrix W named in `targets` acts as W + alpha / rank * B A. A has `rank` rows and B as many columns;
-    they are trained, and all else is frozen but for a scalar head. A begins at random, B with zeros.
+    they are trained, and all else is frozen but for a scalar head. A begins at random, B with zeros. While it
+    is trained, each input of A is left out with probability `dropout`.
     """
 
     rank: int
     alpha: float
     targets: tuple[AdapterTarget, ...]
+    dropout: float = 0.0
 
     @property
     def scale(self) -> float:

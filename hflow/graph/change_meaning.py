@@ -145,6 +145,8 @@ def _of_model(name: str, rest: Sequence[str], old: Graph, new: Graph) -> str:
             return "only where frozen weights lie differs"
         case ["adapter", "alpha"]:
             return "the adapter counts more, or less, from here on"
+        case ["adapter", "dropout"]:
+            return "more, or less, of the adapter's inputs is left out from here on"
         case ["adapter", *_]:
             return "the checkpoint holds another adapter of the model, or none"
         case ["refresh", *_] if not is_possible(f"models.{name}.refresh", old, new):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hflow.bounded_read import UnreadableError, read_text
 from hflow.diagnostics import Diagnostic, HflowError, ordered
-from hflow.graph.adapter import ADAPTER_TARGETS, Adapter
+from hflow.graph.adapter import ADAPTER_TARGETS, Adapter, AdapterTarget
 from hflow.graph.checks.adapters import check_adapters
 from hflow.graph.checks.bases import check_bases
 from hflow.graph.checks.checks import (
@@ -235,7 +235,8 @@ def _models(spec: GraphSpec, document: Document) -> tuple[Model, ...]:
 
 def _adapter(spec: AdapterSpec) -> Adapter:
     """Targets in the order of the forward pass, each once."""
-    return Adapter(spec.rank, spec.alpha, tuple(t for t in ADAPTER_TARGETS if t in spec.targets))
+    targets: tuple[AdapterTarget, ...] = tuple(t for t in ADAPTER_TARGETS if t in spec.targets)
+    return Adapter(spec.rank, spec.alpha, targets, spec.dropout)
 
 
 def _regions(spec: GraphSpec) -> tuple[Region, ...]:

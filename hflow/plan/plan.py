@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from hflow.diagnostics import Span
 from hflow.display import Displayed
+from hflow.graph.adapter import Adapter
 from hflow.graph.ir import Graph, Model, Node
 from hflow.plan.cluster import Cluster
 from hflow.plan.digests import Digests
@@ -197,7 +198,12 @@ def _unsaid(graph: Graph, named: bool = True) -> dict[str, Any]:
 
 def _unsaid_of_model(model: Model) -> dict[str, Any]:
     said = {"adapter": model.adapter, "base": model.base}
-    return {name: True for name, value in said.items() if value is None}
+    unsaid: dict[str, Any] = {name: True for name, value in said.items() if value is None}
+    return _unsaid_of_adapter(model.adapter) | unsaid
+
+
+def _unsaid_of_adapter(adapter: Adapter | None) -> dict[str, Any]:
+    return {"adapter": {"dropout": True}} if adapter and not adapter.dropout else {}
 
 
 def _unsaid_of_nodes(nodes: Sequence[Node]) -> dict[int, Any]:
@@ -233,6 +239,7 @@ def _unsaid_of_shape(shape: ModelShape) -> dict[str, Any]:
     unsaid: dict[str, Any] = {f.name: True for f in later if getattr(shape, f.name) == f.default}
     if shape.window and shape.window.rope_theta is None:
         unsaid["window"] = {"rope_theta": True}
+    unsaid |= _unsaid_of_adapter(shape.adapter)
     if shape.moe:
         plain = {"biased": not shape.moe.biased, "clamp": shape.moe.clamp is None}
         unsaid["moe"] = {name: True for name, default in plain.items() if default}

@@ -61,7 +61,7 @@ class AdapterExport:
             "base_model_name_or_path": self.model.path,
             "r": self.adapter.rank,
             "lora_alpha": int(alpha) if alpha.is_integer() else alpha,
-            "lora_dropout": 0.0,
+            "lora_dropout": self.adapter.dropout,
             "target_modules": list(self.adapter.targets),
             "modules_to_save": ["score"] if scalar else None,
             "bias": "none",

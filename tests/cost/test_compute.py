@@ -12,6 +12,7 @@ from hflow.cost.compute import node_time_s, train_passes_s, update_s
 from hflow.cost.device import device_of
 from hflow.cost.execution import Execution
 from hflow.cost.generation import decode_s, prefill_s
+from hflow.graph.adapter import ADAPTER_TARGETS, Adapter
 from hflow.graph.ir import OpKind
 from hflow.graph.lengths import Lengths
 from hflow.plan.cluster import Calibration, Cluster, Link
@@ -52,6 +53,29 @@ def test_training_takes_six_flop_per_parameter_and_token(plain: Cluster) -> None
     residual = 3 * 10 * 32 * 4096 * 2 * 8 * 2048 / 2.039e12
     expected = products + 2 * attention + residual + HEAD_AGAIN
     assert passes == pytest.approx(expected), "attention runs at half the rate"
+
+
+def test_masks_of_dropout_are_made_in_every_pass(plain: Cluster) -> None:
+    """As long as streaming 100 bytes for each input of an adapter: 32 layers, of 5 matrices that read hidden
+    states, of o_proj as many, of down_proj 11,008 columns."""
+    with_dropout = {
+        name: replace(LLAMA, adapter=Adapter(16, 32.0, ADAPTER_TARGETS, dropout))
+        for name, dropout in (("none", 0.0), ("some", 0.1))
+    }
+
+    def extra(mesh: Mesh, strategy: Strategy) -> float:
+        none, some = (
+            train_passes_s(Execution(shape, "bf16", TRAIN, mesh, 1, plain, strategy))
+            for shape in with_dropout.values()
+        )
+        return some - none
+
+    tokens, second = 8 * 2048, 2.039e12 / 100
+    assert extra(ONE, Strategy()) == pytest.approx(2 * tokens * 32 * (6 * 4096 + 11_008) / second)
+    assert extra(ONE, Strategy(recompute="full")) == pytest.approx(1.5 * extra(ONE, Strategy()))
+    tp2, split = Mesh.of((0, 1), tp=2), (4096 + 11_008) / 2
+    assert extra(tp2, Strategy()) == pytest.approx(2 * tokens * 32 * (5 * 4096 + split) / second)
+    assert extra(tp2, Strategy(sp=True)) == pytest.approx(extra(ONE, Strategy()) / 2)
 
 
 def test_only_logits_that_are_not_kept_are_made_again(plain: Cluster) -> None:

@@ -58,6 +58,22 @@ def test_a_written_graph_is_read_as_the_same() -> None:
     assert load_text(text) == graph
 
 
+def test_dropout_is_written_and_read() -> None:
+    graph = grpo("models.actor.adapter.dropout=0.05")
+    assert graph.model("actor").adapter == Adapter(8, 32.0, ADAPTER_TARGETS, 0.05)
+    assert "dropout: 0.05" in to_yaml(graph) and load_text(to_yaml(graph)) == graph
+    assert "dropout=0.05" in ir(graph)
+    g = GraphBuilder("dropped", steps=1)
+    g.model("actor", path="models/tiny", adapter_rank=8, adapter_dropout=0.05)
+    assert "dropout: 0.05" in g.yaml()
+
+
+def test_what_drops_nothing_does_not_say_so() -> None:
+    """In JSON, so that hashes stay."""
+    assert graph_hash(grpo()) == graph_hash(grpo("models.actor.adapter.dropout=0.0")) == "c6d29f656e03"
+    assert graph_hash(grpo("models.actor.adapter.dropout=0.05")) != graph_hash(grpo())
+
+
 def test_the_base_has_log_probs_of_its_own() -> None:
     """Values of it are not taken for the trained model's: its age is no matter."""
     made_by = (
@@ -109,6 +125,7 @@ def test_what_does_not_share_a_base_does_not_say_so() -> None:
         ("models.actor.adapter.targets=[q_proj]", "models.actor.adapter.targets", False),
         ("models.actor.adapter=null", "models.actor.adapter", False),
         ("models.actor.adapter.alpha=8", "models.actor.adapter.alpha", True),
+        ("models.actor.adapter.dropout=0.1", "models.actor.adapter.dropout", True),
     ],
 )
 def test_a_checkpoint_fits_an_adapter_of_its_own_form(override: str, key: str, possible: bool) -> None:

@@ -1,4 +1,5 @@
-"""A model with an adapter, from graph file to export: every plan samples the same, and only A and B move."""
+"""A model with an adapter, from graph file to export: every plan samples and drops the same, and only A and B
+move."""
 
 from __future__ import annotations
 
@@ -24,7 +25,10 @@ from tests.runtime.test_bytes import measured, weight_edges, weights_of
 from tests.runtime.test_plan_never_changes_the_algorithm import PLANS, digests, losses
 from tests.runtime.test_resume import EVERY
 
-LAYOUTS = {name: PLANS[name] for name in ("one worker", "pp2", "tp2 dp2 -> tp1", "tp1 -> tp2, apart")}
+LAYOUTS = {
+    name: PLANS[name]
+    for name in ("one worker", "pp2", "tp2 dp2 -> tp1", "cp2 tp2 sp -> tp2", "tp1 -> tp2, apart")
+}
 LAYOUTS["zero1"] = ("rollout=dp2@0-1", "ref_logprobs=dp2@0-1", "actor_train=dp2,zero1@0-1")
 
 

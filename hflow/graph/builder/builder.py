@@ -85,6 +85,7 @@ class GraphBuilder:
         adapter_rank: int | str | None = None,
         adapter_alpha: float | str | None = None,
         adapter_targets: Sequence[str] | None = None,
+        adapter_dropout: float | str | None = None,
         base: str | ModelHandle | None = None,
     ) -> ModelHandle:
         """One set of weights. A frozen model with `refresh_from` takes over the weights of that model before
@@ -97,7 +98,9 @@ class GraphBuilder:
             "frozen": frozen or None,
             "dtype": dtype if dtype != "f32" else None,
             "refresh": _said(**{"from": refresh_from}, every=refresh_every, decay=refresh_decay),
-            "adapter": _said(rank=adapter_rank, alpha=adapter_alpha, targets=adapter_targets),
+            "adapter": _said(
+                rank=adapter_rank, alpha=adapter_alpha, targets=adapter_targets, dropout=adapter_dropout
+            ),
             "base": base,
         }
         self._add(self._models, name, spec)

@@ -11,7 +11,6 @@ from hflow.graph.foreign.foreign_name import ForeignName, said, unsaid
 
 _CLIP = "hflow.ops.losses.ppo_clip"
 _ADAM = "every train node is AdamW, with `lr`, `betas`, `eps`, `weight_decay`"
-_NO_DROPOUT = "an engine draws no random numbers in a layer: results do not depend on the plan"
 _TRAINER = (
     said("model", "models.NAME.path", "a folder on this machine, not a name on the hub"),
     said("ref_model", "models.NAME.frozen", "a model of its own, with `frozen: true`"),
@@ -146,7 +145,7 @@ _GRPO = (
     unsaid("log_completions_hub_repo", "samples are Parquet files in the run folder"),
     said("model_init_kwargs", "models.NAME.dtype", "nothing else of it"),
     unsaid("trust_remote_code", "no code of a model or a dataset is run"),
-    unsaid("disable_dropout", "there is no dropout"),
+    unsaid("disable_dropout", "adapters alone have dropout, where their `dropout` says so"),
     unsaid("router_aux_loss_coef, cast_lm_head_to_fp32", "the loss is what the graph says, no more"),
     unsaid("ds3_gather_for_generation, cache_implementation, pad_to_multiple_of", "the engine's business"),
 )
@@ -209,7 +208,7 @@ _MODEL = (
     said("use_peft, lora_r", "models.NAME.adapter.rank", "a model with an adapter trains that alone"),
     said("lora_alpha", "models.NAME.adapter.alpha"),
     said("lora_target_modules", "models.NAME.adapter.targets"),
-    unsaid("lora_dropout", _NO_DROPOUT),
+    said("lora_dropout", "models.NAME.adapter.dropout"),
     unsaid("use_dora, use_rslora", "adapters are W + alpha / rank * B A"),
     unsaid("load_in_8bit, load_in_4bit", "weights are f32 or bf16 (`dtype` of a model)"),
 )

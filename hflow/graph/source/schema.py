@@ -111,6 +111,7 @@ class AdapterSpec(_Shape):
     targets: Annotated[list[AdapterTarget], BeforeValidator(_texts), Field(min_length=1)] = list(
         ADAPTER_TARGETS
     )
+    dropout: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
 
 
 class ModelSpec(_Shape):

@@ -34,7 +34,8 @@ def _model(model: Model) -> str:
         words.append(f"refresh({model.refresh.model}, every={model.refresh.every}{decay})")
     if model.adapter:
         targets = ",".join(model.adapter.targets)
-        words.append(f"adapter(rank={model.adapter.rank}, alpha={model.adapter.alpha:g}, {targets})")
+        dropout = f", dropout={model.adapter.dropout:g}" if model.adapter.dropout else ""
+        words.append(f"adapter(rank={model.adapter.rank}, alpha={model.adapter.alpha:g}, {targets}{dropout})")
     if model.base:
         words.append(f"base({model.base})")
     return " ".join(filter(None, words))

@@ -125,7 +125,8 @@ def _model(model: Model) -> YamlTree:
 
 def _adapter(adapter: Adapter) -> YamlTree:
     targets = list(adapter.targets) if adapter.targets != ADAPTER_TARGETS else None
-    return {"rank": adapter.rank, "alpha": adapter.alpha, **_known(targets=targets)}
+    known = _known(targets=targets, dropout=adapter.dropout)
+    return {"rank": adapter.rank, "alpha": adapter.alpha, **known}
 
 
 def _refresh(refresh: Refresh) -> YamlTree:

@@ -28,6 +28,7 @@ from torch.nn.functional import linear
 
 from hflow.graph.adapter import Adapter, AdapterTarget
 from hflow.plan.model_shape import ModelShape
+from hflow.runtime.engines.megatron.dropout import column_draws, dropped_product, numbered
 
 # The Megatron module of each projection, within a layer.
 QKV, PROJECTION = "self_attention.linear_qkv", "self_attention.linear_proj"
@@ -38,23 +39,42 @@ class LowRank(torch.nn.Module):
     """A and B beside one projection of ``[..., columns]`` to ``[..., rows]``, of this rank's part. Its
     forward pass ends before B, with ``[..., rank]``."""
 
-    def __init__(self, adapter: Adapter, rows: int, columns: int, split: int, like: Tensor, tp: ProcessGroup):
+    def __init__(
+        self,
+        adapter: Adapter,
+        rows: int,
+        columns: int,
+        split: int,
+        like: Tensor,
+        tp: ProcessGroup,
+        matrix: int,
+    ):
         """`split`: the dim of the projection that tp splits, and of which `rows` or `columns` are the part of
-        this rank."""
+        this rank. `matrix`: the projection's number, by which dropout draws."""
         super().__init__()
         self.scale, self.by_rows, self.tp = adapter.scale, split == 0, tp
+        self.dropout, self.matrix = adapter.dropout, matrix
         self.lora_A, self.lora_B = _Matrix(adapter.rank, columns, like), _Matrix(rows, adapter.rank, like)
         whole: Any = self.lora_A.weight if self.by_rows else self.lora_B.weight
         cut = self.lora_B.weight if self.by_rows else self.lora_A.weight
         set_tensor_model_parallel_attributes(cut, True, split, 1)
         whole.sequence_parallel = True  # Megatron then sums its gradients over tp, where places are split
 
-    def forward(self, x: Tensor, sp: bool = False) -> Tensor:
+    def forward(self, x: Tensor, sp: bool = False, draws: Tensor | None = None) -> Tensor:
         """`sp`: whether the input of a projection that is split by rows, or else its output, is this rank's
-        part of the places."""
-        narrow: Tensor = linear(x, self.lora_A.weight)
+        part of the places. `draws`: the numbers of all places, where some of x is to be left out."""
+        narrow = linear(x, self.lora_A.weight) if draws is None else self._dropped(x, sp, draws)
         exchange: Any = _GATHERED[sp] if self.by_rows else _SUMMED[sp]
         return exchange(narrow, group=self.tp)
+
+    def _dropped(self, x: Tensor, sp: bool, draws: Tensor) -> Tensor:
+        first, count, rank = 0, x.shape[-1], self.tp.rank()
+        if not self.by_rows:
+            first = rank * count
+        elif sp:
+            draws = draws.chunk(self.tp.size())[rank]
+        columns = column_draws(self.matrix, first, count, x.device)
+        return dropped_product(x, self.lora_A.weight, draws, columns, self.dropout)
 
 
 # Before B of a projection that is split by rows, and behind A of one that is split by columns; True: the
@@ -89,19 +109,22 @@ class FusedAdapter(torch.nn.Module):
         groups: int,
         like: Tensor,
         tp: ProcessGroup,
+        layer: int,
     ):
         super().__init__()
         self._widths: dict[str, int] = {**widths}
         self.groups, self.enabled = groups, True
+        self.draws: Tensor | None = None  # of the places that the layer runs, while dropout is on
         for name, width in ((name, width) for name, width in widths.items() if name in adapter.targets):
-            self.add_module(name, LowRank(adapter, width, columns, split, like, tp))
+            matrix = numbered(layer, name)
+            self.add_module(name, LowRank(adapter, width, columns, split, like, tp, matrix))
 
     def forward(self, x: Tensor, found: Tensor, sp: bool = False) -> Tensor:
         """`found`, the output of the fused matrix for x, with what the adapters add: in its memory, but for
         one projection, whose output Megatron gives as a view that must not change."""
         found = found.clone() if len(self._widths) == 1 else found
         own: dict[str, Any] = dict(self.named_children())
-        narrow = [low_rank(x, sp) for low_rank in own.values()]
+        narrow = [low_rank(x, sp, self.draws) for low_rank in own.values()]
         sums = _Sums(self.groups, self._columns, next(iter(own.values())).scale)
         return _Added.apply(found, sums, *narrow, *(low_rank.lora_B.weight for low_rank in own.values()))
 
@@ -156,15 +179,30 @@ def add_adapters(model: torch.nn.Module, shape: ModelShape, tp: ProcessGroup) ->
     """Beside all modules of the model's layers that its adapter changes."""
     layers: Any = getattr(model, "decoder").layers  # noqa: B009  (torch types it as a tensor or module)
     for layer in layers if shape.adapter else ():
+        number = layer.layer_number - 1
         for path, widths, split, groups in _fused(shape, tp.size()):
             if shape.adapter and any(name in shape.adapter.targets for name in widths):
-                _add(layer.get_submodule(path), shape.adapter, widths, split, groups, tp)
+                _add(layer.get_submodule(path), shape.adapter, widths, split, groups, tp, number)
 
 
 def adapted(module: Any, x: Tensor, found: Tensor, sp: bool = False) -> Tensor:
     """`found`, the output of a linear module for `x`, with what its adapter adds."""
     adapter: FusedAdapter | None = getattr(module, "adapter", None)
     return adapter(x, found, sp) if adapter is not None and adapter.enabled else found
+
+
+@contextmanager
+def dropping(layer: torch.nn.Module, draws: Tensor | None) -> Iterator[None]:
+    """With dropout of what a layer's adapters read, by the numbers of the places that it runs; None: without.
+    It ends with that run: sampling uses the same modules."""
+    adapters = [module for module in layer.modules() if isinstance(module, FusedAdapter)]
+    for adapter in adapters:
+        adapter.draws = draws
+    try:
+        yield
+    finally:
+        for adapter in adapters:
+            adapter.draws = None
 
 
 @contextmanager
@@ -199,9 +237,11 @@ def _add(
     split: int,
     groups: int,
     tp: ProcessGroup,
+    layer: int,
 ) -> None:
     weight = module.get_parameter("weight")
-    module.add_module("adapter", FusedAdapter(adapter, widths, weight.shape[1], split, groups, weight, tp))
+    fused = FusedAdapter(adapter, widths, weight.shape[1], split, groups, weight, tp, layer)
+    module.add_module("adapter", fused)
     module.register_forward_hook(_adding)
 
 

@@ -74,7 +74,7 @@ def _prepared(
 ) -> ShapedConfig:
     """The configuration, with Megatron made ready to build on `device`."""
     present_device.work_on(device)
-    # hflow uses no dropout: random-number states need no bookkeeping, and this tracker does none.
+    # No layer draws from torch's random numbers: their states need no care, and this tracker takes none.
     initialize_rng_tracker(inference_rng_tracker=True)
     return _config(shape, mesh, DTYPES[dtype], groups, vpp)
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, all_reduce
+from torch.nn.functional import pad
 
 from hflow.plan.layout import split
 from hflow.runtime.engines.megatron.pack import RowPlaces
@@ -53,6 +54,7 @@ class ContextShard:
         predicted_at: int64 ``[predicted]``: the places that predict response tokens.
         predicts: int64 ``[predicted]``: which of all response tokens these are, counted row by row.
         responses: how many response tokens there are.
+        draws: int64 ``[places]``: the number of each token by which dropout draws; None: nothing is dropped.
     """
 
     tokens: Tensor
@@ -62,6 +64,7 @@ class ContextShard:
     predicts: Tensor
     responses: int
     group: ProcessGroup
+    draws: Tensor | None = None
 
     @staticmethod
     def of(sequences: Sequences, group: ProcessGroup) -> ContextShard:
@@ -78,21 +81,21 @@ class ContextShard:
         at = gathered_at[whole.predicted_at]
         predicts = (at // width == rank).nonzero().squeeze(1)
         more = width - len(dealt[rank])
-        tokens, positions = (
-            torch.nn.functional.pad(values[dealt[rank]], (0, more))
-            for values in (whole.tokens, whole.positions)
+        tokens, positions, draws = (
+            None if values is None else pad(values[dealt[rank]], (0, more))
+            for values in (whole.tokens, whole.positions, whole.draws)
         )
-        return ContextShard(tokens, positions, rows, at[predicts] % width, predicts, len(at), group)
+        assert tokens is not None and positions is not None
+        return ContextShard(tokens, positions, rows, at[predicts] % width, predicts, len(at), group, draws)
 
     def padded(self, places: int) -> ContextShard:
         """With so many places on every rank: the ones more hold a token that belongs to no row."""
         width = len(self.tokens)
         more = places - width
-        tokens, positions = (
-            torch.nn.functional.pad(values, (0, more)) for values in (self.tokens, self.positions)
-        )
+        tokens, positions = (pad(values, (0, more)) for values in (self.tokens, self.positions))
+        draws = None if self.draws is None else pad(self.draws, (0, more))
         rows = tuple(replace(row, keys=row.keys + row.keys // width * more) for row in self.rows)
-        return replace(self, tokens=tokens, positions=positions, rows=rows)
+        return replace(self, tokens=tokens, positions=positions, rows=rows, draws=draws)
 
     def own(self, values: Tensor) -> Tensor:
         """Of values of all response tokens, ``[response tokens, …]``, those that this rank predicts."""

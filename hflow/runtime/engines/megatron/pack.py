@@ -30,6 +30,7 @@ class RowPlaces:
         own: bool ``[rows, longest]``: which of these are no other row's, or the first row's that has them.
         lengths: int64 ``[rows]``, of the inputs.
         predicted_at: int64 ``[response tokens]``: the places that predict them, row by row.
+        draws: int64 ``[places]``: the number of each token by which dropout draws; None: nothing is dropped.
     """
 
     tokens: Tensor
@@ -38,6 +39,7 @@ class RowPlaces:
     own: Tensor
     lengths: Tensor
     predicted_at: Tensor
+    draws: Tensor | None
 
     @staticmethod
     def of(sequences: Sequences) -> RowPlaces:
@@ -59,7 +61,11 @@ class RowPlaces:
         tokens[places[own]] = sequences.tokens[:, :longest][own]
         positions[places[own]] = position[own]
         found = places.where(present, 0)
-        return RowPlaces(tokens, positions, found, own, lengths, places[sequences.predicted_at])
+        draws = None
+        if sequences.draws is not None:
+            draws = first.new_zeros(count)
+            draws[places[own]] = sequences.draws[:, :longest][own]
+        return RowPlaces(tokens, positions, found, own, lengths, places[sequences.predicted_at], draws)
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,7 @@ class Pack:
         predicted_at: int64 ``[response tokens]``: the places that predict them, row by row.
         routes: on the host, int16 ``[places, choices]``: the experts that each token passes through, negative
             where there is no token; None: routers choose.
+        draws: int64 ``[places]``: the number of each token by which dropout draws; None: nothing is dropped.
     """
 
     tokens: Tensor
@@ -84,6 +91,7 @@ class Pack:
     predicted_at: Tensor
     rows: Tensor
     routes: Tensor | None = None
+    draws: Tensor | None = None
 
     @staticmethod
     def of(sequences: Sequences) -> Pack:
@@ -93,7 +101,8 @@ class Pack:
         blocks, found_at = _blocks(at.places, at.own, at.lengths, count)
         present = torch.arange(at.places.shape[1], device=at.places.device) < at.lengths[:, None]
         rows = torch.bincount(at.places[present], minlength=count)
-        return Pack(at.tokens, at.positions, blocks, found_at, at.predicted_at, rows, _routes(sequences, at))
+        routes = _routes(sequences, at)
+        return Pack(at.tokens, at.positions, blocks, found_at, at.predicted_at, rows, routes, at.draws)
 
     def own(self, values: Tensor) -> Tensor:
         """Of values of all response tokens those that this rank predicts: all."""
@@ -110,7 +119,8 @@ class Pack:
             pad(values, (0, more)) for values in (self.tokens, self.positions, self.found_at, self.rows)
         )
         routes = None if self.routes is None else pad(self.routes, (0, 0, 0, more), value=NONE)
-        return Pack(tokens, positions, self.blocks, found_at, self.predicted_at, rows, routes)
+        draws = None if self.draws is None else pad(self.draws, (0, more))
+        return Pack(tokens, positions, self.blocks, found_at, self.predicted_at, rows, routes, draws)
 
 
 def _routes(sequences: Sequences, at: RowPlaces) -> Tensor | None:

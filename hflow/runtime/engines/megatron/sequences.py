@@ -13,6 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from hflow.runtime.engines.megatron.dropout import token_draws
 from hflow.runtime.kept import KeptSets
 from hflow.runtime.rows import Rows, length_mask
 
@@ -21,7 +22,8 @@ from hflow.runtime.rows import Rows, length_mask
 class Sequences:
     """`tokens`: int64 ``[rows, longest]``, right-padded; lengths: int64 ``[rows]``. `kept`: on the host, the
     sets of tokens among which those of the responses were chosen; None: among all. `routes`: on the host, the
-    experts through which tokens pass, `choices` for each; None: routers choose."""
+    experts through which tokens pass, `choices` for each; None: routers choose. `draws`: int64 ``[rows,
+    longest]``, the number of each token by which dropout draws (`token_draws`); None: nothing is dropped."""
 
     tokens: Tensor
     prompt_lengths: Tensor
@@ -29,6 +31,7 @@ class Sequences:
     kept: KeptSets | None = None
     routes: Rows | None = None
     choices: int = 0
+    draws: Tensor | None = None
 
     @staticmethod
     def of(tokens: Rows, mask: Rows, device: torch.device, kept: Rows | None = None) -> Sequences:
@@ -56,13 +59,18 @@ class Sequences:
         """The same, of tokens that pass through given experts, if there are any."""
         return self if routes is None else replace(self, routes=routes, choices=choices)
 
+    def drawn(self, rows: Tensor, seed: int) -> Sequences:
+        """The same, of an update whose dropout has a `seed`; `rows` are their global numbers."""
+        return replace(self, draws=token_draws(self.tokens, self.prompt_lengths, rows, seed))
+
     def take(self, rows: Tensor) -> Sequences:
         """The given rows, cut to the longest of them."""
         prompts, responses = self.prompt_lengths[rows], self.response_lengths[rows]
         longest = int((prompts + responses).max()) if len(rows) else 0
         kept = self.kept.take(rows) if self.kept else None
         routes = self.routes.take(rows.cpu()) if self.routes else None
-        return Sequences(self.tokens[rows, :longest], prompts, responses, kept, routes, self.choices)
+        draws = None if self.draws is None else self.draws[rows, :longest]
+        return Sequences(self.tokens[rows, :longest], prompts, responses, kept, routes, self.choices, draws)
 
     def extended(self) -> Sequences:
         """Each row with one more, arbitrary token: it would be predicted at what was the row's last token.

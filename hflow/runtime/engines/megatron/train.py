@@ -26,6 +26,7 @@ from hflow.runtime.engines.groups import Groups
 from hflow.runtime.engines.megatron.balance import Exchange
 from hflow.runtime.engines.megatron.computed import Computed
 from hflow.runtime.engines.megatron.divergence import NO_FAULT, agreed, diverged, norms_are_finite
+from hflow.runtime.engines.megatron.dropout import numbered
 from hflow.runtime.engines.megatron.learning_signal import leave_out_rounding
 from hflow.runtime.engines.megatron.loss import Level, Loss
 from hflow.runtime.engines.megatron.micro_batches import MicroBatch, micro_batches
@@ -184,7 +185,7 @@ class Training:
         sp = strategy.sp
         limit, unit, multiple = self.call.plan.micro_batch, self.loss.unit, groups.tp.size() if sp else 1
         batches = micro_batches(
-            self.sequences, minibatch.rows, limit, groups.pp.size() > 1, unit, in_step=groups.ep,
+            self._drawn(number), minibatch.rows, limit, groups.pp.size() > 1, unit, in_step=groups.ep,
             cp=groups.cp, multiple=multiple, in_sets_of=groups.pp.size() if strategy.vpp > 1 else 1,
         )  # fmt: skip
         self.adam.zero_grad()
@@ -208,6 +209,14 @@ class Training:
             metrics |= {"loss": (loss, 1.0), "grad_norm": (grad_norm, 1.0), "lr": (lr, 1.0)}
             metrics[SKIPPED] = (float(not signal), 1.0)
         return metrics
+
+    def _drawn(self, number: int) -> Sequences:
+        """The rows, whose tokens have numbers by which the model's adapter drops inputs, if it does."""
+        adapter = shape_of_model(self.adam.model).adapter
+        if adapter is None or not adapter.dropout:
+            return self.sequences
+        rows, seed = self.rows.to(self.mask.device), numbered(self.call.seed, self.call.node.name, number)
+        return self.sequences.drawn(rows, seed)
 
     @contextmanager
     def _balanced(self, batches: tuple[MicroBatch, ...]) -> Iterator[MetricSums]:
