@@ -26,7 +26,7 @@ from hflow.cost.device import (
 )
 from hflow.cost.dropout import masks_s
 from hflow.cost.execution import Execution
-from hflow.cost.experts import expert_replicas, experts_latency_s
+from hflow.cost.experts import expert_replicas, padding_flops
 from hflow.cost.generation import generate_s
 from hflow.cost.passes import MicroBatches, passes
 from hflow.graph.ir import OpKind
@@ -117,10 +117,10 @@ def _layers_s(run: Execution, tokens: float, kind: Literal["train", "score"]) ->
     parameters = read_parameters(shape, tokens, run.strategy.ep) - head_parameters(shape)
     flops = 2 * (matmul_parameters(shape) - head_parameters(shape)) * tokens
     flops += attention_work(shape, tokens, run.work.surrounding / 2)
+    flops += padding_flops(shape, tokens, run.strategy.ep, device)
     seconds = products_s(flops, parameters, kind, run.dtype, device, run.mesh.tp)
     between = tokens / run.mesh.tp if run.strategy.sp else tokens  # what norms and residual sums are made of
     seconds += residual_s(shape, between, run.dtype, device)
-    seconds += experts_latency_s(shape, tokens, run.strategy, device)
     return (seconds + shape.num_layers * layer_latency_s(device)) / run.mesh.pp
 
 

@@ -11,11 +11,12 @@ from functools import lru_cache
 
 from hflow.cost.comm import all_to_all_s
 from hflow.plan.cluster import Cluster, DeviceKind
-from hflow.plan.engine_registry import profile_of
 from hflow.plan.flops import touched_experts
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.strategy import Strategy
+
+TILE_ROWS = 64  # of a tile of grouped products on Hopper: the least that its instructions multiply at once
 
 
 def exchange_s(
@@ -28,13 +29,16 @@ def exchange_s(
     return 2 * all_to_all_s(shape.moe.top_k * activation_bytes, cluster, peers, "dp")
 
 
-def experts_latency_s(shape: ModelShape, rows: float, strategy: Strategy, device: DeviceKind) -> float:
-    """The least time of all layers' experts that any of `rows` rows chooses, however few choose each."""
-    kernels = profile_of(strategy.engine).expert_kernels
-    if shape.moe is None or not kernels:
+def padding_flops(shape: ModelShape, tokens: float, ep: int, device: DeviceKind) -> float:
+    """What the grouped products of all layers' experts multiply in vain. On CUDA they work on tiles of rows:
+    the last tile of each expert that any of `tokens` tokens chooses is half empty on average, or, where it
+    has few rows, all but these. CPUs multiply expert by expert, as many rows as there are."""
+    if shape.moe is None or device.platform == "cpu" or not tokens:
         return 0.0
-    touched = touched_experts(shape.moe, rows, strategy.ep)
-    return shape.expert_layers * touched * kernels * device.kernel_latency_s
+    touched = touched_experts(shape.moe, tokens, ep)
+    rows = tokens * shape.moe.top_k / touched
+    empty = max(TILE_ROWS / 2, TILE_ROWS - rows)
+    return 2 * empty * touched * shape.expert_layers * shape.moe.parameters_of_one(shape.hidden)
 
 
 @lru_cache(maxsize=4096)

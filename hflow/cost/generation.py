@@ -15,7 +15,7 @@ from math import ceil
 
 from hflow.cost.device import BYTES, attention_work, layer_latency_s, products_s, residual_s, stream_s
 from hflow.cost.execution import Execution
-from hflow.cost.experts import experts_latency_s
+from hflow.cost.experts import padding_flops
 from hflow.cost.rows_in_flight import rows_in_flight
 from hflow.graph.lengths import Lengths
 from hflow.plan.engine_registry import profile_of
@@ -67,10 +67,10 @@ def prefill_s(run: Execution, prompts: float, length: float) -> float:
     shape, device, tokens = run.shape, run.device, prompts * length
     flops = 2 * (matmul_parameters(shape) - head_parameters(shape)) * tokens
     flops += 2 * head_parameters(shape) * prompts + attention_work(shape, tokens, length / 2)
+    flops += padding_flops(shape, tokens, run.strategy.ep, device)
     weights = read_parameters(shape, tokens, run.strategy.ep)
     seconds = products_s(flops, weights, "prefill", run.dtype, device, run.mesh.tp)
     seconds += residual_s(shape, tokens, run.dtype, device) + shape.num_layers * layer_latency_s(device)
-    seconds += experts_latency_s(shape, tokens, run.strategy, device)
     return seconds + _messages_s(run, tokens)
 
 
@@ -90,7 +90,6 @@ def _step_s(run: Execution, rows: float, context: float) -> float:
     read = rows * shape.seen(context) * shape.kv_bytes_per_token(BYTES[run.dtype], run.mesh.tp)
     cache = stream_s(read, device)
     part = products + cache + shape.num_layers * layer_latency_s(device) + _messages_s(run, rows)
-    part += experts_latency_s(shape, rows, run.strategy, device)
     return part + profile_of(run.strategy.engine).token_step_s(device.platform)
 
 

@@ -62,7 +62,6 @@ class EngineProfile:
     memory of its weights to a copy of them on the same engine. `offloads`: weights, or what trains them, can
     wait in the host's memory. `server`: what serves, of an engine that does not compute in the worker.
     `routes`: the kinds of nodes in which it tells, or follows, the experts that a token's routers chose.
-    `expert_kernels`: how many it runs for each expert by itself, one expert after the other.
     `refills`: as soon as a row ends, another one takes its place (continuous batching); else rows are
     generated in waves, and the next begins when the last row of one has ended.
     `rows_stay_whole`: why it cuts no rows of a model, as a phrase; empty: it can.
@@ -81,7 +80,6 @@ class EngineProfile:
     donates: bool = False
     offloads: bool = False
     server: ServerProfile | None = None
-    expert_kernels: int = 0
     refills: bool = False
     rows_stay_whole: Callable[[ModelShape], str] = lambda _: ""
     lacks: Callable[[ModelShape], str] = lambda _: ""

@@ -19,7 +19,8 @@ from hflow.plan.model_shape import ModelShape
 from hflow.plan.parameters import SCALAR_HEAD, Parameter, num_parameters, parameters
 
 _PREFIX = "model."
-# Modules whose weights engines that train keep in one matrix, and whose biases in one vector.
+# Modules whose weights engines that train keep in one matrix, and whose biases in one vector, as they do with
+# those of all experts of a layer.
 FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
 
 
@@ -138,19 +139,21 @@ def _problem(shape: ModelShape, freeze: tuple[str, ...], node: Node) -> tuple[st
     if len(frozen) == len(parameters(shape)):
         return f"`{node.name}` freezes all of `{model}`, and so trains nothing", "freeze fewer parameters"
     for parameter in parameters(shape):
-        other = next(
-            (n for n in _together(parameter.name) if (n in frozen) != (parameter.name in frozen)), ""
-        )
+        together = _together(parameter)
+        other = next((name for name in together if (name in frozen) != (parameter.name in frozen)), "")
         if other:
-            help_ = "freeze all or none of " + ", ".join(_together(parameter.name))
+            help_ = "freeze all or none of " + ", ".join(together)
             return f"`{node.name}` splits `{parameter.name}` from `{other}`: they are one matrix", help_
     return "", ""
 
 
-def _together(name: str) -> tuple[str, ...]:
-    """The parameters that are one with another, itself included."""
+def _together(parameter: Parameter) -> tuple[str, ...]:
+    """The parameters that are one with another, itself included; of a layer's experts the first one's, with
+    which each of them is one."""
+    name = parameter.name
+    first = (name.replace(f".experts.{parameter.expert}.", ".experts.0."),) if parameter.expert else ()
     for modules in FUSED:
         own = next((m for m in modules if f".{m}." in name), None)
         if own:
-            return tuple(name.replace(f".{own}.", f".{module}.") for module in modules)
-    return (name,)
+            return (*(name.replace(f".{own}.", f".{module}.") for module in modules), *first)
+    return (name, *first)

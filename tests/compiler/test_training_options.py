@@ -145,6 +145,13 @@ def test_what_cannot_be_frozen_is_refused(freeze: str, message: str) -> None:
     assert problem.code == "HF212" and message in problem.message and problem.help and problem.span
 
 
+def test_experts_of_a_layer_are_frozen_together() -> None:
+    model = "shape:qwen3-30b-a3b"
+    with pytest.raises(HflowError, match=r"HF212.*they are one matrix"):
+        hflow.compile(graph_of("nodes.actor_train.with.freeze='*.experts.3.*'", model=model), "h100x16")
+    assert hflow.compile(graph_of("nodes.actor_train.with.freeze='*.experts.*'", model=model), "h100x16")
+
+
 def test_a_plan_edited_by_hand_cannot_take_matrices_apart(tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     hflow.compile(graph_of("nodes.actor_train.with.freeze=embed*"), "h100x8").save(file)

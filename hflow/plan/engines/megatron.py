@@ -20,7 +20,6 @@ PROFILE = EngineProfile(
     expert_parallel=("generate", "score", "train"),
     routes=("generate", "score", "train"),
     tensor_parallel=True,
-    expert_kernels=3,  # gate and up, what is made of them, down
     donates=True,
     offloads=True,
     rows_stay_whole=_rows_stay_whole,

@@ -1,9 +1,9 @@
 """A built model's weights as boxes of HF parameters.
 
 Megatron fuses the query, key and value projections, interleaved by query group, and the gate and up
-projections, as hflow's experts do. Along their rows an HF parameter is therefore a slice of a Megatron
-parameter, or, for queries, keys and values, a list of rows; along its columns it is always the Megatron
-parameter itself.
+projections; so do hflow's experts, of which a layer has all in one matrix. Along their rows an HF parameter
+is therefore a slice of a Megatron parameter, or, for queries, keys and values, a list of rows; along its
+columns it is always the Megatron parameter itself.
 """
 
 from __future__ import annotations
@@ -243,6 +243,17 @@ def _group_rows(part: int) -> Locate:
     return locate
 
 
+def _behind(experts: int, module: str, locate: Locate) -> Locate:
+    """Rows of an expert, behind those of so many others."""
+
+    def behind(shape: ModelShape, box: Box, tp: int) -> tuple[int, int, int]:
+        start, run, stride = locate(shape, box, tp)
+        of_each = 2 * shape.mlp_width // tp if module == "linear_fc1" else shape.hidden
+        return experts * of_each + start, run, stride
+
+    return behind
+
+
 # HF module -> (Megatron module, where its rows lie)
 OUTSIDE: dict[str, str] = {
     "model.norm": "decoder.final_layernorm",
@@ -294,7 +305,7 @@ def _inside(shape: ModelShape, parameter: Parameter, layer: str, first_expert: i
         return f"{layer}.{INSIDE[projection][0]}.adapter.{target}.{half}.{kind}", _whole
     if parameter.expert is not None:
         inner, locate = EXPERT[module.rsplit(".", 1)[1]]
-        return f"{layer}.mlp.experts.{parameter.expert - first_expert}.{inner}.{kind}", locate
+        return f"{layer}.mlp.experts.{inner}.{kind}", _behind(parameter.expert - first_expert, inner, locate)
     inner, locate = (INSIDE | POST_NORMS if shape.post_norms else INSIDE)[inside]
     return f"{layer}.{inner}.{kind}", locate
 
