@@ -5,27 +5,32 @@
 Each case is a node of GRPO or PPO, with a small model and rows of the greatest length that share no prompt,
 run by the engine as planned, on one or two processes. `predicted`: weights, gradients, optimizer, and what
 the node needs while it runs, from the plan; `measured`: the most bytes that the allocator held, from the
-first weight to the node's end, on the fullest rank, median of its second to sixth run (threads that exchange
-tensors let go of them sooner or later). `ratio` is predicted / measured. What
-allocators round up, the Python process itself and snapshots for checkpoints are no part of either. The last
-line is one JSON object; with --save it also goes to benchmarks/results/.
+first weight to the node's end, on the fullest rank, most of its second to fourth run. `ratio` is predicted /
+measured. What allocators round up, the Python process itself and snapshots for checkpoints are no part of
+either. The last line is one JSON object; with --save it also goes to benchmarks/results/.
+
+The profiler records what threads allocate and free that run under it. Threads of a collective do not, once
+their work is done, and may be the last to let go of a tensor: a sum of events would count it as held to the
+end. torch's allocator itself counts what all threads do if its flag `caffe2_report_cpu_memory_usage` is set;
+its total stands in every event.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from step import machine
+from torch._C._profiler import _EventType
 from torch.multiprocessing.spawn import spawn
 from torch.profiler import ProfilerActivity, profile
 
@@ -40,7 +45,7 @@ from hflow.runtime.tokenizer import load_tokenizer
 from hflow.runtime.tools.new_model import new_model
 
 ROOT = Path(__file__).resolve().parent
-PROMPT, RESPONSE, ROWS, RUNS = 128, 256, 8, 5
+PROMPT, RESPONSE, ROWS, RUNS = 128, 256, 8, 3
 WORDS = "".join(map(chr, range(0x4E00, 0x4E00 + 4000)))  # an alphabet of this many tokens
 GRPO: tuple[str, ...] = (
     "params.batch=4", "params.group=2", f"params.minibatch={ROWS}", "params.holdout=4", "params.kl_coef=0.01",
@@ -155,37 +160,45 @@ def predicted_bytes(plan: Plan, name: str) -> int:
 
 def _on_rank(rank: int, processes: int, store: str, plan: Plan, name: str, result: Any) -> None:
     torch.set_num_threads(1)
+    _count_all_threads()
     dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=processes)
     node, own = plan.graph.node(name), plan.node(name)
     model = plan.graph.model_of(node)
 
     new_group: Any = dist.new_group
 
-    def build() -> MegatronModel:
-        return MegatronModel(
-            model, plan.shapes[model.name], own.mesh, rank, new_group, load_tokenizer(model.path),
-            torch.device("cpu"), node.options if node.op == "train" else None, own.strategy,
-            frozen_patterns(node) if node.op == "train" else (), ep=own.strategy.ep,
-        )  # fmt: skip
-
-    engine, _, at_rest = _watched(build)
+    engine = MegatronModel(
+        model, plan.shapes[model.name], own.mesh, rank, new_group, load_tokenizer(model.path),
+        torch.device("cpu"), node.options if node.op == "train" else None, own.strategy,
+        frozen_patterns(node) if node.op == "train" else (), ep=own.strategy.ep,
+    )  # fmt: skip
     dp = own.mesh.coordinates(rank)["dp"]
     share = len(_inputs(node.op)["prompt" if node.op == "generate" else "tokens"]) // own.mesh.dp
     inputs = {k: v.slice(dp * share, (dp + 1) * share) for k, v in _inputs(node.op).items()}
     call = EngineCall(node, own, dp * share, share, seed=1, step=0, stream=0)
     engine.run(call, inputs)
-    result.put(at_rest + median(_watched(lambda: engine.run(call, inputs))[1] for _ in range(RUNS)))
+    result.put(max(_most_held(lambda: engine.run(call, inputs)) for _ in range(RUNS)))
     dist.destroy_process_group()
 
 
-def _watched(action: Callable[[], Any]) -> tuple[Any, int, int]:
-    """What it returns; the most bytes held during it and those held after it, beside those before it."""
+def _count_all_threads() -> None:
+    """From now on torch's allocator counts the bytes that it holds, whichever thread allocates and frees."""
+    libraries = sorted((Path(torch.__file__).parent / "lib").glob("*c10.*"))
+    ctypes.c_bool.in_dll(ctypes.CDLL(str(libraries[0])), "FLAGS_caffe2_report_cpu_memory_usage").value = True
+
+
+def _most_held(action: Callable[[], Any]) -> int:
+    """The most bytes that the allocator has held meanwhile, with all that was allocated before."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        made = action()
-    events: list[Any] = profiled.profiler.kineto_results.events()  # type: ignore[union-attr]
-    memory = sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns())
-    held = torch.tensor([e.nbytes() for e in memory]).cumsum(0)
-    return made, int(held.max()), int(held[-1])
+        action()
+    events: list[Any] = profiled.profiler.kineto_results.experimental_event_tree()  # type: ignore[union-attr]
+    most = 0
+    while events:
+        event = events.pop()
+        events += event.children
+        if event.tag == _EventType.Allocation:
+            most = max(most, event.extra_fields.total_allocated)
+    return most
 
 
 def _inputs(op: str) -> dict[str, Rows]:

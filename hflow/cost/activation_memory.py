@@ -34,16 +34,41 @@ def layer_activation_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mes
     return tokens * (whole + ceil(split / mesh.tp)) * BYTES[dtype]
 
 
-def layer_backward_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mesh, attended: int = 0) -> int:
+def layer_backward_bytes(
+    shape: ModelShape, dtype: str, tokens: int, mesh: Mesh, sp: bool = False, attended: int = 0
+) -> int:
     """The most that the backward pass of a layer holds beside what it needs: the gradient that came, and of
     the gated activation those of the product, of gate and of up, and the activation made again. Or of
-    attention gradients by rows and by tokens, when what the MLP needed is gone: 4 of a query's width and 1.5
-    of a key's, as measured, and `attended` bytes more. Or of the norm before the head two hidden states. With
-    tp one more gradient is being summed, of which the collective lets go late."""
-    mlp, query, key = (ceil(width / mesh.tp) for width in (3 * shape.ffn, shape.query_width, shape.key_width))
-    attention = tokens * (4 * query + ceil(1.5 * key) - mlp) * BYTES[dtype] + attended
+    attention gradients, when what the MLP needed is gone, and `attended` bytes more. Or of the norm before
+    the head two hidden states. With tp one more gradient is being summed, of which the collective lets go
+    late."""
+    mlp, more = ceil(3 * shape.ffn / mesh.tp), 1 + (mesh.tp > 1)
+    if shape.explicit_scores:
+        attention = _explicit_gradients_bytes(shape, dtype, tokens, mesh, sp)
+    else:
+        attention = _fused_gradients_bytes(shape, dtype, tokens, mesh)
     rest = tokens * max(mlp, 2 * shape.hidden) * BYTES[dtype]
-    return (1 + (mesh.tp > 1)) * tokens * shape.hidden * BYTES[dtype] + max(attention, rest)
+    return more * tokens * shape.hidden * BYTES[dtype] + max(attention + attended, rest)
+
+
+def _fused_gradients_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mesh) -> int:
+    """By rows and by tokens, beside what the MLP needed: 4 of a query's width and 1.5 of a key's, as
+    measured."""
+    mlp, query, key = (ceil(width / mesh.tp) for width in (3 * shape.ffn, shape.query_width, shape.key_width))
+    return tokens * (4 * query + ceil(1.5 * key) - mlp) * BYTES[dtype]
+
+
+def _explicit_gradients_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mesh, sp: bool) -> int:
+    """While scores are made again: the gradient of what attention found, by rows, and the part of it that
+    belongs to them, those of queries, and in float32 those of keys and values. Gone is what was needed behind
+    attention: what it found by tokens, what the MLP and its norms read (half of a layer's inputs at least,
+    `layer_activation_bytes`), and the copies that experts read and return."""
+    inputs = (4 if shape.post_norms else 2) * shape.hidden
+    inputs = ceil(inputs / mesh.tp) if sp else inputs
+    split = ceil((3 * shape.ffn + shape.attended_width) / mesh.tp)
+    gone = tokens * (inputs + 2 * routed_width(shape) + split) * BYTES[dtype]
+    found = tokens * ceil((2 * shape.attended_width + shape.query_width) / mesh.tp) * BYTES[dtype]
+    return found + tokens * ceil((shape.key_width + shape.value_width) / mesh.tp) * 4 - gone
 
 
 def forward_bytes(

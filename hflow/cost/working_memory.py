@@ -19,7 +19,7 @@ from hflow.plan.flops import expert_parameters
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.parameters import num_parameters
-from hflow.plan.scores import scores_bytes
+from hflow.plan.scores import backward_scores_bytes, forward_scores_bytes
 from hflow.plan.strategy import PLAIN, Strategy
 from hflow.plan.workload import Workload
 
@@ -74,7 +74,8 @@ def _scoring_bytes(
     """Of the layers, with what went into the first and into the present one, which Megatron still holds; or
     then of the head, with what came from the last."""
     whole = micro_batch * work.sequence
-    tokens, scores = rank_tokens(whole, mesh), scores_bytes(shape, micro_batch, work.sequence, mesh.tp)
+    tokens = rank_tokens(whole, mesh)
+    scores = forward_scores_bytes(shape, dtype, micro_batch, work.sequence, mesh.tp)
     states = tokens * shape.hidden * BYTES[dtype]
     layers = forward_bytes(shape, dtype, tokens, mesh, strategy.sp, scores)
     layers += 2 * ceil(states / mesh.tp) if strategy.sp else 2 * states
@@ -99,13 +100,12 @@ def _training_bytes(
     layers -= untrained_layers if mesh.pp == 1 else 0  # later stages keep all of theirs
     tokens = rank_tokens(whole, mesh)
     layer = layer_activation_bytes(shape, dtype, tokens, mesh, strategy.sp)
-    attended, live = scores_bytes(shape, micro_batch, work.sequence, mesh.tp), 0
+    attended = backward_scores_bytes(shape, micro_batch, work.sequence, mesh.tp)
     if mesh.cp > 1:
         context = ceil(context_bytes(shape, dtype, whole, mesh))
         layer += ceil(context * (1 - 1 / mesh.cp))  # keys and values by row, in the place of this rank's
         attended += 3 * context  # by rank, and the gradients of both
-        live += context  # of the last layer, of which the collective lets go late
-    live += layer_backward_bytes(shape, dtype, tokens, mesh, attended)
+    live = layer_backward_bytes(shape, dtype, tokens, mesh, strategy.sp, attended)
     if strategy.sp:
         live += 2 * tokens * shape.hidden * BYTES[dtype]  # gathered over tp, and the gradient of that
     kept = layers * layer
@@ -153,10 +153,10 @@ def _generation_bytes(
     and their float32 copy. Without a cache the forward pass is over all tokens."""
     logits = wave * shape.outputs * (BYTES[dtype] + 4)
     if not strategy.kv_cache:
-        scores = scores_bytes(shape, wave, work.sequence, mesh.tp)
+        scores = forward_scores_bytes(shape, dtype, wave, work.sequence, mesh.tp)
         return max(forward_bytes(shape, dtype, wave * work.sequence, mesh, scores=scores), logits)
     prompts = ceil(wave / work.samples)
-    scores = scores_bytes(shape, prompts, work.prompt, mesh.tp)
+    scores = forward_scores_bytes(shape, dtype, prompts, work.prompt, mesh.tp)
     return kv_cache_bytes(shape, dtype, wave * work.sequence, mesh) + max(
         forward_bytes(shape, dtype, prompts * work.prompt, mesh, scores=scores), logits
     )

@@ -169,6 +169,40 @@ def test_many_logits_take_as_much_as_few_and_what_grows_with_the_tokens() -> Non
     assert train == LOGITS_BYTES + hidden * (4 + 4)
 
 
+ATTENTION = {"inputs": 2, "queries": 1, "keys and values": 1}  # what a layer needs from its input to scores
+BEHIND = {"inputs": 2, "found by tokens": 1, "gate, up and product": 3}
+
+
+@pytest.mark.parametrize(
+    ("name", "copies", "behind"),
+    [
+        ("gpt-oss-20b", 3, BEHIND | {"copies of tokens": 2}),  # softmax, gradient, their product
+        ("gemma-2-2b", 4, BEHIND | {"inputs": 4}),  # and tanh; two norms more
+    ],
+)
+@pytest.mark.parametrize(("dtype", "size"), [("f32", 4), ("bf16", 2)])
+def test_scores_are_there_when_what_stands_behind_attention_is_gone(
+    name: str, copies: int, behind: dict[str, int], dtype: str, size: int
+) -> None:
+    """Of two layers the first is whole, and of the last only what comes before its scores. 1,024 tokens and
+    8 heads: 512 queries at once; the last ones have 1,024 keys each. MLPs of one unit take no part."""
+    named = NAMED_SHAPES[name]
+    moe = replace(named.moe, ffn=1, top_k=1) if named.moe else None
+    shape = replace(
+        named, num_layers=2, hidden=32, num_heads=8, num_kv_heads=4, head_dim=4, ffn=1, moe=moe
+    ).with_head("scalar")
+    width = {
+        "inputs": 32, "queries": 32, "keys and values": 32, "found by tokens": 32, "copies of tokens": 32,
+        "gate, up and product": 1,
+    }  # fmt: skip
+    before, after = (sum(width[k] * n for k, n in part.items()) for part in (ATTENTION, behind))
+    gradients = 32 + 32 + 32 + 32  # of the layer's output, of what was found, a part of it, and of queries
+    scores = 8 * 512 * 1024 * 4 * copies
+    work = Workload(1, 512, 512, optimizer_steps=1, rows_per_update=1)
+    needed = working_bytes("train", shape, dtype, work, ONE, 1)
+    assert needed == 1024 * size * (2 * before + after + gradients) + 1024 * 4 * 32 + scores
+
+
 def test_generation_keeps_the_cache_of_all_rows_at_their_greatest_length() -> None:
     work = Workload(256, 1024, 1024)
     two = [working_bytes("generate", LLAMA_7B, "bf16", work, ONE, wave) for wave in (1, 33)]

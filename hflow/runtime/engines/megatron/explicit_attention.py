@@ -121,36 +121,62 @@ class _ExplicitAttention(torch.autograd.Function):
         ctx.sight = sight
         found = query.new_empty(query.shape)
         for part in _parts(query, sight.window):
-            weights = _weights(query, key, sinks, sight, part).weights
-            here = weights.flatten(2, 3).to(value.dtype) @ value[part.rows, :, part.keys]
-            found[part.rows, :, :, part.queries] = here.unflatten(2, weights.shape[2:4])
+            found[part.rows, :, :, part.queries] = _found(query, key, value, sinks, sight, part)
         return found
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         query, key, value, sinks = ctx.saved_tensors
-        to_query = torch.empty_like(query)
         wide = torch.promote_types(key.dtype, torch.float32)
         to_key, to_value = (torch.zeros_like(x, dtype=wide) for x in (key, value))
         to_sinks = None if sinks is None else torch.zeros_like(sinks, dtype=wide)
+        into = _AttentionGradients(torch.empty_like(query), to_key, to_value, to_sinks)
         for part in _parts(query, ctx.sight.window):
-            at = part.rows, slice(None), part.keys
-            made = _weights(query, key, sinks, ctx.sight, part)
-            to_found = gradient[part.rows, :, :, part.queries].flatten(2, 3)
-            to_value[at] += made.weights.flatten(2, 3).to(value.dtype).transpose(-1, -2) @ to_found
-            to_weights = (to_found @ value[at].transpose(-1, -2)).to(wide).view_as(made.weights)
-            mean = (to_weights * made.weights).sum(-1, keepdim=True)
-            if to_sinks is not None and made.of_sinks is not None:  # whose value is zero
-                to_sinks -= (mean * made.of_sinks).sum((0, 3, 4))
-            through = to_weights.sub_(mean).mul_(made.weights)
-            if made.tanh is not None:
-                through.mul_(made.tanh.square_().neg_().add_(1))
-            scores = through.mul_(1 / sqrt(query.shape[-1])).flatten(2, 3).to(query.dtype)
-            here = scores @ key[at]
-            to_query[part.rows, :, :, part.queries] = here.unflatten(2, made.weights.shape[2:4])
-            to_key[at] += scores.transpose(-1, -2) @ query[part.rows, :, :, part.queries].flatten(2, 3)
+            _add_gradients(into, ctx.saved_tensors, ctx.sight, part, gradient)
         of_sinks = None if to_sinks is None else to_sinks.to(query.dtype)
-        return to_query, to_key.to(key.dtype), to_value.to(value.dtype), of_sinks, None
+        return into.query, to_key.to(key.dtype), to_value.to(value.dtype), of_sinks, None
+
+
+@dataclass(frozen=True)
+class _AttentionGradients:
+    """Of queries, whose parts are written, and of keys, values and sinks, where parts are added."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    sinks: Tensor | None
+
+
+# What follows is a function for each part, so that a part's scores are gone when the next part's are made.
+
+
+def _found(
+    query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, sight: _Sight, part: _Part
+) -> Tensor:
+    weights = _weights(query, key, sinks, sight, part).weights
+    here = weights.flatten(2, 3).to(value.dtype) @ value[part.rows, :, part.keys]
+    return here.unflatten(2, weights.shape[2:4])
+
+
+def _add_gradients(
+    into: _AttentionGradients, given: tuple[Tensor, ...], sight: _Sight, part: _Part, gradient: Tensor
+) -> None:
+    query, key, value, sinks = given
+    at = part.rows, slice(None), part.keys
+    made = _weights(query, key, sinks, sight, part)
+    to_found = gradient[part.rows, :, :, part.queries].flatten(2, 3)
+    into.value[at] += made.weights.flatten(2, 3).to(value.dtype).transpose(-1, -2) @ to_found
+    to_weights = (to_found @ value[at].transpose(-1, -2)).to(into.key.dtype).view_as(made.weights)
+    mean = (to_weights * made.weights).sum(-1, keepdim=True)
+    if into.sinks is not None and made.of_sinks is not None:  # whose value is zero
+        into.sinks.sub_((mean * made.of_sinks).sum((0, 3, 4)))
+    through = to_weights.sub_(mean).mul_(made.weights)
+    if made.tanh is not None:
+        through.mul_(made.tanh.square_().neg_().add_(1))
+    scores = through.mul_(1 / sqrt(query.shape[-1])).flatten(2, 3).to(query.dtype)
+    here = scores @ key[at]
+    into.query[part.rows, :, :, part.queries] = here.unflatten(2, made.weights.shape[2:4])
+    into.key[at] += scores.transpose(-1, -2) @ query[part.rows, :, :, part.queries].flatten(2, 3)
 
 
 def _parts(query: Tensor, window: int | None) -> Iterator[_Part]:
