@@ -222,9 +222,11 @@ def _resumed(
 
 
 def _cluster(name: str | None) -> Any:
-    from hflow.plan.cluster_file import load_cluster
+    from hflow.plan.cluster_file import check_cluster
 
-    return load_cluster(name or DEFAULT_CLUSTER)
+    cluster, warnings = check_cluster(name or DEFAULT_CLUSTER)
+    print_diagnostics(warnings)
+    return cluster
 
 
 def _plan(
