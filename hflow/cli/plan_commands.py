@@ -13,7 +13,6 @@ import typer
 
 from hflow.address_space import RUN_INLINE, RUN_ON_RAY, require_address_space
 from hflow.cli.arguments import (
-    DEFAULT_CLUSTER,
     ClusterFile,
     EngineOptions,
     Files,
@@ -26,6 +25,7 @@ from hflow.cli.arguments import (
     width,
     write_text,
 )
+from hflow.cli.planning import make_plan, read_cluster
 from hflow.cli.resume import former_config, former_plan, graph_to_resume
 from hflow.compiler.options import DEFAULTS, PlacementPolicy, Planner, PlannerOptions
 from hflow.diagnostics import Diagnostic, HflowError
@@ -84,12 +84,12 @@ def compile_command(
         raise typer.BadParameter("--json prints one object: leave out --explain, --print-after and --diff")
     options = PlannerOptions(placement, planner, budget, tuple(engine or ()))
     loaded = load_graph(graph, file, set_)
-    machines = _cluster(cluster)
+    machines = read_cluster(cluster)
     if explain:
         _check_explained(loaded, explain)
     old = _read(diff) if diff else _former(output, loaded.name)
     started = time.perf_counter()
-    plan = _plan(loaded, machines, pin, options, _printer(print_after, ascii_only))
+    plan = make_plan(loaded, machines, pin, options, _printer(print_after, ascii_only))
     seconds = time.perf_counter() - started
     written = _write(plan, output, html, trace)
     if as_json:
@@ -179,7 +179,7 @@ def exec_command(
     else:
         options = PlannerOptions(engines=tuple(engine or ()))
         loaded, config = load_run(graph, file, set_)
-        plan = _plan(loaded, _cluster(cluster), pin, options)
+        plan = make_plan(loaded, read_cluster(cluster), pin, options)
     from hflow.runtime.gpus import hide_gpus
 
     if plan.cluster.device.platform == "cpu":
@@ -217,33 +217,8 @@ def _resumed(
     if not any((graph, cluster, pins, engines, files, overrides, allowed)):
         return former, config
     changed = graph_to_resume(run, former.graph, graph, files, overrides, allowed)
-    where = _cluster(cluster) if cluster else former.cluster
-    return _plan(changed, where, pins, PlannerOptions(engines=tuple(engines or ()))), config
-
-
-def _cluster(name: str | None) -> Any:
-    from hflow.plan.cluster_file import check_cluster
-
-    cluster, warnings = check_cluster(name or DEFAULT_CLUSTER)
-    print_diagnostics(warnings)
-    return cluster
-
-
-def _plan(
-    graph: Any,
-    cluster: Any,
-    pins: Sequence[str] | None,
-    options: PlannerOptions,
-    after: Callable[[str, Any], None] | None = None,
-) -> Any:
-    from rich.console import Console
-
-    from hflow.compiler.compile import compile_graph
-
-    if after:  # it prints while it compiles
-        return compile_graph(graph, cluster, pins or (), options, after)
-    with Console(stderr=True).status("looking for the best plan"):
-        return compile_graph(graph, cluster, pins or (), options)
+    where = read_cluster(cluster) if cluster else former.cluster
+    return make_plan(changed, where, pins, PlannerOptions(engines=tuple(engines or ()))), config
 
 
 def _read(path: Path) -> Any:
