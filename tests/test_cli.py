@@ -42,6 +42,10 @@ FLAGS = {
         "--html", "--trace", "--ascii", "--placement", "--planner", "--budget", "--diff", "--explain",
         "--print-after",
     ],
+    "sweep": [
+        "graph", "--clusters", "--pin", "--engine", "-f", "--file", "--set", "--placement", "--planner",
+        "--budget", "--json", "--csv", "--ascii",
+    ],
     "explain": ["plan", "--analyze", "--html", "--trace", "--json", "--ascii"],
     "exec": [
         "graph", "--cluster", "--pin", "--engine", "-f", "--file", "--set", "--run-dir", "--address",

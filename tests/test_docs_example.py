@@ -85,6 +85,15 @@ def test_the_explained_layouts_are_what_is_printed(tmp_path: Path) -> None:
     assert shown in done.stdout
 
 
+def test_the_sweep_is_what_is_printed(tmp_path: Path) -> None:
+    text = (ROOT / "docs/plans.md").read_text()
+    ((command, shown),) = re.findall(r"```sh\n(hflow sweep [^`]*)```\n\n```text\n(.*?)```", text, re.DOTALL)
+    run = [sys.executable, "-m", "hflow.cli.app", *shlex.split(command.replace("\\\n", " "))[1:]]
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == shown
+    assert len((tmp_path / "build/sweep.csv").read_text().splitlines()) == 1 + 6
+
+
 def num_lines(text: str) -> int:
     """Lines that are neither blank nor comment."""
     lines = (line.strip() for line in text.splitlines())

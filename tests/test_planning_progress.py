@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
 import subprocess
 import sys
-from contextlib import suppress
 
 import pytest
 
 from hflow.runtime.tools.new_model import new_model
+from tests.on_a_terminal import on_a_terminal
 
 HFLOW = [sys.executable, "-m", "hflow.cli.app"]
-SEQUENCE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # what moves the cursor or colours
 
 
 @pytest.fixture(scope="module")
@@ -23,24 +20,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("model")
     new_model(folder, layers=2, hidden=32, seed=1)
     return str(folder)
-
-
-def on_a_terminal(*arguments: str) -> tuple[str, list[str]]:
-    """What a command prints, and the lines that a terminal at its stderr has shown."""
-    ours, theirs = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
-    with subprocess.Popen(
-        [*HFLOW, *arguments], stdout=subprocess.PIPE, stderr=theirs, text=True, env=environment
-    ) as process:
-        os.close(theirs)
-        shown = b""
-        with suppress(OSError):  # how Linux says that nobody has the other end any more
-            while chunk := os.read(ours, 65536):
-                shown += chunk
-        os.close(ours)
-        printed, _ = process.communicate(timeout=120)
-        assert process.returncode == 0, shown
-    return printed, [line.strip() for line in re.split(r"[\r\n]+", SEQUENCE.sub("", shown.decode()))]
 
 
 def test_exhaustive_tells_a_terminal_how_many_plans_are_priced(model: str) -> None:
