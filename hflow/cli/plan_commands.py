@@ -75,13 +75,17 @@ def compile_command(
     explain: Annotated[
         str | None, typer.Option("--explain", metavar="NODE", help="Tell what else the node could have had.")
     ] = None,
+    efficiency: Annotated[
+        bool, typer.Option("--efficiency", help="Tell what the time of each node is spent on, and its MFU.")
+    ] = False,
     print_after: Annotated[
         AfterPass | None, typer.Option("--print-after", help="Print what a pass of the compiler has made.")
     ] = None,
 ) -> None:
     """Show who runs where, what moves, how long it takes and whether it fits. Needs no GPU."""
-    if as_json and (explain or print_after or diff):
-        raise typer.BadParameter("--json prints one object: leave out --explain, --print-after and --diff")
+    if as_json and (explain or efficiency or print_after or diff):
+        others = "--explain, --efficiency, --print-after and --diff"
+        raise typer.BadParameter(f"--json prints one object: leave out {others}")
     options = PlannerOptions(placement, planner, budget, tuple(engine or ()))
     loaded = load_graph(graph, file, set_)
     machines = read_cluster(cluster)
@@ -97,6 +101,8 @@ def compile_command(
         return
     _print_plan(plan, ascii_only)
     _print_changes(old, plan, ascii_only)
+    if efficiency:
+        _print_efficiency(plan, ascii_only)
     if explain:
         _explain(plan, pin, options, explain, ascii_only)
     print(written, end="")
@@ -317,6 +323,12 @@ def _print_changes(old: Any, plan: Any, ascii_only: bool) -> None:
 
     if old:
         _say(labelled(plan_diff(old, plan), width()), ascii_only)
+
+
+def _print_efficiency(plan: Any, ascii_only: bool) -> None:
+    from hflow.view.terminal.efficiency import efficiency_text
+
+    _say("\n" + efficiency_text(plan, width()) + "\n", ascii_only)
 
 
 def _say(text: str, ascii_only: bool) -> None:
