@@ -17,7 +17,7 @@ BEFORE_QUOTES = "[{,:"  # or nothing: elsewhere an apostrophe is one
 
 
 @dataclass(frozen=True)
-class Setting:
+class SweptValue:
     """A key of the graph and one of the values that it is to have, as YAML."""
 
     key: str
@@ -35,7 +35,7 @@ class SweptPlan:
     nothing is proven. `peak_memory`: the part of what plans may use that the fullest device needs."""
 
     cluster: str
-    settings: tuple[Setting, ...]
+    settings: tuple[SweptValue, ...]
     plan: str
     step_time_s: float
     bound_s: float | None
@@ -56,14 +56,14 @@ class NoPlan:
     """A combination for which there is no plan, and why."""
 
     cluster: str
-    settings: tuple[Setting, ...]
+    settings: tuple[SweptValue, ...]
     reason: Diagnostic
 
 
 SweptRow = SweptPlan | NoPlan
 
 
-def settings_of(texts: Sequence[str]) -> list[tuple[Setting, ...]]:
+def settings_of(texts: Sequence[str]) -> list[tuple[SweptValue, ...]]:
     """Every combination of the values in texts like ``params.batch=64,128``; the last key varies fastest.
 
     Raises:
@@ -77,9 +77,9 @@ def settings_of(texts: Sequence[str]) -> list[tuple[Setting, ...]]:
     return list(product(*varied))
 
 
-def _values(text: str) -> tuple[Setting, ...]:
+def _values(text: str) -> tuple[SweptValue, ...]:
     key, _, values = text.partition("=")
-    found = tuple(Setting(key.strip(), value.strip()) for value in split_values(values))
+    found = tuple(SweptValue(key.strip(), value.strip()) for value in split_values(values))
     if not key.strip() or not all(setting.value for setting in found):
         help_ = "write it like `--set params.batch=64,128`; quote a value that has commas"
         raise HflowError(Diagnostic("HF105", f"`{text}` is not of the form key.path=value,value", help=help_))
@@ -103,7 +103,7 @@ def split_values(text: str) -> Iterator[str]:
     yield part
 
 
-def swept(plan: Plan, cluster: str, settings: tuple[Setting, ...]) -> SweptPlan:
+def swept(plan: Plan, cluster: str, settings: tuple[SweptValue, ...]) -> SweptPlan:
     """What `plan` comes to."""
     devices, proven = plan.cluster.num_devices, plan.search.gap is not None
     rate = plan.tokens_per_step / plan.step_time_s if plan.step_time_s else 0.0
@@ -121,7 +121,7 @@ def swept(plan: Plan, cluster: str, settings: tuple[Setting, ...]) -> SweptPlan:
     )
 
 
-def no_plan(error: HflowError, cluster: str, settings: tuple[Setting, ...]) -> NoPlan:
+def no_plan(error: HflowError, cluster: str, settings: tuple[SweptValue, ...]) -> NoPlan:
     """Why there is none. Raises as `check_unplanned`."""
     check_unplanned(error)
     return NoPlan(cluster, settings, error.diagnostics[0])
