@@ -40,7 +40,11 @@ FLAGS = {
     "compile": [
         "graph", "--cluster", "--pin", "--engine", "-f", "--file", "--set", "-o", "--output", "--json",
         "--html", "--trace", "--ascii", "--placement", "--planner", "--budget", "--diff", "--explain",
-        "--print-after",
+        "--efficiency", "--print-after",
+    ],
+    "sweep": [
+        "graph", "--clusters", "--pin", "--engine", "-f", "--file", "--set", "--placement", "--planner",
+        "--budget", "--json", "--csv", "--ascii",
     ],
     "explain": ["plan", "--analyze", "--html", "--trace", "--json", "--ascii"],
     "exec": [
@@ -266,7 +270,12 @@ def test_passes_print_what_they_make(model: str) -> None:
 
 def test_json_stands_alone(model: str) -> None:
     command = ["compile", "algorithms/grpo.yaml", "--set", f"params.model={model}", "--json"]
-    for option in (("--explain", "rollout"), ("--print-after", "all"), ("--diff", "plan.json")):
+    for option in (
+        ("--explain", "rollout"),
+        ("--efficiency",),
+        ("--print-after", "all"),
+        ("--diff", "plan.json"),
+    ):
         assert hflow(*command, *option).returncode == 2
 
 

@@ -79,7 +79,7 @@ def test_commands_and_their_options_exist(page: Path) -> None:
 def test_commands_are_found() -> None:
     assert {words[1] for page in PAGES for words in commands(page)} == {
         "check", "show", "fmt", "schema", "new", "compile", "explain", "exec", "new-model", "calibrate",
-        "doctor", "runs", "export", "samples", "watch",
+        "doctor", "runs", "export", "samples", "watch", "sweep",
     }  # fmt: skip
 
 

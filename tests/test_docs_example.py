@@ -73,16 +73,32 @@ def test_the_figures_of_the_worked_example_are_the_plans(
     assert [f for f in figures if f"{f:,}" not in text] == []
 
 
-def test_the_explained_layouts_are_what_is_printed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("option", "first"),
+    [
+        ("--explain actor_train", r"actor_train: \d+ layouts compared"),
+        ("--efficiency", "node +of step +MFU .*?"),
+    ],
+)
+def test_what_is_asked_of_a_plan_is_what_is_printed(option: str, first: str, tmp_path: Path) -> None:
     text = (ROOT / "docs/plans.md").read_text()
     (sizes,) = re.findall(r"`sizes.yaml`:\n\n```yaml\n(.*?)```", text, re.DOTALL)
     (tmp_path / "sizes.yaml").write_text(sizes)
-    (command,) = re.findall(r"```sh\n(hflow compile [^`]*--explain actor_train[^`]*)```", text)
+    (command,) = re.findall(rf"```sh\n(hflow compile [^`]*{option} [^`]*)```", text)
     words = shlex.split(command.replace("\\\n", " ").replace("algorithms/", f"{ROOT}/algorithms/"))[1:]
     run = [sys.executable, "-m", "hflow.cli.app", *words]
     done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=True)
-    (shown,) = re.findall(r"```text\n(actor_train: \d+ layouts compared\n.*?)```", text, re.DOTALL)
+    (shown,) = re.findall(rf"```text\n({first}\n.*?)```", text, re.DOTALL)
     assert shown in done.stdout
+
+
+def test_the_sweep_is_what_is_printed(tmp_path: Path) -> None:
+    text = (ROOT / "docs/plans.md").read_text()
+    ((command, shown),) = re.findall(r"```sh\n(hflow sweep [^`]*)```\n\n```text\n(.*?)```", text, re.DOTALL)
+    run = [sys.executable, "-m", "hflow.cli.app", *shlex.split(command.replace("\\\n", " "))[1:]]
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == shown
+    assert len((tmp_path / "build/sweep.csv").read_text().splitlines()) == 1 + 6
 
 
 def num_lines(text: str) -> int:

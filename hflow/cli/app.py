@@ -26,6 +26,7 @@ from hflow.cli.plan_commands import compile_command, exec_command, explain_comma
 from hflow.cli.run_commands import app as runs_app
 from hflow.cli.run_commands import export_command
 from hflow.cli.sample_commands import samples_command, watch_command
+from hflow.cli.sweep_command import sweep_command
 from hflow.diagnostics import Diagnostic, HflowError, Terminated
 from hflow.ending_signals import EndingSignals
 from hflow.plan.families.registry import RUNNING
@@ -160,6 +161,7 @@ def new(
 
 
 app.command("compile")(compile_command)
+app.command("sweep")(sweep_command)
 app.command("explain")(explain_command)
 app.command("exec")(exec_command)
 app.add_typer(runs_app, name="runs")

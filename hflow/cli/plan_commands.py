@@ -13,7 +13,6 @@ import typer
 
 from hflow.address_space import RUN_INLINE, RUN_ON_RAY, require_address_space
 from hflow.cli.arguments import (
-    DEFAULT_CLUSTER,
     ClusterFile,
     EngineOptions,
     Files,
@@ -26,6 +25,7 @@ from hflow.cli.arguments import (
     width,
     write_text,
 )
+from hflow.cli.planning import make_plan, read_cluster
 from hflow.cli.resume import former_config, former_plan, graph_to_resume
 from hflow.compiler.options import DEFAULTS, PlacementPolicy, Planner, PlannerOptions
 from hflow.diagnostics import Diagnostic, HflowError
@@ -75,21 +75,25 @@ def compile_command(
     explain: Annotated[
         str | None, typer.Option("--explain", metavar="NODE", help="Tell what else the node could have had.")
     ] = None,
+    efficiency: Annotated[
+        bool, typer.Option("--efficiency", help="Tell what the time of each node is spent on, and its MFU.")
+    ] = False,
     print_after: Annotated[
         AfterPass | None, typer.Option("--print-after", help="Print what a pass of the compiler has made.")
     ] = None,
 ) -> None:
     """Show who runs where, what moves, how long it takes and whether it fits. Needs no GPU."""
-    if as_json and (explain or print_after or diff):
-        raise typer.BadParameter("--json prints one object: leave out --explain, --print-after and --diff")
+    if as_json and (explain or efficiency or print_after or diff):
+        others = "--explain, --efficiency, --print-after and --diff"
+        raise typer.BadParameter(f"--json prints one object: leave out {others}")
     options = PlannerOptions(placement, planner, budget, tuple(engine or ()))
     loaded = load_graph(graph, file, set_)
-    machines = _cluster(cluster)
+    machines = read_cluster(cluster)
     if explain:
         _check_explained(loaded, explain)
     old = _read(diff) if diff else _former(output, loaded.name)
     started = time.perf_counter()
-    plan = _plan(loaded, machines, pin, options, _printer(print_after, ascii_only))
+    plan = make_plan(loaded, machines, pin, options, _printer(print_after, ascii_only))
     seconds = time.perf_counter() - started
     written = _write(plan, output, html, trace)
     if as_json:
@@ -97,6 +101,8 @@ def compile_command(
         return
     _print_plan(plan, ascii_only)
     _print_changes(old, plan, ascii_only)
+    if efficiency:
+        _print_efficiency(plan, ascii_only)
     if explain:
         _explain(plan, pin, options, explain, ascii_only)
     print(written, end="")
@@ -179,7 +185,7 @@ def exec_command(
     else:
         options = PlannerOptions(engines=tuple(engine or ()))
         loaded, config = load_run(graph, file, set_)
-        plan = _plan(loaded, _cluster(cluster), pin, options)
+        plan = make_plan(loaded, read_cluster(cluster), pin, options)
     from hflow.runtime.gpus import hide_gpus
 
     if plan.cluster.device.platform == "cpu":
@@ -217,31 +223,8 @@ def _resumed(
     if not any((graph, cluster, pins, engines, files, overrides, allowed)):
         return former, config
     changed = graph_to_resume(run, former.graph, graph, files, overrides, allowed)
-    where = _cluster(cluster) if cluster else former.cluster
-    return _plan(changed, where, pins, PlannerOptions(engines=tuple(engines or ()))), config
-
-
-def _cluster(name: str | None) -> Any:
-    from hflow.plan.cluster_file import load_cluster
-
-    return load_cluster(name or DEFAULT_CLUSTER)
-
-
-def _plan(
-    graph: Any,
-    cluster: Any,
-    pins: Sequence[str] | None,
-    options: PlannerOptions,
-    after: Callable[[str, Any], None] | None = None,
-) -> Any:
-    from rich.console import Console
-
-    from hflow.compiler.compile import compile_graph
-
-    if after:  # it prints while it compiles
-        return compile_graph(graph, cluster, pins or (), options, after)
-    with Console(stderr=True).status("looking for the best plan"):
-        return compile_graph(graph, cluster, pins or (), options)
+    where = read_cluster(cluster) if cluster else former.cluster
+    return make_plan(changed, where, pins, PlannerOptions(engines=tuple(engines or ()))), config
 
 
 def _read(path: Path) -> Any:
@@ -340,6 +323,12 @@ def _print_changes(old: Any, plan: Any, ascii_only: bool) -> None:
 
     if old:
         _say(labelled(plan_diff(old, plan), width()), ascii_only)
+
+
+def _print_efficiency(plan: Any, ascii_only: bool) -> None:
+    from hflow.view.terminal.efficiency import efficiency_text
+
+    _say("\n" + efficiency_text(plan, width()) + "\n", ascii_only)
 
 
 def _say(text: str, ascii_only: bool) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from hflow.diagnostics import Diagnostic, HflowError, did_you_mean
@@ -29,6 +30,9 @@ class PlannerOptions:
 
     `engines`: texts like ``rollout=sglang``, for generate nodes that shall not run on what the cluster has.
 
+    `on_priced`: ``exhaustive`` tells it now and then how many plans it has priced, of how many; both begin
+    anew where a wider space is searched. To count them takes a small part of the time that they take.
+
     Raises:
         HflowError: HF309 for a placement or a planner that does not exist.
     """
@@ -37,6 +41,7 @@ class PlannerOptions:
     planner: Planner = "exact"
     budget_s: float | None = None
     engines: tuple[str, ...] = ()
+    on_priced: Callable[[int, int], None] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for what, name, known in (

@@ -11,6 +11,7 @@ from hflow.diagnostics import Diagnostic, HflowError, did_you_mean, ordered
 from hflow.graph.source.document import Document, KeyPath, read
 from hflow.plan.cluster import Calibration, Cluster, DeviceKind, HostGroup, Link
 from hflow.plan.engine_registry import DEFAULT_ENGINE, GenerationEngine
+from hflow.plan.implausible import implausible
 from hflow.shipped import find
 
 GB = 10**9
@@ -102,6 +103,12 @@ def load_cluster(name: str | Path) -> Cluster:
     Raises:
         HflowError: HF001-HF005 (text), HF301 for every missing, unknown or impossible value.
     """
+    return check_cluster(name)[0]
+
+
+def check_cluster(name: str | Path) -> tuple[Cluster, tuple[Diagnostic, ...]]:
+    """The cluster that a file describes, and warnings about numbers that are hardly meant so. As
+    `load_cluster`."""
     document = read(find(name, "clusters", "cluster file"))
     form = _MixedHosts if "groups" in document.keys(()) else _EqualHosts
     try:
@@ -110,6 +117,11 @@ def load_cluster(name: str | Path) -> Cluster:
         found = ordered(_diagnostic(document, form, e["loc"], e["type"], e["msg"]) for e in error.errors())
         raise HflowError(found) from None
     _check_size(document, file)
+    cluster = _cluster(file)
+    return cluster, ordered(implausible(document, [group.device.platform for group in cluster.groups]))
+
+
+def _cluster(file: _EqualHosts | _MixedHosts) -> Cluster:
     first, *more = map(_group, file.groups if isinstance(file, _MixedHosts) else [file])
     links = file.links
     return Cluster(

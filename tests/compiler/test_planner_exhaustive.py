@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import isclose
 
 import pytest
@@ -73,6 +74,19 @@ def test_the_cases_are_worth_comparing() -> None:
     assert sum(total > 100 for total, _ in counted) > len(cases) / 3
     assert 0 < sum(found.choice is None for _, found in counted) < len(cases) / 3
     assert any(found.choice and found.explored < total / 2 for total, found in counted)
+
+
+@pytest.mark.parametrize("name", ["ppo", "async_grpo", "dapo"])
+def test_who_listens_is_told_how_many_plans_of_how_many(name: str) -> None:
+    """From none to all that there are, in steps; and it changes nothing."""
+    for seed in range(4):
+        draft, told = case(name, seed, most=1500), list[tuple[int, int]]()
+        options = replace(draft.options, on_priced=lambda *counts, told=told: told.append(counts))
+        heard = exhaustive(space_of(replace(draft, options=options)))
+        total = num_plans(draft, 1500)
+        assert told == [*((priced, total) for priced in range(0, total, 100)), (total, total)]
+        assert heard.choice == (without := exhaustive(space_of(draft))).choice
+        assert heard.explored == without.explored <= total
 
 
 def _compare(draft: Draft, seed: int) -> None:

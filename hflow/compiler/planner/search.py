@@ -11,8 +11,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, product
+from math import prod
 
 from hflow.compiler.candidates.node_groups import NodeGroup
+from hflow.compiler.planner.assignments import Assignment
 from hflow.compiler.planner.bounds.bounds import Bounds
 from hflow.compiler.planner.branch import Branch
 from hflow.compiler.planner.frontier import Frontier
@@ -23,6 +25,7 @@ from hflow.compiler.planner.search_space import SearchSpace
 
 EFFORT = 500_000  # bounds, of about 0.03 ms each
 DIVES = 10  # allocations into which it looks before it tries all choices of one
+TOLD_EVERY = 100  # choices, of about a millisecond each
 
 
 @dataclass(frozen=True)
@@ -92,13 +95,31 @@ def _proven_s(frontier: Frontier) -> float:
 
 def exhaustive(space: SearchSpace, known: FullAssignment | None = None) -> SearchResult:
     """Price every choice of the space: slow, but without bounds that could be wrong."""
-    best = Incumbent(space, choice=known)
-    for colocation in space.colocations():
-        for allocation in _allocations(colocation, space):
-            assignments = space.assignments(allocation)
-            for chosen in product(*assignments.values()):
-                best.offer(dict(zip(assignments, chosen)))
+    best, on_priced = Incumbent(space, choice=known), space.draft.options.on_priced
+    total = num_choices(space) if on_priced else 0
+    for number, chosen in enumerate(_choices(space)):
+        if on_priced and number % TOLD_EVERY == 0:
+            on_priced(number, total)
+        best.offer(chosen)
+    if on_priced:
+        on_priced(total, total)
     return SearchResult(best.choice, best.choice.step_s if best.choice else 0.0, best.explored)
+
+
+def num_choices(space: SearchSpace) -> int:
+    """How many `exhaustive` prices, those that do not fit included."""
+    return sum(prod(map(len, assignments.values())) for assignments in _assignments(space))
+
+
+def _choices(space: SearchSpace) -> Iterator[dict[str, Assignment]]:
+    for assignments in _assignments(space):
+        yield from (dict(zip(assignments, chosen)) for chosen in product(*assignments.values()))
+
+
+def _assignments(space: SearchSpace) -> Iterator[dict[str, tuple[Assignment, ...]]]:
+    """Of every node group, in every allocation."""
+    for colocation in space.colocations():
+        yield from map(space.assignments, _allocations(colocation, space))
 
 
 def _allocations(colocation: Colocation, space: SearchSpace) -> Iterator[Allocation]:
