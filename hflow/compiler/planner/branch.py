@@ -27,7 +27,7 @@ SPLITS = 3  # of intervals of memory, each into halves
 FEW = 10_000_000  # choices of an interval that is not halved any more
 LOOK = 100  # bounds that a first look costs
 INTERVAL = 100  # bounds that one interval costs,
-PAIRS = 2000  # and one for so many pairs of choices that are compared
+PAIRS = 500  # and one for so many pairs of choices that are compared
 FEWEST, MOST = 8, 1024  # beginnings of choices that are made longer at a time: each time more of them,
 MORE = 4  # by this factor
 
