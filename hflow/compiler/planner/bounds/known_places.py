@@ -26,7 +26,9 @@ class KnownPlaces:
     def step_s(self, allocation: Allocation, fixed: int) -> float:
         """What no plan takes less than whose first sets, so many, have the counts of `allocation` and whose
         others have as many devices or fewer, or something that is not below the limit. 0 where the last of
-        them, one of several, tells nothing new."""
+        them, one of several, tells nothing new, and where there are no sets."""
+        if not allocation.partition:
+            return 0.0
         last = allocation.partition[fixed - 1 : fixed] if fixed < len(allocation.partition) else ()
         places, models = self._places(allocation, fixed), self._models()
         placed = [groups for groups in models if all(group.name in places for group in groups)]
