@@ -47,7 +47,9 @@ class RecurrenceCycle:
         names = tuple(n for n in descendants.before if n in closing or not {*closing}.isdisjoint(after[n]))
         parts = parts_of(names, places)
         ordered = {(b, n) for n in names for b in descendants.before[n] if {b, n} <= whole}
-        return RecurrenceCycle(descendants, closing, lags, names, parts, _serial(names, parts, ordered))
+        return RecurrenceCycle(
+            descendants, closing, lags, names, parts, _serial(names, parts, ordered, whole)
+        )
 
     @cached_property
     def alone(self) -> bool:
@@ -107,7 +109,9 @@ def parts_of(names: Iterable[str], places: Places) -> tuple[Names, ...]:
     return tuple(dict.fromkeys(map(tuple, parts.values())))
 
 
-def _serial(names: Names, parts: Iterable[Names], ordered: Set[tuple[str, str]]) -> tuple[Names, ...]:
+def _serial(
+    names: Names, parts: Iterable[Names], ordered: Set[tuple[str, str]], whole: Set[str]
+) -> tuple[Names, ...]:
     """The largest sets of nodes of which each two share a set of devices or are `ordered`; without those that
     are on one path, if there are others."""
     number = {name: i for i, name in enumerate(names)}
@@ -120,7 +124,9 @@ def _serial(names: Names, parts: Iterable[Names], ordered: Set[tuple[str, str]])
         for name in part:
             beside[number[name]] |= every & ~(1 << number[name])
     found = sorted(_cliques([a | b for a, b in zip(in_turn, beside)], 0, (1 << len(names)) - 1, 0))
-    paths = {mask for mask in found if all(not mask & ~in_turn[i] & ~(1 << i) for i in _numbers(mask))}
+    once = sum(1 << number[name] for name in whole if name in number)
+    pieces = [mask for mask in found if not mask & ~once]
+    paths = {mask for mask in pieces if all(not mask & ~in_turn[i] & ~(1 << i) for i in _numbers(mask))}
     kept = [mask for mask in found if mask not in paths] or found[:1]
     return tuple(tuple(names[i] for i in _numbers(mask)) for mask in kept)
 
