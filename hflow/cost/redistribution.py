@@ -33,8 +33,10 @@ def weights_s(shape: ModelShape, dtype: str, source: Sharding, target: Sharding,
     A server copies what has arrived for it once more; on GPUs a further copy goes to the host's memory."""
     if source == target:
         return 0.0
-    elements = sum(parameter.size for parameter in moved_parameters(shape))
-    size, experts = elements * BYTES[dtype], 0 if shape.adapter else expert_parameters(shape) * BYTES[dtype]
+    size, experts = (
+        _num_moved(shape) * BYTES[dtype],
+        0 if shape.adapter else expert_parameters(shape) * BYTES[dtype],
+    )
     handed = size / target.mesh.tp if profile_of(target.engine).server else 0
     seconds = 2 * handed / cluster.device.memory_bandwidth  # each byte is read and written
     if handed and cluster.host_link and cluster.device.platform == "cuda":
@@ -43,6 +45,11 @@ def weights_s(shape: ModelShape, dtype: str, source: Sharding, target: Sharding,
     if experts:
         seconds += _weights_s(experts, source, target, cluster, lcm(source.ep, target.ep))
     return seconds
+
+
+@lru_cache(maxsize=256)
+def _num_moved(shape: ModelShape) -> int:
+    return sum(parameter.size for parameter in moved_parameters(shape))
 
 
 @lru_cache(maxsize=4096)

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from hflow.compiler.candidates.node_groups import ExecConfig
-from hflow.compiler.planner.assignments import Assignments, shardings
+from hflow.compiler.planner.assignments import Assignments, all_meshes, shardings
 from hflow.compiler.planner.bounds.bounds import Bounds
 from hflow.compiler.planner.bounds.descendants import Descendants
+from hflow.compiler.planner.bounds.known_places import KnownPlaces
 from hflow.compiler.planner.bounds.least import LeastTimes
 from hflow.compiler.planner.bounds.model_fronts import ModelParetoFronts
 from hflow.compiler.planner.bounds.numbers import FLOATS
@@ -22,8 +23,9 @@ from hflow.compiler.planner.full_assignment import fastest_configs
 from hflow.compiler.planner.incumbent import Incumbent
 from hflow.compiler.planner.placements import Allocation, Partition
 from hflow.compiler.planner.search_space import SearchSpace
-from hflow.compiler.planner.step import step_s
+from hflow.compiler.planner.step import PYTHON_CALL_S, step_s
 from hflow.cost.redistribution import weights_s
+from hflow.plan.layout import Mesh
 from tests.compiler.small_cases import GRAPHS, all_allocations, case, space_of
 
 pytestmark = pytest.mark.slow
@@ -166,6 +168,56 @@ def test_bounds_of_allocations_that_begin_alike_hold_for_each_of_them(name: str)
                 bounds.append(least.step_s(replace(allocation, counts=greater), known))
             assert bounds[0] <= took_s * (1 + 1e-9), (name, seed)
             assert max(bounds[1:], default=0.0) <= bounds[0] * (1 + 1e-9), (name, seed)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("apart", [False, True])
+def test_weights_between_known_places_take_no_longer_than_in_each_choice(name: str, apart: bool) -> None:
+    """Of the first sets the devices are known; of the others, that each has no more than so many. Some bounds
+    of PPO are above those of least times."""
+    closer = 0
+    for seed in range(CASES // 2):
+        random = Random(seed)
+        space = space_of(case(name, seed, 10_000))
+        names = frozenset(u.name for u in space.groups) - space.pinned.keys()
+        space = SearchSpace(space.draft, names) if apart and not space.sharing else space
+        best, least = Incumbent(space), LeastTimes(space, Bounds(space.draft))
+        known = KnownPlaces(best, least, ModelParetoFronts())
+        for allocation in _some_allocations(space, random):
+            took_s, counts = _step_s(space, allocation, random), allocation.counts
+            left = space.num_devices - (allocation.first or 0)
+            for fixed in range(len(counts) + 1):
+                spare = left - sum(counts)
+                greater = (*counts[:fixed], *(n + spare for n in counts[fixed:]))
+                bound_s = known.step_s(replace(allocation, counts=greater), fixed)
+                assert bound_s <= took_s * (1 + 1e-9), (name, seed, allocation, fixed)
+                closer += bound_s > least.step_s(replace(allocation, counts=greater), fixed) * 1.001
+    assert closer or name != "ppo"
+
+
+def _some_allocations(space: SearchSpace, random: Random) -> list[Allocation]:
+    """Of some colocations, each with as many devices for each set as happen to be left."""
+    found: list[Allocation] = []
+    for partition, spread, first in random.choices(list(space.colocations()), k=DRAWS):
+        counts: list[int] = []
+        for members in partition:
+            left = space.num_devices - (first or 0) - sum(counts)
+            counts += [random.choice([n for n in space.sizes(members) if n <= left] or [0])]
+        if all(counts):
+            found.append(Allocation(partition, tuple(counts), spread, first))
+    return found
+
+
+def test_what_is_called_on_the_devices_of_a_node_takes_time_too() -> None:
+    """Rollouts of another step, on devices of their own: nothing else keeps these busy."""
+    space = space_of(case("async_grpo", 0, 10_000))
+    bounds, group_of = Bounds(space.draft), space.group_of
+    number_of = {group.name: number for number, group in enumerate(space.groups)}
+    places = {node: (number_of[group_of[node]],) for node in bounds.nodes}
+    meshes = all_meshes(space.draft.graph, {n: Mesh.of(places[n]) for n in bounds.nodes})
+    called = [n for n, mesh in meshes.items() if n not in places and mesh.devices == places["rollout"]]
+    times = {node: 1.0 if node == "rollout" else 1e-6 for node in bounds.nodes}
+    assert called and bounds.step_s(times, places) == pytest.approx(1 + len(called) * PYTHON_CALL_S)
 
 
 @pytest.mark.parametrize("name", GRAPHS)

@@ -1,5 +1,5 @@
-"""What a recurrence cycle leaves out (sets of devices, whole recurrence cycles) says nothing more:
-against all of it, term by term as the bounds are defined."""
+"""What a recurrence cycle leaves out (sets of nodes within larger ones, whole recurrence cycles) says nothing
+more: against all of it, term by term as the bounds are defined."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Case:
 
     @property
     def cycle(self) -> RecurrenceCycle:
-        return RecurrenceCycle.of(self.descendants, self.closing, {}, self.places)
+        return RecurrenceCycle.of(self.descendants, self.closing, {}, self.places, self.whole)
 
 
 @st.composite
@@ -97,7 +97,7 @@ def test_a_window_waits_for_what_each_set_of_devices_does(case: Case) -> None:
 
 
 def _least_s(case: Case) -> float:
-    """By the definitions: all predecessors, and on each set of devices all nodes around."""
+    """By the definitions: all predecessors, and of nodes that run one at a time all that are around."""
     times, work, before = case.times, case.work, _before(case)
     heads = {FIRST: 0.0}
     for name in case.names[1:]:
@@ -110,13 +110,19 @@ def _least_s(case: Case) -> float:
     ends = [heads[n] + times[n] for n in case.closing]
     if len(case.closing) < 2:
         return max(ends)
-    jobs = [[n for n in inside if one in case.places[n]] for one in range(3)]
-    subsets = (part for each in jobs for size in range(1, len(each) + 1) for part in combinations(each, size))
+    subsets = (part for size in range(1, len(inside) + 1) for part in combinations(inside, size))
     machines = (
         min(heads[n] for n in part) + sum(work[n] for n in part) + min(tails[n] for n in part)
         for part in subsets
+        if all(_one_at_a_time(case, before, *pair) for pair in combinations(part, 2))
     )
     return max([*ends, *machines])
+
+
+def _one_at_a_time(case: Case, before: dict[str, list[str]], one: str, other: str) -> bool:
+    """Whether two nodes share devices, or the one waits for all of the other."""
+    waits = one in before[other] or other in before[one]
+    return bool({*case.places[one]} & {*case.places[other]}) or (waits and {one, other} <= case.whole)
 
 
 def _parts_s(names: list[str], case: Case, known: dict[str, float]) -> list[float]:

@@ -26,7 +26,8 @@ from hflow.compiler.planner.placements import Allocation
 SPLITS = 3  # of intervals of memory, each into halves
 FEW = 10_000_000  # choices of an interval that is not halved any more
 LOOK = 100  # bounds that a first look costs
-INTERVAL = 100  # bounds that one interval costs
+INTERVAL = 100  # bounds that one interval costs,
+PAIRS = 500  # and one for so many pairs of choices that are compared
 FEWEST, MOST = 8, 1024  # beginnings of choices that are made longer at a time: each time more of them,
 MORE = 4  # by this factor
 
@@ -125,6 +126,7 @@ class Branch:
         inside = [table.within(interval) for table in tables]
         if not all(inside) or knapsack_bound(inside, most, limit_s).least_s >= limit_s:
             return
+        self.best.effort += sum(len(table) ** 2 for table in inside) // PAIRS
         found = undominated(inside, most, interval)
         if not splits or prod(map(len, found)) <= FEW:
             self._price_all(found, interval)

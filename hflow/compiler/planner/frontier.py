@@ -11,7 +11,9 @@ from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from hflow.compiler.planner.bounds.bounds import Bounds
-from hflow.compiler.planner.bounds.least import NEVER, LeastTimes
+from hflow.compiler.planner.bounds.known_places import KnownPlaces
+from hflow.compiler.planner.bounds.least import LeastTimes
+from hflow.compiler.planner.bounds.memory_stairs import NEVER
 from hflow.compiler.planner.bounds.model_fronts import ModelParetoFronts
 from hflow.compiler.planner.branch import Branch
 from hflow.compiler.planner.incumbent import ALONE, Incumbent
@@ -20,13 +22,13 @@ from hflow.compiler.planner.placements import Allocation, Partition
 
 class PartialAllocation(NamedTuple):
     """Allocations of colocation `number` whose first sets have `counts`; of a whole one that was looked at,
-    its `branch`. `closely`: whether they were bounded by more than what each set does. Equal bounds: in the
-    order of numbers and counts."""
+    its `branch`. `closely`: 0 if they were bounded by what each set does, 1 if by the step, 2 if also by the
+    models whose places are known. Equal bounds: in the order of numbers and counts."""
 
     bound_s: float
     number: int
     counts: tuple[int, ...]
-    closely: bool = False
+    closely: int = 0
     branch: Branch | None = None
 
 
@@ -37,6 +39,7 @@ class Frontier:
         self.best, self.bounds, self.space = best, bounds, best.space
         self.least = LeastTimes(best.space, bounds)
         self.fronts, self.promising_s = ModelParetoFronts(), NEVER
+        self.known = KnownPlaces(best, self.least, self.fronts)
         self._colocations = list(self.space.colocations())
         self._open = [
             PartialAllocation(self._busiest_s(number, ()), number, ())
@@ -57,9 +60,12 @@ class Frontier:
             if partial.branch:
                 return partial, partial.branch
             partition, spread, first = self._colocations[partial.number]
+            whole = len(partial.counts) == len(partition)
             if not partial.closely:
-                self.put(partial._replace(closely=True), self._step_s(partial.number, partial.counts))
-            elif len(partial.counts) == len(partition):
+                self.put(partial._replace(closely=1), self._step_s(partial.number, partial.counts))
+            elif partial.closely == 1:
+                self.put(partial._replace(closely=2), self._moving_s(partial.number, partial.counts))
+            elif whole:
                 self._look(partial, Allocation(partition, partial.counts, spread, first))
             else:
                 self._extend(partial, partition)
@@ -101,11 +107,22 @@ class Frontier:
     def _step_s(self, number: int, counts: tuple[int, ...]) -> float:
         """What a step takes at least, if the sets without a number have as many devices as they may have
         beside the others."""
+        most = self._most(number, counts)
+        if most is None:
+            return NEVER
+        self.best.effort += ALONE
+        return self.least.step_s(most, len(counts))
+
+    def _moving_s(self, number: int, counts: tuple[int, ...]) -> float:
+        """The same with the weights that move between places which are known."""
+        most = self._most(number, counts)
+        return self.known.step_s(most, len(counts)) if most else NEVER
+
+    def _most(self, number: int, counts: tuple[int, ...]) -> Allocation | None:
+        """With as many devices for each set without a number as it may have; None where there are too few."""
         (partition, spread, first), fixed = self._colocations[number], len(counts)
         fewest = [self.least.fewest(m, spread, self.best.limit_s) for m in partition[fixed:]]
         spare = self.space.num_devices - (first or 0) - sum(counts) - sum(fewest)
         if spare < 0:
-            return NEVER
-        self.best.effort += ALONE
-        most = Allocation(partition, (*counts, *(spare + few for few in fewest)), spread)
-        return self.least.step_s(most, fixed)
+            return None
+        return Allocation(partition, (*counts, *(spare + few for few in fewest)), spread, first)

@@ -8,10 +8,11 @@ not only with those of its model, or runs on all devices of the cluster. All oth
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from itertools import chain, combinations, permutations, product
 
+from hflow.compiler.candidates.any_count import candidates_on_any_count
 from hflow.compiler.candidates.node_groups import Candidate, NodeGroup, node_groups
 from hflow.compiler.candidates.shared_bases import SharedBases, lie_alike, sharing_groups, sharing_models
 from hflow.compiler.planner.assignments import Assignment, Assignments
@@ -36,13 +37,17 @@ Devices = tuple[int, ...]
 class SearchSpace:
     """A part (a model; in the wider space, a node group) lies on the devices of its set, a node group on the
     largest part of them on which it can run. Generation may use all devices of the cluster instead. A node
-    group whose devices are pinned lies there."""
+    group whose devices are pinned lies there. `narrow`: the space that this one widens, with what both know
+    of programs and weights."""
 
     draft: Draft
     apart: frozenset[str] = frozenset()
+    narrow: SearchSpace | None = field(default=None, compare=False, repr=False)
 
     @cached_property
     def groups(self) -> tuple[NodeGroup, ...]:
+        if self.narrow:
+            return self.narrow.groups
         return node_groups(self.draft.graph, self.draft.engines, self.draft.evaluation_graph)
 
     @cached_property
@@ -59,7 +64,7 @@ class SearchSpace:
     @cached_property
     def builder(self) -> ProgramBuilder:
         """Builds the program of a step, for its price."""
-        return ProgramBuilder(self.draft, self.draft.graph)
+        return self.narrow.builder if self.narrow else ProgramBuilder(self.draft, self.draft.graph)
 
     @property
     def num_devices(self) -> int:
@@ -119,9 +124,18 @@ class SearchSpace:
         most = max((n for n in self.draft.candidates[group] if n <= count), default=0)
         return self.draft.candidates[group][most] if most else ()
 
+    @memoize
+    def all_candidates(self, name: str) -> tuple[Candidate, ...]:
+        """The candidates of a node group on all numbers of devices that a pin may give it, the fastest
+        first."""
+        if name in self.pinned:
+            return self.draft.candidates[name].get(len(self.pinned[name]), ())
+        group = next(group for group in self.groups if group.name == name)
+        return candidates_on_any_count(self.draft, group)
+
     @cached_property
     def weight_syncs(self) -> WeightSyncs:
-        return WeightSyncs(self.draft, self.groups)
+        return self.narrow.weight_syncs if self.narrow else WeightSyncs(self.draft, self.groups)
 
     def free_groups(self, members: Sequence[str]) -> list[NodeGroup]:
         """The node groups of the parts of a set that are not pinned."""

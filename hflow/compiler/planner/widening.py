@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from hflow.compiler.candidates.node_groups import Candidate, Candidates, NodeGroup
-from hflow.compiler.planner.bounds.unsearched import all_candidates, unsearched
+from hflow.compiler.planner.bounds.unsearched import unsearched
 from hflow.compiler.planner.full_assignment import FullAssignment
 from hflow.compiler.planner.incumbent import RESOLUTION
 from hflow.compiler.planner.search import EFFORT, SearchResult, search
@@ -67,9 +67,9 @@ def widening(space: SearchSpace, searcher: Searcher) -> SearchResult:
 
 def _wider(space: SearchSpace, apart: Sequence[NodeGroup]) -> SearchSpace:
     """Node groups that are apart run on any number of devices on which a pin may put them."""
-    candidates = {group.name: _by_count(all_candidates(space, group)) for group in apart}
+    candidates = {group.name: _by_count(space.all_candidates(group.name)) for group in apart}
     draft = replace(space.draft, candidates={**space.draft.candidates, **candidates})
-    return SearchSpace(draft, frozenset(candidates))
+    return SearchSpace(draft, frozenset(candidates), space)
 
 
 def _by_count(candidates: Iterable[Candidate]) -> Candidates:

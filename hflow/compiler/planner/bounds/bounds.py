@@ -1,6 +1,6 @@
 """What no schedule can beat: lower bounds of a step's time, from the times of its nodes alone.
 
-1. A set of devices does everything that is put on it once per step.
+1. A set of devices does everything that is put on it once per step, calls without a model too.
 2. It does all of one step before the next (`schedule/list_scheduling.py`), and a reader of a trained model
    waits for the training of the step before. So nodes that share devices with a node, or train what it reads,
    end before its next run: they *close* the recurrence cycle that begins with it. What lies between is done
@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterator, Mapping
 import networkx as nx
 import numpy as np
 
-from hflow.compiler.planner.bounds.cross_mesh import cross_mesh_values
+from hflow.compiler.planner.bounds.cross_mesh import cross_mesh_values, hosts
 from hflow.compiler.planner.bounds.descendants import Before, Descendants
 from hflow.compiler.planner.bounds.disjunctive import too_long
 from hflow.compiler.planner.bounds.numbers import ARRAYS, FLOATS, Bools, Floats, Ints, N, known
@@ -28,6 +28,7 @@ from hflow.compiler.planner.bounds.recurrence import Places, RecurrenceCycle
 from hflow.compiler.planner.bounds.windows import BEGIN, END
 from hflow.compiler.planner.step import PYTHON_CALL_S
 from hflow.compiler.state import Draft
+from hflow.graph.ir import Graph
 from hflow.plan.workload import rounds
 
 # Of the limit: where recurrence cycles took less, no order of nodes was ever found to be too long.
@@ -46,6 +47,7 @@ class Bounds:
         self.trainer_of = {e.reader: e.trainer for e in edges}
         self.lags = {(e.reader, e.trainer): e.lag for e in edges}
         self.dag = dag = _of_models(graph.dag(), self.nodes)
+        self._calls_s = _calls_s(graph, self.nodes)
         self.cross_mesh_values = cross_mesh_values(graph, self.nodes)
         self._placed: dict[object, PlacedGraph] = {}
         self.all_descendants = tuple(Descendants(n, _in_order(dag, {n, *_after(dag, n)})) for n in self.nodes)
@@ -57,7 +59,8 @@ class Bounds:
             times: of one run of each node. places: the sets of devices that each is on.
         """
         work = {name: times[name] * self.rounds[name] for name in self.nodes}
-        best = max(_busy(work, places).values(), default=0.0)
+        busy = {name: seconds + self._calls_s[name] for name, seconds in work.items()}
+        best = max(_busy(busy, places).values(), default=0.0)
         if max(times.values()) == float("inf"):
             return float("inf")
         placed = self._on(places)
@@ -85,7 +88,8 @@ class Bounds:
         """
         lasting = np.array([times[name] for name in self.nodes])
         worked = lasting * self._counts[:, None]
-        busy = _busy(dict(zip(self.nodes, worked)), places)
+        called = np.array(list(self._calls_s.values()))[:, None]
+        busy = _busy(dict(zip(self.nodes, worked + called)), places)
         seconds = {reader: known(each) for reader, each in moves.items()}
         for reader in moves:
             for resource in {*places[reader], *places[self.trainer_of[reader]]}:
@@ -191,6 +195,16 @@ def _busy(work: Mapping[str, N], places: Places) -> dict[int, N]:
         for resource in places[name]:
             busy[resource] = busy[resource] + seconds if resource in busy else seconds
     return busy
+
+
+def _calls_s(graph: Graph, nodes: Collection[str]) -> dict[str, float]:
+    """By node with a model, what the nodes without one take in a step that run on its devices; those of loops
+    are left out."""
+    loops, found = {n.name for n in graph.nodes if n.op == "repeat"}, dict.fromkeys(nodes, 0.0)
+    for name, host in hosts(graph).items():
+        if name != host and graph.node(name).region not in loops:
+            found[host] += PYTHON_CALL_S
+    return found
 
 
 def _of_models(graph: nx.DiGraph[str], nodes: tuple[str, ...]) -> nx.DiGraph[str]:

@@ -24,7 +24,7 @@ class CrossMeshValue:
 def cross_mesh_values(graph: Graph, nodes: Sequence[str]) -> tuple[CrossMeshValue, ...]:
     """What may cross in one step, outside of loops. Values that earlier steps have made are left out."""
     loops = {n.name for n in graph.nodes if n.op == "repeat"}
-    dag, models, at = graph.dag(), frozenset(nodes), _hosts(graph)
+    dag, models, at = graph.dag(), frozenset(nodes), hosts(graph)
     found: dict[CrossMeshValue, None] = {}
     for reader, value in graph.edges():
         source = graph.node(value.source.node)
@@ -65,7 +65,7 @@ def cross_mesh_transfers(
     return kept
 
 
-def _hosts(graph: Graph) -> Mapping[str, str]:
+def hosts(graph: Graph) -> Mapping[str, str]:
     """The node with a model on whose devices each node runs, where there is one."""
     at = {n.name: n.name for n in graph.nodes if n.model}
     for node in (n for n in graph.nodes if not n.model and n.op != "repeat"):

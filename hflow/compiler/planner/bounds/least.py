@@ -1,45 +1,68 @@
-"""Bounds of whole allocations, and of all that begin alike, from the least times of all nodes."""
+"""Bounds of whole allocations, and of all that begin alike, from the least times of all nodes: in the memory
+that is left when each node group keeps as little as it can."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import chain
 
+from hflow.compiler.candidates.node_groups import Candidate, NodeGroup
 from hflow.compiler.planner.bounds.bounds import Bounds
+from hflow.compiler.planner.bounds.memory_stairs import NEVER, MemoryStairs, group_steps, node_steps
 from hflow.compiler.planner.memoize import memoize
 from hflow.compiler.planner.placements import Allocation, Members, Partition
 from hflow.compiler.planner.search_space import SearchSpace
 
-NEVER = float("inf")
 Spread = frozenset[str]  # node groups
 Rung = tuple[int, float]  # so many devices, and the seconds that a set of models is busy on as many or fewer
 
 
 class LeastTimes:
-    """The least times on so many devices, whatever else is there; infinite where something cannot fit."""
+    """The least times on so many devices; infinite where something cannot fit."""
 
     def __init__(self, space: SearchSpace, bounds: Bounds):
         self.space, self.bounds = space, bounds
+        self._groups = {group.name: group for group in space.groups}
 
     def step_s(self, allocation: Allocation, fixed: int | None = None) -> float:
         """No plan with this allocation takes less; with `fixed`, none whose first sets, so many, have these
         counts and whose others have as many devices or fewer."""
+        return self.bounds.step_s(*self.times(allocation, fixed))
+
+    def times(
+        self, allocation: Allocation, fixed: int | None = None
+    ) -> tuple[dict[str, float], dict[str, tuple[int, ...]]]:
+        """The least times of all nodes in it, and the sets that they are on."""
         space, sets = self.space, range(len(allocation.partition))
         number_of = {part: n for n, members in enumerate(allocation.partition) for part in members}
-        known = set(sets[:fixed])
+        limits = self.limits(allocation, fixed)
         times: dict[str, float] = {}
         places: dict[str, tuple[int, ...]] = {}
         for group in space.groups:
+            count, on, until = space.num_devices, tuple(sets), False
             if group.name in space.pinned:
-                on, found = (), self._times(group.name, len(space.pinned[group.name]))
-            elif group.name in allocation.spread:
-                on, found = tuple(sets), self._times(group.name, space.num_devices)
-            else:
+                count, on = len(space.pinned[group.name]), ()
+            elif group.name not in allocation.spread:
                 number = number_of[space.part_of(group)]
-                least = self._times if number in known else self._times_until
-                on, found = (number,), least(group.name, allocation.counts[number])
-            times |= found
+                count, on, until = allocation.counts[number], (number,), number not in sets[:fixed]
+            times |= self._times(group.name, count, until, limits[group.name])
             places |= dict.fromkeys((n.name for n in group.nodes), on)
-        return self.bounds.step_s(times, places)
+        return times, places
+
+    def limits(self, allocation: Allocation, fixed: int | None = None) -> dict[str, int]:
+        """The bytes that each node group may fill, kept and needed by a node, if the others keep as little as
+        they can."""
+        every, known = self.space.num_devices, range(len(allocation.partition))[:fixed]
+        limits = dict.fromkeys(self.space.pinned, self.space.capacity)
+        free = least = self.space.capacity - self._spread_bytes(allocation.spread)
+        for number, (members, count) in enumerate(zip(allocation.partition, allocation.counts)):
+            groups = self._on(members, allocation.spread)
+            idle = {group.name: self._idle(group.name, count, number not in known) for group in groups}
+            left = free - sum(idle.values())
+            least = min(least, left)
+            limits |= {name: left + own for name, own in idle.items()}
+        return limits | {name: least + self._idle(name, every, False) for name in allocation.spread}
 
     def shared_out_s(self, sets: Partition, spread: Spread, num_devices: int) -> float:
         """What the busiest of some sets does at least, however `num_devices` are shared out among them."""
@@ -77,43 +100,58 @@ class LeastTimes:
     @memoize
     def busy_s(self, members: Members, count: int, spread: Spread) -> float:
         """What a set of models has to do on `count` devices in a step, if its memory suffices."""
-        space = self.space
-        groups = [g for g in space.free_groups(members) if g.name not in spread]
-        candidates = [space.candidates(g.name, count) for g in groups]
-        if not all(candidates):
+        groups, every = self._on(members, spread), self.space.num_devices
+        if not all(self.space.candidates(group.name, count) for group in groups):
             return NEVER
-        idle = sum(min(c.idle_bytes for c in each) for each in candidates)
-        needs = (min(c.least_bytes for c in each) for each in candidates)
-        if idle + max(needs, default=0) > space.draft.cluster.device.usable_bytes:
-            return NEVER
-        own = sum(self._work_s(group.name, count) for group in groups)
-        return own + sum(self._work_s(name, space.num_devices) for name in spread)
+        idle = {group.name: self._idle(group.name, count, False) for group in groups}
+        free = self.space.capacity - self._spread_bytes(spread) - sum(idle.values())
+        own = sum(self._work_s(name, count, free + size) for name, size in idle.items())
+        others = ((name, self._idle(name, every, False)) for name in spread)
+        return own + sum(self._work_s(name, every, free + size) for name, size in others)
 
     @memoize
-    def _work_s(self, name: str, count: int) -> float:
-        """Of all runs of a node group's nodes in a step, in one candidate."""
-        group = next(g for g in self.space.groups if g.name == name)
-        runs = [self.bounds.rounds[node.name] for node in group.nodes]
-        candidates = self.space.candidates(name, count)
-        return min(
-            (sum(n * (w.least_s + c.swap_s) for n, w in zip(runs, c.fronts)) for c in candidates),
-            default=NEVER,
-        )
+    def _on(self, members: Members, spread: Spread) -> list[NodeGroup]:
+        """The node groups of a set that are on its devices only."""
+        return [group for group in self.space.free_groups(members) if group.name not in spread]
 
     @memoize
-    def _times(self, name: str, count: int) -> dict[str, float]:
-        """Of each node of a node group."""
-        group = next(g for g in self.space.groups if g.name == name)
-        candidates = self.space.candidates(name, count)
+    def _spread_bytes(self, spread: Spread) -> int:
+        """What the node groups on all devices keep there at least."""
+        return sum(self._idle(name, self.space.num_devices, False) for name in spread)
+
+    @memoize
+    def _idle(self, name: str, count: int, until: bool) -> int:
+        """What a node group keeps on a device at least."""
+        return min((c.idle_bytes for c in self._candidates(name, count, until)), default=0)
+
+    @memoize
+    def _work_s(self, name: str, count: int, limit_bytes: int) -> float:
+        """Of all runs of a node group's nodes in a step, in one candidate, where the group may fill so many
+        bytes."""
+        return self._work_stairs(name, count).within(limit_bytes)
+
+    @memoize
+    def _times(self, name: str, count: int, until: bool, limit_bytes: int) -> dict[str, float]:
+        """Of each node of a node group that may fill so many bytes."""
+        return {node: stairs.within(limit_bytes) for node, stairs in self._stairs(name, count, until).items()}
+
+    @memoize
+    def _stairs(self, name: str, count: int, until: bool) -> dict[str, MemoryStairs]:
+        candidates = self._candidates(name, count, until)
         return {
-            node.name: min((c.fronts[i].least_s + c.swap_s for c in candidates), default=NEVER)
-            for i, node in enumerate(group.nodes)
+            node.name: MemoryStairs.of(chain.from_iterable(node_steps(c, i) for c in candidates))
+            for i, node in enumerate(self._groups[name].nodes)
         }
 
     @memoize
-    def _times_until(self, name: str, count: int) -> dict[str, float]:
-        """The same on `count` devices or fewer."""
+    def _work_stairs(self, name: str, count: int) -> MemoryStairs:
+        runs = [self.bounds.rounds[node.name] for node in self._groups[name].nodes]
+        steps = (group_steps(c, runs) for c in self.space.candidates(name, count))
+        return MemoryStairs.of(chain.from_iterable(steps))
+
+    def _candidates(self, name: str, count: int, until: bool) -> Sequence[Candidate]:
+        """Those on so many devices; with `until`, also those on fewer."""
+        if not until:
+            return self.space.candidates(name, count)
         counts = [n for n in self.space.draft.candidates[name] if n <= count]
-        found = [self._times(name, n) for n in counts]
-        group = next(g for g in self.space.groups if g.name == name)
-        return {n.name: min((times[n.name] for times in found), default=NEVER) for n in group.nodes}
+        return [c for n in counts for c in self.space.draft.candidates[name][n]]

@@ -52,7 +52,7 @@ class PlacedGraph:
             lags = {name: self.lags.get((descendants.first, name)) for name in descendants.before}
             closing = tuple(n for n in lags if lags[n] == 0 or not wide.isdisjoint(self.own[n]))
             later = {name: lag for name, lag in lags.items() if lag}
-            self._cycles[key] = RecurrenceCycle.of(descendants, closing, later, self.places)
+            self._cycles[key] = RecurrenceCycle.of(descendants, closing, later, self.places, self.whole)
         return self._cycles[key]
 
     def jobs(self, cycle: RecurrenceCycle) -> Jobs:

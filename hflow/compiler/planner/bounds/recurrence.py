@@ -1,8 +1,12 @@
-"""How long it takes at least from one run of a node to its next: longest paths, and one-machine bounds."""
+"""How long it takes at least from one run of a node to its next: longest paths, and one-machine bounds.
+
+What one machine does need not be on one set of devices: nodes of which no two run at the same time, because
+they share devices or one waits for the other, take as long as one after the other.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,7 +24,7 @@ class RecurrenceCycle:
 
     `descendants`: the node and all that follows it in the step. `lags`: trainers whose weights the node reads
     so many steps later. `nodes`: those that lead to a closing node, or are one. `parts`: these nodes, by set
-    of devices.
+    of devices. `serial`: sets of them, as large as can be, of which no two run at the same time.
     """
 
     descendants: Descendants
@@ -28,14 +32,24 @@ class RecurrenceCycle:
     lags: Mapping[str, int]
     nodes: Names
     parts: tuple[Names, ...]
+    serial: tuple[Names, ...]
 
     @staticmethod
     def of(
-        descendants: Descendants, closing: Names, lags: Mapping[str, int], places: Places
+        descendants: Descendants,
+        closing: Names,
+        lags: Mapping[str, int],
+        places: Places,
+        whole: Set[str],
     ) -> RecurrenceCycle:
+        """`whole`: the nodes that run in one piece, so that others wait for all of it."""
         after = descendants.after
         names = tuple(n for n in descendants.before if n in closing or not {*closing}.isdisjoint(after[n]))
-        return RecurrenceCycle(descendants, closing, lags, names, parts_of(names, places))
+        parts = parts_of(names, places)
+        ordered = {(b, n) for n in names for b in descendants.before[n] if {b, n} <= whole}
+        return RecurrenceCycle(
+            descendants, closing, lags, names, parts, _serial(names, parts, ordered, whole)
+        )
 
     @cached_property
     def alone(self) -> bool:
@@ -72,8 +86,8 @@ class RecurrenceCycle:
     def busiest_s(
         self, numbers: Numbers[N], heads: Mapping[str, N], work: Mapping[str, N], tails: Mapping[str, N]
     ) -> N:
-        """What any one set of devices needs, between the earliest starts of its nodes and what follows."""
-        return numbers.machines_s([[(heads[n], work[n], tails[n]) for n in part] for part in self.parts])
+        """What nodes that run one after the other need, between their earliest starts and what follows."""
+        return numbers.machines_s([[(heads[n], work[n], tails[n]) for n in part] for part in self.serial])
 
     def tails(self, numbers: Numbers[N], times: Mapping[str, N]) -> dict[str, N]:
         """The least time from the end of each node to that of the last closing one after it; for recurrence
@@ -93,3 +107,41 @@ def parts_of(names: Iterable[str], places: Places) -> tuple[Names, ...]:
         for resource in places[name]:
             parts.setdefault(resource, []).append(name)
     return tuple(dict.fromkeys(map(tuple, parts.values())))
+
+
+def _serial(
+    names: Names, parts: Iterable[Names], ordered: Set[tuple[str, str]], whole: Set[str]
+) -> tuple[Names, ...]:
+    """The largest sets of nodes of which each two share a set of devices or are `ordered`; without those that
+    are on one path, if there are others."""
+    number = {name: i for i, name in enumerate(names)}
+    in_turn, beside = [0] * len(names), [0] * len(names)  # bits
+    for first, last in ordered:
+        in_turn[number[last]] |= 1 << number[first]
+        in_turn[number[first]] |= 1 << number[last]
+    for part in parts:
+        every = sum(1 << number[name] for name in part)
+        for name in part:
+            beside[number[name]] |= every & ~(1 << number[name])
+    found = sorted(_cliques([a | b for a, b in zip(in_turn, beside)], 0, (1 << len(names)) - 1, 0))
+    once = sum(1 << number[name] for name in whole if name in number)
+    pieces = [mask for mask in found if not mask & ~once]
+    paths = {mask for mask in pieces if all(not mask & ~in_turn[i] & ~(1 << i) for i in _numbers(mask))}
+    kept = [mask for mask in found if mask not in paths] or found[:1]
+    return tuple(tuple(names[i] for i in _numbers(mask)) for mask in kept)
+
+
+def _cliques(near: Sequence[int], chosen: int, more: int, done: int) -> Iterator[int]:
+    """The maximal cliques that have `chosen`, any of `more` and none of `done`, as bits, where number `i` is
+    next to `near[i]` (Bron and Kerbosch 1973)."""
+    if not more | done:
+        yield chosen
+        return
+    pivot = max(_numbers(more | done), key=lambda i: (near[i] & more).bit_count()) if more else 0
+    for i in _numbers(more & ~near[pivot]):
+        yield from _cliques(near, chosen | 1 << i, more & near[i], done & near[i])
+        more, done = more & ~(1 << i), done | 1 << i
+
+
+def _numbers(mask: int) -> list[int]:
+    return [i for i in range(mask.bit_length()) if mask >> i & 1]

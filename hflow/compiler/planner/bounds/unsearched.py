@@ -12,16 +12,10 @@ long as all devices together need for the work, and as long as the recurrence cy
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import product
-from math import gcd, prod
 
-from hflow.compiler.candidates.long_rows import context_sizes
-from hflow.compiler.candidates.meshes import candidates_of, pins_of, sizes
 from hflow.compiler.candidates.node_groups import Candidate, NodeGroup
-from hflow.compiler.pins import Pin
 from hflow.compiler.planner.bounds.bounds import Bounds
 from hflow.compiler.planner.search_space import SearchSpace
 
@@ -60,7 +54,7 @@ class _Elsewhere:
         self.space, self.limit_s, self.effort = space, limit_s, 0
         self.total, self.usable = space.num_devices, space.draft.cluster.device.usable_bytes
         self.bounds = Bounds(space.draft)
-        self.candidates = {group.name: all_candidates(space, group) for group in space.groups}
+        self.candidates = {group.name: space.all_candidates(group.name) for group in space.groups}
         self.num_groups = Counter(group.model for group in space.groups)
         self.places = {node.name: (i,) for i, group in enumerate(space.groups) for node in group.nodes}
         alone = {u.name: [_alone(u, c) for c in self.candidates[u.name]] for u in space.groups}
@@ -150,37 +144,3 @@ def _alone(group: NodeGroup, candidate: Candidate) -> dict[str, float]:
     return {
         node.name: configs.least_s + candidate.swap_s for node, configs in zip(group.nodes, candidate.fronts)
     }
-
-
-def all_candidates(space: SearchSpace, group: NodeGroup) -> tuple[Candidate, ...]:
-    """The candidates of a node group on all numbers of devices that a pin may give it, the fastest first."""
-    draft = space.draft
-    if group.name in space.pinned:
-        count = len(space.pinned[group.name])
-        return draft.candidates[group.name].get(count, ())
-    found = [candidate for candidates in draft.candidates[group.name].values() for candidate in candidates]
-    for count in _other_counts(space, group):
-        pin = Pin(group.nodes[0].name, (), tuple(range(count)), "")
-        pinned = replace(draft, pins=(*draft.pins, pin))
-        found += [
-            candidate for candidates in candidates_of(pinned, group).values() for candidate in candidates
-        ]
-    return tuple(sorted(found, key=lambda candidate: candidate.least_s))
-
-
-def _other_counts(space: SearchSpace, group: NodeGroup) -> Iterator[int]:
-    """Numbers of devices that are no candidates, but that layers, heads, rows and their tokens may be divided
-    over."""
-    draft, shape = space.draft, space.draft.shapes[group.model]
-    rows = gcd(*(gcd(work.rows, work.rows_per_update) for work in group.works))
-    heads, most = gcd(shape.num_heads, shape.num_kv_heads), space.num_devices
-    parts = (_divisors(number, most) for number in (shape.num_layers, heads, rows))
-    pins = pins_of(draft, group)
-    contexts = {cp for count in range(1, most + 1) for cp in context_sizes(group, shape, pins, count)}
-    counts = set(map(prod, product(*parts, contexts)))
-    known = {*sizes(draft.cluster), *draft.candidates[group.name]}
-    yield from sorted(count for count in counts - known if count <= most)
-
-
-def _divisors(number: int, most: int) -> list[int]:
-    return [d for d in range(1, min(number, most) + 1) if number % d == 0]

@@ -1,0 +1,93 @@
+"""Bounds of allocations that begin alike, from the models whose places are known: where a trainer and
+a reader of its weights lie in two layouts, weights have to move, whatever devices the rest gets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from hflow.compiler.candidates.node_groups import NodeGroup
+from hflow.compiler.planner.assignments import Assignment
+from hflow.compiler.planner.bounds.least import LeastTimes
+from hflow.compiler.planner.bounds.memory_stairs import NEVER
+from hflow.compiler.planner.bounds.model_fronts import ModelParetoFronts, ModelPoint, TimedAssignment
+from hflow.compiler.planner.incumbent import BATCH, Incumbent
+from hflow.compiler.planner.placements import Allocation
+from hflow.compiler.planner.search_space import Devices
+
+
+class KnownPlaces:
+    """Of one search."""
+
+    def __init__(self, best: Incumbent, least: LeastTimes, fronts: ModelParetoFronts):
+        self.best, self.least, self.fronts, self.space = best, least, fronts, least.space
+
+    def step_s(self, allocation: Allocation, fixed: int) -> float:
+        """What no plan takes less than whose first sets, so many, have the counts of `allocation` and whose
+        others have as many devices or fewer, or something that is not below the limit. 0 where the last of
+        them, one of several, tells nothing new, and where there are no sets."""
+        if not allocation.partition:
+            return 0.0
+        last = allocation.partition[fixed - 1 : fixed] if fixed < len(allocation.partition) else ()
+        places, models = self._places(allocation, fixed), self._models()
+        placed = [groups for groups in models if all(group.name in places for group in groups)]
+        new = [g for g in placed if not last or any(self.space.part_of(group) in last[0] for group in g)]
+        if not new:
+            return 0.0
+        limits = self.least.limits(allocation, fixed)
+        times, sets = self.least.times(allocation, fixed)
+        found = (self._points(groups, places, limits) for groups in new)
+        return max(self._least_s(points, times, sets) for points in found)
+
+    def _models(self) -> list[list[NodeGroup]]:
+        """The node groups of models with several, trainers first, as those that read from them need."""
+        groups = sorted(self.space.groups, key=lambda group: group.role != "train")
+        every = ([g for g in groups if g.model == model] for model in dict.fromkeys(g.model for g in groups))
+        return [each for each in every if len(each) > 1]
+
+    def _places(self, allocation: Allocation, fixed: int) -> dict[str, Devices]:
+        """By node group, where that is certain. Sets follow by size: those of unknown size may come before
+        smaller ones."""
+        partition, counts, first = allocation.partition[:fixed], allocation.counts[:fixed], allocation.first
+        later = max(allocation.counts[fixed:], default=0) if first is None else 0
+        firsts = Allocation(partition, counts, first=first).firsts
+        rows = {
+            part: tuple(range(at, at + count))
+            for members, at, count in zip(partition, firsts, counts)
+            for part in members
+            if count >= later
+        }
+        found = {g.name: rows[p] for g in self.space.groups if (p := self.space.part_of(g)) in rows}
+        everywhere = dict.fromkeys(allocation.spread, self.space.draft.cluster.devices)
+        return found | everywhere | self.space.pinned
+
+    def _points(
+        self, groups: Sequence[NodeGroup], places: Mapping[str, Devices], limits: Mapping[str, int]
+    ) -> list[ModelPoint]:
+        timed = {group.name: self._timed(group, places[group.name], limits[group.name]) for group in groups}
+        return self.fronts.of(groups, timed, self.space.weight_syncs.of)
+
+    def _least_s(
+        self, points: Sequence[ModelPoint], times: Mapping[str, float], sets: Mapping[str, tuple[int, ...]]
+    ) -> float:
+        """Of one model in any of its points, and of all others at their least times."""
+        if not points:
+            return NEVER
+        self.best.effort += BATCH + len(points)
+        every = [{**times, **point.times} for point in points]
+        taking = {name: np.array([each[name] for each in every]) for name in self.least.bounds.nodes}
+        readers = dict.fromkeys(reader for point in points for reader in point.moves)
+        moves = {reader: np.array([p.moves.get(reader, np.nan) for p in points]) for reader in readers}
+        return float(self.least.bounds.steps_s(taking, sets, moves, self.best.limit_s, depth=0).min())
+
+    def _timed(self, group: NodeGroup, devices: Devices, limit_bytes: int) -> list[TimedAssignment]:
+        """Its assignments, the fastest first, in which all its nodes run if it may fill so many bytes."""
+        found: list[TimedAssignment] = []
+        for candidate in self.space.candidates(group.name, len(devices)):
+            configs = [front.fastest(limit_bytes - candidate.idle_bytes) for front in candidate.fronts]
+            times = tuple(config.time_s + candidate.swap_s for config in configs if config)
+            if len(times) == len(configs):
+                assignment = Assignment(candidate, devices[: candidate.num_devices], ())
+                found.append(TimedAssignment(assignment, times))
+        return sorted(found, key=lambda place: sum(place.times))
