@@ -39,8 +39,8 @@ FLAGS = {
     "new": ["name", "--from", "--force"],
     "compile": [
         "graph", "--cluster", "--pin", "--engine", "-f", "--file", "--set", "-o", "--output", "--json",
-        "--html", "--trace", "--ascii", "--placement", "--planner", "--budget", "--diff", "--explain",
-        "--efficiency", "--print-after",
+        "--html", "--trace", "--ascii", "--placement", "--planner", "--budget", "--from", "--diff",
+        "--explain", "--efficiency", "--print-after",
     ],
     "sweep": [
         "graph", "--clusters", "--pin", "--engine", "-f", "--file", "--set", "--placement", "--planner",

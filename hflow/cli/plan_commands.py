@@ -16,7 +16,6 @@ from hflow.cli.arguments import (
     ClusterFile,
     EngineOptions,
     Files,
-    GraphFile,
     Overrides,
     Pins,
     load_graph,
@@ -25,6 +24,7 @@ from hflow.cli.arguments import (
     width,
     write_text,
 )
+from hflow.cli.from_run import FormerRun
 from hflow.cli.planning import make_plan, read_cluster
 from hflow.cli.resume import former_config, former_plan, graph_to_resume
 from hflow.compiler.options import DEFAULTS, PlacementPolicy, Planner, PlannerOptions
@@ -45,7 +45,10 @@ class Workers(StrEnum):
 
 
 def compile_command(
-    graph: GraphFile,
+    graph: Annotated[
+        Path | None,
+        typer.Argument(help="A graph file, or the name of an algorithm: grpo.", show_default=False),
+    ] = None,
     cluster: ClusterFile = None,
     pin: Pins = None,
     engine: EngineOptions = None,
@@ -69,6 +72,10 @@ def compile_command(
     budget: Annotated[
         float | None, typer.Option(min=0.0, metavar="SECONDS", help="Then take the best plan that was found.")
     ] = DEFAULTS.budget_s,
+    from_: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="RUN", help="Plan for the lengths of texts that this run saw."),
+    ] = None,
     diff: Annotated[
         Path | None, typer.Option("--diff", metavar="PLAN", help="Tell what differs from this plan.")
     ] = None,
@@ -82,16 +89,22 @@ def compile_command(
         AfterPass | None, typer.Option("--print-after", help="Print what a pass of the compiler has made.")
     ] = None,
 ) -> None:
-    """Show who runs where, what moves, how long it takes and whether it fits. Needs no GPU."""
+    """Show who runs where, what moves, how long it takes and whether it fits. Needs no GPU.
+
+    With --from no graph is needed, nor a cluster: they are the run's own. Its old plan is priced for the same
+    lengths, and compared with the new one.
+    """
     if as_json and (explain or efficiency or print_after or diff):
         others = "--explain, --efficiency, --print-after and --diff"
         raise typer.BadParameter(f"--json prints one object: leave out {others}")
     options = PlannerOptions(placement, planner, budget, tuple(engine or ()))
-    loaded = load_graph(graph, file, set_)
-    machines = read_cluster(cluster)
+    run = FormerRun.read(from_) if from_ else None
+    loaded = run.graph(graph, file, set_) if run else load_graph(_given(graph), file, set_)
+    machines = run.plan.cluster if run and not cluster else read_cluster(cluster)
     if explain:
         _check_explained(loaded, explain)
     old = _read(diff) if diff else _former(output, loaded.name)
+    old = run.as_planned(loaded, machines) if run and not old else old
     started = time.perf_counter()
     plan = make_plan(loaded, machines, pin, options, _printer(print_after, ascii_only))
     seconds = time.perf_counter() - started
@@ -100,6 +113,8 @@ def compile_command(
         _print_json(plan, seconds)
         return
     _print_plan(plan, ascii_only)
+    if run:
+        _say("\n" + run.lengths_text(), ascii_only)
     _print_changes(old, plan, ascii_only)
     if efficiency:
         _print_efficiency(plan, ascii_only)
@@ -225,6 +240,13 @@ def _resumed(
     changed = graph_to_resume(run, former.graph, graph, files, overrides, allowed)
     where = read_cluster(cluster) if cluster else former.cluster
     return make_plan(changed, where, pins, PlannerOptions(engines=tuple(engines or ()))), config
+
+
+def _given(graph: Path | None) -> Path:
+    if graph is None:
+        help_ = "`hflow compile GRAPH`, or `hflow compile --from RUN`"
+        raise HflowError(Diagnostic("HF001", "there is no graph to compile", help=help_))
+    return graph
 
 
 def _read(path: Path) -> Any:

@@ -60,15 +60,16 @@ def graph_to_resume(
     from hflow.graph.changes import check_changes
     from hflow.plan.chat_dates import keep_dates
 
-    graph = load_run(given, files, overrides)[0] if given else _own_graph(run, former, files, overrides)
+    graph = load_run(given, files, overrides)[0] if given else own_graph(run, former, files, overrides)
     graph = keep_dates(former, graph)
     for change in check_changes(former, graph, allowed):
         print(f"{change.key}: {change.before} -> {change.after}; {change.meaning}", file=sys.stderr)
     return graph
 
 
-def _own_graph(run: Path, former: Any, files: Sequence[Path], overrides: Sequence[str]) -> Any:
-    """Functions that it names by file are looked up beside the file that it was read from."""
+def own_graph(run: Path, former: Any, files: Sequence[Path], overrides: Sequence[str]) -> Any:
+    """The graph of a run's folder, changed. Functions that it names by file are looked up beside the file from
+    which it was read."""
     from hflow.bounded_read import UnreadableError, read_text
     from hflow.graph.load import checked
     from hflow.graph.source.document import MAX_BYTES, parse

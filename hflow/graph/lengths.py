@@ -136,6 +136,14 @@ class Lengths:
         """Which share of the texts is longer."""
         return sum(part.share * part.survival(tokens) for part in self._fitted)
 
+    def cut(self, greatest: int) -> Lengths:
+        """What is left of lengths with all quantiles where texts may have no more than `greatest` tokens."""
+        if self.longest <= greatest:
+            return Lengths(self.mean, greatest, self.quantiles)
+        quantiles = {key: min(tokens, greatest) for key, tokens in self.quantiles}
+        assert quantiles.keys() == QUANTILES.keys()
+        return Lengths.of(greatest, self.mean - self.excess(greatest), quantiles)
+
     def excess(self, tokens: float) -> float:
         """The mean of what texts are longer than `tokens`, 0 of those that are not: the integral of
         `survival` from there."""

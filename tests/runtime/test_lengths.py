@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -60,6 +63,9 @@ def test_a_run_says_what_it_saw_and_a_plan_takes_it(tiny_model: Path, tmp_path: 
     assert again.graph.node("rollout").lengths == own
     assert row_lengths(again.graph, again.graph.node("actor_train")).responses == own
     assert again.tokens_per_step < planned(GRPO, tiny_model).tokens_per_step
+    command = [sys.executable, "-m", "hflow.cli.app", "compile", "--from", str(tmp_path / "a"), "--json"]
+    told = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert told["step_time_s"] == again.step_time_s and told["hash"] == again.hash
     hflow.execute(again, workers="inline", run_dir=tmp_path / "b", export=False, config=EVERY_STEP)
     assert sampled(tmp_path / "b") == sampled(tmp_path / "a"), "no token depends on what is stated"
     assert (tmp_path / "b" / FILE).read_text() == (tmp_path / "a" / FILE).read_text()

@@ -7,7 +7,7 @@ from pathlib import Path
 from hflow.bounded_read import UnreadableError
 from hflow.diagnostics import did_you_mean
 from hflow.graph.infer.draft import NodeDraft
-from hflow.graph.lengths import QUANTILES, ImpossibleLengthsError, Lengths
+from hflow.graph.lengths import ImpossibleLengthsError, Lengths
 from hflow.graph.lengths_file import FILE, read_lengths
 from hflow.graph.source.document import KeyPath
 from hflow.graph.source.problems import Problems
@@ -61,13 +61,4 @@ def _of_run(
         message = f"the run in `{folder}` saw no lengths of a node `{node}`"
         problems.add("HF231", message, (*path, "from"), help=did_you_mean(node, nodes, "nodes"))
         return None
-    return _cut(nodes[node].lengths, greatest)
-
-
-def _cut(seen: Lengths, greatest: int) -> Lengths:
-    """What is left of texts that may have no more than `greatest` tokens."""
-    if seen.longest <= greatest:
-        return Lengths(seen.mean, greatest, seen.quantiles)
-    quantiles = {key: min(tokens, greatest) for key, tokens in seen.quantiles}
-    assert quantiles.keys() == QUANTILES.keys()
-    return Lengths.of(greatest, seen.mean - seen.excess(greatest), quantiles)
+    return nodes[node].lengths.cut(greatest)

@@ -8,8 +8,7 @@ from typing import Any
 
 from hflow.graph.ir import Graph
 from hflow.graph.lengths_file import SeenLengths, lengths_text
-
-GREATEST = {"data": "max_prompt_tokens", "generate": "max_new_tokens"}  # the option, by kind of node
+from hflow.graph.lengths_of_run import GREATEST
 
 
 class LengthCounts:
