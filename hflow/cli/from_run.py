@@ -13,7 +13,7 @@ from hflow.diagnostics import Diagnostic, HflowError
 
 
 @dataclass(frozen=True)
-class FormerRun:
+class SeenRun:
     """A run folder, the plan that it had last, and the lengths that its nodes saw."""
 
     folder: Path
@@ -21,7 +21,7 @@ class FormerRun:
     seen: Any
 
     @classmethod
-    def read(cls, folder: Path) -> FormerRun:
+    def read(cls, folder: Path) -> SeenRun:
         """Raises HflowError HF407 when there is no run, or it has seen no lengths yet; HF306 when its plan
         cannot be read."""
         from hflow.graph.lengths_file import FILE, seen_in

@@ -24,7 +24,7 @@ from hflow.cli.arguments import (
     width,
     write_text,
 )
-from hflow.cli.from_run import FormerRun
+from hflow.cli.from_run import SeenRun
 from hflow.cli.planning import make_plan, read_cluster
 from hflow.cli.resume import former_config, former_plan, graph_to_resume
 from hflow.compiler.options import DEFAULTS, PlacementPolicy, Planner, PlannerOptions
@@ -98,7 +98,7 @@ def compile_command(
         others = "--explain, --efficiency, --print-after and --diff"
         raise typer.BadParameter(f"--json prints one object: leave out {others}")
     options = PlannerOptions(placement, planner, budget, tuple(engine or ()))
-    run = FormerRun.read(from_) if from_ else None
+    run = SeenRun.read(from_) if from_ else None
     loaded = run.graph(graph, file, set_) if run else load_graph(_given(graph), file, set_)
     machines = run.plan.cluster if run and not cluster else read_cluster(cluster)
     if explain:

@@ -68,8 +68,8 @@ def graph_to_resume(
 
 
 def own_graph(run: Path, former: Any, files: Sequence[Path], overrides: Sequence[str]) -> Any:
-    """The graph of a run's folder, changed. Functions that it names by file are looked up beside the file from
-    which it was read."""
+    """The graph of a run's folder, changed. Functions named by file are looked up beside the file that named
+    them."""
     from hflow.bounded_read import UnreadableError, read_text
     from hflow.graph.load import checked
     from hflow.graph.source.document import MAX_BYTES, parse

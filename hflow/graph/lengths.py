@@ -255,8 +255,8 @@ def _excess(x: float, z: float) -> float:
 
 
 def _quantile(probability: float, z: float) -> float:
-    if abs(z) < _FLAT:
-        return probability
+    if abs(z) < _FLAT or probability >= 1:
+        return min(1.0, probability)
     if z < 0:
         return 1 - _quantile(1 - probability, -z)
-    return min(1.0, -log1p(max(-1.0 + 1e-300, probability * expm1(-z))) / z)
+    return min(1.0, -log1p(probability * expm1(-z)) / z)

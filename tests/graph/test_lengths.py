@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hflow.diagnostics import HflowError
@@ -51,6 +51,7 @@ def test_survival_falls_from_1_to_0_and_its_integral_is_the_mean(lengths: Length
 
 
 @given(stated(), st.floats(0.001, 0.999))
+@example(Lengths(0.95, 1, (("p5", 1.0),)), 0.05)  # all of the part that ends there
 def test_quantiles_are_those_stated_and_undo_survival(lengths: Lengths, share: float) -> None:
     for key, tokens in lengths.quantiles:
         below, above = (lengths.survival(tokens + sign * 1e-6 * lengths.greatest) for sign in (-1, 1))
