@@ -151,7 +151,8 @@ def _training(row: Row, clusters: Clusters) -> float:
 
 def mpt(billions: str) -> ModelShape:
     """MPT has a plain MLP of width 4h: as many parameters as a gated one of 8/3·h."""
-    layers, hidden, heads = {"7": (32, 4096, 32), "13": (40, 5120, 40), "30": (48, 7168, 64)}[billions]
+    sizes = {"7": (32, 4096, 32), "13": (40, 5120, 40), "30": (48, 7168, 64), "70": (80, 8192, 64)}
+    layers, hidden, heads = sizes[billions]
     return ModelShape(
         "llama", layers, hidden, heads, heads, hidden // heads, 8 * hidden // 3, vocab=50_368,
         max_positions=65_536, rope_theta=1e4, norm_eps=1e-5, tied=True, qkv_bias=False,

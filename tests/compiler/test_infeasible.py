@@ -160,6 +160,14 @@ def test_a_plan_that_needs_offload_says_what_it_costs() -> None:
     assert plan.node("actor_train").offload and moved[0].time_s > 0
 
 
+def test_where_all_models_are_pinned_memory_is_what_lacks() -> None:
+    """Not models that could be put apart, of which there is then none. Older weights stay beside new ones."""
+    graph = large("async_grpo", "llama-7b")
+    trainer = [f"{node.name}=@0-3" for node in graph.nodes if node.model and node.name != "rollout"]
+    found = refusal(graph, cluster("a100x8", memory_gb=37.0), *trainer, "rollout=dp4@4-7")
+    assert found.code == "HF305" and "fits into the memory of `a100x8`" in found.message
+
+
 def test_a_pinned_layout_tells_how_much_it_lacks() -> None:
     """7B parameters with 18 bytes each on one device."""
     graph = large("sft", "llama-7b")

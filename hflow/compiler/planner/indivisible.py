@@ -17,7 +17,7 @@ def indivisible(space: SearchSpace) -> Diagnostic | None:
             f"--placement {draft.options.placement} needs {sets} devices; `{draft.cluster.name}` has {has}"
         )
         return Diagnostic("HF309", message, help="leave it out")
-    if sets:
+    if sets or draft.options.placement == "auto":  # which asks for no sets: all models may be pinned
         return None
     if sharing := sharing_models(draft.graph):
         names = " and ".join(f"`{name}`" for name in sharing[0])

@@ -1,0 +1,160 @@
+"""benchmarks/published.py: rows and summaries; docs/predictions.md is made of its result."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import published
+from benchmarks.published import PAGE, Prediction, Row, published_rows, report, spread, tables, with_tables
+
+ROOT = Path(__file__).parent.parent
+
+
+def newest() -> dict[str, Any]:
+    """Results are named by date, so the last one is the newest."""
+    return json.loads(max((ROOT / "benchmarks/results").glob("published-*.json")).read_text())
+
+
+def row(
+    figure: float, system: str = "a", kind: str = "training", fitted: bool = False, lacks: str = ""
+) -> Row:
+    return Row(system, "m", "H100-80", 8, kind, "x=1", figure, "tokens/s", fitted, lacks, "https://x.org")
+
+
+def off(error: float | None, **of_row: Any) -> Prediction:
+    """A prediction of 100 that is off by so much."""
+    return Prediction(
+        row(100.0, **of_row), None if error is None else 100.0 * (1 + error), "" if error else "why"
+    )
+
+
+def test_the_page_is_made_of_the_newest_result() -> None:
+    page = PAGE.read_text()
+    assert with_tables(page, tables(newest())) == page
+
+
+def test_the_result_has_every_row_with_its_figure_and_no_other() -> None:
+    keys = ("kind", "system", "model", "gpu", "gpus", "setting", "unit", "figure", "source")
+    told = Counter(tuple(r[key] for key in keys) for r in newest()["rows"])
+    assert told == Counter(tuple(getattr(r, key) for key in keys) for r in published_rows())
+    assert all(("predicted" in r) != bool(r.get("reason")) for r in newest()["rows"])
+
+
+def test_every_row_has_a_source_a_unit_and_a_kind_that_is_predicted() -> None:
+    for each in published_rows():
+        assert each.source.startswith("https://") or "docs.nvidia.com" in each.source, each
+        assert (
+            each.figure > 0
+            and each.unit in ("tokens/s", "tokens/s/GPU", "s")
+            and each.kind in published.PREDICT
+        )
+    assert (
+        max(Counter((r.system, r.model, r.gpu, r.gpus, r.kind, r.setting) for r in published_rows()).values())
+        == 1
+    )
+
+
+def of(name: str) -> list[dict[str, str]]:
+    lines = (ROOT / f"benchmarks/data/{name}.csv").read_text().splitlines()
+    return list(csv.DictReader(line for line in lines if not line.startswith("#")))
+
+
+def test_fitted_rows_are_every_second_one_of_two_files() -> None:
+    """The rule of benchmarks/cost_model.py; figures must be the same in both places."""
+    expected = {
+        (
+            f"MPT-{r['model_params_b']}B",
+            r["gpu"],
+            int(r["gpus"]),
+            r["seq_len"],
+            float(r["tokens_per_s_per_gpu"]),
+        )
+        for r in of("training")[::2]
+    }
+    found = [r for r in published_rows() if r.fitted]
+    trained = {(r.model, r.gpu, r.gpus, r.said["seq_len"], r.figure) for r in found if r.kind == "training"}
+    assert trained == expected and len(expected) == 5
+    lengths = ("batch", "prompt", "response")
+    made = {
+        (r.model, r.gpus, *(r.said[k] for k in lengths), r.figure) for r in found if r.kind == "generation"
+    }
+    assert made == {
+        (
+            f"llama-{r['model'].lower()}",
+            int(r["tp"]),
+            *(r[k] for k in ("batch", "input_len", "output_len")),
+            float(r["output_tokens_per_s"]),
+        )
+        for r in of("generation")[::2]
+    }
+    assert len(found) == len(trained) + len(made)
+
+
+def test_summaries_are_medians_and_percentiles_by_hand() -> None:
+    """Errors of 5, 10, 20, 30 and 90 %: median 20 %, and four of five are within 30 %. Of 10 and 40 %: 25 %,
+    and 80 % of two rows are both."""
+    assert spread([off(e) for e in (-0.3, 0.05, 0.9, -0.1, 0.2)]) == {
+        "rows": 5, "not_predicted": 0, "median": 0.2, "p80": 0.3,
+    }  # fmt: skip
+    assert spread([off(0.1), off(None), off(-0.4)]) == {
+        "rows": 2, "not_predicted": 1, "median": 0.25, "p80": 0.4,
+    }  # fmt: skip
+    assert spread([off(None)]) == {"rows": 0, "not_predicted": 1, "median": None, "p80": None}
+
+
+def test_summaries_keep_fitted_and_held_out_rows_apart() -> None:
+    found = [
+        off(0.02, fitted=True),
+        off(0.3),
+        off(-0.5, system="b"),
+        off(0.1, kind="generation"),
+        off(None, kind="generation"),
+    ]
+    told = [tuple(s.values()) for s in report(found)["summaries"]]
+    assert told == [
+        ("training", "all", "fitted", 1, 0, 0.02, 0.02),
+        ("training", "all", "held out", 2, 0, 0.4, 0.5),
+        ("training", "a", "fitted", 1, 0, 0.02, 0.02),
+        ("training", "a", "held out", 1, 0, 0.3, 0.3),
+        ("training", "b", "held out", 1, 0, 0.5, 0.5),
+        ("generation", "a", "held out", 1, 1, 0.1, 0.1),
+    ]
+
+
+def test_the_worst_comes_first_and_what_is_not_predicted_says_why() -> None:
+    result = report([off(0.1), off(None), off(-0.6), off(0.4)])
+    assert [r.get("error") for r in result["rows"]] == [-0.6, 0.4, 0.1, None]
+    made = tables(result)
+    assert made.index("-60.0%") < made.index("+40.0%") < made.index("+10.0%")
+    assert "| training | a | m | 8 H100-80 | x=1 | 100 tokens/s | why |" in made
+
+
+def test_what_hflow_lacks_is_not_predicted() -> None:
+    found = published.predicted(row(1.0, lacks="FP8"))
+    assert found.predicted is None and found.reason == "hflow has no FP8"
+
+
+@pytest.mark.parametrize("kind", published.PREDICT)
+def test_predictions_are_of_the_right_size(kind: str) -> None:
+    """Of each kind the row that is predicted best in the result: a wrong unit, cluster or number of rows puts
+    it off by more than a half."""
+    best = min(
+        (r for r in newest()["rows"] if r["kind"] == kind and "error" in r), key=lambda r: abs(r["error"])
+    )
+    (found,) = (
+        published.predicted(r)
+        for r in published_rows()
+        if all(getattr(r, k) == best[k] for k in ("kind", "system", "model", "gpu", "gpus", "setting"))
+    )
+    assert found.error is not None and abs(found.error) < 0.5
+
+
+def test_layouts_that_cannot_be_are_told_with_their_reason() -> None:
+    (large, *_) = (r for r in published_rows() if r.model == "qwen3-235b-a22b" and r.gpus == 128)
+    assert "does not divide" in published.predicted(large).reason
