@@ -40,7 +40,7 @@ FLAGS = {
     "compile": [
         "graph", "--cluster", "--pin", "--engine", "-f", "--file", "--set", "-o", "--output", "--json",
         "--html", "--trace", "--ascii", "--placement", "--planner", "--budget", "--diff", "--explain",
-        "--efficiency", "--print-after",
+        "--efficiency", "--sensitivities", "--print-after",
     ],
     "sweep": [
         "graph", "--clusters", "--pin", "--engine", "-f", "--file", "--set", "--placement", "--planner",

@@ -27,6 +27,7 @@ from hflow.cli.arguments import (
 )
 from hflow.cli.planning import make_plan, read_cluster
 from hflow.cli.resume import former_config, former_plan, graph_to_resume
+from hflow.cli.sensitivities import try_sensitivities
 from hflow.compiler.options import DEFAULTS, PlacementPolicy, Planner, PlannerOptions
 from hflow.diagnostics import Diagnostic, HflowError
 
@@ -78,6 +79,10 @@ def compile_command(
     efficiency: Annotated[
         bool, typer.Option("--efficiency", help="Tell what the time of each node is spent on, and its MFU.")
     ] = False,
+    sensitivities: Annotated[
+        bool,
+        typer.Option("--sensitivities", help="Tell what a step would take if one thing were otherwise."),
+    ] = False,
     print_after: Annotated[
         AfterPass | None, typer.Option("--print-after", help="Print what a pass of the compiler has made.")
     ] = None,
@@ -96,13 +101,16 @@ def compile_command(
     plan = make_plan(loaded, machines, pin, options, _printer(print_after, ascii_only))
     seconds = time.perf_counter() - started
     written = _write(plan, output, html, trace)
+    varied = try_sensitivities(plan, loaded, pin, options) if sensitivities else ()
     if as_json:
-        _print_json(plan, seconds)
+        _print_json(plan, seconds, more=_sensitivities_json(varied))
         return
     _print_plan(plan, ascii_only)
     _print_changes(old, plan, ascii_only)
     if efficiency:
         _print_efficiency(plan, ascii_only)
+    if varied:
+        _print_sensitivities(plan, varied, ascii_only)
     if explain:
         _explain(plan, pin, options, explain, ascii_only)
     print(written, end="")
@@ -331,6 +339,18 @@ def _print_efficiency(plan: Any, ascii_only: bool) -> None:
     _say("\n" + efficiency_text(plan, width()) + "\n", ascii_only)
 
 
+def _print_sensitivities(plan: Any, rows: Sequence[Any], ascii_only: bool) -> None:
+    from hflow.report.sensitivity_text import sensitivities_text
+
+    _say("\n" + sensitivities_text(plan, rows, width()) + "\n", ascii_only)
+
+
+def _sensitivities_json(rows: Sequence[Any]) -> dict[str, Any]:
+    from hflow.report.sensitivity_text import sensitivities_json
+
+    return {"sensitivities": sensitivities_json(rows)} if rows else {}
+
+
 def _say(text: str, ascii_only: bool) -> None:
     from hflow.view.terminal.terminal import as_ascii
 
@@ -338,13 +358,13 @@ def _say(text: str, ascii_only: bool) -> None:
 
 
 def _print_json(
-    plan: Any, seconds: float, metrics: Sequence[Any] = (), files: Mapping[str, Any] | None = None
+    plan: Any, seconds: float, metrics: Sequence[Any] = (), more: Mapping[str, Any] | None = None
 ) -> None:
     from hflow.view.terminal.plan_json import measured_json, plan_json
 
     measured = {"measured": measured_json(plan, metrics)} if metrics else {}
     print(
-        json.dumps({**plan_json(plan, seconds), "compile_only": _not_run(plan), **(files or {}), **measured})
+        json.dumps({**plan_json(plan, seconds), "compile_only": _not_run(plan), **(more or {}), **measured})
     )
 
 
