@@ -40,7 +40,7 @@ FLAGS = {
     "compile": [
         "graph", "--cluster", "--pin", "--engine", "-f", "--file", "--set", "-o", "--output", "--json",
         "--html", "--trace", "--ascii", "--placement", "--planner", "--budget", "--from", "--diff",
-        "--explain", "--efficiency", "--print-after",
+        "--explain", "--efficiency", "--sensitivities", "--print-after",
     ],
     "sweep": [
         "graph", "--clusters", "--pin", "--engine", "-f", "--file", "--set", "--placement", "--planner",

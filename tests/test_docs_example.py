@@ -78,6 +78,7 @@ def test_the_figures_of_the_worked_example_are_the_plans(
     [
         ("--explain actor_train", r"actor_train: \d+ layouts compared"),
         ("--efficiency", "node +of step +MFU .*?"),
+        ("--sensitivities", "if there were +step .*?"),
     ],
 )
 def test_what_is_asked_of_a_plan_is_what_is_printed(option: str, first: str, tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ from hflow.cli.arguments import (
     width,
     write_text,
 )
-from hflow.cli.plan_commands import compile_command, exec_command, explain_command
+from hflow.cli.exec_command import exec_command
+from hflow.cli.plan_commands import compile_command, explain_command
 from hflow.cli.run_commands import app as runs_app
 from hflow.cli.run_commands import export_command
 from hflow.cli.sample_commands import samples_command, watch_command

@@ -64,7 +64,7 @@ def _shown(row: SweptRow) -> tuple[str, ...]:
     return (
         units.seconds(row.step_time_s),
         "-" if row.bound_s is None else units.seconds(row.bound_s),
-        _gap(row.gap),
+        gap_text(row.gap),
         units.count(row.tokens_per_s_per_device),
         f"{row.peak_memory:.0%}",
         f"{row.devices_used} of {row.devices}",
@@ -72,7 +72,7 @@ def _shown(row: SweptRow) -> tuple[str, ...]:
     )
 
 
-def _gap(gap: float | None) -> str:
+def gap_text(gap: float | None) -> str:
     """It never rounds to none."""
     if gap is None:
         return "not proven"

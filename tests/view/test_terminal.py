@@ -148,9 +148,8 @@ def test_memory_that_plans_leave_free_is_told() -> None:
     assert "   72.0 of 80.0 GB each   " in cluster_text(replace(PLAN.cluster, device=device))
 
 
-def test_devices_without_work_are_named() -> None:
-    larger = replace(PLAN, cluster=replace(PLAN.cluster, hosts=4))
-    assert ("note", "device 8-15 has nothing to do") in remarks(larger)
+def test_where_all_devices_have_work_none_is_named() -> None:
+    """Others: tests/compiler/test_unused_devices.py."""
     assert not any("nothing to do" in text for _, text in remarks(PLAN))
 
 

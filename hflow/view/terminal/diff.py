@@ -21,6 +21,16 @@ def plan_diff(old: Plan, new: Plan) -> tuple[DiffLine, ...]:
     return lines or ((CHANGED, "nothing: the same layouts on the same devices"),)
 
 
+def moved_nodes(old: Plan, new: Plan) -> tuple[str, ...]:
+    """The nodes with a model that have another layout or other devices; micro-batches do not count."""
+    before = {node.node: _place(node) for node in old.nodes}
+    return tuple(n.node for n in new.nodes if n.model and before.get(n.node) != _place(n))
+
+
+def _place(node: NodePlan) -> tuple[str, tuple[int, ...]]:
+    return words.layout(node), node.mesh.devices
+
+
 def _step(old: Plan, new: Plan) -> Iterator[DiffLine]:
     before, after = units.seconds(old.step_time_s), units.seconds(new.step_time_s)
     if old.step_time_s != new.step_time_s:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 
 from hflow import units
+from hflow.compiler.explain.unused_devices import undivided
 from hflow.cost.device import F32_RATE
 from hflow.cost.host_memory import alike_hosts, host_memory
 from hflow.plan.cluster import Cluster
@@ -154,7 +155,9 @@ def _slow_products(plan: Plan) -> Iterator[Remark]:
 def _unused(plan: Plan) -> Iterator[Remark]:
     unused = sorted(set(plan.cluster.devices) - set(plan.devices))
     if unused:
-        yield "note", f"device {units.short_devices(unused)} has nothing to do"
+        why = undivided(plan)
+        reason = f", since no node has a layout on more devices ({why})" if why else ""
+        yield "note", f"device {units.short_devices(unused)} has nothing to do{reason}"
 
 
 def _waits(plan: Plan) -> Iterator[Remark]:
