@@ -126,13 +126,14 @@ class _ExplicitAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        query, key, value, sinks = ctx.saved_tensors
+        given = ctx.saved_tensors  # which recomputation unpacks once
+        query, key, value, sinks = given
         wide = torch.promote_types(key.dtype, torch.float32)
         to_key, to_value = (torch.zeros_like(x, dtype=wide) for x in (key, value))
         to_sinks = None if sinks is None else torch.zeros_like(sinks, dtype=wide)
         into = _AttentionGradients(torch.empty_like(query), to_key, to_value, to_sinks)
         for part in _parts(query, ctx.sight.window):
-            _add_gradients(into, ctx.saved_tensors, ctx.sight, part, gradient)
+            _add_gradients(into, given, ctx.sight, part, gradient)
         of_sinks = None if to_sinks is None else to_sinks.to(query.dtype)
         return into.query, to_key.to(key.dtype), to_value.to(value.dtype), of_sinks, None
 

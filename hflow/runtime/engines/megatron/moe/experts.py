@@ -11,11 +11,13 @@ from typing import Any
 import torch
 from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
 from torch import Tensor
-from torch.nn.functional import grouped_mm
+from torch.nn.functional import grouped_mm, linear
 
 from hflow.runtime.engines.megatron.gated import ClampedSwiGLU, SwiGLU
 from hflow.runtime.engines.megatron.present_device import current_device
 from hflow.runtime.engines.megatron.shaped_config import ShapedConfig
+
+ALIGNED_BYTES = 16  # of which rows of grouped products are a multiple
 
 
 class GroupedExperts(torch.nn.Module):
@@ -62,13 +64,20 @@ class _GroupedLinear(torch.nn.Module):
 
     def forward(self, copies: Tensor, counts: Tensor) -> Tensor:
         """`counts`: int64 ``[experts]``."""
-        of_each = self.weight.unflatten(0, (self.count, -1))
-        ends = counts.cumsum(0).to(torch.int32)
-        made = grouped_mm(copies, of_each.transpose(1, 2), offs=ends)
+        made = _products(copies, self.weight.unflatten(0, (self.count, -1)), counts)
         if self.bias is None:
             return made
         added = self.bias.unflatten(0, (self.count, -1)).repeat_interleave(counts, 0, output_size=len(made))
         return _AddedOnce.apply(made, added, self.first or not self.by_columns)
+
+
+def _products(copies: Tensor, of_each: Tensor, counts: Tensor) -> Tensor:
+    """Each expert's copies by its matrix of `of_each`, ``[experts, rows, columns]``: expert by expert where
+    the rows that are multiplied do not end where `grouped_mm` needs it."""
+    if any(width * copies.element_size() % ALIGNED_BYTES for width in of_each.shape[1:]):
+        parts = zip(copies.split(counts.tolist()), of_each, strict=True)
+        return torch.cat([linear(own, weight) for own, weight in parts])
+    return grouped_mm(copies, of_each.transpose(1, 2), offs=counts.cumsum(0).to(torch.int32))
 
 
 class _AddedOnce(torch.autograd.Function):
