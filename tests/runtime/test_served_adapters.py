@@ -23,10 +23,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), needs_sglang]
 
 
 def planned(model: Path, pins: tuple[str, ...], *more: str) -> Plan:
-    """In each step the actor also answers greedily, on SGLang and on Megatron."""
-    graph = hflow.load(
-        GRAPHS / "adapted.yaml", [f"params.model={model}", *more], [GRAPHS / "greedy_twice.yaml"]
-    )
+    """In each step the actor also answers greedily, on SGLang and on Megatron. Without dropout, so that
+    log-probs before the first update are those of the sampled tokens."""
+    overrides = [f"params.model={model}", "models.actor.adapter.dropout=0", *more]
+    graph = hflow.load(GRAPHS / "adapted.yaml", overrides, [GRAPHS / "greedy_twice.yaml"])
     plan = hflow.compile(graph, "local4", pins, engines=("rollout=sglang", "greedy=sglang"))
     assert [n.node for n in plan.nodes if n.engine == "sglang"] == ["rollout", "greedy"]
     assert plan.graph.node("ref_logprobs").model_use.base
