@@ -55,6 +55,7 @@ def test_the_runs_graph_is_planned_with_the_lengths_that_it_saw(run: Path, tmp_p
     assert re.search(r"responses of rollout +4,096 +1,019 +600 +3,400", done.stdout)
     before = hflow.compile(wanted.graph, "h100x16", pins_of(old))
     assert wanted.step_time_s < before.step_time_s < old.step_time_s
+    assert "nothing to compare" not in done.stdout
     change = f"({wanted.step_time_s / before.step_time_s - 1:+.1%})"
     assert change in done.stdout, "its old plan at the lengths that it saw"
 
@@ -74,6 +75,7 @@ def test_graph_and_cluster_may_be_others(run: Path) -> None:
                     "--set", "params.max_new_tokens=512")  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "512 at most" in done.stdout, "cut off at what the graph admits"
+    assert "nothing to compare" in done.stdout, "the run's plan has 16 devices"
 
 
 def test_what_is_no_run_or_saw_nothing_is_refused(run: Path, tmp_path: Path) -> None:

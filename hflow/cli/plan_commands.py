@@ -111,6 +111,11 @@ def compile_command(
     _print_plan(plan, ascii_only)
     if run:
         _say("\n" + run.lengths_text(), ascii_only)
+        if not old:
+            _say(
+                "note     the run's plan does not fit this graph and cluster: nothing to compare",
+                ascii_only,
+            )
     _print_changes(old, plan, ascii_only)
     if efficiency:
         _print_efficiency(plan, ascii_only)
