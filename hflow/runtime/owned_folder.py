@@ -96,7 +96,20 @@ def _erase(folder: Path) -> None:
                 shutil.rmtree(path, ignore_errors=True)
             elif path.name != OWNER:
                 path.unlink(missing_ok=True)
-        if all(path.name == OWNER for path in folder.iterdir()):
-            shutil.rmtree(folder, ignore_errors=True)
+        if _removed(folder):
             return
         time.sleep(LOOK_S)
+
+
+def _removed(folder: Path) -> bool:
+    """Remove a folder that has the owner's file alone. What is written into it between the two steps keeps
+    it: then it has that file again, which nobody locks."""
+    if any(path.name != OWNER for path in folder.iterdir()):
+        return False
+    (folder / OWNER).unlink(missing_ok=True)
+    try:
+        folder.rmdir()
+    except OSError:
+        (folder / OWNER).touch()
+        return False
+    return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from contextlib import suppress
@@ -39,6 +40,23 @@ def test_who_still_writes_into_it_is_outlasted(tmp_path: Path, abandoned: bool) 
             folder.remove()
         busy.join()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_written_at_the_last_moment_goes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that appears after the last look and before the folder goes."""
+    with temporary_files_in(tmp_path):
+        folder = OwnedFolder("busy")
+    late = [folder.path / "late"]
+    remove = os.rmdir
+
+    def rmdir(path: object, *args: object, **options: object) -> None:
+        if late and str(path) == str(folder.path):
+            late.pop().touch()
+        remove(path, *args, **options)  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+    monkeypatch.setattr(os, "rmdir", rmdir)
+    folder.remove()
+    assert not late and list(tmp_path.iterdir()) == []
 
 
 def _write(folder: Path, until: float) -> None:
