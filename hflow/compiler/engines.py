@@ -53,7 +53,7 @@ def _cannot(node: Node) -> Diagnostic:
 def _tells_no_routes(node: Node) -> Diagnostic:
     able: list[GenerationEngine] = [name for name in GENERATION_ENGINES if _tells(name)]
     titles = " and ".join(profile_of(name).title for name in able)
-    message = f"the `routes` of `{node.name}` are read, which of the engines only {titles} tells"
+    message = f"the `routes` of `{node.name}` are read, which of the engines only {titles} can tell"
     return Diagnostic("HF310", message, node.span, f"choose it: `--engine {node.name}={able[0]}`")
 
 

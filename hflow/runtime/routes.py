@@ -1,8 +1,8 @@
 """Routes: for every token of a row the experts that the routers of a model chose, layer by layer.
 
 A value ``i16[rows, seq~, choice]``. A row of `Rows` holds, token after token, the numbers of the experts in
-the first layer that has experts, most probable first, then those in the next one. The last token of a row is
-never an input of the model, so nothing was chosen for it: it has `NONE`.
+the first layer that has experts, then those in the next one. The last token of a row is never an input of
+the model, so nothing was chosen for it: it has `NONE`.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import hflow
 from hflow.runtime.controller.pool import Pool
 from hflow.runtime.execute import execute
 from hflow.runtime.tools.new_model import new_model
+from tests.installed import needs_sglang
 from tests.runtime.test_plan_never_changes_the_algorithm import GRAPH, digests, losses
 from tests.runtime.test_resume import EVERY, up_to
 
@@ -48,6 +49,21 @@ def test_plans_give_one_trajectory(workers: Pool, model: Path, tmp_path: Path) -
     for run in (one, other):
         # float32 sums of some dozen terms of order 1
         assert all(step["actor_train.mismatch"] < 1e-5 for step in run.metrics)
+
+
+@needs_sglang
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_training_follows_the_routes_of_a_server(workers: Pool, model: Path, tmp_path: Path) -> None:
+    """A server's kernels round otherwise, but no token passes through other experts."""
+    graph = hflow.load(
+        GRAPH, [f"params.model={model}", "params.steps=2", "nodes.actor_train.in.routes=rollout.routes"]
+    )
+    pins = "rollout=dp2@0-1", "actor_train=dp2,ep2@0-1"
+    plan = hflow.compile(graph, "clusters/local4.yaml", pins, engines=("rollout=sglang",))
+    run = execute(plan, tmp_path / "run", pool=workers, export=False)
+    assert len({step["digest.rollout"] for step in run.metrics}) == 2
+    assert all(0 < step["actor_train.mismatch"] < 1e-4 for step in run.metrics)
 
 
 def test_rows_that_wait_keep_their_routes(workers: Pool, model: Path, tmp_path: Path) -> None:

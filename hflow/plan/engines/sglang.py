@@ -53,6 +53,7 @@ PROFILE = EngineProfile(
     tensor_parallel=True,
     vocab_unit=64,  # over tp it cuts a vocabulary that it has rounded up to a multiple of this
     in_flight=True,
+    routes=("generate",),
     refills=True,
     server=SERVER_PROFILE,
     lacks=_lacks,

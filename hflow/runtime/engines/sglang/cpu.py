@@ -107,6 +107,7 @@ def run_scheduler(server_args: Any, port_args: Any, gpu_id: int, tp_rank: int, *
 
     use_cores([int(core) for core in os.environ[BIND].split("|")[tp_rank].split(",")])
     keep_torch_kernels()
+    keep_unpinned()
     run_scheduler_process(server_args, port_args, gpu_id, tp_rank, *rest)
 
 
@@ -122,8 +123,15 @@ def keep_torch_kernels() -> None:
     """Deterministic inference replaces PyTorch's matrix products by Triton kernels, which CPUs cannot run."""
     from sglang.srt import batch_invariant_ops
 
-    batch_invariant_ops.enable_batch_invariant_mode = _enable_nothing
+    batch_invariant_ops.enable_batch_invariant_mode = _nothing
 
 
-def _enable_nothing(*_args: Any, **_options: Any) -> None:
+def keep_unpinned() -> None:
+    """What SGLang keeps in the host's memory of the experts that are chosen, it pins there with CUDA."""
+    from sglang.srt.mem_cache.pool_host import common
+
+    common._cuda_host_register = _nothing
+
+
+def _nothing(*_args: Any, **_options: Any) -> None:
     pass

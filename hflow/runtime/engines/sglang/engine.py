@@ -13,7 +13,7 @@ from typing import Self
 import torch
 
 from hflow.diagnostics import Diagnostic, HflowError
-from hflow.graph.infer.kinds.generate import LENGTH
+from hflow.graph.infer.kinds.generate import LENGTH, ROUTES
 from hflow.graph.ir import Model, Node
 from hflow.graph.types import Truncation
 from hflow.plan.engines.sglang import SERVER_PROFILE
@@ -29,6 +29,8 @@ from hflow.runtime.engines.sampler import Answers, NotFinite, Sampling
 from hflow.runtime.engines.sglang.options import ServerOptions
 from hflow.runtime.engines.sglang.replica import Replica
 from hflow.runtime.engines.sglang.requests import RequestRow, Response
+from hflow.runtime.engines.sglang.routes import served_routes
+from hflow.runtime.engines.sglang.server import ServerError
 from hflow.runtime.engines.sglang.tiles import LOADER
 from hflow.runtime.engines.sglang.weights import ServedWeights, buckets
 from hflow.runtime.kept import KeptSets
@@ -111,6 +113,7 @@ class SglangModel(ModelEngine):
                 truncates=any(Truncation.of(node.options) for node, _ in planned),
                 reads_texts=any("stop" in node.options for node, _ in planned),
                 adapter=shape.adapter,
+                tells_routes=any(node.output(ROUTES) for node, _ in planned),
             )
 
         node = planned[0][0].name
@@ -184,7 +187,8 @@ class SglangModel(ModelEngine):
             versions = torch.tensor([numbers[v] for r in responses for v in r.versions], dtype=torch.int32)
             told = Rows(log_probs, tokens.lengths), Rows(versions, tokens.lengths)
             kept, overflown = _kept(responses, sampling.max_kept)
-            return Answers(tokens, *told, begun, asked.end_s, kept, overflown)
+            routes = self._routes(rows, responses) if sampling.routes else None
+            return Answers(tokens, *told, begun, asked.end_s, kept, overflown, routes)
 
         return answers
 
@@ -205,6 +209,14 @@ class SglangModel(ModelEngine):
             )
             raise NodeError(self.replica.node, problem)
         return response.first(tokens)
+
+    def _routes(self, rows: Sequence[RequestRow], responses: Sequence[Response]) -> Rows:
+        """Raises NodeError: not every token has its experts."""
+        lengths = [len(row.prompt) + len(response.tokens) for row, response in zip(rows, responses)]
+        try:
+            return served_routes([response.routes for response in responses], lengths, self.shape)
+        except ServerError as error:
+            raise NodeError(self.replica.node, f"SGLang told {error}") from None
 
     def _numbers(self, responses: Iterable[Response], begun: int, unnamed: bool) -> dict[str, int]:
         """The versions that the server names.

@@ -19,6 +19,7 @@ class ServerOptions:
     weights and KV cache; `free_bytes`: what it finds free there when it starts (0: nobody has looked).
     `truncates`: requests may bring a processor of logits (`truncate`). `reads_texts`: it has a tokenizer, for
     requests that end with a text. `adapter`: the model has one, which does not lie in its folder.
+    `tells_routes`: it keeps which experts its routers choose, for requests that ask for them.
 
     Raises:
         ValueError: the options contradict each other.
@@ -40,6 +41,7 @@ class ServerOptions:
     truncates: bool = False
     reads_texts: bool = False
     adapter: Adapter | None = None
+    tells_routes: bool = False
 
     def __post_init__(self) -> None:
         if self.devices and len(self.devices) != self.tp:

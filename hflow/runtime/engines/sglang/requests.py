@@ -42,17 +42,20 @@ class RequestRow:
 @dataclass(frozen=True)
 class Response:
     """Token ids, their log-probs, and the versions of the weights that sampled them. `kept`: where sets were
-    asked for, that of each token, at most one id larger than was asked for."""
+    asked for, that of each token, at most one id larger than was asked for. `routes`: where they were asked
+    for, as SGLang tells them (`routes.served_routes`), of these tokens and perhaps more."""
 
     tokens: list[int]
     log_probs: list[float]
     versions: list[str]
     kept: list[list[int]] | None = None
+    routes: str | None = None
 
     def first(self, tokens: int) -> Response:
         """Cut after so many tokens."""
         kept = None if self.kept is None else self.kept[:tokens]
-        return Response(self.tokens[:tokens], self.log_probs[:tokens], self.versions[:tokens], kept)
+        first = self.tokens[:tokens], self.log_probs[:tokens], self.versions[:tokens]
+        return Response(*first, kept, self.routes)
 
 
 def ask(
@@ -139,6 +142,8 @@ def _post(server: Server, rows: Sequence[RequestRow], sampling: Sampling) -> lis
         body["custom_logit_processor"] = json.dumps({"callable": _TRUNCATE.hex()})
     if sampling.max_kept is not None:
         body["top_logprobs_num"] = sampling.max_kept + 1
+    if sampling.routes:
+        body["return_routed_experts"] = True
     return [_response(answer, sampling) for answer in server.post("/generate", body, LONGEST_S)]
 
 
@@ -172,7 +177,8 @@ def _response(answer: Mapping[str, Any], sampling: Sampling) -> Response:
         kept = [_likely(tops) for tops in meta["output_top_logprobs"]]
         if len(kept) != len(tokens):
             raise ServerError(f"a row has {len(tokens)} tokens and kept sets of {len(kept)}")
-    return Response(tokens, log_probs, versions, kept)
+    routes = meta["routed_experts"] if sampling.routes else None
+    return Response(tokens, log_probs, versions, kept, routes)
 
 
 def _likely(tops: Sequence[Sequence[Any]]) -> list[int]:

@@ -113,6 +113,7 @@ def arguments(options: ServerOptions, port: int, key: str) -> dict[str, Any]:
             "sleep_on_idle": True,  # its scheduler would take a core while other nodes run
             "skip_tokenizer_init": not options.reads_texts,
             "enable_custom_logit_processor": options.truncates,
+            "enable_return_routed_experts": options.tells_routes,
             "grammar_backend": "none",
             "log_level": "warning",
         }
