@@ -33,7 +33,8 @@ def donates(
     Args:
         users: the nodes of `graph` with models, and the weights that each uses.
     """
-    if copy.lag or not lies_in(source.sharding, copy.sharding):
+    layers = draft.shapes[source.model].num_layers
+    if copy.lag or not lies_in(source.sharding, copy.sharding, layers):
         return False
     of_model = {node.name: own for node, own in users if own.model == source.model}
     if any(own not in (source, copy) for own in of_model.values()):
@@ -42,12 +43,12 @@ def donates(
     return may_donate(draft, graph, source.model, readers, of_model.keys() - readers)
 
 
-def lies_in(source: Sharding, copy: Sharding) -> bool:
+def lies_in(source: Sharding, copy: Sharding, num_layers: int) -> bool:
     """Whether both are on one engine that donates, and on each device of the trainer the copy includes what
     is trained there."""
     if copy.engine != source.engine or not profile_of(source.engine).donates:
         return False
-    return includes(copy, source)
+    return includes(copy, source, num_layers)
 
 
 def may_donate(draft: Draft, graph: Graph, model: str, readers: Set[str], others: Collection[str]) -> bool:

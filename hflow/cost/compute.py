@@ -3,8 +3,9 @@
 A forward pass costs 2N FLOP per token plus attention; training three times that, four times with full
 recomputation (Megatron-LM, arXiv:2104.04473), as in the head where its logits are not kept. A pipeline of p
 stages and m micro-batches takes (m + p - 1) slots (1F1B) of its slowest stage: the last, which also has the
-head. With v chunks of layers on each rank, interleaved, training takes m + (p - 1) / v slots with v times the
-messages between stages (arXiv:2104.04473, section 2.2). For generation see `generation.py`.
+head, or one with more layers. With v chunks of layers on each rank, interleaved, training takes m + (p - 1) /
+v slots with v times the messages between stages (arXiv:2104.04473, section 2.2). For generation see
+`generation.py`.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from hflow.plan.layout import Mesh
 from hflow.plan.logits import keeps_logits, outputs_per_position
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.parameters import EMBEDDING, LM_HEAD, SCALAR_HEAD, num_parameters, parameters
+from hflow.plan.pipeline_stages import stage_sizes
 from hflow.plan.strategy import PLAIN, Strategy
 from hflow.plan.workload import Workload
 
@@ -63,9 +65,11 @@ def node_time_s(
         return work.optimizer_steps * (train_passes_s(run) + update)
     parts = _micro_batches(run, trains=False)
     tokens = _tokens(run, parts)
-    slot = _layers_s(run, tokens, "score") + _head_s(run, tokens, "score")
-    slot += run.messages_s(tokens) / mesh.pp + run.hop_s(tokens)
-    slot += gather_s(shape, dtype, mesh, cluster, strategy)
+    inside, head = _layers_s(run, tokens, "score"), _head_s(run, tokens, "score")
+    messages_s = run.messages_s(tokens) / mesh.pp
+    slot = inside + head
+    slot += messages_s + run.hop_s(tokens)
+    slot += gather_s(shape, dtype, mesh, cluster, strategy) + _uneven_s(run, inside + messages_s, head)
     return (parts.count + mesh.pp - 1) * slot
 
 
@@ -74,13 +78,30 @@ def train_passes_s(run: Execution) -> float:
     again, parts = 1 if run.strategy.recompute == "full" else 0, _micro_batches(run, trains=True)
     tokens = _tokens(run, parts)
     layers, head = _trained_parts(run.shape, run.work.freeze)
-    slot = (2 + layers + again) * _layers_s(run, tokens, "train") + (2 + head) * _head_s(run, tokens, "train")
+    inside = (2 + layers + again) * _layers_s(run, tokens, "train")
+    of_head = (2 + head) * _head_s(run, tokens, "train")
+    slot = inside + of_head
+    of_head += _remade_logits_s(run, parts.rows)
     slot += _remade_logits_s(run, parts.rows) + _count_s(run, tokens) + (2 + again) * masks_s(run, tokens)
     messages_s = (2 + again) * run.messages_s(tokens) + run.regathered_s(tokens)
     slot += messages_s / run.mesh.pp + 2 * run.strategy.vpp * run.hop_s(tokens)
+    inside += _count_s(run, tokens) + (2 + again) * masks_s(run, tokens) + messages_s / run.mesh.pp
+    slot += _uneven_s(run, inside, of_head)
     # The third gather scatters gradients.
     slot += 3 * gather_s(run.shape, run.dtype, run.mesh, run.cluster, run.strategy)
     return (parts.count + (run.mesh.pp - 1) / run.strategy.vpp) * slot
+
+
+def _uneven_s(run: Execution, inside: float, head: float) -> float:
+    """What a slot takes longer where stages have unequal numbers of layers.
+
+    Args:
+        inside: seconds of the layers of a stage, if all had equally many.
+        head: seconds of the head, which the last stage has.
+    """
+    sizes = stage_sizes(run.shape.num_layers, run.mesh.pp)
+    most, last = (size * run.mesh.pp / run.shape.num_layers - 1 for size in (max(sizes), sizes[-1]))
+    return max(inside * most - head, inside * last)
 
 
 def _count_s(run: Execution, tokens: float) -> float:

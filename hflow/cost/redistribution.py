@@ -22,6 +22,7 @@ from hflow.plan.flops import expert_parameters
 from hflow.plan.frozen import moved_parameters
 from hflow.plan.layout import Layout, Shard
 from hflow.plan.model_shape import ModelShape
+from hflow.plan.pipeline_stages import stage_chunks
 from hflow.plan.sharding import Sharding
 
 Masks = Mapping[int, int]
@@ -41,9 +42,10 @@ def weights_s(shape: ModelShape, dtype: str, source: Sharding, target: Sharding,
     seconds = 2 * handed / cluster.device.memory_bandwidth  # each byte is read and written
     if handed and cluster.host_link and cluster.device.platform == "cuda":
         seconds += host_transfer_s(round(handed), cluster)
-    seconds += _weights_s(size - experts, source, target, cluster, 1)
+    seconds += _weights_s(shape.num_layers, size - experts, source, target, cluster, 1)
     if experts:
-        seconds += _weights_s(experts, source, target, cluster, lcm(source.ep, target.ep))
+        parts = lcm(source.ep, target.ep)
+        seconds += _weights_s(shape.num_layers, experts, source, target, cluster, parts)
     return seconds
 
 
@@ -53,11 +55,11 @@ def _num_moved(shape: ModelShape) -> int:
 
 
 @lru_cache(maxsize=4096)
-def includes(whole: Sharding, part: Sharding) -> bool:
-    """Whether each device has with `whole` all the weights, and maybe more, that it has with `part`."""
-    stages, slices = _cells(whole, part)
-    experts = lcm(whole.ep, part.ep)
-    wide, narrow = (_weight_masks(s, stages, experts, slices) for s in (whole, part))
+def includes(whole: Sharding, part: Sharding, num_layers: int) -> bool:
+    """Whether each device has with `whole` all the weights of a model, and maybe more, that it has with
+    `part`."""
+    cells, experts = _cells(whole, part, num_layers), lcm(whole.ep, part.ep)
+    wide, narrow = (_weight_masks(s, num_layers, *cells, experts) for s in (whole, part))
     return all(not mask & ~wide.get(device, 0) for device, mask in narrow.items())
 
 
@@ -121,22 +123,28 @@ def _bits(mask: int) -> tuple[int, ...]:
     return tuple(i for i in range(mask.bit_length()) if mask >> i & 1)
 
 
-def _weights_s(size: int, source: Sharding, target: Sharding, cluster: Cluster, experts: int) -> float:
+def _weights_s(
+    num_layers: int, size: int, source: Sharding, target: Sharding, cluster: Cluster, experts: int
+) -> float:
     """`experts`: the parts into which experts are cut; 1 for what every rank of dp has."""
-    stages, slices = _cells(source, target)
-    held, needed = (_weight_masks(s, stages, experts, slices) for s in (source, target))
+    stages, slices = _cells(source, target, num_layers)
+    held, needed = (_weight_masks(s, num_layers, stages, slices, experts) for s in (source, target))
     return redistribution_s(held, needed, size / (stages * experts * slices), cluster)
 
 
-def _cells(one: Sharding, other: Sharding) -> tuple[int, int]:
-    """The stages, and slices of each, of which parts of both consist."""
+def _cells(one: Sharding, other: Sharding, num_layers: int) -> tuple[int, int]:
+    """The ranges of layers, and slices of each, of which parts of both consist: single layers, where a stage
+    has fewer than another."""
     slices = lcm(*(s.mesh.tp * (s.mesh.dp if s.fully else 1) for s in (one, other)))
-    return lcm(*(s.mesh.pp * s.vpp for s in (one, other))), slices
+    parts = [s.mesh.pp * s.vpp for s in (one, other)]
+    return num_layers if any(num_layers % count for count in parts) else lcm(*parts), slices
 
 
 @lru_cache(maxsize=4096)
-def _weight_masks(sharding: Sharding, stages: int, experts: int, slices: int) -> dict[int, int]:
-    """The cells (stage, part of the experts, slice) of each device, slices fastest."""
+def _weight_masks(
+    sharding: Sharding, num_layers: int, ranges: int, slices: int, experts: int
+) -> dict[int, int]:
+    """The cells (range of layers, part of the experts, slice) of each device, slices fastest."""
     mesh = sharding.mesh
     masks: dict[int, int] = {}
     known: dict[tuple[int, int, int], int] = {}
@@ -149,7 +157,7 @@ def _weight_masks(sharding: Sharding, stages: int, experts: int, slices: int) ->
         if at not in known:
             column = _span(slices, mesh.tp * pieces, tp * pieces + dp // parts % pieces)
             block = _repeat(column, _range(experts, parts, dp % parts), slices)
-            known[at] = _repeat(block, _chunks(stages, sharding, pp), experts * slices)
+            known[at] = _repeat(block, _chunks(num_layers, ranges, sharding, pp), experts * slices)
         masks[device] = known[at]
     return masks
 
@@ -167,10 +175,12 @@ def _row_masks(layout: Layout, cells: int) -> dict[int, int]:
     return {device: (1 << stop) - (1 << start) for device, ((start, stop),) in boxes.items()}
 
 
-def _chunks(cells: int, sharding: Sharding, stage: int) -> Iterator[int]:
+def _chunks(num_layers: int, ranges: int, sharding: Sharding, stage: int) -> Iterator[int]:
     """Those of a stage's chunks of layers."""
     pp, vpp = sharding.mesh.pp, sharding.vpp
-    return chain.from_iterable(_range(cells, pp * vpp, chunk) for chunk in range(stage, pp * vpp, pp))
+    if num_layers % (pp * vpp):
+        return chain(*stage_chunks(num_layers, pp, stage))
+    return chain.from_iterable(_range(ranges, pp * vpp, chunk) for chunk in range(stage, pp * vpp, pp))
 
 
 def _range(cells: int, parts: int, index: int) -> range:

@@ -19,6 +19,7 @@ from hflow.plan.flops import expert_parameters
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.parameters import num_parameters
+from hflow.plan.pipeline_stages import largest_stage
 from hflow.plan.scores import backward_scores_bytes, forward_scores_bytes
 from hflow.plan.strategy import PLAIN, Strategy
 from hflow.plan.workload import Workload
@@ -95,8 +96,9 @@ def _training_bytes(
     untrained_layers: int,
 ) -> int:
     """Working set only: weights, gradients and optimizer are in `resident_bytes`. The fuller of the first
-    stage, which has the most micro-batches in flight, and the last one, with what its head needs."""
-    whole, layers = micro_batch * work.sequence, shape.num_layers // (mesh.pp * strategy.vpp)
+    stage, which has the most micro-batches in flight, and the last one, with what its head needs. Both count
+    with the layers of the largest."""
+    whole, layers = micro_batch * work.sequence, largest_stage(shape.num_layers, mesh.pp * strategy.vpp)
     layers -= untrained_layers if mesh.pp == 1 else 0  # later stages keep all of theirs
     tokens = rank_tokens(whole, mesh)
     layer = layer_activation_bytes(shape, dtype, tokens, mesh, strategy.sp)

@@ -14,6 +14,7 @@ from math import ceil, prod
 
 from hflow.plan.layout import Box, cut, volume
 from hflow.plan.model_shape import ModelShape
+from hflow.plan.pipeline_stages import stage_of_layer
 from hflow.plan.sharding import Sharding
 
 SCALAR_HEAD = "score.weight"
@@ -167,22 +168,11 @@ def _bias(matrix: Parameter) -> Parameter:
     return replace(matrix, name=name, shape=matrix.shape[:1], shard=None if matrix.shard else 0)
 
 
-def stage_chunks(num_layers: int, pp: int, stage: int, vpp: int = 1) -> tuple[range, ...]:
-    """The layers of each of the `vpp` chunks of a pipeline stage; hflow requires an even split."""
-    size = num_layers // (pp * vpp)
-    firsts = range(stage * size, num_layers, pp * size)
-    return tuple(range(first, first + size) for first in firsts)
-
-
 def stages_of(shape: ModelShape, pp: int, parameter: Parameter, vpp: int = 1) -> tuple[int, ...]:
     """The pipeline stages that hold `parameter`."""
     if parameter.layer is not None:
-        return (_stage_of_layer(shape, pp, parameter.layer, vpp),)
+        return (stage_of_layer(shape.num_layers, pp, parameter.layer, vpp),)
     return tuple(sorted({s for s, on in zip((0, pp - 1), parameter.ends) if on}))
-
-
-def _stage_of_layer(shape: ModelShape, pp: int, layer: int, vpp: int) -> int:
-    return layer * pp * vpp // shape.num_layers % pp
 
 
 def expert_part(shape: ModelShape, ep: int, parameter: Parameter) -> int:
@@ -263,7 +253,7 @@ def stage_elements(
     alike = {layer: held(layer) for layer in {0, dense} if layer < shape.num_layers}
     for layer in range(shape.num_layers):
         kind = dense if layer >= dense else 0
-        stages[_stage_of_layer(shape, pp, layer, vpp)] += held(layer) if without else alike[kind]
+        stages[stage_of_layer(shape.num_layers, pp, layer, vpp)] += held(layer) if without else alike[kind]
     for parameter in (p for p in _outside(shape) if p.name not in without):
         for stage in stages_of(shape, pp, parameter):
             stages[stage] += local(parameter)

@@ -29,9 +29,9 @@ from tests.layouts import rows_layout
 # 64 layers, heads, rows and columns of the matrices in layers: whatever divides 64 divides them evenly.
 EVEN = ModelShape("llama", 64, 64, 64, 64, 1, 64, 128, 64, 1e4, 1e-6, False, False)
 MOE = ModelShape(
-    "qwen3_moe", 2, 8, 4, 4, 2, 8, 8, 64, 1e4, 1e-6, False, False, qk_norm=True, moe=Experts(4, 2, 4)
+    "qwen3_moe", 4, 8, 4, 4, 2, 8, 8, 64, 1e4, 1e-6, False, False, qk_norm=True, moe=Experts(4, 2, 4)
 )
-TIED = ModelShape("qwen2", 2, 8, 4, 4, 2, 8, 8, 64, 1e4, 1e-6, True, True)
+TIED = ModelShape("qwen2", 4, 8, 4, 4, 2, 8, 8, 64, 1e4, 1e-6, True, True)
 KIND = DeviceKind("A100", "cuda", 312e12, 80 * 10**9, 2e12, 0.5, 0.0)
 
 
@@ -98,11 +98,13 @@ def host_bits(boxes: Mapping[int, Box], dim: int) -> dict[int, int]:
 @st.composite
 def shardings(draw: st.DrawFn, shape: ModelShape) -> Sharding:
     """Any sharding on up to 12 of 16 devices, in any order: two of them may be equal, nested or disjoint."""
-    sizes = st.tuples(st.sampled_from((1, 2)), st.sampled_from((1, 2, 3, 4, 6)), st.sampled_from((1, 2, 4)))
+    axes = (1, 2, 3), (1, 2, 3, 4, 6), (1, 2, 4)
+    sizes = st.tuples(*map(st.sampled_from, axes))
     pp, dp, tp = draw(sizes.filter(lambda s: prod(s) <= 12))
     devices = draw(st.one_of(st.just(range(16)), st.just(range(15, -1, -1)), st.permutations(range(16))))
     ep = draw(st.sampled_from([e for e in (1, 2, 4) if dp % e == 0])) if shape.moe else 1
-    mesh, vpp = Mesh.of(tuple(devices[: prod((pp, dp, tp))]), pp, dp, tp), draw(st.sampled_from((1, pp)))
+    mesh, vpp = Mesh.of(tuple(devices[: prod((pp, dp, tp))]), pp, dp, tp), draw(st.sampled_from((1, 2)))
+    vpp = vpp if pp == 2 else 1  # three stages have 1, 2 and 1 layers
     return Sharding(mesh, ep, draw(st.booleans()), vpp=vpp)
 
 

@@ -15,6 +15,7 @@ from hflow.diagnostics import Diagnostic, HflowError
 from hflow.graph.ir import Graph
 from hflow.plan.cluster_file import load_cluster
 from hflow.plan.edges import WeightEdge
+from hflow.plan.named_shapes import NAMED_SHAPES
 from hflow.plan.plan import to_json
 from hflow.plan.plan_file import load_plan
 from tests.compiler.workloads import large
@@ -53,10 +54,9 @@ def refusal(graph: Graph, *pins: str) -> Diagnostic:
         ("actor_train=vpp0", "at least 1"),
         ("values=vpp2", "`vpp` is for train nodes, and `values` is a score node"),
         ("actor_train=pp1,vpp2", "vpp2 has no pipeline stages to interleave in pp1"),
-        ("actor_train=pp2,vpp3", "vpp3 does not divide the 16 layers of a stage of pp2"),
+        ("actor_train=pp2,vpp3", "pp2 with vpp3 does not divide 32 layers"),
         ("actor_train=pp2,dp4,vpp2,micro32", "micro32 makes 1 passes, no multiple of pp2 as vpp2 needs"),
         ("reward=tp3", "tp3 does not divide 32 kv heads"),
-        ("reward=pp3,dp1,tp1", "pp3 does not divide 32 layers"),
         ("gae=tp2", "`gae` runs where its values lie"),
         ("critictrain=tp2", "no node `critictrain`; did you mean `critic_train`?"),
     ],
@@ -64,6 +64,13 @@ def refusal(graph: Graph, *pins: str) -> Diagnostic:
 def test_impossible_pins_tell_why(ppo: Graph, pin: str, message: str) -> None:
     found = refusal(ppo, pin)
     assert message in f"{found.message}; {found.help}" and f"--pin {pin}" in found.message
+
+
+def test_no_stage_is_left_without_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four stages of two layers between the first and the last, for which one is left."""
+    monkeypatch.setitem(NAMED_SHAPES, "llama-7b", replace(NAMED_SHAPES["llama-7b"], num_layers=9))
+    found = refusal(large("ppo", "llama-7b"), "reward=pp6,dp1,tp1")
+    assert "pp6 would leave stages without any of 9 layers" in found.help
 
 
 def test_samples_of_a_prompt_stay_together() -> None:

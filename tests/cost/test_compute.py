@@ -22,6 +22,7 @@ from hflow.plan.flops import attention_flops, latent_flops
 from hflow.plan.layout import Mesh
 from hflow.plan.named_shapes import NAMED_SHAPES
 from hflow.plan.parameters import num_parameters
+from hflow.plan.pipeline_stages import stage_sizes
 from hflow.plan.strategy import Strategy
 from hflow.plan.workload import Workload
 
@@ -113,6 +114,25 @@ def test_a_pipeline_of_p_stages_takes_m_plus_p_minus_one_slots(plain: Cluster) -
         for m in (1, 8)
     )
     assert eight / one == pytest.approx((8 + 3) / (1 + 3))
+
+
+@pytest.mark.parametrize(("num_layers", "pp"), [(30, 4), (94, 8), (7, 2), (61, 16), (30, 3)])
+def test_the_slowest_stage_sets_the_pace(plain: Cluster, num_layers: int, pp: int) -> None:
+    """That with most layers, or the last one with its head: of each the time is that of a pipeline all of
+    whose stages are like it."""
+    mesh, work = Mesh.of(tuple(range(pp)), pp=pp), replace(TRAIN, rows=pp, rows_per_update=pp)
+
+    def seconds(layers: int) -> float:
+        shape = replace(LLAMA, num_layers=layers)
+        return train_passes_s(Execution(shape, "bf16", work, mesh, 1, plain))
+
+    sizes = stage_sizes(num_layers, pp)
+    of_layer = seconds(2 * pp) - seconds(pp)
+    of_head = seconds(pp) - of_layer  # and of what it hands on
+    hops = 2 * Execution(LLAMA, "bf16", work, mesh, 1, plain).hop_s(2048) * (2 * pp - 1)
+    middle, last = max(sizes) * of_layer + hops, sizes[-1] * of_layer + of_head
+    # The final norm counts as a part of the layers.
+    assert seconds(num_layers) == pytest.approx(max(middle, last), rel=1e-5)
 
 
 def test_interleaved_stages_idle_for_a_chunk_each(plain: Cluster) -> None:

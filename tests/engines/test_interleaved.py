@@ -10,7 +10,8 @@ import pytest
 
 from hflow.cost.working_memory import in_flight
 from hflow.plan.layout import Mesh
-from hflow.plan.parameters import parameters, stage_chunks, weight_boxes
+from hflow.plan.parameters import parameters, weight_boxes
+from hflow.plan.pipeline_stages import stage_chunks
 from hflow.plan.read_shape import read_shape
 from hflow.plan.sharding import Sharding
 from hflow.plan.strategy import Strategy

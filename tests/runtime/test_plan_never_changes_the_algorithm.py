@@ -25,6 +25,7 @@ PLANS = {
     "tp2": ("rollout=tp2@0-1", "ref_logprobs=tp2@0-1", "actor_train=tp2@0-1"),
     "pp2": ("rollout=dp2@0-1", "ref_logprobs=pp2@0-1", "actor_train=pp2@0-1"),
     "tp2 dp2 -> tp1": ("rollout=dp4@0-3", "ref_logprobs=tp2,dp2@0-3", "actor_train=tp2,dp2@0-3"),
+    "pp3, uneven": ("rollout=dp2@0-1", "ref_logprobs=pp3@0-2", "actor_train=pp3@1-3"),
     "pp2 vpp2": ("rollout=dp2@0-1", "ref_logprobs=pp2@0-1", "actor_train=pp2,vpp2@0-1"),
     "pp2 tp2 -> tp2": ("rollout=tp2,dp2@0-3", "ref_logprobs=dp4@0-3", "actor_train=pp2,tp2@0-3"),
     "cp2": ("rollout=dp2@0-1", "ref_logprobs=cp2@0-1", "actor_train=cp2,zero1@0-1"),

@@ -18,6 +18,7 @@ from hflow.plan.engine_profile import EngineProfile
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.node_plan import layout_text
+from hflow.plan.pipeline_stages import stage_sizes
 from hflow.plan.ports import row_unit
 from hflow.plan.workload import Workload
 
@@ -47,7 +48,7 @@ def meshes(draft: Draft, group: NodeGroup) -> Iterator[Mesh]:
     counts = sorted(map(len, pinned)) or sizes(cluster)
     if wanted and not pinned:
         counts = sorted({*sizes(cluster), *range(1, cluster.devices_per_host + 1)})
-    pps = {wanted["pp"]} if "pp" in wanted else _divisors(shape.num_layers)
+    pps = {wanted["pp"]} if "pp" in wanted else _numbers_of_stages(shape.num_layers)
     for count in counts if len(pinned) < 2 else ():
         tps = {wanted["tp"]} if "tp" in wanted else _divisors(min(count, cluster.devices_per_host))
         cps = context_sizes(group, shape, pins, count)
@@ -113,6 +114,10 @@ def _speed(candidate: Candidate) -> tuple[float, int]:
     return candidate.least_s, candidate.idle_bytes + candidate.least_bytes
 
 
+def _numbers_of_stages(num_layers: int) -> list[int]:
+    return [pp for pp in range(1, num_layers + 1) if stage_sizes(num_layers, pp)]
+
+
 def _divisors(number: int) -> list[int]:
     return [d for d in range(1, number + 1) if number % d == 0]
 
@@ -131,8 +136,8 @@ def _model_refusal(shape: ModelShape, mesh: Mesh, node: Node, engine: EngineProf
             return f"tp{mesh.tp} does not divide {count} {what}"
     if shape.mlp_width % mesh.tp:
         return f"tp{mesh.tp} does not divide the MLP width {shape.mlp_width}"
-    if shape.num_layers % mesh.pp:
-        return f"pp{mesh.pp} does not divide {shape.num_layers} layers"
+    if not stage_sizes(shape.num_layers, mesh.pp):
+        return f"pp{mesh.pp} would leave stages without any of {shape.num_layers} layers"
     return ""
 
 

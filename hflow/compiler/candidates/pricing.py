@@ -80,7 +80,7 @@ class Pricing:
         if mesh.pp == 1:
             return f"vpp{vpp} has no pipeline stages to interleave in pp1"
         if layers % (mesh.pp * vpp):
-            return f"vpp{vpp} does not divide the {layers // mesh.pp} layers of a stage of pp{mesh.pp}"
+            return f"pp{mesh.pp} with vpp{vpp} does not divide {layers} layers"
         for node, work in zip(self.group.nodes, self.group.works):
             micro = next((p.micro for p in self.pins if p.node == node.name), None)
             share = _share(work, mesh)[0]

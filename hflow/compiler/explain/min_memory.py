@@ -152,7 +152,8 @@ def _of_model(
         for number, (group, each) in enumerate(readers):
             if nodes[group.name] == 1 and space.weight_syncs.may_donate(group, groups):
                 whole = (load.need_bytes for load in without[number] if not load.idle_bytes)
-                loads = _donating_loads(group, each, candidate, min(whole, default=inf))
+                least = min(whole, default=inf)
+                loads = _donating_loads(space, group, each, candidate, least)
                 found += reduce(_together, shared[:number] + shared[number + 1 :], _together(trained, loads))
     return _undominated(found)
 
@@ -163,7 +164,7 @@ def _alone(group: NodeGroup, candidates: Iterable[Candidate], nodes: int) -> lis
 
 
 def _donating_loads(
-    group: NodeGroup, candidates: Iterable[Candidate], trainer: Candidate, enough: float
+    space: SearchSpace, group: NodeGroup, candidates: Iterable[Candidate], trainer: Candidate, enough: float
 ) -> list[DeviceLoad]:
     """The least with its own copy of weights to which `trainer` donates its memory, if that is less than
     `enough`."""
@@ -171,11 +172,12 @@ def _donating_loads(
     copies = [c.kept.own_copy(donated=trainer.kept.weights) for c in apart]
     needs = [copy.with_node(c.least_bytes) for copy, c in zip(copies, apart)]
     donor = Assignment(trainer, trainer.mesh(0).devices, ())
+    layers = space.draft.shapes[group.model].num_layers
     for need, number in sorted((need, number) for number, need in enumerate(needs)):
         if need >= enough:
             break
         reader = Assignment(apart[number], apart[number].mesh(0).devices, ())
-        if lies_in(trainer.sharding(donor.mesh), sharding_of(group, reader, donor)):
+        if lies_in(trainer.sharding(donor.mesh), sharding_of(group, reader, donor), layers):
             return [_load(group, apart[number], copies[number])]
     return []
 

@@ -13,6 +13,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
+from hflow.plan.pipeline_stages import stage_chunks, stage_sizes
 from hflow.runtime.engines.groups import Groups
 from hflow.runtime.engines.megatron import present_device
 from hflow.runtime.engines.megatron.adapter import add_adapters
@@ -85,9 +86,11 @@ def _build(config: ShapedConfig, device: torch.device, chunk: int | None = None)
     chunks = config.virtual_pipeline_model_parallel_size or 1
     takes_tokens = groups.first_stage and not chunk
     has_head = groups.last_stage and chunk in (None, chunks - 1)
+    pp = config.pipeline_model_parallel_size
+    own = stage_chunks(shape.num_layers, pp, groups.pp.rank(), chunks)
     model = GPTModel(
         config,
-        _layers(shape.num_layers // (config.pipeline_model_parallel_size * chunks), config),
+        _layers(len(own[chunk or 0]), config),
         vocab_size=shape.vocab,
         max_sequence_length=shape.max_positions,
         pre_process=takes_tokens,
@@ -110,6 +113,8 @@ def _config(
     shape: ModelShape, mesh: Mesh, dtype: torch.dtype, groups: Groups, vpp: int | None
 ) -> ShapedConfig:
     keep = lambda weight: weight  # noqa: E731  (weights are loaded, not drawn)
+    sizes = stage_sizes(shape.num_layers, mesh.pp)
+    uneven = len({*sizes}) > 1
     return ShapedConfig(
         shape=shape,
         groups=groups,
@@ -134,6 +139,8 @@ def _config(
         tensor_model_parallel_size=mesh.tp,
         pipeline_model_parallel_size=mesh.pp,
         virtual_pipeline_model_parallel_size=vpp,
+        num_layers_in_first_pipeline_stage=sizes[0] if uneven else None,
+        num_layers_in_last_pipeline_stage=sizes[-1] if uneven else None,
         # Of two ranks each is both neighbours of the other, which only messages that are sent one by one
         # tell apart.
         batch_p2p_comm=vpp is None,

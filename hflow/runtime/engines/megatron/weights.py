@@ -17,7 +17,8 @@ from torch import Tensor, UntypedStorage
 from hflow.plan.frozen import moved_parameters
 from hflow.plan.layout import Box, Mesh
 from hflow.plan.model_shape import ModelShape
-from hflow.plan.parameters import Parameter, parameters, stage_chunks, weight_boxes
+from hflow.plan.parameters import Parameter, parameters, weight_boxes
+from hflow.plan.pipeline_stages import stage_chunks
 from hflow.plan.sharding import Sharding
 from hflow.runtime.engines.megatron.host import HostMemory, drop
 from hflow.runtime.engines.protocol import ModelWeights, Weights

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 import torch
 from torch.distributed import all_reduce
 
-from hflow.plan.parameters import stage_chunks
+from hflow.plan.pipeline_stages import stage_chunks
 from hflow.runtime.engines.groups import Groups
 from hflow.runtime.engines.megatron.interleaved import chunks_of
 from hflow.runtime.engines.megatron.micro_batches import MicroBatch
