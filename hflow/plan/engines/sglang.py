@@ -54,6 +54,7 @@ PROFILE = EngineProfile(
     vocab_unit=64,  # over tp it cuts a vocabulary that it has rounded up to a multiple of this
     in_flight=True,
     refills=True,
+    pages=True,
     server=SERVER_PROFILE,
     lacks=_lacks,
 )

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hflow.graph.adapter import Adapter
+from hflow.plan.workload import Workload
+
+LEAST_FORESIGHT = 0.01
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,8 @@ class ServerOptions:
     weights and KV cache; `free_bytes`: what it finds free there when it starts (0: nobody has looked).
     `truncates`: requests may bring a processor of logits (`truncate`). `reads_texts`: it has a tokenizer, for
     requests that end with a text. `adapter`: the model has one, which does not lie in its folder.
+    `foresight`: of the tokens that running requests may still make, the share that is kept free when another
+    one begins; 1 where the cache has room for all.
 
     Raises:
         ValueError: the options contradict each other.
@@ -40,6 +45,7 @@ class ServerOptions:
     truncates: bool = False
     reads_texts: bool = False
     adapter: Adapter | None = None
+    foresight: float = 1.0
 
     def __post_init__(self) -> None:
         if self.devices and len(self.devices) != self.tp:
@@ -52,3 +58,12 @@ class ServerOptions:
             )
         if self.sleeps and not self.devices:
             raise ValueError("only the memory of CUDA devices can be released")
+
+
+def foresight(rows: int, room: int, work: Workload) -> float:
+    """`ServerOptions.foresight` with which `rows` requests can begin at once in a cache of `room` tokens,
+    where SGLang wants the greatest length free for the last of them."""
+    if room >= rows * work.sequence:
+        return 1.0
+    of_each = (room - work.sequence) / rows - work.prompt
+    return min(1.0, max(LEAST_FORESIGHT, of_each / work.response))
