@@ -104,4 +104,4 @@ def _most_rows(plan: NodePlan, work: Workload) -> int:
 
 def _served_rows(plan: NodePlan, before: Workload, work: Workload) -> int:
     """As many as the server's cache, made for the sequences of the step, holds of the evaluation's."""
-    return max(1, min(plan.micro_batch, plan.micro_batch * before.sequence // work.sequence))
+    return max(1, min(plan.micro_batch, plan.cached(before.sequence) // work.sequence))

@@ -58,4 +58,4 @@ def instance_residency(
 
 def _tokens(graph: Graph, plan: NodePlan) -> int:
     """At once; of an evaluation's node no more than of the node of the step that it stands for."""
-    return plan.micro_batch * workload(graph.node(step_node(plan.node))).sequence
+    return plan.cached(workload(graph.node(step_node(plan.node))).sequence)

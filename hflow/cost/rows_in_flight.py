@@ -47,7 +47,7 @@ def rows_in_flight(
     if refills:
         later = max(0.0, rows - (STEADY + 1) * most)  # begin in a state that repeats itself
         steady = FlightPart(later * lengths.mean / most, most, lengths.mean_square / lengths.mean / 2)
-        return (steady, *_parts(lengths, _beginnings(lengths, rows - later, most), replicas))
+        return (steady, *_parts(lengths, beginnings(lengths, rows - later, most), replicas))
     return tuple(_waves(lengths, rows, most, replicas, in_step))
 
 
@@ -63,9 +63,9 @@ def _waves(lengths: Lengths, rows: float, most: int, replicas: int, in_step: int
         yield replace(alone, steps=alone.steps + sqrt(waves) * (all_.steps - alone.steps))
 
 
-def _beginnings(lengths: Lengths, rows: float, most: int) -> list[float]:
+def beginnings(lengths: Lengths, rows: float, most: float) -> list[float]:
     """How many rows begin in each part of the time, as others end."""
-    present = _present(lengths)
+    present = present_shares(lengths)
     begun: list[float] = []
     left = rows
     while left > 1e-9:
@@ -78,7 +78,7 @@ def _beginnings(lengths: Lengths, rows: float, most: int) -> list[float]:
 
 def _parts(lengths: Lengths, begun: list[float], replicas: int) -> Iterator[FlightPart]:
     """Of rows of which so many begin in each part of the time."""
-    present, width = _present(lengths), lengths.longest / PARTS
+    present, width = present_shares(lengths), lengths.longest / PARTS
     # Logarithms of the chance that a row has ended, of which those of rows are added.
     ended = [log1p(-share) if share < 1 else -float("inf") for share in present]
     for now in range(len(begun) + PARTS - 1):
@@ -94,7 +94,7 @@ def _parts(lengths: Lengths, begun: list[float], replicas: int) -> Iterator[Flig
 
 
 @lru_cache(maxsize=256)
-def _present(lengths: Lengths) -> tuple[float, ...]:
+def present_shares(lengths: Lengths) -> tuple[float, ...]:
     """Of rows, which share is in flight in each part of the time since they began, on average over it."""
     width = lengths.longest / PARTS
     beyond = [lengths.excess(part * width) for part in range(PARTS + 1)]

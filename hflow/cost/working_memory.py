@@ -14,6 +14,7 @@ from hflow.cost.activation_memory import (
 )
 from hflow.cost.context import context_bytes, rank_tokens
 from hflow.cost.device import BYTES
+from hflow.cost.paged_cache import cache_tokens
 from hflow.graph.ir import OpKind
 from hflow.plan.flops import expert_parameters
 from hflow.plan.layout import Mesh
@@ -35,7 +36,8 @@ def working_bytes(
     strategy: Strategy = PLAIN,
     untrained_layers: int = 0,
 ) -> int:
-    """What the node needs beside the weights while it runs, at the greatest lengths.
+    """What the node needs beside the weights while it runs, at the greatest lengths but for a KV cache
+    that has pages.
 
     Args:
         untrained_layers: of a train node, the layers before the first weights that are trained.
@@ -151,14 +153,15 @@ def gathered_bytes(shape: ModelShape, dtype: str, mesh: Mesh, strategy: Strategy
 def _generation_bytes(
     shape: ModelShape, dtype: str, work: Workload, mesh: Mesh, wave: int, strategy: Strategy
 ) -> int:
-    """KV cache at the greatest lengths; the prompts' forward pass, or every row's logits, gathered over tp,
-    and their float32 copy. Without a cache the forward pass is over all tokens."""
+    """KV cache; the prompts' forward pass, or every row's logits, gathered over tp, and their float32 copy.
+    Without a cache the forward pass is over all tokens."""
     logits = wave * shape.outputs * (BYTES[dtype] + 4)
     if not strategy.kv_cache:
         scores = forward_scores_bytes(shape, dtype, wave, work.sequence, mesh.tp)
         return max(forward_bytes(shape, dtype, wave * work.sequence, mesh, scores=scores), logits)
     prompts = ceil(wave / work.samples)
     scores = forward_scores_bytes(shape, dtype, prompts, work.prompt, mesh.tp)
-    return kv_cache_bytes(shape, dtype, wave * work.sequence, mesh) + max(
+    room = cache_tokens(work, mesh.dp, wave, strategy.engine)
+    return kv_cache_bytes(shape, dtype, room, mesh) + max(
         forward_bytes(shape, dtype, prompts * work.prompt, mesh, scores=scores), logits
     )

@@ -64,6 +64,8 @@ class EngineProfile:
     `routes`: the kinds of nodes in which it tells, or follows, the experts that a token's routers chose.
     `refills`: as soon as a row ends, another one takes its place (continuous batching); else rows are
     generated in waves, and the next begins when the last row of one has ended.
+    `pages`: its KV cache is one pool, of which rows take as they grow, and where it is full the engine
+    retracts rows; else each row has room for its greatest length from the first token on.
     `rows_stay_whole`: why it cuts no rows of a model, as a phrase; empty: it can.
     `lacks`: what of a model it would leave out without a word, as a phrase; empty: nothing.
     """
@@ -81,6 +83,7 @@ class EngineProfile:
     offloads: bool = False
     server: ServerProfile | None = None
     refills: bool = False
+    pages: bool = False
     rows_stay_whole: Callable[[ModelShape], str] = lambda _: ""
     lacks: Callable[[ModelShape], str] = lambda _: ""
 

@@ -17,7 +17,8 @@ class NodePlan:
     `micro_batch`: rows that one data-parallel rank passes through the model at once. `start_s`: seconds
     from the start of the step; `time_s`: of all its executions in a step; `memory_bytes`: the node's own
     peak on one device. `offload`: while the node does not run, what it alone needs is in the host's memory:
-    the optimizer's state of a train node, the weights of a frozen model.
+    the optimizer's state of a train node, the weights of a frozen model. `cache_tokens`: of a generate node,
+    for how many tokens the KV cache of a replica has room; 0: for `micro_batch` rows of the greatest length.
     """
 
     node: str
@@ -31,6 +32,11 @@ class NodePlan:
     memory_bytes: int
     strategy: Strategy = PLAIN
     offload: bool = False
+    cache_tokens: int = 0
+
+    def cached(self, sequence: int) -> int:
+        """For how many tokens its KV cache has room, where rows have `sequence` at most."""
+        return self.cache_tokens or self.micro_batch * sequence
 
     @property
     def sharding(self) -> Sharding:

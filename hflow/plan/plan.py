@@ -163,7 +163,8 @@ class Plan(Displayed):
 def to_json(plan: Plan, leave_out: Set[str] = frozenset()) -> str:
     """`leave_out`: fields of the plan. Graphs without named evaluations, adapters or files of chats do not
     say so, nor do shapes without scaled rotary positions, windows or latent attention, nor nodes without
-    lengths, sequence parallelism or interleaved stages: their plans are those from before."""
+    lengths, sequence parallelism, interleaved stages or KV caches with pages: their plans are those from
+    before."""
     from pydantic import TypeAdapter
 
     without: dict[str, Any] = dict.fromkeys(leave_out, True)
@@ -216,7 +217,12 @@ def _unsaid_of_node(node: Node) -> dict[str, Any]:
 
 
 def _plain(nodes: tuple[NodePlan, ...]) -> dict[int, Any]:
-    return {number: {"strategy": _unsaid_of_strategy(own.strategy)} for number, own in enumerate(nodes)}
+    return {number: _unsaid_of_plan(own) for number, own in enumerate(nodes)}
+
+
+def _unsaid_of_plan(own: NodePlan) -> dict[str, Any]:
+    cache: dict[str, Any] = {} if own.cache_tokens else {"cache_tokens": True}
+    return {"strategy": _unsaid_of_strategy(own.strategy)} | cache
 
 
 def _unsaid_of_strategy(strategy: Strategy) -> dict[str, Any]:

@@ -23,11 +23,11 @@ class Workload:
     `samples`: sequences that share one prompt; `group`: rows that a loss sees together;
     `optimizer_steps`: updates per step of a train node, each over `rows_per_update` rows;
     `prompts`, `responses`: how long they are, where that is stated, else they count at the greatest, as they
-    always do in memory; `alike`: rows that stand together for having one prompt; `freeze`:
-    patterns of the names of parameters that a train node leaves as they are; `kept`: the most tokens over
-    which log-probs of a truncated distribution are taken; 0: over all. `counts_choices`: an update's rows
-    pass forward once more, for their choices of experts to be counted before. `choices`: experts of a token,
-    over all layers, that a node tells or follows; 0: none.
+    do in memory but for a KV cache with pages; `alike`: rows that stand together for having one prompt;
+    `freeze`: patterns of the names of parameters that a train node leaves as they are; `kept`: the most
+    tokens over which log-probs of a truncated distribution are taken; 0: over all. `counts_choices`: an
+    update's rows pass forward once more, for their choices of experts to be counted before. `choices`:
+    experts of a token, over all layers, that a node tells or follows; 0: none.
     """
 
     rows: int

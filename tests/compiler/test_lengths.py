@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import isclose
 from pathlib import Path
 
@@ -9,10 +10,14 @@ import pytest
 
 import hflow
 from hflow.compiler.planner.search import exhaustive, search
+from hflow.cost.activation_memory import kv_cache_bytes
 from hflow.graph.lengths import Lengths
+from hflow.plan.cluster_file import load_cluster
 from hflow.plan.plan import Plan, to_json
 from hflow.plan.plan_file import load_plan
 from hflow.plan.row_lengths import counted_at_greatest, row_lengths
+from hflow.plan.verify.consistency import inconsistencies
+from hflow.view.terminal.plan_json import plan_json
 from hflow.view.terminal.terminal import plan_text
 from tests.compiler.small_cases import case, space_of
 
@@ -21,13 +26,13 @@ BF16 = ("models.actor.dtype=bf16", "models.ref.dtype=bf16")
 # NeMo-RL's performance summary, v0.7: GRPO, 64 prompts x 32 responses of 4,096 tokens at most and 1,019 on
 # average, batches of 512, on 16 H100.
 SIZES = ("params.batch=64", "params.group=32", "params.max_new_tokens=4096", "params.minibatch=512")
+PROMPTS = "nodes.prompts.with.max_prompt_tokens=128"
 PUBLISHED_S = 92.8
 STATED = ("nodes.rollout.lengths={mean: 1019}", "nodes.prompts.lengths.mean=100")
 
 
 def published(*overrides: str, engine: str = "megatron") -> Plan:
-    prompts = "nodes.prompts.with.max_prompt_tokens=128"
-    graph = hflow.load("algorithms/grpo.yaml", [*LLAMA, *BF16, *SIZES, prompts, *overrides])
+    graph = hflow.load("algorithms/grpo.yaml", [*LLAMA, *BF16, *SIZES, PROMPTS, *overrides])
     return hflow.compile(graph, "h100x16", engines=(f"rollout={engine}",))
 
 
@@ -76,3 +81,38 @@ def test_search_finds_the_best_of_all_plans(name: str) -> None:
         assert (expected.choice is None) == (found.choice is None)
         if expected.choice and found.choice:
             assert isclose(found.choice.step_s, expected.choice.step_s, rel_tol=1e-9)
+
+
+def test_a_server_has_more_rows_in_flight_than_fit_at_their_greatest_lengths() -> None:
+    """Its cache is what the plan counts, and the head of the plan says how much that is."""
+    plan, unsaid = published(*STATED, engine="sglang"), published(engine="sglang")
+    rollout = plan.node("rollout")
+    assert rollout.cache_tokens and not unsaid.node("rollout").cache_tokens
+    assert "cache_tokens" not in to_json(unsaid) and "cache_tokens" in to_json(plan)
+    assert 4224 < rollout.cache_tokens < 0.5 * rollout.micro_batch * 4224
+    cache = kv_cache_bytes(plan.shapes["actor"], "bf16", rollout.cache_tokens, rollout.mesh)
+    assert cache < rollout.memory_bytes < 1.2 * cache
+    told = f"rollout: {rollout.cache_tokens:,} tokens for {rollout.micro_batch} rows in flight"
+    assert told in " ".join(plan_text(plan).split())
+    nodes = {node["name"]: node for node in plan_json(plan, 0.0)["nodes"]}
+    assert nodes["rollout"]["cache_tokens"] == rollout.cache_tokens
+    assert "cache_tokens" not in nodes["actor_train"]
+
+
+def test_a_cache_holds_one_row_of_the_greatest_length_at_least() -> None:
+    plan = published(*STATED, engine="sglang")
+    small = tuple(replace(n, cache_tokens=4223) if n.node == "rollout" else n for n in plan.nodes)
+    assert list(inconsistencies(plan)) == []
+    (problem,) = inconsistencies(replace(plan, nodes=small))
+    assert problem == "node `rollout` has a KV cache of 4,223 tokens, and its rows may have 4,224"
+
+
+def test_more_memory_has_more_rows_in_flight_and_is_no_slower() -> None:
+    cluster, found = load_cluster("h100x16"), list[tuple[int, float]]()
+    graph = hflow.load("algorithms/grpo.yaml", [*LLAMA, *BF16, *SIZES, *STATED, PROMPTS])
+    pins = ["actor_train=pp2,dp8@0-15", "ref_logprobs=pp2,dp8@0-15", "rollout=dp16,tp1@0-15"]
+    for gb in (41, 42, 43, 80):
+        larger = replace(cluster, device=replace(cluster.device, memory_bytes=gb * 10**9))
+        node = hflow.compile(graph, larger, pins, engines=("rollout=sglang",)).node("rollout")
+        found.append((node.micro_batch, -node.time_s))
+    assert found == sorted(found) and found[0][0] < found[1][0] < found[2][0]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import hflow
+from hflow.graph.lengths_file import read_lengths
 from hflow.plan.cluster_file import load_cluster
 from hflow.runtime.controller.pool import Pool
 from hflow.runtime.execute import execute
@@ -149,3 +150,19 @@ def assert_versions(line: dict[str, float], step: int) -> None:
         assert line["difference.newer"] < AGREE
     if 0 < share < 1:
         assert line["difference.older"] > 10 * AGREE
+
+
+def test_rows_longer_than_stated_are_the_same(workers: Pool, model: Path, tmp_path: Path) -> None:
+    """The cache is made for a mean of 2 tokens, and most responses have 24."""
+    pins = "actor_train=dp2,micro6@0-1", "rollout=dp2,micro12@2-3"
+    runs: list[Run] = []
+    for name, stated in (("stated", ["nodes.rollout.lengths.mean=2"]), ("unstated", [])):
+        overrides = [f"params.model={model}", f"params.steps={STEPS}", "nodes.rollout.with.max_new_tokens=24"]
+        graph = hflow.load(GRAPHS / "grpo_tiny.yaml", [*overrides, *stated])
+        plan = hflow.compile(graph, load_cluster("local4"), pins, engines=("rollout=sglang",))
+        rollout = plan.node("rollout")
+        assert 0 < rollout.cache_tokens < 12 * 15 if stated else not rollout.cache_tokens
+        runs.append(execute(plan, tmp_path / name, pool=workers, export=False))
+    assert read_lengths(runs[0].folder)["rollout"].lengths.mean > 15
+    digests = [[line["digest.rollout"] for line in run.metrics] for run in runs]
+    assert digests[0] == digests[1] and len(digests[0]) == STEPS

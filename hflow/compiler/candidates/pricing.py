@@ -16,6 +16,7 @@ from hflow.compiler.pins import Pin
 from hflow.cost.activation_memory import kv_cache_bytes
 from hflow.cost.comm import host_transfer_s
 from hflow.cost.compute import node_time_s
+from hflow.cost.paged_cache import cache_tokens
 from hflow.cost.residency import Residency, is_awake, residency
 from hflow.cost.working_memory import working_bytes
 from hflow.graph.ir import Model, Node, OpKind
@@ -145,7 +146,10 @@ class Pricing:
         """Of a server that keeps its KV cache while other nodes run: a candidate for each size of the
         cache."""
         for chosen in product(*(each.configs for each in fronts)):
-            tokens = [config.micro_batch * work.sequence for config, work in zip(chosen, self.group.works)]
+            tokens = [
+                cache_tokens(work, mesh.dp, config.micro_batch, strategy.engine)
+                for config, work in zip(chosen, self.group.works)
+            ]
             caches = (kv_cache_bytes(self.shape, self.model.dtype, count, mesh) for count in tokens)
             rest = tuple(_more(ParetoFront((config,)), -cache) for config, cache in zip(chosen, caches))
             kept = self._kept(mesh, strategy, tokens=max(tokens))

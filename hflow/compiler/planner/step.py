@@ -8,8 +8,9 @@ from dataclasses import replace
 from hflow.compiler.candidates.node_groups import ExecConfig, NodeGroup
 from hflow.compiler.planner.assignments import Assignments, all_meshes, shardings
 from hflow.compiler.program_builder.builder import ProgramBuilder
+from hflow.cost.paged_cache import cache_tokens
 from hflow.graph.ir import Graph, Node
-from hflow.plan.engine_registry import MODELLESS_ENGINE
+from hflow.plan.engine_registry import MODELLESS_ENGINE, profile_of
 from hflow.plan.layout import Mesh
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.ports import is_replicated
@@ -51,7 +52,15 @@ def _with_model(
     return NodePlan(
         node.name, node.op, group.model, strategy.engine, mesh, config.micro_batch,
         0.0, config.time_s, config.need_bytes - candidate.kept.swapped_bytes, strategy, candidate.offload,
+        _paged_tokens(node, mesh, group, config.micro_batch),
     )  # fmt: skip
+
+
+def _paged_tokens(node: Node, mesh: Mesh, group: NodeGroup, rows: int) -> int:
+    """Of a KV cache; 0 where it has room for the greatest length of all rows in flight."""
+    work = group.works[group.nodes.index(node)]
+    paged = node.op == "generate" and work.varies and profile_of(group.engine).pages
+    return cache_tokens(work, mesh.dp, rows, group.engine) if paged else 0
 
 
 def without_model(node: Node, mesh: Mesh) -> NodePlan:

@@ -55,6 +55,7 @@ PROFILE = EngineProfile(
     in_flight=True,
     routes=("generate",),
     refills=True,
+    pages=True,
     server=SERVER_PROFILE,
     lacks=_lacks,
 )

@@ -13,6 +13,7 @@ from hflow.plan.plan import Plan
 from hflow.plan.program import Await, Call, Instruction, Loop, Program, handles_read, handles_written
 from hflow.plan.routes import unusable_routes
 from hflow.plan.sharding import Sharding
+from hflow.plan.workload import workload
 
 
 def inconsistencies(plan: Plan) -> Iterator[str]:
@@ -20,6 +21,7 @@ def inconsistencies(plan: Plan) -> Iterator[str]:
     yield from (
         f"node `{n.node}` has a micro-batch of {n.micro_batch}" for n in plan.all_nodes if n.micro_batch < 1
     )
+    yield from _small_caches(plan)
     for program in plan.programs:
         yield from _bad_instructions(program, program.instructions, "instruction ")
         yield from _out_of_order(program.instructions, "instruction ")
@@ -31,6 +33,15 @@ def inconsistencies(plan: Plan) -> Iterator[str]:
         yield from (problem.message for problem in unusable_patterns(plan.graph, plan.shapes))
         yield from (problem.message for problem in idle_balancing(plan.graph, plan.shapes))
         yield from (problem.message for problem in unusable_routes(plan.graph, plan.shapes))
+
+
+def _small_caches(plan: Plan) -> Iterator[str]:
+    """KV caches that do not hold one row of the greatest length."""
+    for own in (own for own in plan.nodes if own.cache_tokens):
+        sequence = workload(plan.graph.node(own.node)).sequence
+        if own.cache_tokens < sequence:
+            room = f"a KV cache of {own.cache_tokens:,} tokens"
+            yield f"node `{own.node}` has {room}, and its rows may have {sequence:,}"
 
 
 def _unknown_models(plan: Plan) -> Iterator[str]:

@@ -87,3 +87,5 @@ def _differences(old: NodePlan, new: NodePlan) -> Iterator[str]:
         yield "devices in another order" if regrouped else " -> ".join(devices)
     if old.micro_batch != new.micro_batch:
         yield f"micro-batch {old.micro_batch} -> {new.micro_batch}"
+    if old.cache_tokens and new.cache_tokens and old.cache_tokens != new.cache_tokens:
+        yield f"KV cache {old.cache_tokens:,} -> {new.cache_tokens:,} tokens"

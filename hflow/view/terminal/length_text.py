@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping
 from hflow.graph.ir import Graph, Node
 from hflow.graph.lengths import Lengths
 from hflow.graph.lengths_file import SeenLengths
+from hflow.plan.plan import Plan
 from hflow.plan.row_lengths import counted_at_greatest
+from hflow.plan.workload import workload
 from hflow.view.terminal.table import Column, table
 
 COLUMNS: tuple[Column, ...] = (
@@ -30,6 +32,14 @@ def planned_lengths(graph: Graph) -> Iterator[str]:
     greatest = counted_at_greatest(graph)
     rest = "; ".join(f"{texts} of {', '.join(names)}" for texts, names in greatest.items())
     yield f"{'; '.join(stated)}{f'; at the greatest: {rest}' if rest else ''}"
+
+
+def planned_caches(plan: Plan) -> Iterator[str]:
+    """Of each node whose rows in flight share a KV cache that does not hold the greatest length of all."""
+    for node in (node for node in plan.nodes if node.cache_tokens):
+        greatest = node.micro_batch * workload(plan.graph.node(node.node)).sequence
+        share = f"{node.cache_tokens / greatest:.0%} of their greatest lengths"
+        yield f"{node.node}: {node.cache_tokens:,} tokens for {node.micro_batch:,} rows in flight, {share}"
 
 
 def seen_lengths(graph: Graph, seen: Mapping[str, SeenLengths], width: int = 100) -> str:

@@ -133,6 +133,7 @@ def _node(node: NodePlan, region: str) -> dict[str, Any]:
         "sp": node.strategy.sp,
         "vpp": node.strategy.vpp,
         "offload": node.offload,
+        **({"cache_tokens": node.cache_tokens} if node.cache_tokens else {}),
     }
 
 

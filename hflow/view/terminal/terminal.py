@@ -17,7 +17,7 @@ from hflow.plan.plan import Plan, Search
 from hflow.plan.workload import rounds
 from hflow.view import words
 from hflow.view.measured import Compared, Metrics, compare, total
-from hflow.view.terminal.length_text import planned_lengths
+from hflow.view.terminal.length_text import planned_caches, planned_lengths
 from hflow.view.terminal.remarks import idle_fraction, remarks
 from hflow.view.terminal.stages import EDGE_COLUMNS, IN_ROUNDS, STAGE_COLUMNS, edge_rows, stage_rows
 from hflow.view.terminal.table import Column, table
@@ -103,6 +103,7 @@ def _header(plan: Plan, width: int) -> str:
         *(("rounds", f"{IN_ROUNDS}{region.name}: {_rounds(graph, region)}") for region in graph.regions[1:]),
         *(("carried", value) for value in words.all_carried(graph)),
         *(("lengths", text) for text in planned_lengths(graph)),
+        *(("cache", text) for text in planned_caches(plan)),
     ]
     return labelled(lines, width)
 

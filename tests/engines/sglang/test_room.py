@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,9 +16,10 @@ from hflow.plan.named_shapes import NAMED_SHAPES
 from hflow.plan.workload import Workload
 from hflow.runtime.engines.protocol import NodeError
 from hflow.runtime.engines.sglang import replica, room
-from hflow.runtime.engines.sglang.options import ServerOptions
+from hflow.runtime.engines.sglang.options import ServerOptions, foresight
 from hflow.runtime.engines.sglang.replica import Replica
 from hflow.runtime.engines.sglang.serve import arguments
+from tests.installed import needs_sglang
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 GIB = 2**30
@@ -124,3 +126,27 @@ def test_the_reserve_is_a_chunk_of_prompts_or_logits() -> None:
     assert SERVER_PROFILE.reserve_bytes(shape, 2, long, one, 64) == 4096 * (2 * 4096 + 3 * 11008) * 2
     short = Workload(4096, 1, 16)
     assert SERVER_PROFILE.reserve_bytes(shape, 2, short, one, 4096) == 4096 * 32000 * (2 + 4)
+
+
+def test_rows_of_a_full_cache_begin_as_sglang_likes() -> None:
+    """A cache with room for all rows at their greatest length leaves nothing to foresee."""
+    work = Workload(64, 96, 160)
+    assert foresight(8, 8 * 256, work) == 1
+    assert "schedule_conservativeness" not in arguments(options(("0",)), 1, "")
+
+
+@needs_sglang
+@pytest.mark.parametrize(("rows", "room"), [(8, 1200), (64, 9000), (64, 15000)])
+def test_all_rows_can_begin_at_once(rows: int, room: int) -> None:
+    """As SGLang counts: of the running ones the prompts and a share of their greatest responses, and of the
+    last one all of it."""
+    from sglang.srt.environ import envs
+
+    work = Workload(64, 96, 160)
+    share = foresight(rows, room, work)
+    assert 0 < share < 1
+    given = arguments(replace(options(("0",)), foresight=share), 1, "")
+    kept = given["schedule_conservativeness"] * envs.SGLANG_INIT_NEW_TOKEN_RATIO.get()
+    assert kept == pytest.approx(share, abs=1e-4)
+    needed = (rows - 1) * (96 + kept * 160) + 256
+    assert needed <= room < needed + 0.02 * rows * 160 + 256

@@ -26,7 +26,7 @@ from hflow.runtime.engines.groups import NewGroup, make_groups
 from hflow.runtime.engines.protocol import EngineCall, ModelEngine, ModelSetup, NodeError, Result
 from hflow.runtime.engines.rollout import Rollout
 from hflow.runtime.engines.sampler import Answers, NotFinite, Sampling
-from hflow.runtime.engines.sglang.options import ServerOptions
+from hflow.runtime.engines.sglang.options import ServerOptions, foresight
 from hflow.runtime.engines.sglang.replica import Replica
 from hflow.runtime.engines.sglang.requests import RequestRow, Response
 from hflow.runtime.engines.sglang.routes import served_routes
@@ -89,6 +89,7 @@ class SglangModel(ModelEngine):
         planned = tuple(nodes)
         works = [(plan.micro_batch, workload(node)) for node, plan in planned]
         sequence = max(work.sequence for _, work in works)
+        rooms = [plan.cached(work.sequence) for (_, plan), (_, work) in zip(planned, works)]
         size = TORCH_DTYPES[model.dtype].itemsize
         reserve = max(
             SERVER_PROFILE.reserve_bytes(shape, size, work, sharding.mesh, rows) for rows, work in works
@@ -104,7 +105,8 @@ class SglangModel(ModelEngine):
                 devices=devices if device.type == "cuda" else (),
                 cores=() if device.type == "cuda" else together,
                 max_running=max(rows for rows, _ in works),
-                max_tokens=max(rows * work.sequence for rows, work in works),
+                max_tokens=max(rooms),
+                foresight=min(foresight(rows, room, work) for room, (rows, work) in zip(rooms, works)),
                 max_length=min(sequence, shape.max_positions),
                 seed=seed % 2**31,
                 sleeps=SERVER_PROFILE.sleeps(device.type, renewed),

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hflow.graph.adapter import Adapter
+from hflow.plan.workload import Workload
+
+LEAST_FORESIGHT = 0.01
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,8 @@ class ServerOptions:
     `truncates`: requests may bring a processor of logits (`truncate`). `reads_texts`: it has a tokenizer, for
     requests that end with a text. `adapter`: the model has one, which does not lie in its folder.
     `tells_routes`: it keeps which experts its routers choose, for requests that ask for them.
+    `foresight`: of the tokens that running requests may still make, the share that is kept free when another
+    one begins; 1 where the cache has room for all.
 
     Raises:
         ValueError: the options contradict each other.
@@ -42,6 +47,7 @@ class ServerOptions:
     reads_texts: bool = False
     adapter: Adapter | None = None
     tells_routes: bool = False
+    foresight: float = 1.0
 
     def __post_init__(self) -> None:
         if self.devices and len(self.devices) != self.tp:
@@ -54,3 +60,12 @@ class ServerOptions:
             )
         if self.sleeps and not self.devices:
             raise ValueError("only the memory of CUDA devices can be released")
+
+
+def foresight(rows: int, room: int, work: Workload) -> float:
+    """`ServerOptions.foresight` with which `rows` requests can begin at once in a cache of `room` tokens,
+    where SGLang wants the greatest length free for the last of them."""
+    if room >= rows * work.sequence:
+        return 1.0
+    of_each = (room - work.sequence) / rows - work.prompt
+    return min(1.0, max(LEAST_FORESIGHT, of_each / work.response))

@@ -31,6 +31,10 @@ SERVER = "HFLOW_SGLANG_SERVER"  # in the environment of its children: the proces
 # SGLang refuses prompts, and shortens responses without a word, that come within this of its own limits.
 SPARE = 6
 
+# Of the tokens that running requests may still make, SGLang keeps this share free at first
+# (SGLANG_INIT_NEW_TOKEN_RATIO), and less with each step: `admission_arguments`.
+SGLANG_FORESIGHT = 0.7
+
 # In which it must make one token, when idle, to be healthy. Its own 20 s are few on cores that others use. Of
 # one that died, the connection tells at once.
 HEALTH_S = 120
@@ -75,6 +79,8 @@ def environment(folder: str) -> dict[str, str]:
         # Other models may lie on some of its devices only; `server` checks that the KV cache fits.
         "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "0",
         "SGLANG_HEALTH_CHECK_TIMEOUT": str(HEALTH_S),
+        # In the long run as many tokens come free as are made: the cache's margin is all that is kept.
+        "SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR": "0",
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "lo",
         # Models are local folders: nothing is looked up elsewhere, and nobody is told.
@@ -95,6 +101,7 @@ def arguments(options: ServerOptions, port: int, key: str) -> dict[str, Any]:
     return (
         attention
         | memory_arguments(options)
+        | admission_arguments(options)
         | {
             "model_path": options.model_path,
             "dtype": options.dtype,
@@ -130,6 +137,14 @@ def memory_arguments(options: ServerOptions) -> dict[str, Any]:
     if not options.free_bytes:
         return chunk
     return chunk | {"mem_fraction_static": round(1 - options.reserve_bytes / options.free_bytes, 4)}
+
+
+def admission_arguments(options: ServerOptions) -> dict[str, Any]:
+    """When SGLang begins another request. Left alone, it keeps room for 0.7 of what the running ones may
+    still make, and so has fewer at once than the cache was made for."""
+    if options.foresight >= 1:
+        return {}
+    return {"schedule_conservativeness": round(options.foresight / SGLANG_FORESIGHT, 4)}
 
 
 def without_its_own_ends(model: Path, view: Path) -> Path:
