@@ -101,10 +101,8 @@ class ContextShard:
         tokens, positions, num_rows = (
             pad(values, (0, more)) for values in (self.tokens, self.positions, self.num_rows)
         )
-        routes, draws = (
-            padded_routes(self.routes, more),
-            None if self.draws is None else pad(self.draws, (0, more)),
-        )
+        routes = padded_routes(self.routes, more)
+        draws = None if self.draws is None else pad(self.draws, (0, more))
         return replace(
             self, tokens=tokens, positions=positions, num_rows=num_rows, routes=routes, draws=draws
         )

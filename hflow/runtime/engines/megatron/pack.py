@@ -121,10 +121,8 @@ class Pack:
         tokens, positions, found_at, num_rows = (
             pad(values, (0, more)) for values in (self.tokens, self.positions, self.found_at, self.num_rows)
         )
-        routes, draws = (
-            padded_routes(self.routes, more),
-            None if self.draws is None else pad(self.draws, (0, more)),
-        )
+        routes = padded_routes(self.routes, more)
+        draws = None if self.draws is None else pad(self.draws, (0, more))
         return Pack(tokens, positions, self.blocks, found_at, self.predicted_at, num_rows, routes, draws)
 
 
