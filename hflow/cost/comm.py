@@ -40,9 +40,10 @@ def _crossing(cluster: Cluster, mesh: Mesh, axis: str) -> tuple[int, int]:
 def _regular(cluster: Cluster, mesh: Mesh, axis: str) -> tuple[int, int] | None:
     """`_crossing` of a mesh that fills hosts, or parts of one, evenly; None for others.
 
-    A group's members are `stride` devices apart, so groups fill blocks of stride times size devices.
+    A group's members are `stride` devices apart, so groups fill blocks of stride times size devices; but for
+    those along dp and cp with other ranks between.
     """
-    if cluster.more or not mesh.consecutive:
+    if cluster.more or not mesh.consecutive or mesh.size("ep") > 1:
         return None
     per_host, inner = cluster.devices_per_host, mesh.cp * mesh.tp
     strides = {"tp": 1, "cp": mesh.tp, "dp": inner, "dp_cp": mesh.tp, "pp": inner * mesh.dp}

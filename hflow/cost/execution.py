@@ -52,12 +52,13 @@ class Execution:
 
     def regathered_s(self, tokens: float) -> float:
         """Of each layer in the backward pass, with sequence parallelism: what two products have read is
-        gathered over tp once more."""
+        gathered over tp once more; of experts the copies that they have read are kept."""
         if not self.strategy.sp:
             return 0.0
         link = axis_link(self.cluster, self.mesh, "tp")
         size = self.activation_bytes(tokens)
-        return 2 * all_gather_s(size, self.mesh.tp, link) * self.shape.num_layers
+        products = 2 * self.shape.num_layers - self.shape.expert_layers
+        return products * all_gather_s(size, self.mesh.tp, link)
 
     def hop_s(self, tokens: float) -> float:
         """The activations on their way to the next stage."""

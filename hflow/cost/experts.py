@@ -44,10 +44,13 @@ def padding_flops(shape: ModelShape, tokens: float, ep: int, device: DeviceKind)
 @lru_cache(maxsize=4096)
 def expert_peers(mesh: Mesh, ep: int) -> Mesh:
     """The same devices; along dp those that share the experts of a layer."""
-    return Mesh.of(mesh.devices, pp=mesh.pp * mesh.dp // ep, dp=ep, tp=mesh.tp)
+    return Mesh.of(mesh.devices, pp=mesh.pp * mesh.dp // ep, dp=ep, cp=mesh.cp, tp=mesh.tp)
 
 
 @lru_cache(maxsize=4096)
 def expert_replicas(mesh: Mesh, ep: int) -> Mesh:
-    """The same devices; along dp those that have the same experts."""
-    return Mesh.of(mesh.devices, pp=mesh.pp, dp=mesh.dp // ep, tp=ep * mesh.tp)
+    """The same devices; along dp and cp those that have the same experts."""
+    if mesh.cp == 1:
+        return Mesh.of(mesh.devices, pp=mesh.pp, dp=mesh.dp // ep, tp=ep * mesh.tp)
+    axes = ("pp", mesh.pp), ("dp", mesh.dp // ep), ("ep", ep), ("cp", mesh.cp), ("tp", mesh.tp)
+    return Mesh(mesh.devices, axes)

@@ -78,7 +78,7 @@ def _scoring_bytes(
     then of the head, with what came from the last."""
     whole = micro_batch * work.sequence
     tokens = rank_tokens(whole, mesh)
-    scores = forward_scores_bytes(shape, dtype, micro_batch, work.sequence, mesh.tp)
+    scores = forward_scores_bytes(shape, dtype, micro_batch, work.sequence, mesh.tp, mesh.cp)
     states = tokens * shape.hidden * BYTES[dtype]
     layers = forward_bytes(shape, dtype, tokens, mesh, strategy.sp, scores)
     layers += 2 * ceil(states / mesh.tp) if strategy.sp else 2 * states
@@ -104,7 +104,7 @@ def _training_bytes(
     layers -= untrained_layers if mesh.pp == 1 else 0  # later stages keep all of theirs
     tokens = rank_tokens(whole, mesh)
     layer = layer_activation_bytes(shape, dtype, tokens, mesh, strategy.sp)
-    attended = backward_scores_bytes(shape, micro_batch, work.sequence, mesh.tp)
+    attended = backward_scores_bytes(shape, micro_batch, work.sequence, mesh.tp, mesh.cp)
     if mesh.cp > 1:
         context = ceil(context_bytes(shape, dtype, whole, mesh))
         layer += ceil(context * (1 - 1 / mesh.cp))  # keys and values by row, in the place of this rank's

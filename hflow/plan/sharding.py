@@ -37,8 +37,12 @@ class Sharding:
 
     @property
     def expert_replicas(self) -> tuple[tuple[int, ...], ...]:
-        """The sets of devices that hold the same experts."""
-        return tuple(group[part :: self.ep] for group in self.mesh.groups("dp") for part in range(self.ep))
+        """The sets of devices that hold the same experts: along dp and cp."""
+        return tuple(
+            tuple(device for index, device in enumerate(group) if index // self.mesh.cp % self.ep == part)
+            for group in self.mesh.groups("dp", "cp")
+            for part in range(self.ep)
+        )
 
     @staticmethod
     def of(mesh: Mesh, strategy: Strategy = PLAIN) -> Sharding:

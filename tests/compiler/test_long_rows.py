@@ -94,10 +94,27 @@ def test_what_cannot_be_cut_is_refused(pin: str, message: str) -> None:
     assert message in refusal(grpo(), pin)
 
 
-def test_rows_of_models_with_experts_are_whole() -> None:
-    graph = grpo(shape="qwen3-30b-a3b")
-    assert "rows of models with experts are not cut: no cp2" in refusal(graph, "actor_train=cp2")
-    assert "rows of models with experts are not cut: no sp" in refusal(graph, "actor_train=tp2,sp")
+def test_rows_of_gemma_are_whole() -> None:
+    graph = grpo("params.max_new_tokens=1024", shape="gemma-2-9b")
+    assert "rows of models of Gemma's kind are not cut: no cp2" in refusal(graph, "actor_train=cp2")
+    assert "rows of models of Gemma's kind are not cut: no sp" in refusal(graph, "actor_train=tp2,sp")
+
+
+def test_rows_of_models_with_experts_are_cut() -> None:
+    """Of 8 rows in an update over 16 devices; and of rows that fit no other layout."""
+    graph, cluster = grpo(LONG, "params.minibatch=8", shape="qwen3-30b-a3b"), load_cluster("h100x16")
+    plan = compile_graph(graph, cluster, ())
+    train, ref = plan.node("actor_train"), plan.node("ref_logprobs")
+    assert train.mesh.cp > 1 or train.strategy.sp, plan_text(plan)
+    assert train.strategy.ep > 1 and ref.mesh.cp > 1, plan_text(plan)
+    whole = compile_graph(graph, cluster, ("actor_train=cp1,no-sp", "ref_logprobs=cp1,no-sp"))
+    assert plan.step_time_s < whole.step_time_s
+    longest = grpo("params.max_new_tokens=130000", shape="gpt-oss-20b")
+    assert planned(longest).node("actor_train").strategy.sp
+    assert "of 72.0 GB" in refusal(longest, "actor_train=cp1,no-sp")
+    shorter = grpo(LONG, shape="gpt-oss-20b")
+    together = planned(shorter, "actor_train=cp2,dp2,tp2,sp,ep2").node("actor_train")
+    assert (together.mesh.cp, together.strategy.sp, together.strategy.ep) == (2, True, 2)
 
 
 @pytest.mark.parametrize(("pp", "dp", "cp", "tp"), [(1, 2, 2, 4), (2, 1, 4, 2), (1, 1, 16, 1)])

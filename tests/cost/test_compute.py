@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from benchmarks.cost_model import report, shipped_clusters
+from hflow.cost.comm import axis_link, reached
 from hflow.cost.compute import node_time_s, train_passes_s, update_s
 from hflow.cost.device import device_of
 from hflow.cost.execution import Execution
-from hflow.cost.experts import padding_flops
+from hflow.cost.experts import exchange_s, expert_replicas, padding_flops
 from hflow.cost.generation import decode_s, prefill_s
 from hflow.graph.adapter import ADAPTER_TARGETS, Adapter
 from hflow.graph.ir import OpKind
@@ -245,11 +246,24 @@ def test_grouped_products_work_on_whole_tiles(plain: Cluster) -> None:
     assert padding_flops(MOE, 4096, 1, cpu) == 0.0
 
 
-def test_gradients_of_experts_are_reduced_where_they_are_the_same(plain: Cluster) -> None:
-    mesh, common = Mesh.of(tuple(range(8)), dp=8), num_parameters(MOE) - EXPERTS
+@pytest.mark.parametrize("cp", [1, 2])
+def test_gradients_of_experts_are_reduced_where_they_are_the_same(plain: Cluster, cp: int) -> None:
+    """By two ranks: of dp, or of cp where four ranks of dp share the experts."""
+    mesh, common = Mesh.of(tuple(range(8)), dp=8 // cp, cp=cp), num_parameters(MOE) - EXPERTS
     held = common + EXPERTS / 4
     reduced = 2 * 4 * (7 / 8 * common + 1 / 2 * EXPERTS / 4) / (300e9 * 0.8)
     assert update_s(MOE, "bf16", mesh, plain, Strategy(ep=4)) == pytest.approx(32 * held / 2.039e12 + reduced)
+
+
+def test_experts_are_exchanged_and_reduced_over_hosts_where_their_ranks_are() -> None:
+    """Of dp2 cp8 on two hosts of 8: experts that both replicas share are exchanged over the network, as of
+    dp2 tp8, and their gradients are summed within a host; without ep they are summed over both."""
+    cluster, devices = load_cluster("a100x16"), tuple(range(16))
+    cut, whole = Mesh.of(devices, dp=2, cp=8), Mesh.of(devices, dp=2, tp=8)
+    seconds = [exchange_s(MOE, 1e6, mesh, cluster, Strategy(ep=2)) for mesh in (cut, whole)]
+    assert seconds[0] == seconds[1] > 8 * 1e6 / 8 / cluster.inter_host.bandwidth
+    links = [axis_link(cluster, expert_replicas(cut, ep), "dp_cp") for ep in (1, 2)]
+    assert links[1].bandwidth == reached(cluster, cluster.intra_host).bandwidth > links[0].bandwidth
 
 
 def test_replicas_that_share_experts_read_fewer_weights(a100: Cluster) -> None:

@@ -75,3 +75,6 @@ def test_sequence_parallelism_splits_norms_and_gathers_twice_more(plain: Cluster
     regathered = 2 * LAYERS * 7 / 8 * TOKENS * HIDDEN * 2 / NVLINK
     norms = 3 * 10 * LAYERS * HIDDEN * 2 * TOKENS / 2.039e12
     assert with_sp == pytest.approx(without + 8 * (regathered - 7 / 8 * norms))
+    experts = NAMED_SHAPES["qwen3-30b-a3b"]  # which keep the copies of tokens that they have read
+    once = 48 * 7 / 8 * TOKENS * 2048 * 2 / NVLINK
+    assert Execution(experts, "bf16", TRAIN, TP8, 1, plain, SP).regathered_s(TOKENS) == pytest.approx(once)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from hflow.plan.layout import Mesh
 from hflow.plan.read_shape import read_shape
 from hflow.plan.strategy import PLAIN, Strategy
 from hflow.runtime.rows import Rows
@@ -50,8 +51,11 @@ def balancing(model: Any, data: dict[str, Rows], folder: str) -> torch.Tensor:
 def test_the_loss_and_its_gradient_equal_autograds(
     pool: Pool, folders: Folders, layout: str, strategy: Strategy, family: str
 ) -> None:
+    balance_is_exact(pool, folders.of(family, False), MESHES[layout], strategy)
+
+
+def balance_is_exact(pool: Pool, folder: str, mesh: Mesh, strategy: Strategy) -> None:
     """What the option adds to the gradients is the coefficient times the gradient of the loss."""
-    folder, mesh = folders.of(family, False), MESHES[layout]
     data, model = rollout(folder), load_hf(folder, torch.float64)
     options = ADAM | PPO | {"aggregate": "sequence_mean"}
     loss = COEF * balancing(model, data, folder)

@@ -193,7 +193,7 @@ def test_updates_equal_torch_adamw(pool: Pool, folders: Folders, layout: str, st
 def score_on_rank(
     rank: int, new_group: NewGroup, folder: str, mesh: Mesh, data: dict[str, Rows], strategy: Strategy
 ) -> Any:
-    engine = make_engine(rank, new_group, folder, mesh, frozen=True)
+    engine = make_engine(rank, new_group, folder, mesh, frozen=True, strategy=strategy)
     call = make_call(engine, rank, score_node(ROWS, 0.8), ROWS, 4, strategy=strategy)
     inputs = {name: data[name].slice(*share(mesh, rank, ROWS)) for name in ("tokens", "mask")}
     outputs = engine.run(call, inputs).outputs

@@ -50,6 +50,26 @@ def test_attention_and_its_gradients(scores_at_once: int, window: int | None, pa
         torch.testing.assert_close(x.grad, other.grad, atol=1e-4, rtol=1e-5)  # sums of numbers of size 100
 
 
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("queries", [1, 5])
+@pytest.mark.parametrize("scores_at_once", [1, TOKENS * HEADS * 3, 10**6])
+def test_the_last_queries_see_what_is_before_them(
+    scores_at_once: int, queries: int, window: int | None
+) -> None:
+    """As ranks of cp have them, which gather the keys of all tokens."""
+    mine, theirs = ([*tensors(torch.float64), sinks(torch.float64)] for _ in range(2))
+    query, key, value, of_heads = mine
+    with patch.object(scores, "SCORES_BYTES", scores.SCORE_COPIES_BYTES * scores_at_once):
+        found = attend_explicitly(query[:, :, -queries:], key, value, None, of_heads, window)
+        (found * torch.arange(WIDTH)).sum().backward()
+    expected = of_transformers(*theirs, seen_by(window, None))[:, :, -queries:]  # type: ignore[call-arg]
+    (expected * torch.arange(WIDTH)).sum().backward()
+    # transformers' softmax is of float32
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    for x, other in zip(mine, theirs):
+        torch.testing.assert_close(x.grad, other.grad, atol=1e-4, rtol=1e-5)
+
+
 def test_half_precision_is_close_to_float32() -> None:
     """Scores and their softmax are float32; what goes in and comes out has 8 bits."""
     wide = [*tensors(torch.bfloat16), sinks(torch.bfloat16)]

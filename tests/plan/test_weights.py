@@ -109,6 +109,24 @@ def test_every_expert_lies_on_its_ranks(pp: int, dp: int, tp: int, ep: int, full
     assert max(held.values()) == stage_elements(MOE, mesh.pp, mesh.tp, sharding.ep, fully_over)
 
 
+@pytest.mark.parametrize(
+    ("pp", "dp", "cp", "tp", "ep"), [(1, 4, 1, 1, 2), (1, 2, 2, 1, 2), (1, 4, 2, 1, 2), (2, 4, 3, 2, 2)]
+)
+def test_ranks_that_hold_the_same_experts(pp: int, dp: int, cp: int, tp: int, ep: int) -> None:
+    """They are all that hold a box of one; and those that share experts hold each expert of a layer once."""
+    sharding = Sharding(Mesh.of(tuple(range(pp * dp * cp * tp)), pp=pp, dp=dp, cp=cp, tp=tp), ep)
+    found, holders = set[tuple[int, ...]](), dict.fromkeys(sharding.mesh.devices, 0)
+    for parameter in (p for p in parameters(MOE) if p.expert is not None):
+        by_box: dict[object, list[int]] = {}
+        for device, box in weight_boxes(MOE, sharding, parameter).items():
+            by_box.setdefault(box, []).append(device)
+            holders[device] += volume(box)
+        found |= {tuple(devices) for devices in by_box.values()}
+    assert found == set(sharding.expert_replicas)
+    whole = sum(p.size for p in parameters(MOE) if p.expert is not None) // (pp * tp)
+    assert {sum(holders[device] for device in peers) for peers in sharding.expert_peers} == {whole}
+
+
 def test_elements_without_experts_of_others() -> None:
     """Qwen3-30B-A3B (its config.json): of what its experts hold a rank of ep 8 lacks seven eighths."""
     shape = NAMED_SHAPES["qwen3-30b-a3b"]

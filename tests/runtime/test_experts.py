@@ -23,8 +23,14 @@ PLANS = {
     "ep2 -> dp2": ("rollout=dp2@0-1", "ref_logprobs=dp2,ep2@0-1", "actor_train=dp2,ep2@0-1"),
     "ep2 zero1 -> tp2, apart": ("rollout=tp2@2-3", "ref_logprobs=tp1@2", "actor_train=dp2,ep2,zero1@0-1"),
     "ep2 -> dp4 ep4": ("rollout=dp4,ep4@0-3", "ref_logprobs=dp2@0-1", "actor_train=dp2,ep2@0-1"),
+    "cp2 ep2 zero1 -> tp2 sp": (
+        "rollout=tp2,dp2@0-3", "ref_logprobs=tp2,sp@0-1", "actor_train=dp2,cp2,ep2,zero1@0-3",
+    ),
+    "tp2 sp ep2 recompute -> cp2": (
+        "rollout=dp2@0-1", "ref_logprobs=cp2@0-1", "actor_train=dp2,tp2,sp,ep2,recompute@0-3",
+    ),
     "pp2 ep2 -> tp2": ("rollout=tp2,dp2@0-3", "ref_logprobs=tp2@0-1", "actor_train=pp2,dp2,ep2@0-3"),
-}
+}  # fmt: skip
 
 
 @pytest.fixture

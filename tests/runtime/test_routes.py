@@ -17,6 +17,7 @@ from tests.runtime.test_resume import EVERY, up_to
 PLANS = (
     ("rollout=tp1@0", "ref_logprobs=tp1@0", "actor_train=tp1@0"),
     ("rollout=tp2,dp2@0-3", "ref_logprobs=tp2@0-1", "actor_train=pp2,dp2,ep2,recompute@0-3"),
+    ("rollout=dp2@0-1", "ref_logprobs=tp2,sp@0-1", "actor_train=cp2,tp2,sp@0-3"),
 )
 
 
@@ -34,7 +35,7 @@ def test_plans_give_one_trajectory(workers: Pool, model: Path, tmp_path: Path) -
     """And what is trained first has the log-probs that were sampled."""
     routes = [f"nodes.{name}.in.routes=rollout.routes" for name in ("actor_train", "ref_logprobs")]
     graph = hflow.load(GRAPH, [f"params.model={model}", "params.steps=2", *routes])
-    one, other = (
+    one, *others = (
         execute(
             hflow.compile(graph, "clusters/local4.yaml", pins),
             tmp_path / str(number),
@@ -43,10 +44,11 @@ def test_plans_give_one_trajectory(workers: Pool, model: Path, tmp_path: Path) -
         )
         for number, pins in enumerate(PLANS)
     )
-    assert digests(one) == digests(other)
-    for mine, theirs in zip(losses(other), losses(one), strict=True):
-        assert mine == pytest.approx(theirs, rel=1e-5, abs=1e-7)
-    for run in (one, other):
+    for other in others:
+        assert digests(one) == digests(other)
+        for mine, theirs in zip(losses(other), losses(one), strict=True):
+            assert mine == pytest.approx(theirs, rel=1e-5, abs=1e-7)
+    for run in (one, *others):
         # float32 sums of some dozen terms of order 1
         assert all(step["actor_train.mismatch"] < 1e-5 for step in run.metrics)
 

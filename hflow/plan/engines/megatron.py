@@ -7,9 +7,7 @@ from hflow.plan.model_shape import ModelShape
 
 
 def _rows_stay_whole(shape: ModelShape) -> str:
-    if shape.post_norms:
-        return "rows of models of Gemma's kind are not cut"
-    return "rows of models with experts are not cut" if shape.moe else ""
+    return "rows of models of Gemma's kind are not cut" if shape.post_norms else ""
 
 
 PROFILE = EngineProfile(

@@ -24,8 +24,8 @@ class Groups:
     first by itself; None on other stages.
 
     Of expert parallelism: `ep`, the neighbours along dp that share the experts of a layer; `expert_dp`, those
-    along dp that hold the same experts; `expert_replica`, those that hold one copy of all experts. Without it
-    the rank alone, `dp` and `replica`.
+    along dp and cp that hold the same experts; `expert_replica`, those that hold one copy of all experts.
+    Without it the rank alone, `dp_cp` and `replica`.
     """
 
     tp: ProcessGroup
@@ -100,7 +100,8 @@ def _expert_groups(
     """`Groups.ep`, `expert_dp` and `expert_replica`."""
     mesh, ep = sharding.mesh, sharding.ep
     whole = [
-        tuple(d for d in mesh.devices if mesh.coordinates(d)["dp"] // ep == part)
+        tuple(device for device in group if mesh.coordinates(device)["dp"] // ep == part)
+        for group in mesh.groups("pp", "dp", "tp")
         for part in range(mesh.dp // ep)
     ]
     sets = sharding.expert_peers, sharding.expert_replicas, whole

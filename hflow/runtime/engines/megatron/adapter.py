@@ -16,12 +16,6 @@ from typing import Any
 
 import torch
 from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
-from megatron.core.tensor_parallel.mappings import (
-    copy_to_tensor_model_parallel_region,
-    gather_from_sequence_parallel_region,
-    reduce_from_tensor_model_parallel_region,
-    reduce_scatter_to_sequence_parallel_region,
-)
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.nn.functional import linear
@@ -29,6 +23,7 @@ from torch.nn.functional import linear
 from hflow.graph.adapter import Adapter, AdapterTarget
 from hflow.plan.model_shape import ModelShape
 from hflow.runtime.engines.megatron.dropout import column_draws, dropped_product, numbered
+from hflow.runtime.engines.megatron.tensor_parallel_part import into_parts, sum_of_parts
 
 # The Megatron module of each projection, within a layer.
 QKV, PROJECTION = "self_attention.linear_qkv", "self_attention.linear_proj"
@@ -64,8 +59,8 @@ class LowRank(torch.nn.Module):
         """`sp`: whether the input of a projection that is split by rows, or else its output, is this rank's
         part of the places. `draws`: the numbers of all places, where some of x is to be left out."""
         narrow = linear(x, self.lora_A.weight) if draws is None else self._dropped(x, sp, draws)
-        exchange: Any = _GATHERED[sp] if self.by_rows else _SUMMED[sp]
-        return exchange(narrow, group=self.tp)
+        # Before B of a projection that is split by rows, and behind A of one that is split by columns.
+        return into_parts(narrow, self.tp, sp) if self.by_rows else sum_of_parts(narrow, self.tp, sp)
 
     def _dropped(self, x: Tensor, sp: bool, draws: Tensor) -> Tensor:
         first, count, rank = 0, x.shape[-1], self.tp.rank()
@@ -75,15 +70,6 @@ class LowRank(torch.nn.Module):
             draws = draws.chunk(self.tp.size())[rank]
         columns = column_draws(self.matrix, first, count, x.device)
         return dropped_product(x, self.lora_A.weight, draws, columns, self.dropout)
-
-
-# Before B of a projection that is split by rows, and behind A of one that is split by columns; True: the
-# places outside are split.
-_GATHERED = {False: copy_to_tensor_model_parallel_region, True: gather_from_sequence_parallel_region}
-_SUMMED = {
-    False: reduce_from_tensor_model_parallel_region,
-    True: reduce_scatter_to_sequence_parallel_region,
-}
 
 
 class _Matrix(torch.nn.Module):

@@ -18,6 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from hflow.runtime.engines.megatron.context_shard import ContextShard
+from hflow.runtime.engines.megatron.moe.routes import RoutedTokens
 from hflow.runtime.engines.megatron.pack import Pack
 from hflow.runtime.engines.megatron.rotary import Rotation
 from hflow.runtime.engines.megatron.shaped_config import ShapedConfig
@@ -28,12 +29,14 @@ TURN = 128  # queries that see all tokens before them at once, where they need a
 
 @dataclass(frozen=True)
 class TokenPlaces:
-    """What attention knows of the tokens: the rows that they make up, and how each turns by its position.
-    `windowed`: how it turns in layers with a window, where it does so by other angles there."""
+    """What layers know of the tokens: the rows that they make up, and how each turns by its position.
+    `windowed`: how it turns in layers with a window, where it does so by other angles there. `routed`: what
+    routers are told; None: there are none."""
 
     pack: Pack | ContextShard
     rotation: Rotation
     windowed: Rotation | None = None
+    routed: RoutedTokens | None = None
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -21,7 +21,7 @@ from torch.distributed import ProcessGroup, all_reduce
 from torch.nn.functional import pad
 
 from hflow.plan.layout import split
-from hflow.runtime.engines.megatron.pack import RowPlaces
+from hflow.runtime.engines.megatron.pack import RowPlaces, padded_routes
 from hflow.runtime.engines.megatron.sequences import Sequences
 
 
@@ -54,7 +54,7 @@ class ContextShard:
         predicted_at: int64 ``[predicted]``: the places that predict response tokens.
         predicts: int64 ``[predicted]``: which of all response tokens these are, counted row by row.
         responses: how many response tokens there are.
-        draws: int64 ``[places]``: the number of each token by which dropout draws; None: nothing is dropped.
+        num_rows, routes, draws: of these places, as of `RowPlaces`.
     """
 
     tokens: Tensor
@@ -64,6 +64,8 @@ class ContextShard:
     predicts: Tensor
     responses: int
     group: ProcessGroup
+    num_rows: Tensor
+    routes: Tensor | None = None
     draws: Tensor | None = None
 
     @staticmethod
@@ -80,22 +82,30 @@ class ContextShard:
         rows = tuple(_row_shards(gathered_at[whole.places], spans, rank, ranks))
         at = gathered_at[whole.predicted_at]
         predicts = (at // width == rank).nonzero().squeeze(1)
-        more = width - len(dealt[rank])
-        tokens, positions, draws = (
-            None if values is None else pad(values[dealt[rank]], (0, more))
-            for values in (whole.tokens, whole.positions, whole.draws)
-        )
-        assert tokens is not None and positions is not None
-        return ContextShard(tokens, positions, rows, at[predicts] % width, predicts, len(at), group, draws)
+        own = dealt[rank]
+        routes, draws = (None if x is None else x[own.to(x.device)] for x in (whole.routes, whole.draws))
+        return ContextShard(
+            whole.tokens[own], whole.positions[own], rows, at[predicts] % width, predicts, len(at), group,
+            whole.num_rows[own], routes, draws,
+        )._filled(width - len(own))  # fmt: skip
 
     def padded(self, places: int) -> ContextShard:
         """With so many places on every rank: the ones more hold a token that belongs to no row."""
         width = len(self.tokens)
         more = places - width
-        tokens, positions = (pad(values, (0, more)) for values in (self.tokens, self.positions))
-        draws = None if self.draws is None else pad(self.draws, (0, more))
         rows = tuple(replace(row, keys=row.keys + row.keys // width * more) for row in self.rows)
-        return replace(self, tokens=tokens, positions=positions, rows=rows, draws=draws)
+        return replace(self._filled(more), rows=rows)
+
+    def _filled(self, more: int) -> ContextShard:
+        """With so many places more on this rank."""
+        tokens, positions, num_rows = (
+            pad(values, (0, more)) for values in (self.tokens, self.positions, self.num_rows)
+        )
+        routes = padded_routes(self.routes, more)
+        draws = None if self.draws is None else pad(self.draws, (0, more))
+        return replace(
+            self, tokens=tokens, positions=positions, num_rows=num_rows, routes=routes, draws=draws
+        )
 
     def own(self, values: Tensor) -> Tensor:
         """Of values of all response tokens, ``[response tokens, …]``, those that this rank predicts."""

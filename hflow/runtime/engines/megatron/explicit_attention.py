@@ -55,6 +55,7 @@ def attend_explicitly(
     to itself and those before it, ``window - 1`` of them at most.
 
     Args:
+        query: those of the last tokens, of all that have keys.
         sinks: ``[heads]``.
         present: bool ``[rows, tokens]``, False where there is padding, which only sees itself.
     """
@@ -110,8 +111,8 @@ class _Weights:
 
 
 class _ExplicitAttention(torch.autograd.Function):
-    """Of queries ``[rows, groups, heads, tokens, d]``, keys and values ``[rows, groups, tokens, d]``, sinks
-    ``[groups, heads]``."""
+    """Of queries ``[rows, groups, heads, last tokens, d]``, keys and values ``[rows, groups, tokens, d]``,
+    sinks ``[groups, heads]``."""
 
     @staticmethod
     def forward(  # type: ignore[override]
@@ -120,7 +121,7 @@ class _ExplicitAttention(torch.autograd.Function):
         ctx.save_for_backward(query, key, value, sinks)
         ctx.sight = sight
         found = query.new_empty(query.shape)
-        for part in _parts(query, sight.window):
+        for part in _parts(query, key, sight.window):
             found[part.rows, :, :, part.queries] = _found(query, key, value, sinks, sight, part)
         return found
 
@@ -132,7 +133,7 @@ class _ExplicitAttention(torch.autograd.Function):
         to_key, to_value = (torch.zeros_like(x, dtype=wide) for x in (key, value))
         to_sinks = None if sinks is None else torch.zeros_like(sinks, dtype=wide)
         into = _AttentionGradients(torch.empty_like(query), to_key, to_value, to_sinks)
-        for part in _parts(query, ctx.sight.window):
+        for part in _parts(query, key, ctx.sight.window):
             _add_gradients(into, given, ctx.sight, part, gradient)
         of_sinks = None if to_sinks is None else to_sinks.to(query.dtype)
         return into.query, to_key.to(key.dtype), to_value.to(value.dtype), of_sinks, None
@@ -180,14 +181,15 @@ def _add_gradients(
     into.key[at] += scores.transpose(-1, -2) @ query[part.rows, :, :, part.queries].flatten(2, 3)
 
 
-def _parts(query: Tensor, window: int | None) -> Iterator[_Part]:
+def _parts(query: Tensor, key: Tensor, window: int | None) -> Iterator[_Part]:
     rows, groups, heads, length, _ = query.shape
-    some, side = queries_at_once(rows, groups * heads, length)
+    some, side = queries_at_once(rows, groups * heads, key.shape[2])
+    before = key.shape[2] - length
     for row in range(0, rows, some):
         for start in range(0, length, side):
             stop = min(start + side, length)
-            first = 0 if window is None else max(0, start - window + 1)
-            yield _Part(slice(row, row + some), slice(start, stop), slice(first, stop))
+            first = 0 if window is None else max(0, before + start - window + 1)
+            yield _Part(slice(row, row + some), slice(start, stop), slice(first, before + stop))
 
 
 def _weights(query: Tensor, key: Tensor, sinks: Tensor | None, sight: _Sight, part: _Part) -> _Weights:
@@ -195,7 +197,8 @@ def _weights(query: Tensor, key: Tensor, sinks: Tensor | None, sight: _Sight, pa
     scores = _scores(some.flatten(2, 3), key[part.rows, :, part.keys], sight.cap)
     scores = scores.unflatten(2, some.shape[2:4])
     present = None if sight.present is None else sight.present[part.rows, part.keys]
-    mask = band(sight.window, some.shape[3], part.queries.start - part.keys.start, scores, present)
+    before = scores.shape[-1] - some.shape[3]  # keys, of a part, before the first query's own
+    mask = band(sight.window, some.shape[3], before, scores, present)
     mask = mask if present is None else mask[:, :, None]
     tanh = None if sight.cap is None else scores
     summed = scores.add_(mask) if sight.cap is None else (scores * sight.cap).add_(mask)

@@ -30,6 +30,9 @@ class RowPlaces:
         own: bool ``[rows, longest]``: which of these are no other row's, or the first row's that has them.
         lengths: int64 ``[rows]``, of the inputs.
         predicted_at: int64 ``[response tokens]``: the places that predict them, row by row.
+        num_rows: int64 ``[places]``: how many rows have the token; 0 of padding.
+        routes: on the host, int16 ``[places, choices]``: the experts that each token passes through, negative
+            where there is no token; None: routers choose.
         draws: int64 ``[places]``: the number of each token by which dropout draws; None: nothing is dropped.
     """
 
@@ -39,6 +42,8 @@ class RowPlaces:
     own: Tensor
     lengths: Tensor
     predicted_at: Tensor
+    num_rows: Tensor
+    routes: Tensor | None
     draws: Tensor | None
 
     @staticmethod
@@ -65,7 +70,12 @@ class RowPlaces:
         if sequences.draws is not None:
             draws = first.new_zeros(count)
             draws[places[own]] = sequences.draws[:, :longest][own]
-        return RowPlaces(tokens, positions, found, own, lengths, places[sequences.predicted_at], draws)
+        num_rows, routes = (
+            torch.bincount(places[present], minlength=count),
+            _routes(sequences, found, own, count),
+        )
+        at = places[sequences.predicted_at]
+        return RowPlaces(tokens, positions, found, own, lengths, at, num_rows, routes, draws)
 
 
 @dataclass(frozen=True)
@@ -73,15 +83,11 @@ class Pack:
     """Rows whole, as one rank runs them.
 
     Attributes:
-        tokens: int64 ``[places]``; positions: int64 ``[places]``, of each token in its row.
-        rows: int64 ``[places]``: how many rows have the token; 0 of padding.
+        tokens, positions, num_rows, routes, draws: as of `RowPlaces`.
         blocks: rows of about the same length, int64 ``[rows, longest]``: the places of their tokens in order,
             and any place where a row is shorter, which by causality none of its tokens sees.
         found_at: int64 ``[places]``: where each token stands in all blocks, read one after the other.
         predicted_at: int64 ``[response tokens]``: the places that predict them, row by row.
-        routes: on the host, int16 ``[places, choices]``: the experts that each token passes through, negative
-            where there is no token; None: routers choose.
-        draws: int64 ``[places]``: the number of each token by which dropout draws; None: nothing is dropped.
     """
 
     tokens: Tensor
@@ -89,7 +95,7 @@ class Pack:
     blocks: tuple[Tensor, ...]
     found_at: Tensor
     predicted_at: Tensor
-    rows: Tensor
+    num_rows: Tensor
     routes: Tensor | None = None
     draws: Tensor | None = None
 
@@ -97,12 +103,9 @@ class Pack:
     def of(sequences: Sequences) -> Pack:
         """At least one token, which is padding when the rows have none."""
         at = RowPlaces.of(sequences)
-        count = len(at.tokens)
-        blocks, found_at = _blocks(at.places, at.own, at.lengths, count)
-        present = torch.arange(at.places.shape[1], device=at.places.device) < at.lengths[:, None]
-        rows = torch.bincount(at.places[present], minlength=count)
-        routes = _routes(sequences, at)
-        return Pack(at.tokens, at.positions, blocks, found_at, at.predicted_at, rows, routes, at.draws)
+        blocks, found_at = _blocks(at.places, at.own, at.lengths, len(at.tokens))
+        more = at.num_rows, at.routes, at.draws
+        return Pack(at.tokens, at.positions, blocks, found_at, at.predicted_at, *more)
 
     def own(self, values: Tensor) -> Tensor:
         """Of values of all response tokens those that this rank predicts: all."""
@@ -115,22 +118,27 @@ class Pack:
     def padded(self, places: int) -> Pack:
         """With so many places: the ones more hold a token that belongs to no row."""
         more = places - len(self.tokens)
-        tokens, positions, found_at, rows = (
-            pad(values, (0, more)) for values in (self.tokens, self.positions, self.found_at, self.rows)
+        tokens, positions, found_at, num_rows = (
+            pad(values, (0, more)) for values in (self.tokens, self.positions, self.found_at, self.num_rows)
         )
-        routes = None if self.routes is None else pad(self.routes, (0, 0, 0, more), value=NONE)
+        routes = padded_routes(self.routes, more)
         draws = None if self.draws is None else pad(self.draws, (0, more))
-        return Pack(tokens, positions, self.blocks, found_at, self.predicted_at, rows, routes, draws)
+        return Pack(tokens, positions, self.blocks, found_at, self.predicted_at, num_rows, routes, draws)
 
 
-def _routes(sequences: Sequences, at: RowPlaces) -> Tensor | None:
-    """Those of each place."""
+def padded_routes(routes: Tensor | None, more: int) -> Tensor | None:
+    """Those of so many places more, of which routers choose."""
+    return None if routes is None else pad(routes, (0, 0, 0, more), value=NONE)
+
+
+def _routes(sequences: Sequences, places: Tensor, own: Tensor, count: int) -> Tensor | None:
+    """Those of each of `count` places."""
     if sequences.routes is None:
         return None
-    own = at.own.cpu()
-    found = torch.full((len(at.tokens), sequences.choices), NONE, dtype=torch.int16)
+    own = own.cpu()
+    found = torch.full((count, sequences.choices), NONE, dtype=torch.int16)
     given = sequences.routes.padded(NONE).unflatten(1, (-1, sequences.choices))
-    found[at.places.cpu()[own]] = given[:, : own.shape[1]][own]
+    found[places.cpu()[own]] = given[:, : own.shape[1]][own]
     return found
 
 

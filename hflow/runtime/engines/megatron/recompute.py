@@ -30,6 +30,8 @@ class RecomputingLayer(TransformerLayer):
         self.bias_dropout_add_exec_handler = nullcontext
 
     def forward(self, *args: Any, **options: Any) -> Any:
+        # Routers are told of their tokens in the place of a padding mask, which Megatron would split itself.
+        options["padding_mask"] = options["attention_mask"].routed
         if not (self.recompute and torch.is_grad_enabled()):
             return self._run(*args, **options)
         return checkpoint(self._run, *args, use_reentrant=False, preserve_rng_state=False, **options)

@@ -92,12 +92,9 @@ def forward(
     """
     shape, dtype = shape_of_model(model), get_model_config(model).params_dtype
     of_tokens = pack.positions, shape, dtype
-    places = TokenPlaces(pack, Rotation.of(*of_tokens), Rotation.windowed(*of_tokens))
-    # Megatron hands the masks on, one to the attention, which knows places, and one to routers.
-    run = partial(model, pack.tokens[None], None, places)
-    if shape.moe:
-        assert isinstance(pack, Pack), "rows of models with experts are not cut"
-        run = partial(run, padding_mask=_routed(pack, shape.moe.top_k))
+    routed = RoutedTokens.of(pack, shape.moe.top_k, sp) if shape.moe else None
+    places = TokenPlaces(pack, Rotation.of(*of_tokens), Rotation.windowed(*of_tokens), routed)
+    run = partial(model, pack.tokens[None], None, places)  # Megatron hands the mask on to the layers
     if not has_head:
         return run()
     output_layer: Any = get_attr_wrapped_model(model, "output_layer")
@@ -106,12 +103,6 @@ def forward(
         return run()
     finally:
         hook.remove()
-
-
-def _routed(pack: Pack, top_k: int) -> RoutedTokens:
-    if pack.routes is None:
-        return RoutedTokens(pack.rows)
-    return RoutedTokens(pack.rows, pack.routes.to(pack.rows.device).unflatten(1, (-1, top_k)))
 
 
 def _only_at(places: Tensor, sp: ProcessGroup | None) -> Callable[..., tuple[Tensor, ...]]:

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from hflow.runtime.engines.megatron.head import DeferredHead
+from hflow.runtime.engines.megatron.moe.layer import MixtureOfExperts
 
 
 @contextlib.contextmanager
@@ -30,11 +31,17 @@ def sequence_parallel(model: torch.nn.Module, on: bool) -> Iterator[None]:
         return
     config: Any = get_model_config(model)
     products: list[Any] = [m for m in model.modules() if _scatters(m)]
+    experts = [m for m in model.modules() if isinstance(m, MixtureOfExperts)]
     parallel_state._set_global_memory_buffer()  # Megatron gathers the places of a product into it
     try:
         config.sequence_parallel = True
         for product in products:
             product.sequence_parallel, product.allreduce_dgrad = True, False
+            if isinstance(product, RowParallelLinear) and product.bias is not None:
+                # It is added to a part of the places. Megatron sums gradients so marked, in such runs only.
+                product.bias.sequence_parallel = True  # type: ignore[attr-defined]
+        for layer in experts:
+            layer.sequence_parallel = True
         yield
     finally:
         parallel_state.destroy_global_memory_buffer()
@@ -42,6 +49,8 @@ def sequence_parallel(model: torch.nn.Module, on: bool) -> Iterator[None]:
         for product in products:
             product.sequence_parallel = False
             product.allreduce_dgrad = isinstance(product, ColumnParallelLinear)
+        for layer in experts:
+            layer.sequence_parallel = False
 
 
 def _scatters(module: torch.nn.Module) -> bool:

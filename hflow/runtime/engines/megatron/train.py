@@ -225,7 +225,8 @@ class Training:
         if not coef:
             yield {}
             return
-        with balanced(self.adam.model, self.groups, batches, coef) as loss:
+        sp = self.call.plan.strategy.sp
+        with balanced(self.adam.model, self.groups, batches, coef, sp) as loss:
             yield {BALANCE: (loss, 1.0)}
 
     def _loss(self, heads: Tensor, part: MicroBatch, minibatch: Minibatch) -> tuple[Tensor, Sums]:

@@ -22,16 +22,19 @@ from hflow.runtime.engines.groups import Groups
 from hflow.runtime.engines.megatron.interleaved import chunks_of
 from hflow.runtime.engines.megatron.micro_batches import MicroBatch
 from hflow.runtime.engines.megatron.moe.router import Router
-from hflow.runtime.engines.megatron.schedule import run_schedule
+from hflow.runtime.engines.megatron.schedule import Finish, run_schedule
 from hflow.runtime.engines.megatron.shaped_config import shape_of_model
 
 
 @contextmanager
 def balanced(
-    model: torch.nn.Module, groups: Groups, batches: tuple[MicroBatch, ...], coef: float
+    model: torch.nn.Module, groups: Groups, batches: tuple[MicroBatch, ...], coef: float, sp: bool = False
 ) -> Iterator[float]:
     """Within, the backward passes of these micro-batches also add the gradient of `coef` times the loss, the
     mean over layers. Collective over the mesh.
+
+    Args:
+        sp: sequence parallelism.
 
     Yields:
         The loss of the minibatch, without `coef`, on every rank.
@@ -43,8 +46,8 @@ def balanced(
     here = [layer for chunk in chunks for layer in chunk]
     found = torch.zeros(shape.num_layers, 2, shape.moe.num_experts, dtype=torch.float64)
     found = found.to(routers[0].weight.device)
-    counted = _count(model, routers, groups, batches)
-    if groups.tp.rank() == 0:  # its peers have counted the same tokens
+    counted = _count(model, routers, groups, batches, sp)
+    if sp or groups.tp.rank() == 0:  # its peers have counted other tokens, or else the same
         found[here] = counted
     all_reduce(found, group=groups.mesh)
     choices, probabilities = found.unbind(1)
@@ -62,12 +65,17 @@ def balanced(
 
 @torch.no_grad()
 def _count(
-    model: torch.nn.Module, routers: list[Router], groups: Groups, batches: tuple[MicroBatch, ...]
+    model: torch.nn.Module,
+    routers: list[Router],
+    groups: Groups,
+    batches: tuple[MicroBatch, ...],
+    sp: bool,
 ) -> torch.Tensor:
     """``[layers of this stage, 2, experts]``: choices, and sums of probabilities."""
     for router in routers:
         router.tally = torch.zeros(2, len(router.weight), dtype=torch.float64, device=router.weight.device)
-    run_schedule(model, groups, batches, lambda heads, _: (heads.new_zeros(()), None), forward_only=True)
+    nothing: Finish = lambda heads, _: (heads.new_zeros(()), None)  # noqa: E731
+    run_schedule(model, groups, batches, nothing, forward_only=True, sp=sp)
     tallies = [router.tally for router in routers if router.tally is not None]
     for router in routers:
         router.tally = None

@@ -26,7 +26,8 @@ class Router(torch.nn.Module):
     its noise); Mixtral's, Qwen3's and gpt-oss' divide the probabilities of the chosen ones by their sum.
 
     As in transformers, scores are made in the model's dtype and probabilities in float32: a choice hangs on
-    their order. Each rank of tp has the whole router, and makes the same choice.
+    their order. Each rank of tp has the whole router, and makes the same choice, or, with sequence
+    parallelism, that of its part of the places.
 
     `tally`: while there is one, float64 ``[2, experts]``, choices and probabilities of tokens are added up in
     it. `slope`: while there is one, float32 ``[experts]``, the gradient of the loss with respect to each
@@ -41,6 +42,9 @@ class Router(torch.nn.Module):
         self.bias: torch.nn.Parameter | None = None
         if shape.biased:
             self.bias = torch.nn.Parameter(self.weight.new_empty(shape.num_experts))
+        for parameter in self.parameters():
+            # Of sequence parallelism: Megatron sums the gradients so marked over tp.
+            parameter.sequence_parallel = True  # type: ignore[attr-defined]
         self.tally: Tensor | None = None
         self.slope: Tensor | None = None
         self.records = False

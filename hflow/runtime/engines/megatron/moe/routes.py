@@ -14,14 +14,16 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
+from hflow.runtime.engines.megatron.context_shard import ContextShard
 from hflow.runtime.engines.megatron.moe.router import Router
+from hflow.runtime.engines.megatron.pack import Pack
 
 
 @dataclass(frozen=True)
 class RoutedTokens:
-    """What routers are told of a micro-batch: in the place of the padding mask that Megatron hands on to
-    them, and whose `shape` it asks.
+    """What routers are told of the places of a micro-batch that they see.
 
     Attributes:
         rows: int64 ``[places]``: how many rows have the token.
@@ -32,9 +34,16 @@ class RoutedTokens:
     rows: Tensor
     experts: Tensor | None = None
 
-    @property
-    def shape(self) -> torch.Size:
-        return torch.Size((1, len(self.rows)))
+    @staticmethod
+    def of(pack: Pack | ContextShard, top_k: int, sp: ProcessGroup | None = None) -> RoutedTokens:
+        """`sp`: the tensor-parallel group whose ranks each have a part of the places."""
+        rows, routes = pack.num_rows, pack.routes
+        if sp:
+            rows, routes = (None if x is None else x.chunk(sp.size())[sp.rank()] for x in (rows, routes))
+        assert rows is not None
+        if routes is None:
+            return RoutedTokens(rows)
+        return RoutedTokens(rows, routes.to(rows.device).unflatten(1, (-1, top_k)))
 
     def of_layer(self, number: int) -> Tensor | None:
         """``[places, top_k]``, of layer `number` of those with experts."""
