@@ -73,7 +73,7 @@ def _targets(config: ModelConfig) -> tuple[AdapterTarget, ...]:
 
 
 def _names(config: ModelConfig, key: str) -> list[str]:
-    found = config.entries.get(key) or []
+    found: Any = config.entries.get(key) or []
     if isinstance(found, str):
         raise ConfigError(f"`{key}` is the pattern {found!r}; a list of modules is read")
     if not isinstance(found, list) or not all(isinstance(name, str) for name in cast("list[Any]", found)):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import cast
 
 from hflow.bounded_read import UnreadableError
 from hflow.diagnostics import Diagnostic, HflowError
@@ -98,4 +99,4 @@ def _misfit(heads: Mapping[str, TensorHead], shape: ModelShape) -> tuple[str, st
 
 
 def _text(value: object) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, tuple) else f"{value}"
+    return ", ".join(cast("tuple[str, ...]", value)) if isinstance(value, tuple) else f"{value}"

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from hflow.bounded_read import UnreadableError, parse_json
+from hflow.plan.digests import HEADER_BYTES
 
-MAX_HEAD_BYTES = 100_000_000  # safetensors takes no longer one
 METADATA = "__metadata__"
 
 
@@ -40,7 +40,7 @@ def _head_text(file: Path) -> str:
     try:
         with file.open("rb") as opened:
             length = int.from_bytes(opened.read(8), "little")
-            if not 0 < length <= min(MAX_HEAD_BYTES, os.fstat(opened.fileno()).st_size):
+            if not 0 < length <= min(HEADER_BYTES, os.fstat(opened.fileno()).st_size):
                 raise UnreadableError("json", "it is no safetensors file")
             return opened.read(length).decode()
     except FileNotFoundError:
@@ -52,10 +52,9 @@ def _head_text(file: Path) -> str:
 
 
 def _tensor_head(name: str, entry: Any) -> TensorHead:
-    dtype, shape = (entry.get(key) for key in ("dtype", "shape")) if isinstance(entry, dict) else (None, None)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    if not isinstance(dtype, str) or not isinstance(shape, list):
+    found = cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}
+    dtype, shape = found.get("dtype"), found.get("shape")
+    sizes = cast("list[Any]", shape) if isinstance(shape, list) else [None]
+    if not isinstance(dtype, str) or not all(isinstance(size, int) for size in sizes):
         raise UnreadableError("json", f"it says no dtype and shape of tensor `{name}`")
-    sizes = cast("list[Any]", shape)
-    if not all(isinstance(size, int) for size in sizes):
-        raise UnreadableError("json", f"it says no shape of tensor `{name}`")
     return TensorHead(dtype, tuple(sizes))

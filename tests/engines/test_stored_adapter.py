@@ -42,7 +42,7 @@ TASKS = {"lm": TaskType.CAUSAL_LM, "scalar": TaskType.SEQ_CLS}
 OPTIONS: dict[str, Any] = ADAM | PPO | {"aggregate": "sequence_mean"}
 
 
-def write_adapter(folder: Path, base: str, head: Head, seed: int = 3, **options: Any) -> PeftModel:
+def write_adapter(folder: Path, base: str, head: Head, seed: int = 3, **options: Any) -> Any:
     """A folder as PEFT writes it, of an adapter (and head) of random numbers, and PEFT's model in f64."""
     config = LoraConfig(**({"r": 4, "lora_alpha": 6, "task_type": TASKS[head]} | options))
     model = get_peft_model(_loaded(base, torch.float32, head), config)
