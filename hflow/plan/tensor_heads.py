@@ -54,7 +54,7 @@ def _head_text(file: Path) -> str:
 def _tensor_head(name: str, entry: Any) -> TensorHead:
     found = cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}
     dtype, shape = found.get("dtype"), found.get("shape")
-    sizes = cast("list[Any]", shape) if isinstance(shape, list) else [None]
+    sizes: list[Any] = cast("list[Any]", shape) if isinstance(shape, list) else [None]
     if not isinstance(dtype, str) or not all(isinstance(size, int) for size in sizes):
         raise UnreadableError("json", f"it says no dtype and shape of tensor `{name}`")
     return TensorHead(dtype, tuple(sizes))
