@@ -1,4 +1,5 @@
-"""Pins of train nodes whose models share one base: what says how and where one lies says it of all."""
+"""Pins of nodes that train, or score with, models of one base: what says how and where one lies says it of
+all."""
 
 from __future__ import annotations
 
@@ -15,18 +16,21 @@ PLACED = ("devices", "vpp")  # beside the sizes of axes, and ZeRO-3
 
 
 def spread_pins(pins: Sequence[Pin], graph: Graph) -> tuple[Pin, ...]:
-    """`pins`, with what they say of where weights lie given to all train nodes of the same base.
+    """`pins`, with what they say of where weights lie given to all nodes that hold models of the same base.
 
     Raises:
-        HflowError: HF302 when they contradict each other.
+        HflowError: HF302 when they contradict each other, or a frozen model cannot lie so.
     """
     found = {pin.node: pin for pin in pins}
     for models in sharing_models(graph):
-        nodes = [node.name for model in models for node in graph.trainers(model)]
+        holders = {node.name: node.op for model in models for node in graph.holders(model)}
+        nodes = [*holders]
         own = [found[name] for name in nodes if name in found]
         sizes, settings = _said(own, models)
         if not (sizes or settings):
             continue
+        if "score" in holders.values():
+            settings = _scoring(settings, own, models)
         for name in nodes:
             pin = found.get(name) or Pin(name, (), None, own[0].text)
             found[name] = replace(pin, sizes=tuple(sorted(sizes.items())), **settings)
@@ -52,6 +56,15 @@ def _said(pins: Sequence[Pin], models: Sequence[str]) -> tuple[dict[str, int], d
 def _placing(pin: Pin) -> Iterator[tuple[str, Any]]:
     yield from pin.sizes
     yield from ((key, getattr(pin, key)) for key in PLACED if getattr(pin, key) is not None)
+
+
+def _scoring(settings: dict[str, Any], pins: Sequence[Pin], models: Sequence[str]) -> dict[str, Any]:
+    """Without interleaved stages and ZeRO-3, which are for training alone."""
+    if settings.get("vpp", 1) > 1 or settings.get("zero") == 3:
+        names, texts = " and ".join(f"`{name}`" for name in models), " ".join(f"--pin {p.text}" for p in pins)
+        message = f"{texts}: {names} share a base, and one of them only scores, which is not done so"
+        raise HflowError(Diagnostic("HF302", message, help="leave out `vpp` and `zero3`, or `base`"))
+    return {key: value for key, value in settings.items() if key != "vpp"}
 
 
 def _contradiction(pins: Sequence[Pin], models: Sequence[str]) -> Diagnostic:

@@ -33,6 +33,7 @@ from hflow.plan.program import Program
 from hflow.plan.read_shape import read_shape
 from hflow.plan.routes import unusable_routes, with_choices
 from hflow.plan.row_lengths import row_lengths
+from hflow.plan.stored_adapter import resolved_adapter, unfit_adapters
 from hflow.plan.vocabulary import foreign_tokens, tokens_beyond
 from hflow.plan.workload import rounds, token_makers, workload
 
@@ -88,7 +89,8 @@ def new_draft(
     engines = generation_engines(options.engines, graph, cluster)
     shapes = _shapes(graph)
     too_few = (problem for each in graphs for problem in too_few_positions(each, shapes))
-    untrainable = (*unusable_patterns(graph, shapes), *unusable_adapters(graph, shapes))
+    adapters = (*unusable_adapters(graph, shapes), *unfit_adapters(graph, shapes))
+    untrainable = (*unusable_patterns(graph, shapes), *adapters)
     unusable = (*untrainable, *idle_balancing(graph, shapes), *unusable_routes(graph, shapes))
     if unfit := (*tokens_beyond(graph, shapes), *too_few, *unusable):
         raise HflowError(unfit)
@@ -110,7 +112,7 @@ def _shapes(graph: Graph) -> dict[str, ModelShape]:
     for model in graph.models:
         try:
             read = read_shape(model.path, model.span, model.head, _tiny(graph, model.path))
-            shapes[model.name] = replace(read, adapter=model.adapter)
+            shapes[model.name] = replace(read, adapter=resolved_adapter(model))
         except HflowError as error:
             errors.append(error)
     if errors:

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping
 from typing import cast
 
 from hflow.diagnostics import Diagnostic, HflowError, did_you_mean
+from hflow.graph.adapter import StoredAdapter
 from hflow.graph.infer.kinds.generate import ROUTES
 from hflow.graph.ir import Graph, Node
 from hflow.plan.cluster import Cluster
-from hflow.plan.engine_registry import GENERATION_ENGINES, GenerationEngine, profile_of
+from hflow.plan.engine_registry import DEFAULT_ENGINE, GENERATION_ENGINES, GenerationEngine, profile_of
 
 
 def generation_engines(
@@ -38,6 +39,9 @@ def generation_engines(
     bad += [_cannot(n) for n in graph.nodes if n.in_flight and not profile_of(chosen[n.name]).in_flight]
     samplers = [node for node in graph.nodes if node.op == "generate" and node.output(ROUTES)]
     bad += [_tells_no_routes(node) for node in samplers if not _tells(chosen[node.name])]
+    bad += [
+        found for n in graph.nodes if n.name in chosen and (found := _begins_bare(n, graph, chosen[n.name]))
+    ]
     if bad:
         raise HflowError(bad)
     return chosen
@@ -48,6 +52,17 @@ def _cannot(node: Node) -> Diagnostic:
     titles, first = " and ".join(able.values()), next(iter(able))
     message = f"`{node.name}` takes over weights `in_flight`, which of the engines only {titles} can"
     return Diagnostic("HF310", message, node.span, f"choose it: `--engine {node.name}={first}`")
+
+
+def _begins_bare(node: Node, graph: Graph, engine: GenerationEngine) -> Diagnostic | None:
+    """A server reads the model's own folder, and gets an adapter with the newest weights alone."""
+    model = graph.model_of(node)
+    renewed = graph.trainers(model.name) and not node.model_use.lag
+    if renewed or not isinstance(model.adapter, StoredAdapter) or profile_of(engine).server is None:
+        return None
+    title = profile_of(engine).title
+    message = f"`{node.name}` begins with the adapter in `{model.adapter.path}`, which {title} does not read"
+    return Diagnostic("HF310", message, node.span, f"choose another: `--engine {node.name}={DEFAULT_ENGINE}`")
 
 
 def _tells_no_routes(node: Node) -> Diagnostic:

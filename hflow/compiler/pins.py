@@ -164,6 +164,8 @@ def _check_offload(node: Node, graph: Graph, cluster: Cluster) -> None:
         raise ValueError(
             f"`{model.name}` takes over the weights of `{source}`, so its own stay on the devices"
         )
+    if model.base and not trainers:
+        raise ValueError(f"most weights of `{model.name}` are those of `{model.base}`, which stay")
     if trainers and node.op != "train":
         names = " or ".join(f"`{trainer.name}`" for trainer in trainers)
         raise ValueError(f"`{node.name}` reads weights that are trained", f"pin offload on {names}")

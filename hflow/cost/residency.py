@@ -5,7 +5,7 @@ An *instance* is one copy of a model's weights on a mesh. Of each device it keep
 more `in_use`: a trained model its gradients and optimizer, if it is offloaded (gradients are dropped, Adam's
 state waits on the host); a frozen model its weights, if they wait there; a reader of a trained model its own
 copy of the weights, unless they lie as the trainer's do, which it then uses. Of models that share a base the
-frozen weights count where the model lies that has them; the others are trained there in the same layout.
+frozen weights count where the model lies that has them; the others lie there in the same layout.
 
 While a checkpoint is written, and steps go on, a copy of what it is made of lies on the host: of a trained
 model, and of older weights that a reader keeps. It counts whenever there may be one, that is always, since no
@@ -221,6 +221,10 @@ def _without_snapshot(
         return Residency(asleep, serving, weights, LabelledBytes(SERVED, weights), copy_bytes=weights)
     if use == "read":
         return Residency(NOTHING, whole, weights, copy_bytes=weights, copy_stays=shape.adapter is not None)
+    if trained.on_base:
+        weights = renewed_bytes(*what, strategy)
+        own_weights = LabelledBytes("own weights", weights)
+        return Residency(own_weights, own_weights, weights)
     pinned = LabelledBytes("weights", pinned_bytes(shape, weights, BYTES[model.dtype], mesh.tp))
     return (
         Residency(NOTHING, whole, weights, pinned, weights) if offload else Residency(whole, whole, weights)

@@ -26,3 +26,18 @@ class Adapter:
     @property
     def scale(self) -> float:
         return self.alpha / self.rank
+
+
+@dataclass(frozen=True)
+class StoredAdapter:
+    """An adapter whose matrices, rank, alpha and targets are those in a folder of PEFT's. What a graph says
+    of them again is what the folder must say; None: nothing. `dropout`: as of an `Adapter`."""
+
+    path: str
+    rank: int | None = None
+    alpha: float | None = None
+    targets: tuple[AdapterTarget, ...] | None = None
+    dropout: float = 0.0
+
+
+AnyAdapter = StoredAdapter | Adapter

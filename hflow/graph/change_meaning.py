@@ -143,6 +143,10 @@ def _of_model(name: str, rest: Sequence[str], old: Graph, new: Graph) -> str:
             return "what the model computes is rounded otherwise from here on"
         case ["base"]:
             return "only where frozen weights lie differs"
+        case ["adapter", "path"] if is_saved:
+            return "the checkpoint's adapter is used whatever the path says"
+        case ["adapter", *_] if not (_is_saved(name, old) or _is_saved(name, new)):
+            return "another model judges from here on"
         case ["adapter", "alpha"]:
             return "the adapter counts more, or less, from here on"
         case ["adapter", "dropout"]:

@@ -15,7 +15,7 @@ import networkx as nx
 
 from hflow.diagnostics import Span
 from hflow.display import Displayed
-from hflow.graph.adapter import Adapter
+from hflow.graph.adapter import AnyAdapter
 from hflow.graph.lengths import Lengths
 from hflow.graph.types import ValueType
 
@@ -45,8 +45,9 @@ class Model:
     """One set of weights. `path` is a local HF folder, relative to where hflow runs.
 
     `head`: ``lm`` predicts tokens; ``scalar`` gives each position one number (critics, reward and cost
-    models). `adapter`: what of it is trained; None: all its weights are. `base`: the trained model whose
-    frozen weights are this one's too, on the same memory; None: it has its own.
+    models). `adapter`: what of it is trained, or, of a frozen model, added to its weights; None: there is
+    none, and all weights are trained. `base`: the trained model whose frozen weights are this one's too, on
+    the same memory; None: it has its own.
     """
 
     name: str
@@ -55,13 +56,14 @@ class Model:
     frozen: bool = False
     dtype: Literal["f32", "bf16"] = "f32"
     refresh: Refresh | None = None
-    adapter: Adapter | None = None
+    adapter: AnyAdapter | None = None
     base: str | None = None
     span: Span | None = field(default=None, compare=False)
 
     @property
     def base_owner(self) -> str:
-        """The model on whose memory its frozen weights are while it is trained: another one, or itself."""
+        """The model on whose memory its frozen weights are where it is trained, or is frozen itself: another
+        one, or itself."""
         return self.base or self.name
 
 
@@ -400,6 +402,11 @@ class Graph(Displayed):
     def trainers(self, model: str) -> tuple[Node, ...]:
         """The nodes that train a model, in their order within a step."""
         return tuple(n for n in self.nodes if n.op == "train" and n.model and n.model.model == model)
+
+    def holders(self, model: str) -> tuple[Node, ...]:
+        """The nodes that decide where a model lies: those that train it; of a frozen one all that use it."""
+        users = (n for n in self.nodes if n.model and n.model.model == model)
+        return self.trainers(model) or tuple(users)
 
     def dag(self) -> nx.DiGraph[str]:
         """Node names with an edge for every data edge, and every `after`, within one step; a region waits

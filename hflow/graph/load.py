@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hflow.bounded_read import UnreadableError, read_text
 from hflow.diagnostics import Diagnostic, HflowError, ordered
-from hflow.graph.adapter import ADAPTER_TARGETS, Adapter, AdapterTarget
+from hflow.graph.adapter import ADAPTER_TARGETS, Adapter, AdapterTarget, AnyAdapter, StoredAdapter
 from hflow.graph.checks.adapters import check_adapters
 from hflow.graph.checks.bases import check_bases
 from hflow.graph.checks.checks import (
@@ -233,9 +233,14 @@ def _models(spec: GraphSpec, document: Document) -> tuple[Model, ...]:
     )
 
 
-def _adapter(spec: AdapterSpec) -> Adapter:
+def _adapter(spec: AdapterSpec) -> AnyAdapter:
     """Targets in the order of the forward pass, each once."""
     targets: tuple[AdapterTarget, ...] = tuple(t for t in ADAPTER_TARGETS if t in spec.targets)
+    if spec.path is not None:
+        said = spec.model_fields_set
+        alpha, again = spec.alpha if "alpha" in said else None, targets if "targets" in said else None
+        return StoredAdapter(spec.path, spec.rank, alpha, again, spec.dropout)
+    assert spec.rank is not None, "which is checked"
     return Adapter(spec.rank, spec.alpha, targets, spec.dropout)
 
 

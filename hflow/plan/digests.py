@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Literal
 
 from hflow.diagnostics import Diagnostic, HflowError
+from hflow.graph.adapter import StoredAdapter
 from hflow.graph.infer.functions import source_file
-from hflow.graph.ir import Graph, Node
+from hflow.graph.ir import Graph, Model, Node
 from hflow.graph.row_sources import filter_functions
 from hflow.plan.model_shape import NAMED
 
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -26,7 +28,8 @@ HEADER_BYTES = 100_000_000  # safetensors takes no longer header
 class Digests:
     """SHA-256, in hex, of what stood in files when the graph was compiled; what was not there is left out.
 
-    `models`: by folder and name of the file; of ``model.safetensors`` only the header. `functions`: by
+    `models`: by folder, of a model or an adapter, and name of the file; of safetensors only the
+    header. `functions`: by
     reference, of the file that holds the function. `chats`: by path, of the chat templates and tools that
     nodes name.
     """
@@ -80,7 +83,19 @@ def digests_of(graph: Graph) -> Digests:
     read = {reference: _file_digest(_found(reference)) for reference in _users(graph)}
     functions = {reference: digest for reference, digest in read.items() if digest}
     chats = {path: digest for path in _chat_users(graph) if (digest := _file_digest(Path(path)))}
-    return Digests({folder: model_digests(Path(folder)) for folder in folders}, functions, chats)
+    models = {folder: model_digests(Path(folder)) for folder in folders}
+    for folder in sorted({m.adapter.path for m in graph.models if isinstance(m.adapter, StoredAdapter)}):
+        models[folder] = {**models.get(folder, {}), **adapter_digests(Path(folder))}
+    return Digests(models, functions, chats)
+
+
+def adapter_digests(folder: Path) -> dict[str, str]:
+    """Of the files in the folder of an adapter."""
+    found = {
+        ADAPTER_CONFIG: _file_digest(folder / ADAPTER_CONFIG),
+        ADAPTER_WEIGHTS: _header_digest(folder / ADAPTER_WEIGHTS),
+    }
+    return {name: digest for name, digest in found.items() if digest}
 
 
 def model_digests(folder: Path) -> dict[str, str]:
@@ -99,7 +114,8 @@ def changed_models(graph: Graph, then: Digests) -> Iterator[Diagnostic]:
     for found in model_files(then):
         if found.state in ("changed", "gone"):
             changed_in.setdefault(found.folder, []).append(found)
-    users = {m.path: [u for u in graph.models if u.path == m.path] for m in graph.models}
+    folders = dict.fromkeys(folder for model in graph.models for folder in _folders(model))
+    users = {folder: [u for u in graph.models if folder in _folders(u)] for folder in folders}
     for folder, models in users.items():
         changed = changed_in.get(folder, [])
         if not changed:
@@ -118,7 +134,7 @@ def model_files(then: Digests) -> tuple[ModelFile, ...]:
 
 def _model_files(folder: str, then: Mapping[str, str]) -> Iterator[ModelFile]:
     seen = _is_folder(Path(folder))
-    now = model_digests(Path(folder)) if seen else {}
+    now = model_digests(Path(folder)) | adapter_digests(Path(folder)) if seen else {}
     for name, digest in then.items():
         state = _compared(digest, now.get(name)) if seen else "unknown"
         yield ModelFile(folder, name, digest, state)
@@ -221,6 +237,11 @@ def _found(reference: str) -> Path | None:
         return source_file(reference)
     except HflowError:
         return None
+
+
+def _folders(model: Model) -> tuple[str, ...]:
+    """All that a model is read from."""
+    return (model.path, model.adapter.path) if isinstance(model.adapter, StoredAdapter) else (model.path,)
 
 
 def _is_folder(path: Path) -> bool:

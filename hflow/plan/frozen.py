@@ -26,7 +26,8 @@ FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
 
 @dataclass(frozen=True)
 class TrainedWith:
-    """What the trainer of a model keeps otherwise than weights, gradients and moments of all parameters.
+    """What the trainer of a model keeps otherwise than weights, gradients and moments of all parameters, and
+    a frozen model otherwise than all its weights.
 
     `freeze`: patterns of the names of parameters that have weights only. `averages`: moving averages of the
     weights in float32, one for each model that takes them over. `on_base`: what an adapter leaves as it is
@@ -42,11 +43,10 @@ ALL_TRAINED = TrainedWith()
 
 
 def trained_with(graph: Graph, model: str) -> TrainedWith:
-    """Of the trainer of `model`; what holds for all models where no node trains it."""
-    trainers = graph.trainers(model)
+    """Of the trainer of `model`; of one that no node trains only where its base lies."""
+    trainers, on_base = graph.trainers(model), graph.model(model).base is not None
     if not trainers:
-        return ALL_TRAINED
-    on_base = graph.model(model).base is not None
+        return TrainedWith(on_base=True) if on_base else ALL_TRAINED
     return TrainedWith(frozen_patterns(trainers[0]), len(averaging(graph, model)), on_base)
 
 
@@ -115,13 +115,14 @@ def unusable_adapters(graph: Graph, shapes: Mapping[str, ModelShape]) -> Iterato
     """HF230 for every adapter of a model whose layers no adapter fits."""
     for model in (m for m in graph.models if m.adapter):
         shape = shapes[model.name]
-        if kind := _unadaptable(shape):
+        if kind := unadaptable(shape):
             message = f"`{model.name}` ({shape.family}) has {kind}, for which there are no adapters"
             yield Diagnostic("HF230", message, model.span, "drop `adapter`, or take another model")
 
 
-def _unadaptable(shape: ModelShape) -> str:
-    """PEFT would adapt a projection that files have fused with others as one."""
+def unadaptable(shape: ModelShape) -> str:
+    """What of a model no adapter fits, empty for most: PEFT would adapt a projection that files have fused
+    with others as one."""
     if shape.moe or shape.latent:
         return "experts" if shape.moe else "latent attention"
     return "fused projections" if FAMILIES[shape.family].fused else ""

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from hflow.diagnostics import Span
 from hflow.display import Displayed
-from hflow.graph.adapter import Adapter
+from hflow.graph.adapter import AnyAdapter
 from hflow.graph.ir import Graph, Model, Node
 from hflow.plan.cluster import Cluster
 from hflow.plan.digests import Digests
@@ -203,7 +203,7 @@ def _unsaid_of_model(model: Model) -> dict[str, Any]:
     return _unsaid_of_adapter(model.adapter) | unsaid
 
 
-def _unsaid_of_adapter(adapter: Adapter | None) -> dict[str, Any]:
+def _unsaid_of_adapter(adapter: AnyAdapter | None) -> dict[str, Any]:
     return {"adapter": {"dropout": True}} if adapter and not adapter.dropout else {}
 
 

@@ -15,9 +15,9 @@ from hflow.graph.adapter import Adapter
 from hflow.graph.ir import Model
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.parameters import LORA_A, LORA_B, SCALAR_HEAD
+from hflow.plan.stored_adapter import PEFT_PREFIX
 
 FOLDER = "adapter"  # beside the merged model
-_PREFIX = "base_model.model."
 
 
 @dataclass
@@ -37,15 +37,15 @@ class AdapterExport:
         base: tuple[str, Tensor] | None = None
         for name, tensor in tensors:
             if name.endswith((LORA_A, LORA_B)):
-                self._kept[_PREFIX + name] = tensor.detach().cpu().clone()
+                self._kept[PEFT_PREFIX + name] = tensor.detach().cpu().clone()
                 if base and name.endswith(LORA_B):
-                    base = base[0], self._merged(base[1], self._kept[_of_a(_PREFIX + name)], tensor)
+                    base = base[0], self._merged(base[1], self._kept[_of_a(PEFT_PREFIX + name)], tensor)
                 continue
             if base:
                 yield base
             base = name, tensor
             if name == SCALAR_HEAD:
-                self._kept[_PREFIX + name] = tensor.detach().cpu().clone()
+                self._kept[PEFT_PREFIX + name] = tensor.detach().cpu().clone()
         if base:
             yield base
 

@@ -6,7 +6,7 @@ All is read from the heads of the files, on every device alike, before a weight 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,9 +46,10 @@ class StoredTensor:
     scales: StoredTensor | None = None
 
 
-def stored_tensors(model: Model, shape: ModelShape) -> dict[str, StoredTensor]:
+def stored_tensors(model: Model, shape: ModelShape, beside: Collection[str] = ()) -> dict[str, StoredTensor]:
     """What lies in the folder of `model`, by the name of the parameter: all that it reads, but for a scalar
-    head that begins anew, and nothing that would be passed over without a word.
+    head that begins anew, and nothing that would be passed over without a word. Of those `beside`, which lie
+    in another folder, none is missed.
 
     Raises:
         HflowError: HF406 when files or tensors are missing, unreadable, of another shape or no floats, or of
@@ -60,7 +61,7 @@ def stored_tensors(model: Model, shape: ModelShape) -> dict[str, StoredTensor]:
     if model.head == "lm" and SCALAR_HEAD in stored and LM_HEAD not in stored:
         problem = f"model `{model.name}` has a scalar head in its folder, and predicts no tokens"
         raise unusable(folder, problem, "write `head: scalar`", model.span)
-    beside = {name: found for name, found in stored.items() if _is_harmless(name, model)}
+    harmless = {name: found for name, found in stored.items() if _is_harmless(name, model)}
     found: dict[str, StoredTensor] = {}
     for tensor in file_tensors(shape):
         if tensor.name in stored:
@@ -68,10 +69,10 @@ def stored_tensors(model: Model, shape: ModelShape) -> dict[str, StoredTensor]:
             found |= _parts(tensor, stored[tensor.name])
         elif tensor.stacked and tensor.name + BLOCKS in stored:
             found |= _packed_parts(tensor, stored, model)
-        elif tensor.name != SCALAR_HEAD or model.frozen:
+        elif tensor.name not in beside and (tensor.name != SCALAR_HEAD or model.frozen):
             raise missing(folder, tensor.name, model)
     _refuse_unread(stored, found.values(), model, shape)
-    return beside | found
+    return harmless | found
 
 
 def _parts(tensor: FileTensor, whole: StoredTensor) -> dict[str, StoredTensor]:

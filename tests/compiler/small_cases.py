@@ -23,6 +23,7 @@ from hflow.diagnostics import HflowError
 from hflow.graph.ir import Graph
 from hflow.plan.cluster import Calibration, Cluster, DeviceKind, Link
 from hflow.plan.model_shape import ModelShape
+from hflow.plan.stored_adapter import resolved_adapter
 from tests.compiler.workloads import ROOT
 
 STAND_IN = "shape:llama-7b"  # a path that reads no file; the shapes are replaced
@@ -61,10 +62,10 @@ def case(name: str, seed: int, most: int, overrides: tuple[str, ...] = ()) -> Dr
                 return few
 
 
-def scarce_case(name: str, seed: int, most: int) -> Draft:
+def scarce_case(name: str, seed: int, most: int, overrides: tuple[str, ...] = ()) -> Draft:
     """The same with no more memory than the least plan needs, or hardly more; as it is where nodes are pinned
     to devices."""
-    draft, random = case(name, seed, most), Random(f"scarce {name} {seed}")
+    draft, random = case(name, seed, most, overrides), Random(f"scarce {name} {seed}")
     lean = None if draft.pins else min_memory(space_of(draft))
     return (
         with_memory(draft, int(lean.fullest.peak_bytes * random.choice((1.0, 1.02, 1.1)))) if lean else draft
@@ -111,7 +112,7 @@ def _drawn(name: str, random: Random, overrides: tuple[str, ...] = ()) -> Draft:
     drawn = {model.name: _shape(random).with_head(model.head) for model in graph.models}
     shapes = {m.name: drawn[m.refresh.model] if m.refresh else drawn[m.name] for m in graph.models}
     for m in (m for m in graph.models if m.adapter):
-        shapes[m.name] = replace(drawn[m.base_owner].with_head(m.head), adapter=m.adapter)
+        shapes[m.name] = replace(drawn[m.base_owner].with_head(m.head), adapter=resolved_adapter(m))
     draft = replace(weight_edges(new_draft(graph, cluster, pins, options)), shapes=shapes)
     memory = _memory_bytes(candidates(draft), random)
     device = replace(cluster.device, memory_bytes=memory)

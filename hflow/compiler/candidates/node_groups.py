@@ -56,6 +56,11 @@ class NodeGroup:
         return "read" if self.role == "generate" or self.role == "score" else self.role
 
     @property
+    def holds(self) -> bool:
+        """Whether it decides where the model itself lies, of which others have copies."""
+        return self.role in ("train", "frozen")
+
+    @property
     def served(self) -> bool:
         """Whether a server generates, whose weights nobody else can use."""
         return self.profile.server is not None

@@ -167,6 +167,8 @@ class Pricing:
         pinned = {p.offload for p in self.pins if p.offload is not None}
         if pinned and self.group.use != "read":
             return sorted(pinned)
+        if self.group.role == "frozen" and self.model.base:  # too little to be worth it
+            return (False,)
         if not (self.cluster.host_link and self.group.profile.offloads) or self.model.refresh:
             return (False,)
         kept = self._kept(mesh, strategy, offload=True)

@@ -1,8 +1,8 @@
-"""Trained models that share one base (`base:` in a graph file): the weights that their adapters leave as they
-are exist once, so the models are trained in one layout on the same devices.
+"""Models that share one base (`base:` in a graph file): the weights that their adapters leave as they are
+exist once, so the models are trained, or score if they are frozen, in one layout on the same devices.
 
-How readers of these models lie is as free as ever: one that lies otherwise than its trainer has a copy of its
-own.
+How readers of trained models lie is as free as ever: one that lies otherwise than its trainer has a copy of
+its own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hflow.compiler.candidates.node_groups import Candidate, Candidates, NodeGro
 from hflow.graph.ir import Graph
 from hflow.plan.sharding import Sharding
 
-SharedBases = Sequence[tuple[str, ...]]  # sets of models, or of the node groups that train them
+SharedBases = Sequence[tuple[str, ...]]  # sets of models, or of the node groups that hold them
 
 
 def sharing_models(graph: Graph) -> SharedBases:
@@ -25,9 +25,10 @@ def sharing_models(graph: Graph) -> SharedBases:
 
 
 def sharing_groups(graph: Graph, groups: Sequence[NodeGroup]) -> SharedBases:
-    """The node groups that train the models of each such base, by name."""
-    trainers = {group.model: group.name for group in groups if group.role == "train"}
-    return tuple(tuple(trainers[model] for model in models) for models in sharing_models(graph))
+    """The node groups that train the models of each such base, or score with frozen ones, by name."""
+    holders = {group.model: group.name for group in groups if group.holds}
+    named = (tuple(holders[m] for m in models if m in holders) for models in sharing_models(graph))
+    return tuple(names for names in named if len(names) > 1)
 
 
 def alike(

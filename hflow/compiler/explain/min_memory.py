@@ -116,16 +116,20 @@ def _of_models(space: SearchSpace, members: Iterable[str], count: int) -> list[D
 
 
 def _of_sharing(space: SearchSpace, models: Sequence[str], count: int) -> list[DeviceLoad]:
-    """Of models that share a base, and so are trained in one layout."""
+    """Of models that share a base, and so lie in one layout."""
     found: list[DeviceLoad] = []
-    trainers = (_candidates(space, _trainer(space, model), count) for model in models)
-    for same in by_layout(trainers):
+    holders = (_candidates(space, _holder(space, model), count) for model in models)
+    for same in by_layout(holders):
         found += reduce(_together, (_of_model(space, m, count, own) for m, own in zip(models, same)))
     return _undominated(found)
 
 
 def _trainer(space: SearchSpace, model: str) -> NodeGroup | None:
     return next((g for g in space.free_groups((model,)) if g.role == "train"), None)
+
+
+def _holder(space: SearchSpace, model: str) -> NodeGroup | None:
+    return next((g for g in space.free_groups((model,)) if g.holds), None)
 
 
 def _candidates(space: SearchSpace, group: NodeGroup | None, count: int) -> tuple[Candidate, ...]:
@@ -135,11 +139,13 @@ def _candidates(space: SearchSpace, group: NodeGroup | None, count: int) -> tupl
 def _of_model(
     space: SearchSpace, model: str, count: int, trainers: Sequence[Candidate] = ()
 ) -> list[DeviceLoad]:
-    """`trainers`: those of its trainer's candidates that may be taken; all, if none are given."""
+    """`trainers`: those of its trainer's candidates, or of a frozen model's, that may be taken; all, if none
+    are given."""
     groups = space.free_groups((model,))
     trainer = _trainer(space, model)
     if trainer is None:
-        return reduce(_together, (_alone(g, space.candidates(g.name, count), 1) for g in groups))
+        own = ((g, trainers or space.candidates(g.name, count)) for g in groups)
+        return reduce(_together, (_alone(group, each, 1) for group, each in own))
     readers = [(g, space.candidates(g.name, count)) for g in groups if g is not trainer]
     nodes = {group.name: space.weight_syncs.num_meanwhile(group) for group, _ in readers}
     copies = [_alone(group, each, nodes[group.name]) for group, each in readers]

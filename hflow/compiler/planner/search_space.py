@@ -93,7 +93,7 @@ class SearchSpace:
 
     @cached_property
     def sharing(self) -> SharedBases:
-        """The node groups that train models of one base, which lie alike."""
+        """The node groups that hold models of one base, which lie alike."""
         return sharing_groups(self.draft.graph, self.groups)
 
     def lie_alike(self, assignments: Assignments) -> bool:
@@ -106,7 +106,7 @@ class SearchSpace:
     def partitions(self) -> Iterator[Partition]:
         """Those of the models."""
         graph = self.draft.graph
-        pinned = {group.model for group in self.groups if group.role == "train" and group.name in self.pinned}
+        pinned = {group.model for group in self.groups if group.holds and group.name in self.pinned}
         together = [models for models in sharing_models(graph) if not pinned & {*models}]
         return partitions(graph, self.models, self.draft.options.placement, together)
 

@@ -86,12 +86,14 @@ class GraphBuilder:
         adapter_alpha: float | str | None = None,
         adapter_targets: Sequence[str] | None = None,
         adapter_dropout: float | str | None = None,
+        adapter_path: str | None = None,
         base: str | ModelHandle | None = None,
     ) -> ModelHandle:
         """One set of weights. A frozen model with `refresh_from` takes over the weights of that model before
         every `refresh_every`-th step; with `refresh_decay`, their moving average. With `adapter_rank`,
-        low-rank matrices beside the model's own are trained, which stay as they are (LoRA); with `base` they
-        are those of another such model."""
+        low-rank matrices beside the model's own are trained, which stay as they are (LoRA); with
+        `adapter_path` there are those of a folder of PEFT's; with `base` the model's own are those of another
+        such model."""
         spec = {
             "path": path,
             "head": head if head != "lm" else None,
@@ -99,7 +101,11 @@ class GraphBuilder:
             "dtype": dtype if dtype != "f32" else None,
             "refresh": _said(**{"from": refresh_from}, every=refresh_every, decay=refresh_decay),
             "adapter": _said(
-                rank=adapter_rank, alpha=adapter_alpha, targets=adapter_targets, dropout=adapter_dropout
+                path=adapter_path,
+                rank=adapter_rank,
+                alpha=adapter_alpha,
+                targets=adapter_targets,
+                dropout=adapter_dropout,
             ),
             "base": base,
         }

@@ -22,8 +22,20 @@ def check_bases(drafts: Mapping[str, NodeDraft], spec: GraphSpec, problems: Prob
             problems.add("HF202", f"unknown model `{model.base}`", path, help=help_)
         elif model.base in spec.models:
             message, help_ = _problem(name, model, spec, trained)
+            if not message and name not in trained:
+                message, help_ = _unscored(name, drafts)
             if message:
                 problems.add("HF230", message, path, help=help_)
+
+
+def _unscored(name: str, drafts: Mapping[str, NodeDraft]) -> tuple[str, str]:
+    """As `_problem`, of a frozen model that not only scores."""
+    users = (d for d in drafts.values() if d.model and d.model.model == name)
+    other = next((d for d in users if d.op != "score" or (d.model and d.model.base)), None)
+    if other is None:
+        return "", ""
+    what = "use it without its adapter" if other.op == "score" else f"be used by a {other.op} node"
+    return f"`{name}` is frozen and on a shared base, so it cannot {what} (`{other.name}`)", "drop `base`"
 
 
 def _problem(name: str, model: ModelSpec, spec: GraphSpec, trained: set[str]) -> tuple[str, str]:
@@ -41,10 +53,13 @@ def _problem(name: str, model: ModelSpec, spec: GraphSpec, trained: set[str]) ->
             f"`{without}` has no adapter, so none of its weights are frozen",
             f"give `{without}` an adapter",
         )
-    untrained = next((n for n in (name, owner) if n not in trained), None)
+    is_stored = model.adapter is not None and model.adapter.path is not None
+    untrained = next((n for n in (name, owner) if n not in trained and not (n == name and is_stored)), None)
     if untrained:
         help_ = "score nodes use it with `model: {use: MODEL, base: true}`"
-        return f"no node trains `{untrained}`: two trained models share a base", help_
+        if untrained == owner:
+            help_ = "let the frozen model have the base of a trained one"
+        return f"no node trains `{untrained}`: models share the base of a trained one", help_
     for key in ("path", "dtype"):
         own, its = getattr(model, key), getattr(other, key)
         if own != its:

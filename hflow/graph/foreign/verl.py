@@ -57,7 +57,7 @@ _MODEL = (
     said(_each("actor_rollout_ref.model", "lora_rank, lora.rank"), "models.NAME.adapter.rank"),
     said("actor_rollout_ref.model.lora_alpha", "models.NAME.adapter.alpha"),
     said("actor_rollout_ref.model.target_modules", "models.NAME.adapter.targets"),
-    unsaid("actor_rollout_ref.model.lora_adapter_path", "adapters begin anew; merge one into the folder"),
+    said("actor_rollout_ref.model.lora_adapter_path", "models.NAME.adapter.path"),
     unsaid("actor_rollout_ref.model.override_config", "the model is what its folder says"),
     unsaid(
         _each("actor_rollout_ref.model", "use_remove_padding, use_liger, use_fused_kernels"),

@@ -103,15 +103,16 @@ class RefreshSpec(_Shape):
 
 
 class AdapterSpec(_Shape):
-    """Train low-rank matrices beside a model's own, which stay as they are (LoRA); a number is short for
-    `rank`."""
+    """Low-rank matrices beside a model's own, which stay as they are (LoRA); a number is short for `rank`.
+    `path`: a folder of PEFT's with matrices, rank, alpha and targets; what is said again must be equal."""
 
-    rank: Positive
+    rank: Positive | None = None
     alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 32.0
     targets: Annotated[list[AdapterTarget], BeforeValidator(_texts), Field(min_length=1)] = list(
         ADAPTER_TARGETS
     )
     dropout: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
+    path: str | None = None
 
 
 class ModelSpec(_Shape):

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from hflow.graph.adapter import AnyAdapter, StoredAdapter
 from hflow.graph.ir import Graph, Input, Model, NamedEvaluation, Node
 from hflow.graph.types import Factor
 
@@ -33,12 +34,23 @@ def _model(model: Model) -> str:
         decay = f", decay={model.refresh.decay:g}" if model.refresh.decay else ""
         words.append(f"refresh({model.refresh.model}, every={model.refresh.every}{decay})")
     if model.adapter:
-        targets = ",".join(model.adapter.targets)
-        dropout = f", dropout={model.adapter.dropout:g}" if model.adapter.dropout else ""
-        words.append(f"adapter(rank={model.adapter.rank}, alpha={model.adapter.alpha:g}, {targets}{dropout})")
+        words.append(f"adapter({', '.join(_adapter(model.adapter))})")
     if model.base:
         words.append(f"base({model.base})")
     return " ".join(filter(None, words))
+
+
+def _adapter(adapter: AnyAdapter) -> Iterator[str]:
+    if isinstance(adapter, StoredAdapter):
+        yield adapter.path
+    if adapter.rank is not None:
+        yield f"rank={adapter.rank}"
+    if adapter.alpha is not None:
+        yield f"alpha={adapter.alpha:g}"
+    if adapter.targets is not None:
+        yield ",".join(adapter.targets)
+    if adapter.dropout:
+        yield f"dropout={adapter.dropout:g}"
 
 
 def _node(graph: Graph, node: Node) -> Iterator[str]:

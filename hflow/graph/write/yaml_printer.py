@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from hflow.graph.adapter import ADAPTER_TARGETS, Adapter
+from hflow.graph.adapter import ADAPTER_TARGETS, AnyAdapter, StoredAdapter
 from hflow.graph.checks.evaluations import THRESHOLD
 from hflow.graph.infer.kinds import call, data, generate, score, train
 from hflow.graph.infer.regions import maker
@@ -123,7 +123,11 @@ def _model(model: Model) -> YamlTree:
     return {"path": model.path, **said}
 
 
-def _adapter(adapter: Adapter) -> YamlTree:
+def _adapter(adapter: AnyAdapter) -> YamlTree:
+    if isinstance(adapter, StoredAdapter):
+        again = [*adapter.targets] if adapter.targets else None
+        said = _known(rank=adapter.rank, alpha=adapter.alpha, targets=again, dropout=adapter.dropout)
+        return {"path": adapter.path, **said}
     targets = list(adapter.targets) if adapter.targets != ADAPTER_TARGETS else None
     known = _known(targets=targets, dropout=adapter.dropout)
     return {"rank": adapter.rank, "alpha": adapter.alpha, **known}

@@ -64,13 +64,14 @@ def _half_offloaded(plan: Plan) -> Iterator[str]:
 
 
 def _bases_apart(plan: Plan) -> Iterator[str]:
-    """Models whose frozen weights are another one's, and that are trained where these do not lie."""
+    """Models whose frozen weights are another one's, and that lie where these do not."""
     for model in (m for m in plan.graph.models if m.base):
-        own, its = map(plan.graph.trainers, (model.name, model.base_owner))
-        if not (own and its):
-            yield f"`{model.name}` has the base of `{model.base}`, and one of them is not trained"
+        own, its = plan.graph.holders(model.name), plan.graph.trainers(model.base_owner)
+        if not its:
+            yield f"`{model.name}` has the base of `{model.base}`, which is not trained"
         elif len({plan.node(node.name).sharding for node in (*own, *its)}) > 1:
-            yield f"`{model.name}` is trained in another layout than `{model.base}`, whose base it has"
+            what = "is trained" if plan.graph.trainers(model.name) else "scores"
+            yield f"`{model.name}` {what} in another layout than `{model.base}`, whose base it has"
 
 
 def _bad_instructions(program: Program, instructions: tuple[Instruction, ...], where: str) -> Iterator[str]:

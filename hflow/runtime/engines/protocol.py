@@ -212,8 +212,8 @@ class ModelSetup:
     trained. `renewed`: its weights come anew in every step and are released between.
     `server_bytes`: what a server takes of a device before it computes anything (`Cluster`). `cores`: that the
     ranks of this machine may count on. `stopped`: set when nobody waits for results any more. `told`: hears
-    what is done while it takes long. `base`: of a model that is trained on the base of another one, what
-    trains that one, in the same layout (`Model.base`).
+    what is done while it takes long. `base`: of a model that is trained, or frozen, on the base of another
+    one, what trains that one, in the same layout (`Model.base`).
     """
 
     model: Model

@@ -79,7 +79,7 @@ def _build(
     offloaded, released = _put_away(plan, Offload), _put_away(plan, Release)
     graphs = [program.graph for program in plan.programs]
     found = instances(graphs, {n.node: n.sharding for n in plan.all_nodes})
-    base_of = {own: base for own, trainer in found.items() if trainer and (base := _base(plan, own))}
+    base_of = {own: base for own in found if (base := _base(plan, own, found))}
     for instance in sorted(found, key=lambda own: own in base_of):
         setup = _setup(plan, instance, instance in released, world, tokenizers[instance.model], told)
         if instance in base_of:
@@ -94,10 +94,14 @@ def _build(
             model.weights.release()
 
 
-def _base(plan: Plan, trained: Instance) -> Instance | None:
-    """The trained weights of another model, which has the frozen ones of this."""
-    base = plan.graph.model(trained.model).base
-    return Instance(base, trained.sharding) if base else None
+def _base(plan: Plan, own: Instance, found: Mapping[Instance, Node | None]) -> Instance | None:
+    """The trained weights of another model, which has the frozen ones of this. Readers of a trained model
+    have copies of all."""
+    model = plan.graph.model(own.model)
+    if model.base is None or (found[own] is None and plan.graph.trainers(model.name)):
+        return None
+    base = Instance(model.base, own.sharding)
+    return base if found.get(base) else None
 
 
 def _setup(

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hflow import units
+from hflow.graph.adapter import StoredAdapter
 from hflow.graph.ir import Graph, Model, Node
 from hflow.graph.types import ValueType
 from hflow.view.picture.layout import Rectangle
@@ -182,5 +183,7 @@ def _about(model: Model) -> str:
         return f"{head}, {model.refresh.model}'s weights every {units.plural(model.refresh.every, 'step')}"
     if model.adapter:
         beside = f" beside {model.base}'s base" if model.base else ""
-        return f"{head}, adapter of rank {model.adapter.rank} trained{beside}"
+        rank = f" of rank {model.adapter.rank}" if model.adapter.rank is not None else ""
+        stored = f" from {model.adapter.path}" if isinstance(model.adapter, StoredAdapter) else ""
+        return f"{head}, adapter{rank}{stored} {'frozen' if model.frozen else 'trained'}{beside}"
     return f"{head}, {'frozen' if model.frozen else 'trained'}"

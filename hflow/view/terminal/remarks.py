@@ -10,6 +10,8 @@ from hflow import units
 from hflow.compiler.explain.unused_devices import undivided
 from hflow.cost.device import F32_RATE
 from hflow.cost.host_memory import alike_hosts, host_memory
+from hflow.graph.adapter import StoredAdapter
+from hflow.graph.ir import Model
 from hflow.plan.cluster import Cluster
 from hflow.plan.frozen import trained_share
 from hflow.plan.node_plan import NodePlan
@@ -123,11 +125,22 @@ def _left_at_host(node: NodePlan) -> str:
 def _adapters(plan: Plan) -> Iterator[Remark]:
     """What of a model is trained, and who scores with the rest."""
     for model in (m for m in plan.graph.models if m.adapter):
+        if not plan.graph.trainers(model.name):
+            yield "adapter", _frozen_adapter(plan, model)
+            continue
         share = trained_share(plan.shapes[model.name], ())
         users = [n.name for n in plan.graph.nodes if n.model and n.model.base and n.model.model == model.name]
         base = f"; its base: {', '.join(users)}" if users else ""
         base += f"; all others are those of {model.base}, on the same memory" if model.base else ""
         yield "adapter", f"{model.name}: {100 * share:.2g} % of its parameters are trained{base}"
+
+
+def _frozen_adapter(plan: Plan, model: Model) -> str:
+    adapter = plan.shapes[model.name].adapter
+    assert adapter
+    where = f" beside {model.base}'s base, on the same memory" if model.base else ""
+    stored = f" from {model.adapter.path}" if isinstance(model.adapter, StoredAdapter) else ""
+    return f"{model.name}: of rank {adapter.rank}{stored}{where}"
 
 
 def _unproven(plan: Plan) -> Iterator[Remark]:

@@ -138,7 +138,7 @@ class Mapper:
 
     def _main(self, model: str) -> NodeGroup:
         """The node group that trains a model, or the only one of a frozen one."""
-        return next(g for g in self.space.groups if g.model == model and g.role in ("train", "frozen"))
+        return next(g for g in self.space.groups if g.model == model and g.holds)
 
 
 def _alike(one: Candidate, other: Candidate) -> bool:

@@ -12,6 +12,7 @@ from hflow.graph.ir import Model
 from hflow.plan.layout import Box
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.parameters import EMBEDDING, LORA_A, LORA_B, Parameter, parameters
+from hflow.runtime.adapter_files import adapter_tensors
 from hflow.runtime.engines.megatron.weights import PlacedWeights
 from hflow.runtime.model_folder import unusable
 from hflow.runtime.weight_files import LM_HEAD, StoredTensor, opened, read_box, stored_tensors
@@ -22,8 +23,9 @@ def load_safetensors(
 ) -> tuple[str, ...]:
     """Set all weights from ``model.safetensors``, or the files named by its index, in ``model.path``.
 
-    The scalar head of a model that is not frozen begins with zeros where the folder has none. An adapter
-    begins as `first_of_adapter` says.
+    An adapter is read from its own folder, with a scalar head, if it has one; without a folder it begins as
+    `first_of_adapter` says. The scalar head of a model that is not frozen begins with zeros where no folder
+    has one.
 
     Args:
         there: the parameters that have their values already.
@@ -35,7 +37,8 @@ def load_safetensors(
         HflowError: HF406 when files or tensors are missing, unreadable, not what the model reads, or hold a
             number that is not finite.
     """
-    stored = stored_tensors(model, shape.base)
+    of_adapter = adapter_tensors(model, shape)
+    stored = stored_tensors(model, shape.base, beside=of_adapter) | of_adapter
     adapting = {p.name: p for p in parameters(shape) if p.name.endswith((LORA_A, LORA_B))}
     wanted: dict[Path, list[str]] = {}
     missing = [name for name in weights.names() if name not in there]
