@@ -58,8 +58,8 @@ def test_a_plan_moves_and_prices_routes() -> None:
 def test_who_cannot_is_refused() -> None:
     code, message = refused("params.model=shape:qwen2.5-0.5b", TRAINED)
     assert code == "HF212" and "`actor` has no experts" in message
-    code, message = refused(MOE, TRAINED, engines=("rollout=sglang",))
-    assert code == "HF310" and "only Megatron tells" in message
+    code, message = refused(MOE, TRAINED, engines=("rollout=transformers",))
+    assert code == "HF310" and "only Megatron and SGLang can tell" in message
     graph = graph_of("nodes.ref_logprobs.in.routes=rollout.routes")
     paths = {"actor": "shape:qwen3-30b-a3b", "ref": "shape:qwen3-235b-a22b"}
     models = tuple(replace(model, path=paths[model.name]) for model in graph.models)
@@ -70,6 +70,6 @@ def test_who_cannot_is_refused() -> None:
 
 def test_a_plan_edited_by_hand_is_refused() -> None:
     plan = hflow.compile(graph_of(TRAINED), "h100x64", PINS)
-    nodes = tuple(replace(n, engine="sglang") if n.node == "rollout" else n for n in plan.nodes)
-    with pytest.raises(HflowError, match="SGLang, which knows no `routes`"):
+    nodes = tuple(replace(n, engine="transformers") if n.node == "rollout" else n for n in plan.nodes)
+    with pytest.raises(HflowError, match="transformers, which knows no `routes`"):
         check_runnable(replace(plan, nodes=nodes))

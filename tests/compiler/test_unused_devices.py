@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
+from math import ceil
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 import hflow
 from hflow.compiler.explain.unused_devices import undivided
 from hflow.plan.cluster_file import load_cluster
+from hflow.plan.named_shapes import NAMED_SHAPES
 from hflow.plan.plan import Plan
 from hflow.view.terminal.remarks import remarks
 
@@ -28,9 +30,14 @@ def compiled(hosts: int, batch: int, *pins: str) -> Plan:
     return hflow.compile(graph, cluster, pins)
 
 
+def staged(pp: int) -> bool:
+    """Whether each stage has layers: those between the first and the last as few as suffice."""
+    return LAYERS % pp == 0 or LAYERS - (pp - 2) * ceil(LAYERS / pp) >= 2
+
+
 def divides(node: str, batch: int, pp: int, dp: int, tp: int) -> bool:
     """Whether Qwen2.5-7B can be split so, and GRPO's rows: a prompt's eight stay together."""
-    if HEADS % tp or KV_HEADS % tp or LAYERS % pp or dp > HELD_OUT:
+    if HEADS % tp or KV_HEADS % tp or not staged(pp) or dp > HELD_OUT:
         return False
     if node == "rollout":
         return pp == 1 and batch % dp == 0
@@ -48,7 +55,9 @@ def wider(plan: Plan, batch: int) -> Iterator[tuple[str, int]]:
                 yield own.node, count
 
 
-@pytest.mark.parametrize(("hosts", "batch"), list(product((2, 3, 5, 6, 9), (64, 96, 128, 160))))
+@pytest.mark.parametrize(
+    ("hosts", "batch"), [*product((2, 3, 5, 6, 9), (64, 96, 128, 160)), (29, 128), (29, 160)]
+)
 def test_it_is_told_where_no_layout_divides(hosts: int, batch: int) -> None:
     plan = compiled(hosts, batch)
     unused, told = set(plan.cluster.devices) - set(plan.devices), undivided(plan)
@@ -59,13 +68,18 @@ def test_it_is_told_where_no_layout_divides(hosts: int, batch: int) -> None:
         assert int(count) == 8 * hosts and int(count) % int(dp) == 0 and int(whole) % int(dp)
         assert not any(
             divides(name, batch, pp, 8 * hosts // (pp * tp), tp)
-            for pp, tp in product((1, 2, 4, 7, 14, 28), (1, 2, 4))
+            for pp, tp in product(range(1, LAYERS + 1), (1, 2, 4))
             if 8 * hosts % (pp * tp) == 0
         )
 
 
-def test_both_are_among_these() -> None:
-    """24 devices are no power of two, as a minibatch is; a pin alone leaves 8 of 16 without work."""
+def with_layers(monkeypatch: pytest.MonkeyPatch, name: str, count: int) -> None:
+    monkeypatch.setitem(NAMED_SHAPES, name, replace(NAMED_SHAPES[name], num_layers=count))
+
+
+def test_both_are_among_these(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two layers make no three stages, and 3 divides no minibatch; a pin alone leaves 8 of 16 without work."""
+    with_layers(monkeypatch, "qwen2.5-7b", 2)
     told = ("note", "device 16-23 has nothing to do, since no node has a layout on more devices (rollout on"
             " 24: dp6 does not divide 128 rows)")  # fmt: skip
     assert told in remarks(compiled(3, 128))
@@ -74,8 +88,9 @@ def test_both_are_among_these() -> None:
     assert ("note", "device 8-15 has nothing to do") in remarks(pinned)
 
 
-def test_pipelines_and_servers_are_counted_as_they_run() -> None:
-    """Llama 2 of 70B has 80 layers and 8 kv heads: 17 is a factor of none of its numbers."""
+def test_pipelines_and_servers_are_counted_as_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 layers make no 17 stages, and 17 is a factor of no other number of Llama 2 of 70B."""
+    with_layers(monkeypatch, "llama-70b", 16)
     cluster = replace(load_cluster("h100x128"), hosts=17)
     sets = ["params.model=shape:llama-70b", *DTYPES, "params.batch=256"]
     plan = hflow.compile(hflow.load(Path("algorithms/grpo.yaml"), sets), cluster)
