@@ -208,12 +208,8 @@ def score_on_rank(
     return {name: as_lists(rows) for name, rows in outputs.items()}
 
 
-@pytest.mark.matrix(cover=False)
-@pytest.mark.parametrize("variant", ["llama", "mistral", "qwen3 windows", "gemma2", "gemma3"])
-@pytest.mark.parametrize("run", [run for run in RUNS if "recompute" not in run])
-def test_log_probs_equal_transformers(pool: Pool, folders: Folders, run: str, variant: str) -> None:
-    layout, strategy = RUNS[run]
-    folder, mesh = folders.of(variant, False), MESHES[layout]
+def log_probs_are_those_of_transformers(pool: Pool, folder: str, mesh: Mesh, strategy: Strategy) -> None:
+    """Of a score node, with entropies; on all ranks of a replica that have the head."""
     data, model = rollout(folder), load_hf(folder)
     results = pool.run(len(mesh.devices), score_on_rank, folder, mesh, data, strategy)
     found: dict[int, Any] = {}
@@ -228,6 +224,14 @@ def test_log_probs_equal_transformers(pool: Pool, folders: Folders, run: str, va
             with torch.no_grad():
                 expected = response_log_probs(model, tokens, len(mine), 0.8)[index]
             assert mine == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+@pytest.mark.matrix(cover=False)
+@pytest.mark.parametrize("variant", ["llama", "mistral", "qwen3 windows", "gemma2", "gemma3"])
+@pytest.mark.parametrize("run", [run for run in RUNS if "recompute" not in run])
+def test_log_probs_equal_transformers(pool: Pool, folders: Folders, run: str, variant: str) -> None:
+    layout, strategy = RUNS[run]
+    log_probs_are_those_of_transformers(pool, folders.of(variant, False), MESHES[layout], strategy)
 
 
 @pytest.mark.parametrize("run", ["cp2", "tp2cp2 sp recompute"])

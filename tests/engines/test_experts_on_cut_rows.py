@@ -4,21 +4,19 @@ transformers, which cut nothing."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
-import torch
 
 from hflow.graph.infer.kinds.generate import ROUTES
 from hflow.plan.layout import Mesh
 from hflow.plan.strategy import PLAIN, Strategy
-from tests.engines.models import ADAM, Folders, load_hf
+from tests.engines.models import ADAM, Folders
 from tests.engines.processes import Pool
 from tests.engines.test_balanced_experts import balance_is_exact
-from tests.engines.test_context_parallel import score_on_rank
+from tests.engines.test_context_parallel import log_probs_are_those_of_transformers
 from tests.engines.test_routes import Forced, drawn_routes
 from tests.engines.test_strategies import train_on_rank, without_gradients
-from tests.engines.test_train import PPO, ROWS, compare, reference, response_log_probs, rollout
+from tests.engines.test_train import PPO, compare, reference, rollout
 
 MESHES = {
     "tp2": Mesh.of((0, 1), tp=2),
@@ -133,16 +131,4 @@ def test_updates_equal_torch_adamw(
 @pytest.mark.parametrize("run", [run for run in RUNS if "recompute" not in run])
 def test_log_probs_equal_transformers(pool: Pool, folders: Folders, run: str, family: str) -> None:
     layout, strategy = RUNS[run]
-    folder, mesh = folders.of(family, False), MESHES[layout]
-    data, model = rollout(folder), load_hf(folder)
-    results = pool.run(len(mesh.devices), score_on_rank, folder, mesh, data, strategy)
-    found: dict[int, Any] = {}
-    for rank, outputs in enumerate(results):
-        assert not outputs or found.setdefault(mesh.coordinates(rank)["dp"], outputs) == outputs
-    for index, name in enumerate(("logprobs", "entropy")):
-        rows = [row for replica in sorted(found) for row in found[replica][name]]
-        for row, mine in zip(range(ROWS), rows, strict=True):
-            tokens = data["tokens"].slice(row, row + 1).values.long()
-            with torch.no_grad():
-                expected = response_log_probs(model, tokens, len(mine), 0.8)[index]
-            assert mine == pytest.approx(expected.tolist(), abs=1e-5)
+    log_probs_are_those_of_transformers(pool, folders.of(family, False), MESHES[layout], strategy)
