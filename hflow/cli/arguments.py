@@ -56,12 +56,19 @@ def load_run(
 ) -> tuple[Any, Any]:
     """The graph, and how a run of it is kept (`hflow.graph.run_config.RunConfig`). Otherwise as
     `load_graph`."""
+    found = load_checked(path, files, overrides)
+    print_diagnostics(found.warnings)
+    return found.graph, found.config
+
+
+def load_checked(
+    path: Path, files: Sequence[Path] | None = None, overrides: Sequence[str] | None = None
+) -> Any:
+    """As `load_run`, with the warnings, of which none is printed (`hflow.graph.load.checked`)."""
     from hflow.graph.load import checked, read_graph
 
     refuse_plan(path)
-    found = checked(read_graph(path), tuple(overrides or ()), tuple(files or ()))
-    print_diagnostics(found.warnings)
-    return found.graph, found.config
+    return checked(read_graph(path), tuple(overrides or ()), tuple(files or ()))
 
 
 def refuse_plan(path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hflow.cli.arguments import Files, GraphFile, Overrides, load_graph, refuse_plan
+from hflow.cli.arguments import Files, GraphFile, Overrides, load_checked, load_graph
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.units import plural
 
@@ -43,12 +43,9 @@ def counts_text(graph: Any) -> str:
 
 def _check_as_json(path: Path, files: list[Path], overrides: list[str]) -> int:
     """The exit code. Warnings and errors are told alike, in the object alone."""
-    from hflow.graph.load import checked, read_graph
-
     told: dict[str, Any] = {"ok": False}
     try:
-        refuse_plan(path)
-        found = checked(read_graph(path), tuple(overrides), tuple(files))
+        found = load_checked(path, files, overrides)
         told = {"ok": True, "graph": _summary(found.graph)}
         diagnostics: Iterable[Diagnostic] = found.warnings
     except HflowError as error:
