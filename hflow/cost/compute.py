@@ -142,9 +142,9 @@ def _tokens(run: Execution, parts: MicroBatches) -> float:
 def _layers_s(run: Execution, tokens: float, kind: Literal["train", "score"]) -> float:
     """The forward pass of a micro-batch through the layers of a stage, without communication."""
     shape, device = run.shape, run.device
-    again = repeated_parameters(shape, run.mesh.tp) - head_parameters(shape)
-    parameters = read_parameters(shape, tokens, run.strategy.ep) + again
-    flops = 2 * (matmul_parameters(shape) + again) * tokens
+    repeated, head = repeated_parameters(shape, run.mesh.tp), head_parameters(shape)
+    parameters = read_parameters(shape, tokens, run.strategy.ep) + repeated - head
+    flops = 2 * (matmul_parameters(shape) + repeated - head) * tokens
     flops += attention_work(shape, tokens, run.work.surrounding / 2)
     flops += padding_flops(shape, tokens, run.strategy.ep, device)
     seconds = products_s(flops, parameters, kind, run.dtype, device, run.mesh.tp)
