@@ -132,7 +132,7 @@ def assert_equal_copies(ranks: list[dict[str, Any]]) -> None:
 def test_copies_stay_equal_in_bf16_with_zero_1(pool: Pool, folders: Folders) -> None:
     """And the norm is that of one process, whose gradients bf16 has rounded elsewhere."""
     folder, options = folders.of("qwen3 one pair", False), ADAM | PPO | {"aggregate": "token_mean"}
-    norms: list[float] = []
+    norms, results = list[float](), list[Any]()
     for mesh, strategy in ((Mesh.of((0,)), PLAIN), (MESHES["tp2dp2"], Strategy(zero=1))):
         arguments = folder, mesh, rollout(folder), options, 1, strategy, "bf16"
         results = pool.run(len(mesh.devices), train_on_rank, *arguments)

@@ -68,7 +68,8 @@ def _parts(fused: Any, shape: ModelShape) -> Iterator[tuple[torch.nn.Parameter, 
     for parameter in (fused.weight, fused.bias):
         if parameter is not None:
             yield parameter, parameter.numel() * (len(parameter) - 2 * shape.head_dim) // len(parameter)
-    for name, low_rank in getattr(fused, "adapter", torch.nn.Module()).named_children():
+    adapter: Any = getattr(fused, "adapter", None)
+    for name, low_rank in adapter.named_children() if adapter is not None else ():
         if name in ("k_proj", "v_proj"):
             yield low_rank.lora_B.weight, 0
 
