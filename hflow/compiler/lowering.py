@@ -178,15 +178,16 @@ def _alike(
 ) -> Iterator[tuple[list[Parameter], Boxes, Boxes]]:
     """Parameters in groups of one shape and equal boxes (the same weight of several layers), which are
     lowered once."""
-    split = max(source.mesh.tp, target.mesh.tp) > 1
+    tps = source.mesh.tp, target.mesh.tp
     groups: dict[tuple[object, ...], list[Parameter]] = defaultdict(list)
     for parameter in moved_parameters(shape):
         ends = (
             (stages_of(shape, end.mesh.pp, parameter, end.vpp), expert_part(shape, end.ep, parameter))
             for end in (source, target)
         )
-        dim = parameter.shard if split else None
-        groups[parameter.shape, dim, parameter.expert is None, *ends].append(parameter)
+        dim = parameter.shard if max(tps) > 1 else None
+        parts = (parameter.parts(tp) for tp in tps)
+        groups[parameter.shape, dim, parameter.expert is None, *parts, *ends].append(parameter)
     for same in groups.values():
         yield same, weight_boxes(shape, source, same[0]), weight_boxes(shape, target, same[0])
 

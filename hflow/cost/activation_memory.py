@@ -24,7 +24,7 @@ def layer_activation_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mes
     that experts read and return. Split over tp: Q, K, V, attention's output by tokens and, of fused kernels,
     by rows, and gate, up and product of the MLP, whose activation is made again; and what goes into norms of
     queries and keys: Q, and all of QKV, of which K is a view. With `sp` the inputs are split, too."""
-    qkv = shape.query_width + shape.key_width + shape.value_width
+    qkv = shape.query_width + shape.kv_width(mesh.tp)
     outputs = 1 if shape.explicit_scores else 2
     split = qkv + outputs * shape.attended_width + 3 * shape.ffn
     split += shape.query_width + qkv if shape.qk_norm else 0
@@ -54,7 +54,8 @@ def layer_backward_bytes(
 def _fused_gradients_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mesh) -> int:
     """By rows and by tokens, beside what the MLP needed: 4 of a query's width and 1.5 of a key's, as
     measured."""
-    mlp, query, key = (ceil(width / mesh.tp) for width in (3 * shape.ffn, shape.query_width, shape.key_width))
+    keys = shape.key_width * shape.kv_copies(mesh.tp)
+    mlp, query, key = (ceil(width / mesh.tp) for width in (3 * shape.ffn, shape.query_width, keys))
     return tokens * (4 * query + ceil(1.5 * key) - mlp) * BYTES[dtype]
 
 
@@ -68,7 +69,7 @@ def _explicit_gradients_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: 
     split = ceil((3 * shape.ffn + shape.attended_width) / mesh.tp)
     gone = tokens * (inputs + 2 * routed_width(shape) + split) * BYTES[dtype]
     found = tokens * ceil((2 * shape.attended_width + shape.query_width) / mesh.tp) * BYTES[dtype]
-    return found + tokens * ceil((shape.key_width + shape.value_width) / mesh.tp) * 4 - gone
+    return found + tokens * ceil(shape.kv_width(mesh.tp) / mesh.tp) * 4 - gone
 
 
 def forward_bytes(

@@ -32,7 +32,14 @@ from hflow.cost.generation import generate_s
 from hflow.cost.passes import MicroBatches, passes
 from hflow.graph.ir import OpKind
 from hflow.plan.cluster import Cluster
-from hflow.plan.flops import expert_parameters, head_parameters, matmul_parameters, read_parameters
+from hflow.plan.flops import (
+    expert_parameters,
+    head_parameters,
+    kv_parameters,
+    matmul_parameters,
+    read_parameters,
+    repeated_parameters,
+)
 from hflow.plan.frozen import frozen_names, trained_share
 from hflow.plan.layout import Mesh
 from hflow.plan.logits import keeps_logits, outputs_per_position
@@ -135,8 +142,9 @@ def _tokens(run: Execution, parts: MicroBatches) -> float:
 def _layers_s(run: Execution, tokens: float, kind: Literal["train", "score"]) -> float:
     """The forward pass of a micro-batch through the layers of a stage, without communication."""
     shape, device = run.shape, run.device
-    parameters = read_parameters(shape, tokens, run.strategy.ep) - head_parameters(shape)
-    flops = 2 * (matmul_parameters(shape) - head_parameters(shape)) * tokens
+    repeated, head = repeated_parameters(shape, run.mesh.tp), head_parameters(shape)
+    parameters = read_parameters(shape, tokens, run.strategy.ep) + repeated - head
+    flops = 2 * (matmul_parameters(shape) + repeated - head) * tokens
     flops += attention_work(shape, tokens, run.work.surrounding / 2)
     flops += padding_flops(shape, tokens, run.strategy.ep, device)
     seconds = products_s(flops, parameters, kind, run.dtype, device, run.mesh.tp)
@@ -172,24 +180,28 @@ def update_s(
 ) -> float:
     """Float32 gradients are reduced over dp and cp (those of experts over the ranks that have the same ones),
     then Adam updates what a device owns. ZeRO-1 scatters the gradients and gathers the weights afterwards;
-    ZeRO-3 has moved both in the passes. All of it is for parameters that are trained, wherever they are."""
+    ZeRO-3 has moved both in the passes. Ranks of tp with the same key-value head sum its gradients. All of it
+    is for parameters that are trained, wherever they are."""
     share = trained_share(shape, freeze) if freeze or shape.adapter else 1
     common, experts = (share * part for part in _local_parameters(shape, mesh, strategy))
     owned = common + experts
     if strategy.zero:
-        owned = share * num_parameters(shape) / len(mesh.devices)
+        owned = share * _held_parameters(shape, mesh) / len(mesh.devices)
     adam = stream_s(ADAM_BYTES * owned, device_of(cluster, mesh))
     if strategy.zero == 3:
         return adam
     seconds = adam + _reduce_s(common, dtype, mesh, cluster, strategy)
     if experts:
         seconds += _reduce_s(experts, dtype, expert_replicas(mesh, strategy.ep), cluster, strategy)
+    if (copies := shape.kv_copies(mesh.tp)) > 1:
+        held = copies * kv_parameters(shape, frozen_names(shape, freeze)) / (mesh.pp * mesh.tp)
+        seconds += all_reduce_s(4 * held, copies, axis_link(cluster, mesh, "tp"))
     return seconds
 
 
 def average_s(shape: ModelShape, mesh: Mesh, cluster: Cluster) -> float:
     """Of moving an average of the weights on: the average is read and written, and the weights read."""
-    parameters = num_parameters(shape) / (mesh.pp * mesh.tp)
+    parameters = _held_parameters(shape, mesh) / (mesh.pp * mesh.tp)
     return stream_s(AVERAGED_BYTES * parameters, device_of(cluster, mesh))
 
 
@@ -209,7 +221,12 @@ def gather_s(shape: ModelShape, dtype: str, mesh: Mesh, cluster: Cluster, strate
 def _local_parameters(shape: ModelShape, mesh: Mesh, strategy: Strategy) -> tuple[float, float]:
     """Of a device, on average over stages: what every rank of dp has, and its experts."""
     experts, parts = expert_parameters(shape), mesh.pp * mesh.tp
-    return (num_parameters(shape) - experts) / parts, experts / parts / strategy.ep
+    return (_held_parameters(shape, mesh) - experts) / parts, experts / parts / strategy.ep
+
+
+def _held_parameters(shape: ModelShape, mesh: Mesh) -> int:
+    """Of all devices of a replica together."""
+    return num_parameters(shape) + repeated_parameters(shape, mesh.tp)
 
 
 def _reduce_s(parameters: float, dtype: str, mesh: Mesh, cluster: Cluster, strategy: Strategy) -> float:

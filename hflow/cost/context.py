@@ -11,7 +11,7 @@ from hflow.plan.model_shape import ModelShape
 
 def context_bytes(shape: ModelShape, dtype: str, tokens: float, mesh: Mesh) -> float:
     """Keys and values of all `tokens` in one layer, as a rank has gathered them."""
-    return tokens * ceil((shape.key_width + shape.value_width) / mesh.tp) * BYTES[dtype]
+    return tokens * ceil(shape.kv_width(mesh.tp) / mesh.tp) * BYTES[dtype]
 
 
 def rank_tokens(tokens: int, mesh: Mesh) -> int:

@@ -19,7 +19,13 @@ from hflow.cost.experts import padding_flops
 from hflow.cost.rows_in_flight import rows_in_flight
 from hflow.graph.lengths import Lengths
 from hflow.plan.engine_registry import profile_of
-from hflow.plan.flops import head_parameters, latent_flops, matmul_parameters, read_parameters
+from hflow.plan.flops import (
+    head_parameters,
+    latent_flops,
+    matmul_parameters,
+    read_parameters,
+    repeated_parameters,
+)
 
 
 def generate_s(run: Execution) -> float:
@@ -66,10 +72,11 @@ def _reread_s(run: Execution) -> float:
 def prefill_s(run: Execution, prompts: float, length: float) -> float:
     """Reading `prompts` prompts of `length` tokens; only their last positions have logits."""
     shape, device, tokens = run.shape, run.device, prompts * length
-    flops = 2 * (matmul_parameters(shape) - head_parameters(shape)) * tokens
+    repeated = repeated_parameters(shape, run.mesh.tp)
+    flops = 2 * (matmul_parameters(shape) + repeated - head_parameters(shape)) * tokens
     flops += 2 * head_parameters(shape) * prompts + attention_work(shape, tokens, length / 2)
     flops += padding_flops(shape, tokens, run.strategy.ep, device)
-    weights = read_parameters(shape, tokens, run.strategy.ep)
+    weights = read_parameters(shape, tokens, run.strategy.ep) + repeated
     seconds = products_s(flops, weights, "prefill", run.dtype, device, run.mesh.tp)
     seconds += residual_s(shape, tokens, run.dtype, device) + shape.num_layers * layer_latency_s(device)
     return seconds + _messages_s(run, tokens)
@@ -85,8 +92,9 @@ def _step_s(run: Execution, rows: float, context: float) -> float:
     """One new token for each of `rows` rows, which are a part of those in flight where there are pipeline
     stages; they have `context` tokens before it."""
     shape, device = run.shape, run.device
-    flops = 2 * matmul_parameters(shape) * rows + latent_flops(shape, rows, context)
-    weights = read_parameters(shape, rows, run.strategy.ep)
+    repeated = repeated_parameters(shape, run.mesh.tp)
+    flops = 2 * (matmul_parameters(shape) + repeated) * rows + latent_flops(shape, rows, context)
+    weights = read_parameters(shape, rows, run.strategy.ep) + repeated
     products = products_s(flops, weights, "prefill", run.dtype, device, run.mesh.tp)
     read = rows * shape.seen(context) * shape.kv_bytes_per_token(BYTES[run.dtype], run.mesh.tp)
     cache = stream_s(read, device)

@@ -98,7 +98,7 @@ def pinned_bytes(shape: ModelShape, size_bytes: int, element_bytes: int, tp: int
 @lru_cache(maxsize=4096)
 def _blocks_bytes(shape: ModelShape, element_bytes: int, tp: int) -> tuple[int, int]:
     """Of a rank's part of all parameters, and of the blocks in which they are pinned."""
-    shares = [element_bytes * ceil(p.size / (1 if p.shard is None else tp)) for p in parameters(shape)]
+    shares = [element_bytes * ceil(p.size / p.parts(tp)) for p in parameters(shape)]
     return sum(shares), sum(1 << (share - 1).bit_length() for share in shares)
 
 

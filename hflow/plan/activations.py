@@ -12,7 +12,7 @@ def forward_elements(shape: ModelShape, tokens: int, mesh: Mesh, sp: bool = Fals
     """The most that a forward pass holds on a device: residual, norm's output, and attention, with so many
     elements of its `scores`, or MLP. With sequence parallelism (`sp`), parts of the former two, and what a
     product has gathered of the latter."""
-    attention = shape.query_width + shape.key_width + shape.value_width + shape.attended_width
+    attention = shape.query_width + shape.kv_width(mesh.tp) + shape.attended_width
     mlp = ceil(3 * shape.ffn / mesh.tp) + 2 * routed_width(shape)
     attention = tokens * (ceil(attention / mesh.tp) + shape.latent_width) + scores
     between = shape.hidden + ceil(2 * shape.hidden / mesh.tp) if sp else 2 * shape.hidden

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from hflow.plan.model_shape import Experts, ModelShape
-from hflow.plan.parameters import active_parameters
+from hflow.plan.parameters import active_parameters, parameters
 
 
 def matmul_parameters(shape: ModelShape) -> int:
     """Parameters by which a token is multiplied: all but the embedding table and the experts not chosen."""
     return active_parameters(shape) - (0 if shape.tied else shape.vocab * shape.hidden)
+
+
+def kv_parameters(shape: ModelShape, without: frozenset[str] = frozenset()) -> int:
+    """Of the projections to keys and values that ranks of tp may share, `without` some names."""
+    return sum(p.size for p in parameters(shape) if p.kv_heads and p.name not in without)
+
+
+@lru_cache(maxsize=4096)
+def repeated_parameters(shape: ModelShape, tp: int) -> int:
+    """Of the projections to keys and values what is on further ranks of tp than the first that has a head,
+    counted once for each of them."""
+    more = shape.kv_copies(tp) - 1
+    return more * kv_parameters(shape) if more else 0
 
 
 def head_parameters(shape: ModelShape) -> int:

@@ -201,6 +201,15 @@ class ModelShape(CachedHash):
     def value_width(self) -> int:
         return self.num_kv_heads * self.value_dim
 
+    def kv_copies(self, tp: int) -> int:
+        """How many neighbouring ranks of tp have each key-value head: more than one, where there are more
+        ranks than heads."""
+        return max(1, tp // self.num_kv_heads)
+
+    def kv_width(self, tp: int) -> int:
+        """Of the keys and values of all ranks of tp together."""
+        return (self.key_width + self.value_width) * self.kv_copies(tp)
+
     @property
     def attended_width(self) -> int:
         return self.num_heads * self.value_dim
@@ -235,4 +244,4 @@ class ModelShape(CachedHash):
         vector of which all heads' are made."""
         if self.latent:
             return self.num_layers * (self.latent.rank + self.latent.rotary_dim) * dtype_bytes
-        return self.num_layers * (self.key_width + self.value_width) * dtype_bytes / tp
+        return self.num_layers * self.kv_width(tp) * dtype_bytes / tp

@@ -29,7 +29,8 @@ MIXTRAL_GATE_UP_DOWN = ("w1", "w3", "w2")
 class Parameter:
     """`shard` is the dim split over tp (None: whole on every tp rank); `layer` is None for the
     parameters outside the layers, which `ends` places on the first and/or last pipeline stage. `expert`:
-    the number of the expert that it belongs to."""
+    the number of the expert that it belongs to. `kv_heads`: so many key-value heads its rows are of, none of
+    which is cut; None: of something else."""
 
     name: str
     shape: tuple[int, ...]
@@ -37,10 +38,17 @@ class Parameter:
     layer: int | None = None
     ends: tuple[bool, bool] = (False, False)
     expert: int | None = None
+    kv_heads: int | None = None
 
     @property
     def size(self) -> int:
         return prod(self.shape)
+
+    def parts(self, tp: int) -> int:
+        """Into how many parts tp splits it. Each lies on as many neighbouring ranks as there are for it."""
+        if self.shard is None:
+            return 1
+        return tp if self.kv_heads is None else min(tp, self.kv_heads)
 
 
 @lru_cache(maxsize=256)
@@ -81,6 +89,7 @@ def adapter_of(shape: ModelShape, parameter: Parameter) -> tuple[Parameter, ...]
     rows, columns = parameter.shape
     a = Parameter(f"{module}.{LORA_A}", (adapter.rank, columns), 1 if parameter.shard else None)
     b = Parameter(f"{module}.{LORA_B}", (rows, adapter.rank), None if parameter.shard else 0)
+    b = replace(b, kv_heads=parameter.kv_heads)
     return tuple(replace(p, layer=parameter.layer) for p in (a, b))
 
 
@@ -120,10 +129,12 @@ def _own_of_layer(shape: ModelShape, index: int) -> tuple[Parameter, ...]:
 def _projections(shape: ModelShape, index: int) -> list[Parameter]:
     """To queries, keys and values."""
     at, out = f"model.layers.{index}.self_attn.", list[Parameter]()
-    for name, size in (("q", shape.query_width), ("k", shape.key_width), ("v", shape.value_width)):
-        out.append(Parameter(f"{at}{name}_proj.weight", (size, shape.hidden), 0, index))
-        if shape.qkv_bias:
-            out.append(Parameter(f"{at}{name}_proj.bias", (size,), 0, index))
+    pairs = shape.num_kv_heads
+    for name, size, heads in (
+        ("q", shape.query_width, None), ("k", shape.key_width, pairs), ("v", shape.value_width, pairs),
+    ):  # fmt: skip
+        matrix = Parameter(f"{at}{name}_proj.weight", (size, shape.hidden), 0, index, kv_heads=heads)
+        out += [matrix, _bias(matrix)] if shape.qkv_bias else [matrix]
     if shape.qk_norm:  # one weight for all heads
         out += [Parameter(f"{at}{n}_norm.weight", (shape.head_dim,), None, index) for n in "qk"]
     return out
@@ -197,8 +208,8 @@ def weight_boxes(shape: ModelShape, sharding: Sharding, parameter: Parameter) ->
 def _pieces(parameter: Parameter, tp: int, parts: int) -> list[list[Box]]:
     """For each of `parts` (of the rows of a shard) the box of every rank of tp."""
     whole: Box = tuple((0, size) for size in parameter.shape)
-    dim = parameter.shard
-    shards = [whole if dim is None else cut(whole, dim, tp, rank) for rank in range(tp)]
+    dim, among = parameter.shard, parameter.parts(tp)
+    shards = [whole if dim is None else cut(whole, dim, among, rank * among // tp) for rank in range(tp)]
     return [[cut(shard, 0, parts, part) for shard in shards] for part in range(parts)]
 
 
@@ -239,7 +250,7 @@ def stage_elements(
     def local(parameter: Parameter) -> int:
         sizes = list(parameter.shape)
         if parameter.shard is not None:
-            sizes[parameter.shard] = ceil(sizes[parameter.shard] / tp)
+            sizes[parameter.shard] = ceil(sizes[parameter.shard] / parameter.parts(tp))
         holders = fully_over if parameter.expert is None else max(1, fully_over // ep)
         return ceil(sizes[0] / holders) * prod(sizes[1:])
 

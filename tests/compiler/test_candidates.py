@@ -56,6 +56,24 @@ def test_layouts_are_all_that_divide(draft: Draft) -> None:
         assert found == expected, group.name
 
 
+@pytest.mark.parametrize(
+    ("name", "tps"),
+    [
+        ("qwen3-30b-a3b", {1, 2, 4, 8}),
+        ("qwen2.5-3b", {1, 2, 4, 8}),
+        ("qwen2.5-1.5b", {1, 2, 4}),
+        ("phi-4", {1, 2}),
+    ],
+)
+def test_ranks_may_share_heads_of_keys_and_values(name: str, tps: set[int]) -> None:
+    """Of 4, 2, 2 and 10: their number is a multiple of that of ranks, or a divisor, and ranks divide the 32,
+    16, 12 and 40 heads of queries."""
+    graph = hflow.load("algorithms/grpo.yaml", [f"params.model=shape:{name}"])
+    found = candidates(weight_edges(new_draft(graph, load_cluster("h100x8"))))
+    for group in node_groups(found.graph, found.engines, found.evaluation_graph):
+        assert {c.tp for each in found.candidates[group.name].values() for c in each} == tps, group.name
+
+
 def test_devices_get_whole_groups_of_rows_and_equally_many() -> None:
     """The samples of a prompt stay together: 4 prompts are for 4 data-parallel ranks at most."""
     sizes = ["params.batch=4", "params.group=16", "nodes.actor_train.repeat.minibatch=64"]

@@ -130,17 +130,17 @@ def test_every_grouping_of_hybridflow_lends(pp: int, dp: int, tp: int, less: int
 STAGES = st.sampled_from([1, 2, 3, 4, 6, 8])
 
 
-@given(STAGES, SIZES, SIZES, STAGES, SIZES)
+@given(STAGES, SIZES, SIZES, STAGES, SIZES, SIZES)
 def test_a_part_is_included_where_each_parameters_box_is(
-    pp: int, dp: int, tp: int, pp_g: int, tp_g: int
+    pp: int, dp: int, tp: int, pp_g: int, tp_g: int, kv_heads: int
 ) -> None:
-    count = pp * dp * tp
+    shape, count = replace(SHAPE, num_kv_heads=kv_heads), pp * dp * tp
     assume(count % (pp_g * tp_g) == 0 and count <= 64)
     assume(all(stage_sizes(SHAPE.num_layers, number) for number in (pp, pp_g)))
     devices = tuple(range(count))
     part = Sharding(Mesh.of(devices, pp=pp, dp=dp, tp=tp))
     whole = Sharding(Mesh.of(devices, pp=pp_g, dp=count // (pp_g * tp_g), tp=tp_g))
-    every = [(weight_boxes(SHAPE, whole, p), weight_boxes(SHAPE, part, p)) for p in parameters(SHAPE)]
+    every = [(weight_boxes(shape, whole, p), weight_boxes(shape, part, p)) for p in parameters(shape)]
     inside = all(
         device in wide and all(a >= c and b <= d for (a, b), (c, d) in zip(box, wide[device]))
         for wide, narrow in every

@@ -95,7 +95,7 @@ def test_a_step_on_more_ranks_than_rows_needs_the_evaluation_elsewhere(graph: Gr
         ("rollout@greedy=dp8@0-7", "dp8 is more than the 7 rows of evaluation `greedy`"),
         ("rollout@sampled=dp3,tp2", "its sizes do not multiply to its number of devices"),
         ("rollout@sampled=tp4@0-1", "its sizes do not multiply to its number of devices"),
-        ("rollout@greedy=tp4@0-3", "tp4 does not divide 2 kv heads"),
+        ("rollout@greedy=tp4@0-3", "tp4 does not divide 14 heads"),
         ("rollout@greedy=pp2@0-1", "generation has no pipeline parallelism"),
         ("rollout@greedy=ep2,dp2@0-1", "`actor` has no experts for ep2"),
         ("rollout@greedy=offload", "`offload` is for nodes of the step"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from fractions import Fraction
 from itertools import permutations, product
 from math import prod
@@ -32,6 +33,9 @@ MOE = ModelShape(
     "qwen3_moe", 4, 8, 4, 4, 2, 8, 8, 64, 1e4, 1e-6, False, False, qk_norm=True, moe=Experts(4, 2, 4)
 )
 TIED = ModelShape("qwen2", 4, 8, 4, 4, 2, 8, 8, 64, 1e4, 1e-6, True, True)
+# Fewer key-value heads than ranks of tp, of which several then hold the same.
+PAIRS = ModelShape("qwen2", 4, 8, 4, 2, 2, 8, 8, 64, 1e4, 1e-6, False, True)
+PAIR = replace(PAIRS, num_kv_heads=1, tied=True)
 KIND = DeviceKind("A100", "cuda", 312e12, 80 * 10**9, 2e12, 0.5, 0.0)
 
 
@@ -142,7 +146,7 @@ def run(lowered: Lowered, held: Memory, wanted: Memory) -> Memory:
     return new
 
 
-@pytest.mark.parametrize("shape", [MOE, TIED], ids=["moe", "tied"])
+@pytest.mark.parametrize("shape", [MOE, TIED, PAIRS, PAIR], ids=["moe", "tied", "two pairs", "one pair"])
 @settings(max_examples=80, deadline=None)
 @given(data=st.data(), per_host=st.sampled_from((1, 2, 4, 16)))
 def test_there_and_back(shape: ModelShape, data: st.DataObject, per_host: int) -> None:
@@ -217,6 +221,9 @@ PRICED = [
     ("llama-13b", Sharding(on(range(32), dp=32), fully=True), Sharding(on(range(32), dp=8, tp=4))),
     ("qwen3-30b-a3b", Sharding(on(range(32), 2, 8, 2), ep=8), Sharding(on(range(32), dp=8, tp=4))),
     ("qwen3-30b-a3b", Sharding(on(range(32), dp=32), 8, True), Sharding(on(range(32), dp=16, tp=2), 4)),
+    ("qwen2.5-3b", Sharding(on(range(16), dp=2, tp=8)), Sharding(on(range(16), dp=8, tp=2))),
+    ("qwen2.5-3b", Sharding(on(range(16), dp=8, tp=2)), Sharding(on(range(16, 32), dp=2, tp=8))),
+    ("qwen3-30b-a3b", Sharding(on(range(32), 2, 8, 2), ep=8), Sharding(on(range(32), dp=4, tp=8))),
 ]
 
 

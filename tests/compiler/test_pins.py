@@ -56,7 +56,7 @@ def refusal(graph: Graph, *pins: str) -> Diagnostic:
         ("actor_train=pp1,vpp2", "vpp2 has no pipeline stages to interleave in pp1"),
         ("actor_train=pp2,vpp3", "pp2 with vpp3 does not divide 32 layers"),
         ("actor_train=pp2,dp4,vpp2,micro32", "micro32 makes 1 passes, no multiple of pp2 as vpp2 needs"),
-        ("reward=tp3", "tp3 does not divide 32 kv heads"),
+        ("reward=tp3", "tp3 neither divides 32 kv heads nor is a multiple of them"),
         ("gae=tp2", "`gae` runs where its values lie"),
         ("critictrain=tp2", "no node `critictrain`; did you mean `critic_train`?"),
     ],

@@ -97,6 +97,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+# Beside these, with one pair of keys and values for all heads.
+ONE_PAIR: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2 one pair": ("qwen2", {"num_key_value_heads": 1}),
+    "qwen3 one pair": ("qwen3", {"head_dim": 24, "num_key_value_heads": 1}),
+}
+
+
 @dataclass(frozen=True)
 class Folders:
     root: Path
@@ -104,7 +111,7 @@ class Folders:
     def of(self, variant: str, tied: bool, head: Head = "lm") -> str:
         """The folder of a model of 4 layers of 64, 4 heads, 2 key-value heads and 32 tokens."""
         folder = self.root / f"{variant.replace(' ', '-')}-{'tied' if tied else 'untied'}-{head}"
-        family, changes = VARIANTS[variant]
+        family, changes = (VARIANTS | ONE_PAIR)[variant]
         if not folder.exists():
             new_model(
                 folder,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from hflow.compiler.lowering import lower_weights
 from hflow.compiler.regroup import generation_mesh
+from hflow.graph.adapter import Adapter
 from hflow.plan.cluster import Cluster, DeviceKind, Link
 from hflow.plan.layout import Mesh, volume
 from hflow.plan.model_shape import Experts, FamilyName, ModelShape
@@ -22,6 +25,7 @@ MOE = ModelShape(
 LINK = Link(1e9, 1e-4)
 CLUSTER = Cluster("test", DeviceKind("cpu", "cpu", 1e11, 4 * 10**9, 1e10, 0.5, 1e-4), 1, 8, LINK, LINK)
 DIVISORS = (1, 2, 4)
+PAIR, PAIRS = replace(SHAPE, num_kv_heads=1), replace(MOE, num_kv_heads=2)
 
 
 @pytest.mark.parametrize("family", ["qwen2", "llama", "qwen3"])
@@ -53,7 +57,7 @@ def test_experts_are_listed_as_in_published_files() -> None:
     assert num_parameters(MOE) == stage_elements(MOE, 1, 1) == sum(p.size for p in parameters(MOE))
 
 
-@pytest.mark.parametrize("shape", [SHAPE, TIED, MOE])
+@pytest.mark.parametrize("shape", [SHAPE, TIED, MOE, PAIR, PAIRS])
 @pytest.mark.parametrize("pp", DIVISORS)
 @pytest.mark.parametrize("tp", DIVISORS)
 def test_a_replica_holds_every_element_once_per_stage(shape: ModelShape, pp: int, tp: int) -> None:
@@ -66,8 +70,34 @@ def test_a_replica_holds_every_element_once_per_stage(shape: ModelShape, pp: int
             held[device] += volume(box)
         copies = 2 if parameter.ends == (True, True) and pp > 1 else 1
         copies *= tp if parameter.shard is None else 1
+        if any(projection in parameter.name for projection in ("k_proj", "v_proj")):
+            copies *= max(1, tp // shape.num_kv_heads)
         assert (count == copies).all(), parameter.name
     assert max(held.values()) == stage_elements(shape, pp, tp)
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "tp"), [(8, 2, 4), (8, 2, 8), (8, 1, 8), (12, 2, 6), (12, 3, 6)]
+)
+def test_a_rank_has_the_keys_and_values_of_its_queries(
+    heads: int, kv_heads: int, tp: int, adapted: bool
+) -> None:
+    """As transformers shares them out: query head h has key-value head h // (heads / kv_heads)."""
+    adapter = Adapter(2, 4.0, ("q_proj", "k_proj", "v_proj")) if adapted else None
+    shape = replace(SHAPE, num_heads=heads, num_kv_heads=kv_heads, adapter=adapter)
+    sharding, d = Sharding(Mesh.of(tuple(range(tp)), tp=tp)), shape.head_dim
+    of_queries = np.repeat(np.arange(kv_heads), heads // kv_heads)
+    boxes = {
+        p.name.removeprefix("model.layers.0.self_attn."): weight_boxes(shape, sharding, p)
+        for p in parameters(shape)
+        if p.layer == 0
+    }
+    for kind in ("weight", "bias", "lora_B.weight") if adapted else ("weight", "bias"):
+        for rank, ((first, last), *_) in boxes[f"q_proj.{kind}"].items():
+            (own,) = set(of_queries[first // d : last // d])
+            for pair in (boxes[f"{name}_proj.{kind}"][rank] for name in "kv"):
+                assert pair[0] == (own * d, (own + 1) * d)
 
 
 @pytest.mark.parametrize("shape", [SHAPE, TIED, MOE])

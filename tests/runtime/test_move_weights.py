@@ -4,6 +4,7 @@ than that, and held no more than both layouts and a round of messages."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ SHAPE = ModelShape("qwen2", 4, 16, 4, 2, 4, 24, 12, 64, 1e4, 1e-6, True, True)
 MESHES = {
     "pp2 tp2": Mesh.of((0, 1, 2, 3), pp=2, tp=2),
     "dp2 tp2": Mesh.of((0, 1, 2, 3), dp=2, tp=2),
+    "tp4": Mesh.of((0, 1, 2, 3), tp=4),  # two ranks with each key-value head
     "dp4": Mesh.of((0, 1, 2, 3), dp=4),
     "dp4 regrouped": Mesh.of((0, 2, 1, 3), dp=4),
     "pp4": Mesh.of((0, 1, 2, 3), pp=4),
@@ -143,7 +145,7 @@ def planned_bytes(edge: WeightEdge, rank: int) -> int:
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("target", MESHES)
-@pytest.mark.parametrize("source", ["pp2 tp2", "dp2 tp2", "pp4", "tp2 @0-1"])
+@pytest.mark.parametrize("source", ["pp2 tp2", "dp2 tp2", "tp4", "pp4", "tp2 @0-1"])
 def test_between_any_meshes(pool: Pool, source: str, target: str) -> None:
     ends = Sharding(MESHES[source]), Sharding(MESHES[target])
     edge = UnloweredWeightEdge("w", "a", "b", SHAPE, "f32", *ends).lowered(CLUSTER)
@@ -158,11 +160,11 @@ ROUND = 2**15  # elements; a model of two megabytes moves in many rounds
 TOLD_BYTES = 2**14  # where the parts of a model lie
 
 
-def megatron(mesh: Mesh, rank: int, new_group: Any) -> MegatronWeights | None:
+def megatron(mesh: Mesh, rank: int, new_group: Any, shape: ModelShape = LLAMA) -> MegatronWeights | None:
     groups = make_groups(mesh, rank, new_group)
     if groups is None:
         return None
-    return MegatronWeights(build_model(LLAMA, mesh, "f32", groups, torch.device("cpu")), LLAMA, mesh, rank)
+    return MegatronWeights(build_model(shape, mesh, "f32", groups, torch.device("cpu")), shape, mesh, rank)
 
 
 def peak_on_rank(rank: int, new_group: Any, edge: WeightEdge, near: bool) -> tuple[int, int, int]:
@@ -224,30 +226,33 @@ def test_peak_is_both_layouts_and_a_round(pool: Pool, source: Mesh, target: Mesh
             assert needed <= most <= needed + more
 
 
-def from_megatron(rank: int, new_group: Any, edge: WeightEdge) -> list[int]:
+def from_megatron(rank: int, new_group: Any, edge: WeightEdge, shape: ModelShape) -> list[int]:
     """Elements that came out wrong in another engine's memory, where queries lie together: over sockets, and
     read."""
-    source = megatron(edge.source_mesh, rank, new_group)
+    source = megatron(edge.source_mesh, rank, new_group, shape)
     assert source
-    for name, shape, box in boxes_of(LLAMA, edge.source_mesh, rank):
-        source.write(name, box, values_of(name, shape)[index(box)])
+    for name, whole, box in boxes_of(shape, edge.source_mesh, rank):
+        source.write(name, box, values_of(name, whole)[index(box)])
     found: list[int] = []
     for neighbours in (None, meet(rank, 4)):
-        target = Boxes(edge.target_mesh, rank, False, LLAMA)
-        move(edge, LLAMA, source, target, rank, new_group, neighbours)
-        of_parts = boxes_of(LLAMA, edge.target_mesh, rank)
+        target = Boxes(edge.target_mesh, rank, False, shape)
+        move(edge, shape, source, target, rank, new_group, neighbours)
+        of_parts = boxes_of(shape, edge.target_mesh, rank)
         pairs = (
-            (target.view(name, box), values_of(name, shape)[index(box)]) for name, shape, box in of_parts
+            (target.view(name, box), values_of(name, whole)[index(box)]) for name, whole, box in of_parts
         )
         found.append(sum(int((mine != wanted).sum()) for mine, wanted in pairs))
     return found
 
 
 @pytest.mark.parametrize("target", ["dp4 regrouped", "dp2 tp2"])
-@pytest.mark.parametrize("source", ["dp4", "dp2 tp2", "pp2 tp2"])
-def test_into_another_engine(pool: Pool, source: str, target: str) -> None:
+@pytest.mark.parametrize(
+    ("source", "kv_heads"), [("dp4", 4), ("dp2 tp2", 4), ("pp2 tp2", 4), ("tp4", 4), ("tp4", 2), ("tp4", 1)]
+)
+def test_into_another_engine(pool: Pool, source: str, kv_heads: int, target: str) -> None:
     """Megatron interleaves queries, keys and values; copies of a shape may be of other parameters too."""
     ends = Sharding(MESHES[source]), Sharding(MESHES[target])
     one_host = Cluster("test", DEVICE, 1, 4, LINK, LINK)
-    edge = UnloweredWeightEdge("w", "a", "b", LLAMA, "f32", *ends).lowered(one_host)
-    assert pool.run(4, from_megatron, edge) == [[0, 0]] * 4
+    shape = replace(LLAMA, num_kv_heads=kv_heads)
+    edge = UnloweredWeightEdge("w", "a", "b", shape, "f32", *ends).lowered(one_host)
+    assert pool.run(4, from_megatron, edge, shape) == [[0, 0]] * 4

@@ -38,10 +38,10 @@ def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _model(tmp_path_factory.mktemp("model") / "scalar", "scalar")
 
 
-def _model(folder: Path, head: str, family: str = "qwen2") -> Path:
+def _model(folder: Path, head: str, family: str = "qwen2", kv_heads: int = 2) -> Path:
     """Random weights; 64 tokens, which SGLang cuts over tp as hflow does."""
     new_model(
-        folder, family=family, layers=2, hidden=32, heads=4, kv_heads=2, ffn=64,
+        folder, family=family, layers=2, hidden=32, heads=4, kv_heads=kv_heads, ffn=64,
         alphabet="+=. " + string.digits + string.ascii_letters[:42], max_positions=64, tied=False,
         seed=3 if head == "lm" else 5, force=False, head=head,
     )  # fmt: skip
@@ -79,6 +79,13 @@ def test_ppo_on_a_colocated_pair(workers: Pool, model: Path, reward_model: Path,
 def test_grpo_on_two_replicas_elsewhere(workers: Pool, model: Path, tmp_path: Path) -> None:
     """Weights come from other devices, and change their layout on the way."""
     pins = "actor_train=tp2@0-1", "rollout=dp2@2-3"
+    _check(_run("grpo_tiny", workers, tmp_path / "run", pins, model=model))
+
+
+def test_ranks_that_share_a_head_of_keys_and_values(workers: Pool, tmp_path: Path) -> None:
+    """On both engines, of which the trainer's weights are sent to the other."""
+    model = _model(tmp_path / "model", "lm", kv_heads=1)
+    pins = "actor_train=tp2@0-1", "rollout=tp2@2-3"
     _check(_run("grpo_tiny", workers, tmp_path / "run", pins, model=model))
 
 

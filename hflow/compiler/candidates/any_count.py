@@ -32,8 +32,9 @@ def _other_counts(draft: Draft, group: NodeGroup) -> Iterator[int]:
     over."""
     shape, most = draft.shapes[group.model], draft.cluster.num_devices
     rows = gcd(*(gcd(work.rows, work.rows_per_update) for work in group.works))
-    heads = gcd(shape.num_heads, shape.num_kv_heads)
-    parts = (_divisors(number, most) for number in (shape.num_layers, heads, rows))
+    kv_heads = shape.num_kv_heads
+    tps = [tp for tp in _divisors(shape.num_heads, most) if kv_heads % tp == 0 or tp % kv_heads == 0]
+    parts = _divisors(shape.num_layers, most), tps, _divisors(rows, most)
     pins = pins_of(draft, group)
     contexts = {cp for count in range(1, most + 1) for cp in context_sizes(group, pins, count)}
     counts = set(map(prod, product(*parts, contexts)))

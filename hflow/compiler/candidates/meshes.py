@@ -127,11 +127,9 @@ def _model_refusal(shape: ModelShape, mesh: Mesh, node: Node, engine: EngineProf
         return "generation has no pipeline parallelism"
     if mesh.tp > 1 and not engine.tensor_parallel:
         return f"{engine.title} does not split a model over tp{mesh.tp}"
-    for count, what in (
-        (shape.num_kv_heads, "kv heads"),
-        (shape.num_heads, "heads"),
-        (shape.vocab, "vocabulary"),
-    ):
+    if shape.num_kv_heads % mesh.tp and mesh.tp % shape.num_kv_heads:
+        return f"tp{mesh.tp} neither divides {shape.num_kv_heads} kv heads nor is a multiple of them"
+    for count, what in ((shape.num_heads, "heads"), (shape.vocab, "vocabulary")):
         if count % mesh.tp:
             return f"tp{mesh.tp} does not divide {count} {what}"
     if shape.mlp_width % mesh.tp:

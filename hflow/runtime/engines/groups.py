@@ -21,7 +21,8 @@ class Groups:
     """Those that a rank belongs to: along each axis; `dp_cp`, of the ranks that have the same weights and sum
     their gradients; of its model-parallel `replica` (pp and tp), which has all weights once; of all the
     `mesh`'s ranks; of itself `alone`. `ends`: the first and the last of its pipeline stages, and `first`, the
-    first by itself; None on other stages.
+    first by itself; None on other stages. `kv`: the neighbours along tp that hold the same key-value heads;
+    the rank alone where it shares none.
 
     Of expert parallelism: `ep`, the neighbours along dp that share the experts of a layer; `expert_dp`, those
     along dp and cp that hold the same experts; `expert_replica`, those that hold one copy of all experts.
@@ -41,6 +42,7 @@ class Groups:
     ep: ProcessGroup
     expert_dp: ProcessGroup
     expert_replica: ProcessGroup
+    kv: ProcessGroup
 
     def __deepcopy__(self, memo: object) -> Groups:
         """Itself: groups are handles, which Megatron copies with the configuration that they come in."""
@@ -60,12 +62,13 @@ class Groups:
         return self.last_stage and self.tp.rank() == 0 and self.cp.rank() == 0
 
 
-def make_groups(mesh: Mesh, rank: int, new_group: NewGroup, ep: int = 1) -> Groups | None:
+def make_groups(mesh: Mesh, rank: int, new_group: NewGroup, ep: int = 1, kv_copies: int = 1) -> Groups | None:
     """The groups of `mesh` for `rank`, or None when it is no member. Collective over the whole world.
 
     The mesh's device ids are ranks of the torch.distributed world. Every rank of the world must call
     this for the same meshes in the same order, since every rank takes part in making every group;
-    `new_group` may remember groups that it made before.
+    `new_group` may remember groups that it made before. `kv_copies`: how many neighbours along tp hold the
+    same key-value heads (`ModelShape.kv_copies`).
 
     Raises:
         HflowError: HF302 when devices do not ascend along tp, cp or pp, or among those that share experts:
@@ -91,7 +94,12 @@ def make_groups(mesh: Mesh, rank: int, new_group: NewGroup, ep: int = 1) -> Grou
     experts = (alone, dp_cp, replica)
     if ep > 1:
         experts = _expert_groups(sharding, rank, new_group)
-    return Groups(tp, cp, dp, dp_cp, pp, replica, ends, first, alone, everyone, *experts)
+    kv = alone
+    if kv_copies > 1:
+        starts = range(0, mesh.tp, kv_copies)
+        kv = _own([g[i : i + kv_copies] for g in mesh.groups("tp") for i in starts], rank, new_group)
+    assert kv
+    return Groups(tp, cp, dp, dp_cp, pp, replica, ends, first, alone, everyone, *experts, kv)
 
 
 def _expert_groups(

@@ -84,6 +84,24 @@ def test_matrix_products_stay_those_of_torch(patched: bool, expected: str) -> No
     assert last_line(program).startswith(expected)
 
 
+@needs_sglang
+@pytest.mark.slow
+@pytest.mark.parametrize(("patched", "expected"), [(True, "4 2 1"), (False, "8 4 1")])
+def test_ranks_share_heads_of_keys_and_values(patched: bool, expected: str, folders: Folders) -> None:
+    """Heads of queries, those of keys and values, and how many of these a rank has: of 4 and 2, on four."""
+    program = "from hflow.runtime.engines.sglang import cpu; cpu.prepare((), 4)\n"
+    program += "cpu.share_kv_heads()\n" if patched else ""
+    program += (
+        "from sglang.srt.configs.load_config import LoadConfig\n"
+        "from sglang.srt.configs.model_config import ModelConfig\n"
+        "from sglang.srt.model_executor import model_runner\n"
+        f"model = ModelConfig({folders.of('qwen2', False)!r})\n"
+        "found = model_runner.adjust_config_with_unaligned_cpu_tp(model, LoadConfig(), 4)\n"
+        "print(found.num_attention_heads, found.num_key_value_heads, found.get_num_kv_heads(4))"
+    )
+    assert last_line(program) == expected
+
+
 def test_the_worker_s_side_imports_neither_torch_nor_sglang() -> None:
     program = (
         "import sys, hflow.runtime.engines.sglang.server\n"

@@ -36,11 +36,14 @@ class Shard(nn.Module):
 
 
 def split(value: torch.Tensor, name: str, tp: int, rank: int) -> torch.Tensor:
-    """As Megatron and SGLang cut it: columns of o and down, rows of others; no norms and no routers."""
+    """As Megatron and SGLang cut it: columns of o and down, rows of others; no norms and no routers. Of two
+    heads of keys and values four ranks have one each."""
     if "norm" in name:
         return value
     if name.endswith((".mlp.gate.weight", ".block_sparse_moe.gate.weight")):
         return value
+    if name.split(".")[-2] in ("k_proj", "v_proj") and tp == 4:
+        return value.chunk(2)[rank // 2]
     return value.chunk(tp, 1 if name.split(".")[-2] in ("o_proj", "down_proj", "w2") else 0)[rank]
 
 
@@ -71,7 +74,7 @@ def of_experts(parts: dict[str, torch.Tensor], at: str, down: str) -> dict[str, 
     return {f"{at}.w13_weight": torch.stack(wide), f"{at}.w2_weight": torch.stack(narrow)}
 
 
-@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("tp", [1, 2, 4])
 @pytest.mark.parametrize("family", ["qwen2", "llama llama3", "mistral full", "qwen3", "mixtral", "qwen3_moe"])
 def test_every_parameter_lands_where_sglang_keeps_it(folders: Folders, family: str, tp: int) -> None:
     folder = folders.of(family, tied=False)

@@ -207,10 +207,11 @@ def without_adapters(model: torch.nn.Module, disabled: bool) -> Iterator[None]:
 def _fused(shape: ModelShape, tp: int) -> Iterator[tuple[str, dict[AdapterTarget, int], int, int]]:
     """Of each fused module of a layer: where it is, the widths of its projections on a rank, which dim tp
     splits, and by how many groups they are fused."""
+    pairs = shape.num_kv_heads * shape.kv_copies(tp) // tp
     qkv: dict[AdapterTarget, int] = {
-        "q_proj": shape.query_width // tp, "k_proj": shape.key_width // tp, "v_proj": shape.value_width // tp,
+        "q_proj": shape.query_width // tp, "k_proj": pairs * shape.head_dim, "v_proj": pairs * shape.head_dim,
     }  # fmt: skip
-    yield QKV, qkv, 0, shape.num_kv_heads // tp
+    yield QKV, qkv, 0, pairs
     yield PROJECTION, {"o_proj": shape.hidden}, 1, 1
     yield GATE_UP, {"gate_proj": shape.ffn // tp, "up_proj": shape.ffn // tp}, 0, 1
     yield DOWN, {"down_proj": shape.hidden}, 1, 1

@@ -121,7 +121,8 @@ def _config(
         num_layers=shape.num_layers,
         hidden_size=shape.hidden,
         num_attention_heads=shape.num_heads,
-        num_query_groups=shape.num_kv_heads,
+        # Of a head that several ranks have, each has a group with some of its queries.
+        num_query_groups=shape.num_kv_heads * shape.kv_copies(mesh.tp),
         kv_channels=shape.head_dim,
         ffn_hidden_size=shape.ffn,
         normalization="RMSNorm",

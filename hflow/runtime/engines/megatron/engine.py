@@ -87,7 +87,7 @@ class MegatronModel(ModelEngine):
             HflowError: HF406 when the weights cannot be read.
         """
         self.tokenizer, self.device, self.shape, self.mesh = tokenizer, device, shape, mesh
-        groups = make_groups(mesh, rank, new_group, ep)
+        groups = make_groups(mesh, rank, new_group, ep, shape.kv_copies(mesh.tp))
         self.member = groups is not None
         if groups is None:
             return

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from math import isfinite, sqrt
 from typing import Any
 
 import torch
@@ -26,7 +28,9 @@ from hflow.runtime.engines.groups import Groups
 from hflow.runtime.engines.megatron.collection import collection
 from hflow.runtime.engines.megatron.host import HostMemory, drop
 from hflow.runtime.engines.megatron.interleaved import Interleaved, chunks_of
+from hflow.runtime.engines.megatron.kv_copies import KvCopies
 from hflow.runtime.engines.megatron.learning_rate import LearningRate
+from hflow.runtime.engines.megatron.present_device import current_device
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 SCALARS = (bool, int, float, str, type(None))
@@ -79,7 +83,9 @@ class Adam:
             for chunk in chunks_of(model)
         ]
         self.model = Interleaved(self._chunks) if len(self._chunks) > 1 else self._chunks[0]
-        shaped.finalize_model_grads_func = _sum_gradients
+        self._kv_copies = KvCopies.of(model, groups)
+        shaped.finalize_model_grads_func = partial(_sum_gradients, self._kv_copies)
+        self._counts_once = groups.mesh if split else groups.replica
         config = _config(options, shaped.params_dtype, split)
         with _same_groups(groups.mesh):
             chain: Any = get_megatron_optimizer(
@@ -112,11 +118,27 @@ class Adam:
     def prepare(self, clip_grad: float) -> float:
         """Take the reduced gradients and clip them; their norm before clipping, the same on all ranks."""
         self._chain.prepare_grads()
-        norm = float(self._chain.get_grad_norm())
+        norm = self._without_copies(float(self._chain.get_grad_norm()))
         for part in self.parts if clip_grad > 0 else ():
             if part.get_parameters():
                 clip_grad_by_total_norm_fp32(part.get_parameters(), clip_grad, norm)
         return norm
+
+    def _without_copies(self, norm: float) -> float:
+        """Of a gradient that counts key-value heads as often as there are ranks with them, the norm."""
+        if self._kv_copies.group.size() == 1 or not isfinite(norm):
+            return norm
+        mine = self._kv_copies.repeated_square(self._owned)
+        more = torch.tensor(mine, dtype=torch.float64, device=current_device())
+        dist.all_reduce(more, group=self._counts_once)
+        return sqrt(max(0.0, norm**2 - float(more)))
+
+    def _owned(self, parameter: Tensor) -> tuple[int, int]:
+        """The elements that this rank updates."""
+        if parameter not in self._places:
+            return 0, 0
+        place, start = self._places[parameter]
+        return start, start + place.numel()
 
     def update(self, lr: float, weight_decay: float) -> None:
         """Change the weights by the gradients that `prepare` took."""
@@ -279,6 +301,10 @@ def _config(options: AdamOptions, dtype: torch.dtype, split: bool) -> OptimizerC
     )
 
 
-def _sum_gradients(model: list[torch.nn.Module], num_tokens: Any, **options: Any) -> None:
-    """Add gradients up over data-parallel ranks, without dividing by Megatron's token count."""
+def _sum_gradients(
+    kv_copies: KvCopies, model: list[torch.nn.Module], num_tokens: Any, **options: Any
+) -> None:
+    """Add gradients up over data-parallel ranks, without dividing by Megatron's token count, and over those
+    that have the same key-value head."""
     finalize_model_grads(model, None, **options)
+    kv_copies.sum_gradients()

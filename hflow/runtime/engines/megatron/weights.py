@@ -233,11 +233,13 @@ def _up_rows(shape: ModelShape, box: Box, tp: int) -> tuple[int, int, int]:
 def _group_rows(part: int) -> Locate:
     """Rows of the queries (0), keys (1) or values (2) in the fused projection.
 
-    It holds, for each key-value head of this rank, the heads of its queries, its key and its value.
+    It holds, for each key-value head of this rank, those heads of its queries that the rank has, its key and
+    its value.
     """
 
     def locate(shape: ModelShape, box: Box, tp: int) -> tuple[int, int, int]:
-        queries, d = shape.num_heads // shape.num_kv_heads, shape.head_dim
+        pairs = shape.num_kv_heads * shape.kv_copies(tp)
+        queries, d = shape.num_heads // pairs, shape.head_dim
         sizes = (queries * d, d, d)
         return sum(sizes[:part]), sizes[part], sum(sizes)
 

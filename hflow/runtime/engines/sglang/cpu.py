@@ -108,6 +108,7 @@ def run_scheduler(server_args: Any, port_args: Any, gpu_id: int, tp_rank: int, *
     use_cores([int(core) for core in os.environ[BIND].split("|")[tp_rank].split(",")])
     keep_torch_kernels()
     keep_unpinned()
+    share_kv_heads()
     run_scheduler_process(server_args, port_args, gpu_id, tp_rank, *rest)
 
 
@@ -131,6 +132,27 @@ def keep_unpinned() -> None:
     from sglang.srt.mem_cache.pool_host import common
 
     common._cuda_host_register = _nothing
+
+
+def share_kv_heads() -> None:
+    """Where there are more ranks than heads of keys and values, several ranks have the same head on GPUs. On
+    CPUs SGLang adds heads of zeros instead, with as many queries as others have: ranks would hold other
+    weights than those that they are sent."""
+    from sglang.srt.model_executor import model_runner
+
+    adjust = model_runner.adjust_config_with_unaligned_cpu_tp
+
+    def adjusted(model_config: Any, load_config: Any, tp: int) -> Any:
+        heads, pairs = model_config.num_attention_heads, model_config.get_total_num_kv_heads()
+        if heads % tp or tp % pairs:
+            return adjust(model_config, load_config, tp)
+        model_config.get_total_num_kv_heads = lambda: tp  # as if each rank had a head of its own
+        try:
+            return adjust(model_config, load_config, tp)
+        finally:
+            del model_config.get_total_num_kv_heads
+
+    model_runner.adjust_config_with_unaligned_cpu_tp = adjusted
 
 
 def _nothing(*_args: Any, **_options: Any) -> None:

@@ -50,7 +50,8 @@ def tile(name: str, part: tuple[int, ...], shape: ModelShape, tp: int) -> Tile:
     """Where SGLang keeps the part, of shape `part`, that a rank of `tp` holds of an HF parameter."""
     head, _, kind = name.rpartition(".")
     block, _, module = head.rpartition(".")
-    queries, pairs = (heads * shape.head_dim // tp for heads in (shape.num_heads, shape.num_kv_heads))
+    heads = shape.num_heads, shape.num_kv_heads * shape.kv_copies(tp)
+    queries, pairs = (count * shape.head_dim // tp for count in heads)
     if module in ("lora_A", "lora_B"):
         outer, _, projection = block.rpartition(".")
         holder = next((name for name, held in PROJECTIONS.items() if projection in held), projection)

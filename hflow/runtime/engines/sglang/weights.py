@@ -30,7 +30,7 @@ def buckets(shape: ModelShape, tp: int) -> tuple[tuple[str, ...], ...]:
     found: list[list[str]] = [[]]
     size = 0
     for parameter in moved_parameters(shape):
-        share = parameter.size // (1 if parameter.shard is None else tp)
+        share = parameter.size // parameter.parts(tp)
         if found[-1] and size + share > BUCKET_ELEMENTS:
             found.append([])
             size = 0
