@@ -93,7 +93,8 @@ def test_data_edges_bring_them(drawn: tuple[Node, int, int], data: st.DataObject
     node, _, dp = drawn
     devices = data.draw(st.permutations(range(48)))
     mesh = Mesh.of(tuple(devices[:dp]), dp=dp)
-    whole = data.draw(st.sampled_from([d for d in range(1, 7) if node.inputs[0].type.dims[0].factors[0].size % d == 0]))  # noqa: E501  # fmt: skip
+    prompts = node.inputs[0].type.dims[0].factors[0].size or 1
+    whole = data.draw(st.sampled_from([d for d in range(1, 7) if prompts % d == 0]))
     other = Mesh.of(tuple(data.draw(st.permutations(range(48)))[: 2 * whole]), dp=whole, tp=2)
     cluster = Cluster("test", KIND, 6, 8, Link(300e9, 1e-5), Link(25e9, 1e-5))
     read, made = node.inputs[0].type, node.outputs[0].type
