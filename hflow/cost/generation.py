@@ -36,18 +36,20 @@ def generate_s(run: Execution) -> float:
         return waves * _reread_s(run)
     if work.varies:
         return _prompts_s(run) + _responses_s(run)
-    return waves * (prefill_s(run, wave / work.samples, work.prompt) + decode_s(run))
+    samples = work.samples_on_one(run.mesh.dp)
+    return waves * (prefill_s(run, wave / samples, work.prompt) + decode_s(run))
 
 
 def _prompts_s(run: Execution) -> float:
     """Reading the prompts of all rows, of as many at once as rows are in flight. A wave is padded to its
-    longest prompt."""
+    longest prompt. Replicas that share a prompt read it each."""
     work, rows = run.work, run.work.rows / run.mesh.dp
-    together = min(rows, run.micro_batch) / work.samples
+    samples = work.samples_on_one(run.mesh.dp)
+    together = min(rows, run.micro_batch) / samples
     length = work.mean_prompt
     if work.prompts and not profile_of(run.strategy.engine).refills:
         length = work.prompts.longest_of(together)
-    return rows / work.samples / together * prefill_s(run, together, length)
+    return rows / samples / together * prefill_s(run, together, length)
 
 
 def _responses_s(run: Execution) -> float:

@@ -47,7 +47,7 @@ def cache_tokens(work: Workload, replicas: int, rows: int, engine: GenerationEng
     others = min(rows, share) - 1
     lengths = work.responses or Lengths(work.response, work.response)
     held = _held(lengths, work.mean_prompt, min(STEADY + 1.0, max(1.0, share / rows)))
-    prompts = work.prompts.variance * work.alike if work.prompts else 0.0  # rows share them
+    prompts = work.prompts.variance * min(work.alike, share) if work.prompts else 0.0  # rows share them
     most = max(others * at.mean + _DEVIATIONS * sqrt(others * _variance(at, prompts)) for at in held)
     return min(greatest, work.sequence + ceil(most - 1e-6))
 

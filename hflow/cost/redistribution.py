@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
 from math import lcm
@@ -20,7 +21,7 @@ from hflow.plan.cluster import Cluster
 from hflow.plan.engine_registry import profile_of
 from hflow.plan.flops import expert_parameters
 from hflow.plan.frozen import moved_parameters
-from hflow.plan.layout import Layout, Shard
+from hflow.plan.layout import Layout, Placement, Shard, SharedShard, num_parts
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.pipeline_stages import stage_chunks
 from hflow.plan.sharding import Sharding
@@ -163,16 +164,19 @@ def _weight_masks(
 
 
 def _row_parts(layout: Layout) -> int:
-    shards = (size for (_, size), p in zip(layout.mesh.axes, layout.placements) if isinstance(p, Shard))
-    return lcm(*shards)
+    return lcm(*(num_parts(p, size) for (_, size), p in zip(layout.mesh.axes, layout.placements)))
 
 
 @lru_cache(maxsize=4096)
 def _row_masks(layout: Layout, cells: int) -> dict[int, int]:
     """The rows of each device."""
-    placements = (Shard(p.dim) if isinstance(p, Shard) else p for p in layout.placements)  # groups are whole
-    boxes = Layout(layout.mesh, tuple(placements)).boxes((cells,))
+    boxes = Layout(layout.mesh, tuple(map(_of_cells, layout.placements))).boxes((cells,))
     return {device: (1 << stop) - (1 << start) for device, ((start, stop),) in boxes.items()}
+
+
+def _of_cells(placement: Placement) -> Placement:
+    """The same for cells, which cut through no group of rows."""
+    return replace(placement, unit=1) if isinstance(placement, Shard | SharedShard) else placement
 
 
 def _chunks(num_layers: int, ranges: int, sharding: Sharding, stage: int) -> Iterator[int]:

@@ -159,7 +159,7 @@ def _generation_bytes(
     if not strategy.kv_cache:
         scores = forward_scores_bytes(shape, dtype, wave, work.sequence, mesh.tp)
         return max(forward_bytes(shape, dtype, wave * work.sequence, mesh, scores=scores), logits)
-    prompts = ceil(wave / work.samples)
+    prompts = ceil(wave / work.samples_on_one(mesh.dp))
     scores = forward_scores_bytes(shape, dtype, prompts, work.prompt, mesh.tp)
     room = cache_tokens(work, mesh.dp, wave, strategy.engine)
     return kv_cache_bytes(shape, dtype, room, mesh) + max(

@@ -2,8 +2,9 @@
 
 A transfer protocol in HybridFlow's sense is a pair of layouts; `reshard.py` derives the copies
 between any two. The vocabulary: a *mesh* is an ordered set of devices with named axes; a *layout*
-says for every axis whether the value is split along it (`Shard`), repeated (`Replicate`) or present
-at one index only (`Only`); a *box* is the half-open index range a device holds.
+says for every axis whether the value is split along it (`Shard`; `SharedShard`, where neighbours have the
+same part), repeated (`Replicate`) or present at one index only (`Only`); a *box* is the half-open index
+range a device holds.
 """
 
 from __future__ import annotations
@@ -100,6 +101,11 @@ class Mesh(CachedHash):
         """Whether its axes are those of `of`."""
         return self.axes == Mesh.of(self.devices, self.pp, self.dp, self.tp, self.cp).axes
 
+    def joined(self, neighbours: int) -> Mesh:
+        """The same devices; `neighbours` replicas become one, along whose tp lie all their devices."""
+        inner = neighbours * self.cp * self.tp
+        return Mesh.of(self.devices, pp=self.pp, dp=self.dp // neighbours, tp=inner)
+
     def groups(self, *along: str) -> tuple[tuple[int, ...], ...]:
         """The sets of devices that differ only in the axes `along`, in mesh order."""
         fixed = [i for i, (name, _) in enumerate(self.axes) if name not in along]
@@ -132,6 +138,16 @@ class Shard:
 
 
 @dataclass(frozen=True)
+class SharedShard:
+    """Split as `Shard` says, into fewer parts than the axis has indices: `neighbours` have each of them."""
+
+    dim: int
+    unit: int
+    neighbours: int
+    kind: Literal["shared_shard"] = "shared_shard"
+
+
+@dataclass(frozen=True)
 class Replicate:
     kind: Literal["replicate"] = "replicate"
 
@@ -144,7 +160,14 @@ class Only:
     kind: Literal["only"] = "only"
 
 
-Placement = Shard | Replicate | Only
+Placement = Shard | SharedShard | Replicate | Only
+
+
+def num_parts(placement: Placement, size: int) -> int:
+    """Into how many parts a placement splits a value along an axis of `size`."""
+    if isinstance(placement, SharedShard):
+        return size // placement.neighbours
+    return size if isinstance(placement, Shard) else 1
 
 
 @dataclass(frozen=True)
@@ -173,7 +196,8 @@ class Layout(CachedHash):
 
     def __str__(self) -> str:
         axes = zip(self.mesh.axes, self.placements)
-        marks = [f"{axis}{size}" for (axis, size), p in axes if isinstance(p, Shard) and size > 1]
+        parts = [(axis, num_parts(p, size)) for (axis, size), p in axes]
+        marks = [f"{axis}{count}" for axis, count in parts if count > 1]
         return f"{' '.join(marks) or 'whole'} @{device_text(self.mesh.devices)}"
 
 
@@ -183,7 +207,8 @@ def _parts(box: Box | None, size: int, placement: Placement) -> list[Box | None]
         return [box] * size
     if isinstance(placement, Only):
         return [box if index == placement.index else None for index in range(size)]
-    return [cut(box, placement.dim, size, index, placement.unit) for index in range(size)]
+    parts = num_parts(placement, size)
+    return [cut(box, placement.dim, parts, index * parts // size, placement.unit) for index in range(size)]
 
 
 def cut(box: Box, dim: int, parts: int, index: int, unit: int = 1) -> Box:

@@ -45,6 +45,10 @@ class Workload:
     counts_choices: bool = False
     choices: int = 0
 
+    def samples_on_one(self, replicas: int) -> int:
+        """Of one prompt, those that one of `replicas` has: all, unless several share a prompt."""
+        return min(self.samples, max(1, self.rows // replicas))
+
     @property
     def sequence(self) -> int:
         return self.prompt + self.response

@@ -100,3 +100,20 @@ def _same(expected: SearchResult, found: SearchResult, tolerance: float) -> bool
     if expected.choice is None or found.choice is None:
         return expected.choice is found.choice
     return isclose(found.choice.step_s, expected.choice.step_s, rel_tol=tolerance)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "more"), [("grpo", ()), ("async_grpo", ()), ("tool_grpo", ()), ("dapo", ("params.draw=2",))]
+)
+def test_search_finds_the_best_where_replicas_share_prompts(name: str, more: tuple[str, ...]) -> None:
+    """Two prompts of eight samples, on two to eight devices: in some cases more replicas than prompts are
+    best."""
+    shared = 0
+    for seed in range(PER_GRAPH // 2):
+        draft = case(name, seed, 1500, ("params.batch=2", "params.minibatch=16", *more))
+        _compare(draft, seed)
+        best = search(space_of(draft), FOREVER).choice
+        rollout = next(g for g in space_of(draft).groups if g.role == "generate")
+        shared += best is not None and best.assignments[rollout.name].candidate.dp > 2
+    assert shared

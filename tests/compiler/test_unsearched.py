@@ -183,3 +183,22 @@ def test_no_pinned_micro_batch_is_faster() -> None:
         except HflowError:  # does not fit
             continue
         assert pinned.step_time_s >= plan.step_time_s * (1 - RESOLUTION), rows
+
+
+def test_no_pinned_rollout_of_few_prompts_is_faster() -> None:
+    """64 prompts of 16 samples have all of 256 GPUs, on which no tensor parallelism shortens 1.5B enough."""
+    sizes = ("params.batch=64", "params.group=16", "params.minibatch=1024")
+    graph = large("grpo", "qwen2.5-1.5b", *sizes)
+    cluster = replace(load_cluster("h100x8"), hosts=32)
+    plan, random, tried = compile_graph(graph, cluster), Random(5), 0
+    assert plan.node("rollout").mesh.dp == len(plan.devices) == 256 and plan.search.gap == 0
+    layouts = [(dp, tp) for dp in (8, 16, 32, 64, 128, 256) for tp in (1, 2) if 8 <= dp * tp <= 256]
+    for dp, tp in random.sample(layouts, 6):
+        first = random.randrange(256 // (dp * tp)) * dp * tp
+        pin = f"rollout=dp{dp},tp{tp}@{first}-{first + dp * tp - 1}"
+        pinned = compile_graph(graph, cluster, [pin])
+        assert pinned.step_time_s >= plan.step_time_s * (1 - RESOLUTION), pin
+        tried += dp > 64
+    assert tried
+    with pytest.raises(HflowError, match="dp192 does not divide 64 prompts, nor the 16 samples of each"):
+        compile_graph(graph, cluster, ["rollout=dp192@0-191"])

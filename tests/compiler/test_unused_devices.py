@@ -36,11 +36,12 @@ def staged(pp: int) -> bool:
 
 
 def divides(node: str, batch: int, pp: int, dp: int, tp: int) -> bool:
-    """Whether Qwen2.5-7B can be split so, and GRPO's rows: a prompt's eight stay together."""
+    """Whether Qwen2.5-7B can be split so, and GRPO's rows: a prompt's eight stay together, but that several
+    replicas may generate equally many of them."""
     if HEADS % tp or KV_HEADS % tp or not staged(pp) or dp > HELD_OUT:
         return False
     if node == "rollout":
-        return pp == 1 and batch % dp == 0
+        return pp == 1 and (batch % dp == 0 or (dp % batch == 0 and GROUP % (dp // batch) == 0))
     return batch * GROUP % dp == 0 and (node != "actor_train" or MINIBATCH % dp == 0)
 
 
@@ -81,7 +82,7 @@ def test_both_are_among_these(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two layers make no three stages, and 3 divides no rows; a pin alone leaves 8 of 16 without work."""
     with_layers(monkeypatch, "qwen2.5-7b", 2)
     told = ("note", "device 16-23 has nothing to do, since no node has a layout on more devices (rollout on"
-            " 24: dp6 does not divide 128 rows)")  # fmt: skip
+            " 24: dp6 does not divide 128 prompts, nor the 8 samples of each)")  # fmt: skip
     assert told in remarks(compiled(3, 128))
     pinned = compiled(2, 128, "rollout=@0-7", "ref_logprobs=@0-7", "actor_train=@0-7")
     assert undivided(pinned) == ""
@@ -94,4 +95,5 @@ def test_pipelines_and_servers_are_counted_as_they_run(monkeypatch: pytest.Monke
     cluster = replace(load_cluster("h100x128"), hosts=17)
     sets = ["params.model=shape:llama-70b", *DTYPES, "params.batch=256"]
     plan = hflow.compile(hflow.load(Path("algorithms/grpo.yaml"), sets), cluster)
-    assert len(plan.devices) == 128 and undivided(plan) == "rollout on 136: dp17 does not divide 256 rows"
+    told = "rollout on 136: dp17 does not divide 256 prompts, nor the 8 samples of each"
+    assert len(plan.devices) == 128 and undivided(plan) == told

@@ -173,3 +173,16 @@ def test_rows_longer_than_stated_are_the_same(workers: Pool, model: Path, tmp_pa
     assert read_lengths(runs[0].folder)["rollout"].lengths.mean > 15
     digests = [[line["digest.rollout"] for line in run.metrics] for run in runs]
     assert digests[0] == digests[1] and len(digests[0]) == STEPS
+
+
+def test_two_servers_share_a_prompt(workers: Pool, model: Path, tmp_path: Path) -> None:
+    """Each samples two of its four answers: those that one server samples."""
+    sizes = ["nodes.prompts.with.batch=1", "nodes.rollout.with.n=4", "nodes.actor_train.repeat.minibatch=4"]
+    graph = hflow.load(GRAPHS / "grpo_tiny.yaml", [f"params.model={model}", f"params.steps={STEPS}", *sizes])
+    runs: list[Run] = []
+    for layout in ("tp1@2", "dp2@2-3"):
+        pins = "actor_train=tp1@0", "ref_logprobs=tp1@1", f"rollout={layout}"
+        plan = hflow.compile(graph, load_cluster("local4"), pins, engines=("rollout=sglang",))
+        runs.append(execute(plan, tmp_path / layout, pool=workers, export=False))
+    digests = [[line["digest.rollout"] for line in run.metrics] for run in runs]
+    assert digests[0] == digests[1] and len({*digests[0]}) == STEPS

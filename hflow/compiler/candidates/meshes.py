@@ -19,7 +19,7 @@ from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.node_plan import layout_text
 from hflow.plan.pipeline_stages import stage_sizes
-from hflow.plan.ports import row_unit
+from hflow.plan.ports import generates_evenly, row_unit
 from hflow.plan.workload import Workload
 
 
@@ -142,11 +142,8 @@ def _model_refusal(shape: ModelShape, mesh: Mesh, node: Node, engine: EngineProf
 def _rows_refusal(draft: Draft, node: Node, work: Workload, mesh: Mesh) -> str:
     if name := evaluation_of(node.name):
         return _evaluation_refusal(draft, mesh, name)
-    together = row_unit(node.type_of("tokens"))
-    whole = work.rows // together
-    if whole % mesh.dp:
-        what = "rows" if together == 1 or node.op == "generate" else f"groups of {together} rows"
-        return f"dp{mesh.dp} does not divide {whole} {what}"
+    if uneven := _uneven(node, work, mesh):
+        return uneven
     if work.rows_per_update % mesh.dp:
         return f"dp{mesh.dp} does not divide a minibatch of {work.rows_per_update} rows"
     if work.rows_per_update % (mesh.dp * work.group):
@@ -163,6 +160,19 @@ def _rows_refusal(draft: Draft, node: Node, work: Workload, mesh: Mesh) -> str:
         if step_node(own.name) == node.name and own.name not in apart
     )
     return next(filter(None, (_evaluation_refusal(draft, mesh, name) for name in alike)), "")
+
+
+def _uneven(node: Node, work: Workload, mesh: Mesh) -> str:
+    """Why replicas would not have equally many rows; empty if they would."""
+    together = row_unit(node.type_of("tokens"))
+    whole = work.rows // together
+    if whole % mesh.dp == 0 or (node.op == "generate" and generates_evenly(node, mesh.dp)):
+        return ""
+    if together == 1:
+        return f"dp{mesh.dp} does not divide {whole} rows"
+    if node.op == "generate":
+        return f"dp{mesh.dp} does not divide {whole} prompts, nor the {together} samples of each"
+    return f"dp{mesh.dp} does not divide {whole} groups of {together} rows"
 
 
 def _evaluation_refusal(draft: Draft, mesh: Mesh, name: str) -> str:

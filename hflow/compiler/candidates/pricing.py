@@ -231,9 +231,9 @@ def _micro_refusal(pin: Pin, work: Workload, mesh: Mesh) -> str:
 
 
 def _share(work: Workload, mesh: Mesh) -> tuple[int, int]:
-    """Rows of one replica, at most one update's, and those of them that stay together: the samples of a
+    """Rows of one replica, at most one update's, and those of them that stay together: its samples of a
     prompt, or what a loss sees at once."""
-    return (work.rows_per_update or work.rows) // mesh.dp, max(work.samples, work.group)
+    return (work.rows_per_update or work.rows) // mesh.dp, max(work.samples_on_one(mesh.dp), work.group)
 
 
 def _micro_batches(work: Workload, mesh: Mesh, multiple: int = 1) -> list[int]:

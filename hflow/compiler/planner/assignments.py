@@ -13,6 +13,7 @@ from hflow.compiler.regroup import generation_mesh
 from hflow.graph.ir import Graph, Input, Node
 from hflow.plan.cached_hash import CachedHash
 from hflow.plan.layout import Mesh
+from hflow.plan.ports import is_replicated, num_groups
 from hflow.plan.sharding import Sharding
 
 T = TypeVar("T")
@@ -53,6 +54,11 @@ def _mesh(devices: tuple[int, ...], pp: int, dp: int, cp: int, tp: int) -> Mesh:
 
 
 @lru_cache(maxsize=65536)
+def _joined(mesh: Mesh, neighbours: int) -> Mesh:
+    return mesh.joined(neighbours)
+
+
+@lru_cache(maxsize=65536)
 def _regrouped(train: Mesh, generate: Mesh) -> Mesh:
     """HybridFlow's grouping, where the meshes are of the same devices and their sizes nest."""
     if train.devices[0] != generate.devices[0] or set(train.devices) != set(generate.devices):
@@ -77,8 +83,17 @@ def all_meshes(graph: Graph, placed: Mapping[str, Mesh]) -> dict[str, Mesh]:
     """The mesh of every node, from those of the nodes with models."""
     meshes = dict(placed)
     for node in (n for n in graph.nodes if not n.model):
-        meshes[node.name] = _mesh_of_values(graph, node, meshes)
+        meshes[node.name] = _with_whole_groups(node, _mesh_of_values(graph, node, meshes))
     return meshes
+
+
+def _with_whole_groups(node: Node, mesh: Mesh) -> Mesh:
+    """Where several replicas generate the samples of one prompt, they are one to a node without a model."""
+    rows = next((v.type for v in (*node.outputs, *node.inputs) if not v.type.scalar), None)
+    if rows is None or is_replicated(node):
+        return mesh
+    groups = num_groups(rows)
+    return _joined(mesh, mesh.dp // groups) if mesh.dp > groups and mesh.dp % groups == 0 else mesh
 
 
 def _mesh_of_values(graph: Graph, node: Node, meshes: Mapping[str, Mesh]) -> Mesh:

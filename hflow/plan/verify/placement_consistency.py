@@ -9,6 +9,7 @@ from hflow.plan.edges import Copy, DataEdge, Edge, WeightEdge
 from hflow.plan.engine_registry import MODELLESS_ENGINE
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.plan import Plan
+from hflow.plan.ports import generates_evenly, num_groups
 from hflow.plan.program import Call, Instruction, Loop, Program, SyncWeights, Transfer, with_bodies
 
 
@@ -53,6 +54,13 @@ def _bad_node_plan(own: NodePlan, node: Node | None) -> Iterator[str]:
         yield f"`{own.node}` is planned as another kind of node, or with another model, than it is"
     elif (own.engine == MODELLESS_ENGINE) == (node.model is not None):
         yield f"`{own.node}` ({node.op}) is planned on {own.engine}"
+    elif node.op == "generate" and not _has_rows(node, own.mesh.dp):
+        yield f"`{own.node}` cannot share its prompts among dp{own.mesh.dp}"
+
+
+def _has_rows(node: Node, dp: int) -> bool:
+    """Whether each replica has some of a generate node; of an evaluation, maybe more than others."""
+    return dp <= num_groups(node.type_of("tokens")) or generates_evenly(node, dp)
 
 
 def _bad_program(plan: Plan, program: Program) -> Iterator[str]:

@@ -18,8 +18,8 @@ MAX_PLACE = 2**20  # lines and columns of a graph file
 # Of what there is one at least, wherever a field has the name. `size` is that of a dim, or unknown (None).
 _COUNTS = frozenset((
     "devices_per_host", "epochs", "ep", "ffn", "head_dim", "hidden", "hosts", "max_positions", "min_group",
-    "nics_per_host", "num_experts", "num_heads", "num_kv_heads", "num_layers", "original_max_positions",
-    "rotary_dim", "size", "times", "top_k", "vocab", "vpp",
+    "neighbours", "nics_per_host", "num_experts", "num_heads", "num_kv_heads", "num_layers",
+    "original_max_positions", "rotary_dim", "size", "times", "top_k", "unit", "vocab", "vpp",
 ))  # fmt: skip
 _MOST = {
     **dict.fromkeys(("devices_per_host", "hosts"), MAX_DEVICES),

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from hflow.graph.ir import Model, Node
-from hflow.plan.layout import Box
+from hflow.plan.layout import Box, Range
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.run_state import TrainedKind
@@ -42,7 +42,8 @@ class EngineCall:
     (for a `data` node: of its batch) and `num_rows` how many it holds; with the run's `seed` and
     `step` they make sampling and data order independent of the plan. In a repeat region `step` counts its
     rounds, over the whole run. `stream` tells the generate nodes of a graph apart, and so its data nodes.
-    `steps`: of the whole run, over which schedules of learning rates go.
+    `steps`: of the whole run, over which schedules of learning rates go. `made`: of a generate node, the
+    global numbers of the rows that it makes here; None: all samples of its inputs' rows.
     """
 
     node: Node
@@ -54,6 +55,7 @@ class EngineCall:
     evaluation: bool = False
     stream: int = 0
     steps: int = 0
+    made: Range | None = None
 
     @property
     def when(self) -> str:

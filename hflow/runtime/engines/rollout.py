@@ -17,6 +17,7 @@ import torch
 
 from hflow.graph.infer.kinds.generate import LENGTH, ROUTES, VERSIONS
 from hflow.graph.types import Truncation
+from hflow.plan.layout import Range
 from hflow.runtime.chat.observations import observations, observed
 from hflow.runtime.chat.problem import ChatProblem
 from hflow.runtime.ends import EndRule
@@ -52,18 +53,19 @@ class Rollout:
         return self._first(inputs["prompt"]) if "prompt" in inputs else self._further(inputs)
 
     def _first(self, prompts: Rows) -> Callable[[], Result]:
-        n = self.call.node.options["n"]
         if len(prompts) and int(prompts.row_lengths.min()) == 0:
             raise self._refused("a prompt is empty")
-        rows = torch.arange(len(prompts) * n)
-        sampling = self._sample(prompts, rows + self.call.first_row * n)
+        first, end = self._made
+        rows = torch.arange(end - first)
+        sampling = self._sample(prompts, rows + first)
+        asked = rows * len(prompts) // max(1, len(rows))
 
         def result() -> Result:
             answers = sampling()
-            tokens = joined(prompts.take(rows // n), answers.tokens)
+            tokens = joined(prompts.take(asked), answers.tokens)
             ended = Ended.of(answers, self._ends, self.call.node)
             mask = masked(_filled(answers.tokens, True), ended.dropped)
-            made = self._result(tokens, answers.log_probs, mask, ended, self._finished(answers.tokens, 0), n)
+            made = self._result(tokens, answers.log_probs, mask, ended, self._finished(answers.tokens, 0))
             made = self._with_routes(self._with_versions(made, answers), answers)
             return replace(made, end_s=answers.end_s)
 
@@ -89,7 +91,7 @@ class Rollout:
             # A count over all rows: the weights of the data-parallel ranks add up to 1.
             metrics = {"cut_observations": (float(cut), float(self.dp == 0))}
             metrics |= self._finished(answers.tokens, len(texts) - len(going))
-            return self._result(tokens, log_probs, mask, ended, metrics, 1)
+            return self._result(tokens, log_probs, mask, ended, metrics)
 
         return result
 
@@ -134,6 +136,12 @@ class Rollout:
 
         return answers
 
+    @property
+    def _made(self) -> Range:
+        """The global numbers of the rows that it makes here."""
+        first, samples = self.call.first_row, self.call.node.options.get("n", 1)
+        return self.call.made or (first * samples, (first + self.call.num_rows) * samples)
+
     @cached_property
     def _ends(self) -> EndRule:
         return EndRule.of(self.call.node.options, self.tokenizer.eos_id, self.tokenizer.decode)
@@ -160,9 +168,7 @@ class Rollout:
         assert answers.routes is not None, f"{self.call.node.name}: its engine tells no routes"
         return replace(result, outputs={**result.outputs, ROUTES: answers.routes})
 
-    def _result(
-        self, tokens: Rows, log_probs: Rows, mask: Rows, ended: Ended, metrics: MetricSums, n: int
-    ) -> Result:
+    def _result(self, tokens: Rows, log_probs: Rows, mask: Rows, ended: Ended, metrics: MetricSums) -> Result:
         outputs = {"tokens": tokens, "logprobs": log_probs, "mask": mask, **ended.outputs(self.call.node)}
         if self.call.node.output("text"):
             outputs["text"] = from_strings(self.tokenizer.decode(_tails(tokens, mask.row_lengths)))
@@ -171,7 +177,7 @@ class Rollout:
         length = {"response_length": (float(mask.row_lengths.sum()), float(len(mask)))}
         # Counts over all rows: the weights of the data-parallel ranks add up to 1.
         dropped = {name: (float(count), float(self.dp == 0)) for name, count in ended.counts.items()}
-        return Result(outputs, length | dropped | metrics, digest(tokens, self.call.first_row * n))
+        return Result(outputs, length | dropped | metrics, digest(tokens, self._made[0]))
 
     def _finished(self, answers: Rows, before: int) -> MetricSums:
         """In an evaluation, the share of the conversations whose last response did not end by its greatest

@@ -13,9 +13,10 @@ import torch.distributed as dist
 from hflow.graph.infer.kinds.generate import VERSIONS
 from hflow.graph.infer.regions import sample_age
 from hflow.graph.ir import Graph, Model, Node, step_node
+from hflow.graph.types import ValueType
 from hflow.plan.edges import WeightEdge
 from hflow.plan.frozen import moved_parameters
-from hflow.plan.layout import Mesh
+from hflow.plan.layout import Layout, Mesh, Range
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.plan import Plan
@@ -325,14 +326,21 @@ class Interpreter:
         types = [v.type for v in (*(() if node.op == "data" else node.inputs), *node.outputs)]
         type_ = next((t for t in types if not t.scalar), types[0])
         layout = output_layout if node.op == "data" else input_layout
-        start, stop = layout(node, plan.mesh, type_).boxes((type_.rows,))[self.world.rank][0]
+        start, stop = self._rows_here(layout(node, plan.mesh, type_), type_)
         unit = row_unit(type_) if node.op == "data" else 1
         in_region = node.region in step.collectors
         number = self.state.rounds[node.region] if in_region else step.number
         stream = self._streams.get(node.name, 0)
         share = start // unit, (stop - start) // unit
         graph = self.plan.graph
-        return EngineCall(node, plan, *share, graph.seed, number, step.evaluation, stream, graph.steps)
+        made = None
+        if node.op == "generate":
+            texts = node.type_of("tokens")
+            made = self._rows_here(output_layout(node, plan.mesh, texts), texts)
+        return EngineCall(node, plan, *share, graph.seed, number, step.evaluation, stream, graph.steps, made)
+
+    def _rows_here(self, layout: Layout, type_: ValueType) -> Range:
+        return layout.boxes((type_.rows,))[self.world.rank][0]
 
     def _transfer(self, instruction: Transfer, step: _StepRun) -> Received:
         edge = step.program.data_edge(instruction)

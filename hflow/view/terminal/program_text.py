@@ -9,7 +9,7 @@ from typing import assert_never
 from hflow import units
 from hflow.graph.types import ValueType
 from hflow.plan.edges import Edge
-from hflow.plan.layout import Layout, Mesh, Shard
+from hflow.plan.layout import Layout, Mesh, num_parts
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.ports import output_layout
 from hflow.plan.program import (
@@ -152,11 +152,7 @@ def _joined(done: str, types: tuple[str, ...], width: int) -> str:
 
 def placed(value: ValueType, layout: Layout) -> str:
     """A type with the axes that split its rows: ``f32[batch{dp}, resp~]``."""
-    axes = [
-        axis
-        for (axis, size), p in zip(layout.mesh.axes, layout.placements)
-        if isinstance(p, Shard) and size > 1
-    ]
+    axes = [axis for (axis, size), p in zip(layout.mesh.axes, layout.placements) if num_parts(p, size) > 1]
     if not axes:
         return str(value)
     first, *rest = map(str, value.dims)
