@@ -19,20 +19,21 @@ from hflow.display import Bundle, show_with
 if TYPE_CHECKING:
     from hflow.graph.builder.builder import GraphBuilder
     from hflow.graph.ir import Graph
-    from hflow.graph.run_config import CheckpointPolicy, HangPolicy, RunConfig, SamplePolicy
+    from hflow.graph.run_config import CheckpointPolicy, HangPolicy, ReplanPolicy, RunConfig, SamplePolicy
     from hflow.plan.cluster import Cluster
     from hflow.plan.plan import Plan
     from hflow.runtime.run import Run
 
 __version__ = "0.1.0"
 __all__ = [
-    "CheckpointPolicy", "GraphBuilder", "HangPolicy", "HflowError", "RunConfig", "SamplePolicy", "compile",
-    "execute", "load", "run_config",
+    "CheckpointPolicy", "GraphBuilder", "HangPolicy", "HflowError", "ReplanPolicy", "RunConfig",
+    "SamplePolicy", "compile", "execute", "load", "run_config",
 ]  # fmt: skip
 _LATER = {  # imported when they are asked for
     "CheckpointPolicy": "hflow.graph.run_config",
     "GraphBuilder": "hflow.graph.builder.builder",
     "HangPolicy": "hflow.graph.run_config",
+    "ReplanPolicy": "hflow.graph.run_config",
     "RunConfig": "hflow.graph.run_config",
     "SamplePolicy": "hflow.graph.run_config",
 }
