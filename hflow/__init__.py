@@ -97,11 +97,12 @@ def execute(plan: Plan, **options: Any) -> Run:
         HflowError: as there, and HF404 where this process may map too little memory to load torch.
     """
     require_address_space(*(RUN_INLINE if options.get("workers") == "inline" else RUN_ON_RAY))
-    from hflow.compiler.replan import replan
+    from hflow.compiler.replan import replan, replan_for_lengths
     from hflow.report.run_views import RUN_VIEWS
     from hflow.runtime.execute import execute as execute_plan
 
-    return execute_plan(plan, **{"views": RUN_VIEWS, "replan": replan, **options})
+    made = {"views": RUN_VIEWS, "replan": replan, "replan_for_lengths": replan_for_lengths}
+    return execute_plan(plan, **{**made, **options})
 
 
 def _several(given: Any) -> tuple[Any, ...]:
