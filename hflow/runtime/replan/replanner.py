@@ -94,6 +94,11 @@ class Replanner:
         self._search = None
         return self._chosen(found, done)
 
+    @property
+    def is_looking(self) -> bool:
+        """Whether a plan is being looked for."""
+        return self._search is not None and self._search.found is None
+
     def refuse(self, plan: Plan) -> None:
         """Never choose this one again, for whatever lengths it is made."""
         self._refused.append(_layouts(plan))

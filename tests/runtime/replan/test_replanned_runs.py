@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 import hflow
+from benchmarks.replanning.growing import growing_model, growing_rows
 from hflow.cli.resume import former_plan
 from hflow.compiler.replan import replan_for_lengths
 from hflow.graph.ir import Graph
@@ -29,8 +30,6 @@ from hflow.runtime.execute import execute
 from hflow.runtime.replan.state_folder import KIND_OF_STATE, SHARED_MEMORY, SWITCHING
 from hflow.runtime.run import Run
 from hflow.view.measured import read_metrics
-from tests.runtime.matrix import GRAPHS
-from tests.runtime.replan.growing import growing_model, growing_rows
 from tests.runtime.test_resume import assert_same, graph_of, plan_of, up_to
 
 BATCH, SHORT, STEPS = 16, 6, 12
@@ -43,7 +42,9 @@ def growing(folder: Path, short: int = SHORT) -> Graph:
     growing_model(folder / "model")
     rows = growing_rows(folder / "rows.jsonl", BATCH * short, BATCH * (STEPS - short))
     said = {"model": folder / "model", "rows": rows, "steps": STEPS, "most": 48}
-    return hflow.load(GRAPHS / "growing.yaml", [f"params.{key}={value}" for key, value in said.items()])
+    return hflow.load(
+        "benchmarks/replanning/growing.yaml", [f"params.{key}={value}" for key, value in said.items()]
+    )
 
 
 def costly(make: Maker) -> Maker:
