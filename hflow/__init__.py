@@ -101,7 +101,7 @@ def execute(plan: Plan, **options: Any) -> Run:
     from hflow.report.run_views import RUN_VIEWS
     from hflow.runtime.execute import execute as execute_plan
 
-    made = {"views": RUN_VIEWS, "replan": replan, "replan_for_lengths": replan_for_lengths}
+    made: dict[str, Any] = {"views": RUN_VIEWS, "replan": replan, "replan_for_lengths": replan_for_lengths}
     return execute_plan(plan, **{**made, **options})
 
 
