@@ -192,7 +192,7 @@ def test_all_that_a_run_carries_goes_to_other_layouts(
     switches = [
         load_plan(run.folder / PLANS / f"step-{step:08d}.json") for step in plan_steps(run.folder)[1:]
     ]
-    assert len(switches) == len(events(run.folder, "replanned")) >= 2
+    assert len(switches) == len(events(run.folder, "replanned")) >= 1
     assert [plan.nodes for plan in switches] == [plan.nodes for plan in plans[: len(switches)]]
     for ours, theirs in zip(run.metrics, undisturbed.metrics, strict=True):
         assert_same(ours, theirs, str(ours["step"]))
