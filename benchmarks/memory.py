@@ -72,6 +72,7 @@ class Case:
 TRAIN, SCORE, ROLLOUT = "actor_train", "ref_logprobs", "rollout"
 QWEN3, TIED, WORDY = (("family", "qwen3"),), (("tied", True),), (("alphabet", WORDS),)
 EXPERTS = ("family", "qwen3_moe"), ("ffn", 256)
+GEMMA2 = ("family", "gemma2"), *TIED
 GPT_OSS = ("family", "gpt_oss"), ("ffn", 256)
 CASES = {
     "f32": Case(TRAIN, "tp1,micro4,no-recompute@0"),
@@ -104,7 +105,9 @@ CASES = {
     "bf16 gpt_oss tp2": Case(TRAIN, "tp2,micro4,no-recompute@0-1", BF16, GPT_OSS),
     "f32 gpt_oss cp2": Case(TRAIN, "cp2,micro4,no-recompute@0-1", model=GPT_OSS),
     "bf16 gpt_oss tp2 sp": Case(TRAIN, "tp2,sp,micro4,no-recompute@0-1", BF16, GPT_OSS),
-    "f32 gemma2": Case(TRAIN, "tp1,micro4,no-recompute@0", model=(("family", "gemma2"), *TIED)),
+    "f32 gemma2": Case(TRAIN, "tp1,micro4,no-recompute@0", model=GEMMA2),
+    "f32 gemma2 cp2": Case(TRAIN, "cp2,micro4,no-recompute@0-1", model=GEMMA2),
+    "bf16 gemma2 tp2 sp": Case(TRAIN, "tp2,sp,micro4,no-recompute@0-1", BF16, GEMMA2),
     "f32 pp2": Case(TRAIN, "pp2,micro2,no-recompute@0-1"),
     "score f32": Case(SCORE, "tp1,micro8@0"),
     "score bf16 many words": Case(SCORE, "tp1,micro8@0", BF16, WORDY),

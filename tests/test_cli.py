@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import get_args
 import pytest
 import typer
 
+import hflow as package
 from hflow.cli.app import app
 from hflow.cli.plan_commands import AfterPass
 from hflow.compiler.compile import PASSES
@@ -32,7 +34,7 @@ def same(text, answer):
 """
 HFLOW = [sys.executable, "-m", "hflow.cli.app"]
 FLAGS = {
-    "check": ["graph", "-f", "--file", "--set"],
+    "check": ["graph", "-f", "--file", "--set", "--json"],
     "show": ["graph", "-f", "--file", "--set", "--resolved", "--ir", "--svg", "--prompts"],
     "fmt": ["files", "--check"],
     "schema": [],
@@ -318,6 +320,51 @@ def test_all_errors_of_a_file_at_once() -> None:
     done = hflow("check", "tests/bad/many_at_once.yaml")
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.count("error[") >= 3 and "^" in done.stderr and "Traceback" not in done.stderr
+    told = hflow("check", "tests/bad/many_at_once.yaml", "--json")
+    assert told.returncode == 1 and told.stderr == ""
+    found = json.loads(told.stdout)
+    assert found.keys() == {"ok", "diagnostics"} and found["ok"] is False
+    for one in found["diagnostics"]:
+        place = f"{one['file']}:{one['line']}:{one['column']}"
+        assert f"{one['severity']}[{one['code']}]: {one['message']}" in done.stderr
+        assert place in done.stderr and one["help"] in done.stderr
+    assert len(found["diagnostics"]) == done.stderr.count("error[") + done.stderr.count("warning[")
+
+
+def test_what_a_graph_is_as_json() -> None:
+    done = hflow("check", "grpo", "--json")
+    assert done.returncode == 0 and done.stderr == ""
+    found = json.loads(done.stdout)
+    graph = package.load("algorithms/grpo.yaml")
+    assert found["ok"] is True and found["diagnostics"] == []
+    assert found["graph"] == {
+        "name": "grpo",
+        "nodes": [node.name for node in graph.nodes],
+        "data_edges": len(list(graph.edges())),
+        "models": ["actor", "ref"],
+        "evaluations": {e.name: [m.name for m in e.metrics] for e in graph.evaluations},
+    }
+    missing = json.loads(hflow("check", "nowhere.yaml", "--json").stdout)
+    assert [d["code"] for d in missing["diagnostics"]] == ["HF001"]
+
+
+def test_no_help_is_cut_at_80_columns() -> None:
+    done = subprocess.run(
+        [*HFLOW, "--help"], capture_output=True, text=True, timeout=60, env=os.environ | {"COLUMNS": "80"}
+    )
+    commands = done.stdout.split("Commands:\n")[1]
+    assert len(commands.splitlines()) == len([name for name in FLAGS if " " not in name])
+    assert "..." not in commands and max(map(len, commands.splitlines())) <= 80
+
+
+def test_version_and_completion() -> None:
+    done = hflow("--version")
+    assert (done.returncode, done.stdout) == (0, f"hflow {package.__version__}\n")
+    script = subprocess.run(
+        [*HFLOW, "--show-completion", "bash"], capture_output=True, text=True, timeout=60,
+        env=os.environ | {"SHELL": "/bin/bash"},
+    )  # fmt: skip
+    assert script.returncode == 0 and "complete" in script.stdout
 
 
 def test_misuse_is_exit_code_2() -> None:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+import hflow
 from hflow.address_space import TORCH_BYTES, require_address_space
 from hflow.cli.arguments import (
     Files,
@@ -22,6 +23,7 @@ from hflow.cli.arguments import (
     width,
     write_text,
 )
+from hflow.cli.check_command import check_command, counts_text
 from hflow.cli.exec_command import exec_command
 from hflow.cli.plan_commands import compile_command, explain_command
 from hflow.cli.run_commands import app as runs_app
@@ -36,12 +38,16 @@ from hflow.whole_file import FULL
 INTERRUPTED = 130  # by Ctrl-C
 app = typer.Typer(
     name="hflow",
-    help="Compile RLHF algorithms, declared as typed dataflow graphs, to parallel plans, and run them.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"hflow {hflow.__version__}")
+        raise typer.Exit
 
 
 class HeadOption(StrEnum):
@@ -49,11 +55,16 @@ class HeadOption(StrEnum):
     scalar = "scalar"
 
 
-@app.command()
-def check(graph: GraphFile, file: Files = None, set_: Overrides = None) -> None:
-    """Tell everything that is wrong with a graph file. Starts no process and needs no model."""
-    checked = load_graph(graph, file, set_)
-    print(f"ok  {checked.name}: {_counts(checked)}")
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Compile RLHF algorithms, declared as typed dataflow graphs, to parallel plans, and run them."""
+
+
+app.command("check")(check_command)
 
 
 @app.command()
@@ -158,20 +169,25 @@ def new(
     path = new_file(name, source, force)
     print(f"wrote  {path}, from {source}")
     graph = load_graph(path)
-    print(f"ok     {graph.name}: {_counts(graph)}\nnext   hflow check {path}\n       hflow compile {path}")
+    print(f"ok     {graph.name}: {counts_text(graph)}")
+    print(f"next   hflow check {path}\n       hflow compile {path}")
 
 
-app.command("compile")(compile_command)
-app.command("sweep")(sweep_command)
-app.command("explain")(explain_command)
-app.command("exec")(exec_command)
+app.command("compile", short_help="Plan a graph: who runs where, what moves, time and memory.")(
+    compile_command
+)
+app.command("sweep", short_help="Plan a graph for every combination of clusters and values.")(sweep_command)
+app.command("explain", short_help="Print a plan again; with a run, predicted beside measured.")(
+    explain_command
+)
+app.command("exec", short_help="Run a graph or a plan; leaves a run folder and its models.")(exec_command)
 app.add_typer(runs_app, name="runs")
-app.command("export")(export_command)
-app.command("samples")(samples_command)
-app.command("watch")(watch_command)
+app.command("export", short_help="Write trained models as Hugging Face folders.")(export_command)
+app.command("samples", short_help="Show what a run has sampled, with rewards.")(samples_command)
+app.command("watch", short_help="Watch a run, also of another process.")(watch_command)
 
 
-@app.command("new-model")
+@app.command("new-model", short_help="Make a tiny HF model with random weights, to try things on.")
 def new_model_command(
     folder: Annotated[Path, typer.Argument(help="Folder to make.")],
     family: Annotated[str, typer.Option(help=f"{', '.join(RUNNING)}.")] = "qwen2",
@@ -205,7 +221,7 @@ def new_model_command(
     print(f"wrote {folder}: {family}, {size:,} parameters")
 
 
-@app.command("calibrate")
+@app.command("calibrate", short_help="Measure this machine; write a cluster file.")
 def calibrate_command(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write a cluster file, e.g. clusters/NAME.yaml.")
@@ -235,7 +251,7 @@ def calibrate_command(
     print(f"wrote                   {output}\nnext                    hflow compile GRAPH --cluster {output}")
 
 
-@app.command("doctor")
+@app.command("doctor", short_help="Tell what works on this machine.")
 def doctor(
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     no_start: Annotated[bool, typer.Option("--no-start", help="Start no engine.")] = False,
@@ -245,19 +261,6 @@ def doctor(
     from hflow.doctor.command import doctor_command
 
     doctor_command(json_, not no_start, width())
-
-
-def _counts(graph: Any) -> str:
-    from hflow.units import plural
-
-    edges = sum(1 for _ in graph.edges())
-    counts = [
-        plural(len(graph.nodes), "node"),
-        plural(edges, "data edge"),
-        plural(len(graph.models), "model"),
-    ]
-    counts += [f"evaluation {e.name} ({plural(len(e.metrics), 'metric')})" for e in graph.evaluations]
-    return ", ".join(counts)
 
 
 def main() -> NoReturn:

@@ -59,7 +59,8 @@ def _reread_s(run: Execution) -> float:
     """All new tokens of a wave without a KV cache: for each one everything before it is read again."""
     work = run.work
     rows = run.micro_batch * work.mean_response / work.response / run.mesh.pp
-    return work.response * prefill_s(run, rows, work.prompt + work.mean_response / 2)
+    step_s = prefill_s(run, rows, work.prompt + work.mean_response / 2) + run.cluster.token_step_s
+    return work.response * step_s
 
 
 def prefill_s(run: Execution, prompts: float, length: float) -> float:
@@ -90,7 +91,7 @@ def _step_s(run: Execution, rows: float, context: float) -> float:
     read = rows * shape.seen(context) * shape.kv_bytes_per_token(BYTES[run.dtype], run.mesh.tp)
     cache = stream_s(read, device)
     part = products + cache + shape.num_layers * layer_latency_s(device) + _messages_s(run, rows)
-    return part + profile_of(run.strategy.engine).token_step_s(device.platform)
+    return part + profile_of(run.strategy.engine).token_step_s(device.platform) + run.cluster.token_step_s
 
 
 def _messages_s(run: Execution, tokens: float) -> float:

@@ -82,7 +82,8 @@ class Cluster(CachedHash):
     has `nics_per_host`; `host_link` joins one device with its host's memory (None: nothing can be moved
     there), of which it has `host_memory_bytes` (None: nobody has said). `generate_engine` runs its generate
     nodes unless the user says otherwise; a server takes `server_bytes` of a device beside weights, KV cache
-    and what it computes with: its CUDA context and CUDA graphs, also while it sleeps.
+    and what it computes with: its CUDA context and CUDA graphs, also while it sleeps. `token_step_s`: what
+    the host of an engine takes of each token step, while no kernel runs.
     """
 
     name: str
@@ -97,6 +98,7 @@ class Cluster(CachedHash):
     generate_engine: GenerationEngine = DEFAULT_ENGINE
     host_memory_bytes: int | None = None
     server_bytes: int = 0
+    token_step_s: float = 0.0
 
     @cached_property
     def _hash(self) -> int:

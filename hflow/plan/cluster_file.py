@@ -79,6 +79,7 @@ class _Group(_Base):
 class _Engines(_Base):
     generate: GenerationEngine = DEFAULT_ENGINE
     server_gb: Overhead = 0.0
+    token_step: Seconds = 0.0
 
 
 class _ClusterFile(_Base):
@@ -137,6 +138,7 @@ def _cluster(file: _EqualHosts | _MixedHosts) -> Cluster:
         generate_engine=file.engines.generate,
         host_memory_bytes=None if file.host_memory_gb is None else round(file.host_memory_gb * GB),
         server_bytes=round(file.engines.server_gb * GB),
+        token_step_s=file.engines.token_step,
     )
 
 

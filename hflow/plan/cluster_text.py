@@ -19,7 +19,9 @@ def cluster_text(cluster: Cluster, remark: str = "") -> str:
     head = _lines({"hflow_cluster": 1, "name": cluster.name})
     memory = cluster.host_memory_bytes
     head += [] if memory is None else _lines({"host_memory_gb": memory / GB})
-    engines = _lines({"generate": cluster.generate_engine, "server_gb": cluster.server_bytes / GB})
+    of_servers: dict[str, str | int | float] = {"server_gb": cluster.server_bytes / GB}
+    of_servers |= {"token_step": cluster.token_step_s} if cluster.token_step_s else {}
+    engines = _lines({"generate": cluster.generate_engine} | of_servers)
     lines = [*head, *hosts, "links:", *_indented(links), "engines:", *_indented(engines)]
     return "\n".join([*([f"# {remark}"] if remark else []), *lines]) + "\n"
 

@@ -66,7 +66,6 @@ class EngineProfile:
     generated in waves, and the next begins when the last row of one has ended.
     `pages`: its KV cache is one pool, of which rows take as they grow, and where it is full the engine
     retracts rows; else each row has room for its greatest length from the first token on.
-    `rows_stay_whole`: why it cuts no rows of a model, as a phrase; empty: it can.
     `lacks`: what of a model it would leave out without a word, as a phrase; empty: nothing.
     """
 
@@ -84,7 +83,6 @@ class EngineProfile:
     server: ServerProfile | None = None
     refills: bool = False
     pages: bool = False
-    rows_stay_whole: Callable[[ModelShape], str] = lambda _: ""
     lacks: Callable[[ModelShape], str] = lambda _: ""
 
     def token_step_s(self, platform: Platform) -> float:

@@ -105,6 +105,7 @@ OF_LINKS: Mapping[tuple[str, str], Plausible] = {
     ("host", "latency"): _LINK_S,
 }
 HOST_MEMORY = Plausible(_GB, _alike((0.25, 1e5)), _alike((4, 5e4)), _SIZES)
+TOKEN_STEP = Plausible(_SECONDS, _alike((0, 1)), _alike((1e-5, 0.2)), _TIMES)
 SERVER = Plausible(_GB, _alike((0, 1e3)), _alike((0.1, 50)), _SIZES)
 
 
@@ -124,6 +125,7 @@ def implausible(document: Document, platforms: Sequence[Platform]) -> Iterator[D
         yield from _warned(document, ("links", *names), known, slowest)
     yield from _warned(document, ("host_memory_gb",), HOST_MEMORY, slowest)
     yield from _warned(document, ("engines", "server_gb"), SERVER, slowest)
+    yield from _warned(document, ("engines", "token_step"), TOKEN_STEP, slowest)
 
 
 def _warned(document: Document, path: KeyPath, known: Plausible, platform: Platform) -> Iterator[Diagnostic]:

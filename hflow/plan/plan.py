@@ -163,12 +163,14 @@ class Plan(Displayed):
 def to_json(plan: Plan, leave_out: Set[str] = frozenset()) -> str:
     """`leave_out`: fields of the plan. Graphs without named evaluations, adapters or files of chats do not
     say so, nor do shapes without scaled rotary positions, windows or latent attention, nor nodes without
-    lengths, sequence parallelism, interleaved stages or KV caches with pages: their plans are those from
-    before."""
+    lengths, sequence parallelism, interleaved stages or KV caches with pages, nor clusters whose engines take
+    no time of the host: their plans are those from before."""
     from pydantic import TypeAdapter
 
     without: dict[str, Any] = dict.fromkeys(leave_out, True)
     without["nodes"] = _plain(plan.nodes)
+    if not plan.cluster.token_step_s and "cluster" not in leave_out:
+        without["cluster"] = {"token_step_s": True}
     named = {
         i: {"nodes": _plain(e.nodes), "program": _unsaid_of_program(e.program)}
         for i, e in enumerate(plan.evaluations)

@@ -94,12 +94,6 @@ def test_what_cannot_be_cut_is_refused(pin: str, message: str) -> None:
     assert message in refusal(grpo(), pin)
 
 
-def test_rows_of_gemma_are_whole() -> None:
-    graph = grpo("params.max_new_tokens=1024", shape="gemma-2-9b")
-    assert "rows of models of Gemma's kind are not cut: no cp2" in refusal(graph, "actor_train=cp2")
-    assert "rows of models of Gemma's kind are not cut: no sp" in refusal(graph, "actor_train=tp2,sp")
-
-
 def test_rows_of_models_with_experts_are_cut() -> None:
     """Of 8 rows in an update over 16 devices; and of rows that fit no other layout."""
     graph, cluster = grpo(LONG, "params.minibatch=8", shape="qwen3-30b-a3b"), load_cluster("h100x16")

@@ -78,7 +78,7 @@ def with_layers(monkeypatch: pytest.MonkeyPatch, name: str, count: int) -> None:
 
 
 def test_both_are_among_these(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two layers make no three stages, and 3 divides no minibatch; a pin alone leaves 8 of 16 without work."""
+    """Two layers make no three stages, and 3 divides no rows; a pin alone leaves 8 of 16 without work."""
     with_layers(monkeypatch, "qwen2.5-7b", 2)
     told = ("note", "device 16-23 has nothing to do, since no node has a layout on more devices (rollout on"
             " 24: dp6 does not divide 128 rows)")  # fmt: skip

@@ -154,7 +154,15 @@ def test_memory_of_attention_grows_with_the_length() -> None:
 @pytest.mark.matrix(24)
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize(
-    ("variant", "tied"), [("llama", True), ("mistral", False), ("qwen2", False), ("qwen3 windows", True)]
+    ("variant", "tied"),
+    [
+        ("llama", True),
+        ("mistral", False),
+        ("qwen2", False),
+        ("qwen3 windows", True),
+        ("gemma2", True),
+        ("gemma3", True),
+    ],
 )
 def test_gradients_equal_plain_pytorch(
     pool: Pool, folders: Folders, run: str, variant: str, tied: bool
@@ -201,7 +209,7 @@ def score_on_rank(
 
 
 @pytest.mark.matrix(cover=False)
-@pytest.mark.parametrize("variant", ["llama", "mistral", "qwen3 windows"])
+@pytest.mark.parametrize("variant", ["llama", "mistral", "qwen3 windows", "gemma2", "gemma3"])
 @pytest.mark.parametrize("run", [run for run in RUNS if "recompute" not in run])
 def test_log_probs_equal_transformers(pool: Pool, folders: Folders, run: str, variant: str) -> None:
     layout, strategy = RUNS[run]

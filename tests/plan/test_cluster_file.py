@@ -82,9 +82,12 @@ def test_one_gpu_is_one_of_its_host(kind: str) -> None:
 
 def test_memory_that_is_no_plans(tmp_path: Path) -> None:
     more = GOOD.replace("memory_gb: 80", "memory_gb: 80\n  reserve: 0.1\n  overhead_gb: 1.5")
-    cluster = load_cluster(written(tmp_path, f"{more}host_memory_gb: 512\nengines: {{server_gb: 4}}\n"))
+    cluster = load_cluster(
+        written(tmp_path, f"{more}host_memory_gb: 512\nengines: {{server_gb: 4, token_step: 0.002}}\n")
+    )
     assert cluster.device.usable_bytes == 70.5e9
     assert (cluster.host_memory_bytes, cluster.server_bytes) == (512 * 10**9, 4 * 10**9)
+    assert cluster.token_step_s == 0.002
 
 
 def test_the_papers_testbed() -> None:

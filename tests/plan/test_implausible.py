@@ -49,6 +49,7 @@ UNITS = {
     "layer_overhead": {"µs": 1e-6},
     "host_memory_gb": {"TB": 1e3},
     "server_gb": {"MiB": 2**20 / 1e9},
+    "token_step": {"ms": 1e-3},
 }
 
 
@@ -118,7 +119,7 @@ def numbers(file: Path) -> Iterator[tuple[tuple[str | int, ...], str]]:
     if "host_memory_gb" in tree:
         yield ("host_memory_gb",), "host_memory_gb"
     if "engines" in tree:
-        yield ("engines", "server_gb"), "server_gb"
+        yield from ((("engines", key), key) for key in ("server_gb", "token_step") if key in tree["engines"])
 
 
 def plain(file: Path) -> Any:

@@ -65,15 +65,6 @@ def test_stages_are_interleaved_in_training_alone(tiny_model: Path) -> None:
         check_runnable(replace(plan, nodes=edited))
 
 
-def test_rows_of_gemma_are_whole(tiny_model: Path) -> None:
-    """Its capped attention would take queries for those of a whole row; pins are refused sooner."""
-    graph = hflow.load(FOLDER / "grpo_small.yaml", [f"params.model={tiny_model}"])
-    plan = hflow.compile(graph, "clusters/local4.yaml", ["rollout=dp2@0-1", "actor_train=cp2@0-1"])
-    shapes = {name: replace(shape, post_norms=True) for name, shape in plan.shapes.items()}
-    with pytest.raises(HflowError, match="HF406.*`actor_train` is planned with cp 2"):
-        check_runnable(replace(plan, shapes=shapes))
-
-
 def test_nodes_that_share_an_optimizer_split_it_alike(tiny_model: Path, tmp_path: Path) -> None:
     plan = compiled(FOLDER / "graphs" / "trained_twice.yaml", tiny_model)
     first, second = (n.name for n in plan.graph.nodes if n.op == "train")

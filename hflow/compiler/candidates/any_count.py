@@ -35,7 +35,7 @@ def _other_counts(draft: Draft, group: NodeGroup) -> Iterator[int]:
     heads = gcd(shape.num_heads, shape.num_kv_heads)
     parts = (_divisors(number, most) for number in (shape.num_layers, heads, rows))
     pins = pins_of(draft, group)
-    contexts = {cp for count in range(1, most + 1) for cp in context_sizes(group, shape, pins, count)}
+    contexts = {cp for count in range(1, most + 1) for cp in context_sizes(group, pins, count)}
     counts = set(map(prod, product(*parts, contexts)))
     known = {*sizes(draft.cluster), *draft.candidates[group.name]}
     yield from sorted(count for count in counts - known if count <= most)

@@ -11,46 +11,38 @@ from collections.abc import Sequence
 
 from hflow.compiler.candidates.node_groups import NodeGroup
 from hflow.compiler.pins import Pin
-from hflow.plan.model_shape import ModelShape
 
 LEAST_TOKENS = 4096  # of the longest row, on each rank
 
 
-def context_sizes(group: NodeGroup, shape: ModelShape, pins: Sequence[Pin], most: int) -> list[int]:
+def context_sizes(group: NodeGroup, pins: Sequence[Pin], most: int) -> list[int]:
     """Sizes of cp to try on `most` devices or fewer, 1 among them unless others are pinned."""
     pinned = {size for pin in pins for axis, size in pin.sizes if axis == "cp"}
     if pinned:
         return sorted(pinned)
-    if not cuts_rows(group, shape):
+    if uncut(group):
         return [1]
     largest = max(1, min(most, _longest(group) // LEAST_TOKENS))
     return [size for size in range(1, largest + 1) if most % size == 0]
 
 
-def sequence_parallel_or_not(
-    group: NodeGroup, shape: ModelShape, pins: Sequence[Pin], tp: int
-) -> Sequence[bool]:
+def sequence_parallel_or_not(group: NodeGroup, pins: Sequence[Pin], tp: int) -> Sequence[bool]:
     """Whether to try a layout with and without sequence parallelism."""
     pinned = {pin.sp for pin in pins if pin.sp is not None}
     if pinned:
         return sorted(pinned)
     is_long = _longest(group) >= 2 * LEAST_TOKENS
-    return (False, True) if tp > 1 and is_long and cuts_rows(group, shape) else (False,)
+    return (False, True) if tp > 1 and is_long and not uncut(group) else (False,)
 
 
-def cuts_rows(group: NodeGroup, shape: ModelShape) -> bool:
-    """Whether the engine of the group can cut the rows of all its nodes."""
-    return not uncut(group, shape)
-
-
-def uncut(group: NodeGroup, shape: ModelShape) -> str:
-    """Why not; empty if it can."""
+def uncut(group: NodeGroup) -> str:
+    """Why the engine of the group cannot cut the rows of all its nodes; empty if it can."""
     ops = {node.op for node in group.nodes} - {*group.profile.cuts_rows}
     if "generate" in ops:
         return "generation reads whole rows"
     if ops:
         return f"{group.profile.title} reads whole rows"
-    return group.profile.rows_stay_whole(shape)
+    return ""
 
 
 def _longest(group: NodeGroup) -> int:

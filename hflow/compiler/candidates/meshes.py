@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
-from hflow.compiler.candidates.long_rows import context_sizes, cuts_rows, uncut
+from hflow.compiler.candidates.long_rows import context_sizes, uncut
 from hflow.compiler.candidates.node_groups import Candidate, Candidates, NodeGroup
 from hflow.compiler.candidates.pricing import Pricing
 from hflow.compiler.pins import Pin
@@ -51,7 +51,7 @@ def meshes(draft: Draft, group: NodeGroup) -> Iterator[Mesh]:
     pps = {wanted["pp"]} if "pp" in wanted else _numbers_of_stages(shape.num_layers)
     for count in counts if len(pinned) < 2 else ():
         tps = {wanted["tp"]} if "tp" in wanted else _divisors(min(count, cluster.devices_per_host))
-        cps = context_sizes(group, shape, pins, count)
+        cps = context_sizes(group, pins, count)
         for pp, tp, cp in ((p, t, c) for p in pps for t in tps for c in cps if count % (p * t * c) == 0):
             dp = count // (pp * tp * cp)
             if wanted.get("dp", dp) == dp:
@@ -71,8 +71,8 @@ def refusal(draft: Draft, group: NodeGroup, mesh: Mesh) -> str:
         reason = _model_refusal(shape, mesh, node, group.profile) or _rows_refusal(draft, node, work, mesh)
         if reason:
             return reason
-    if mesh.cp > 1 and not cuts_rows(group, shape):
-        return f"{uncut(group, shape)}: no cp{mesh.cp}"
+    if mesh.cp > 1 and (reason := uncut(group)):
+        return f"{reason}: no cp{mesh.cp}"
     return _pricing(draft, group).refusal(mesh) if draft.pins else ""
 
 

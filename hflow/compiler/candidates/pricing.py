@@ -99,7 +99,7 @@ class Pricing:
             return f"zero3 splits over dp alone: no cp{mesh.cp}"
         if pin.sp and mesh.tp == 1:
             return "sp has nothing to split over tp1"
-        if pin.sp and (reason := uncut(self.group, self.shape)):
+        if pin.sp and (reason := uncut(self.group)):
             return f"{reason}: no sp"
         if not pin.ep or pin.ep == 1:
             return ""
@@ -123,7 +123,7 @@ class Pricing:
             zeros = {0, 1} if self.group.role == "train" and mesh.copies > 1 else {0}
         engine = self.group.engine
         experts = 1 if self._never_shares_experts() or not self.shape.moe else self.shape.moe.num_experts
-        sps = sequence_parallel_or_not(self.group, self.shape, self.pins, mesh.tp)
+        sps = sequence_parallel_or_not(self.group, self.pins, mesh.tp)
         parts = {p.ep for p in self.pins if p.ep} or range(1, mesh.dp + 1)
         for ep in (ep for ep in parts if mesh.dp % ep == 0 and experts % ep == 0):
             for zero, sp in product(sorted(zeros), sps):

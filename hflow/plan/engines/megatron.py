@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 from hflow.plan.engine_profile import EngineProfile
-from hflow.plan.model_shape import ModelShape
-
-
-def _rows_stay_whole(shape: ModelShape) -> str:
-    return "rows of models of Gemma's kind are not cut" if shape.post_norms else ""
-
 
 PROFILE = EngineProfile(
     title="Megatron",
@@ -20,5 +14,4 @@ PROFILE = EngineProfile(
     tensor_parallel=True,
     donates=True,
     offloads=True,
-    rows_stay_whole=_rows_stay_whole,
 )

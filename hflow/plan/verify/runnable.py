@@ -47,7 +47,7 @@ def _models(plan: Plan) -> Iterator[Diagnostic]:
 def _nodes(plan: Plan) -> Iterator[Diagnostic]:
     for node in (n for n in plan.graph.nodes if n.model):
         own = plan.node(node.name)
-        strategy, whole = own.strategy, not _cuts_rows(plan, node)
+        strategy, whole = own.strategy, node.op not in profile_of(own.engine).cuts_rows
         names = {
             f"cp {own.mesh.cp}": own.mesh.cp > 1 and whole,
             "sequence parallelism": strategy.sp and whole,
@@ -67,11 +67,6 @@ def _has_chunks(plan: Plan, node: Node) -> bool:
     own = plan.node(node.name)
     layers = plan.shapes[node.model_use.model].num_layers
     return node.op == "train" and layers % (own.mesh.pp * own.strategy.vpp) == 0
-
-
-def _cuts_rows(plan: Plan, node: Node) -> bool:
-    engine = profile_of(plan.node(node.name).engine)
-    return node.op in engine.cuts_rows and not engine.rows_stay_whole(plan.shapes[node.model_use.model])
 
 
 def _shares_experts(plan: Plan, node: Node) -> bool:

@@ -18,8 +18,7 @@ class RMSNorm(torch.nn.RMSNorm):
 
     def __init__(self, config: ShapedConfig, hidden_size: int, eps: float = 1e-6, **_: Any):
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
-        # Of sequence parallelism: each rank norms other places, and Megatron sums the gradients so marked.
-        self.weight.sequence_parallel = True  # type: ignore[attr-defined]
+        _mark(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.is_cuda or not torch.is_grad_enabled():
@@ -34,9 +33,15 @@ class OffsetRMSNorm(torch.nn.Module):
     def __init__(self, config: ShapedConfig, hidden_size: int, eps: float = 1e-6, **_: Any):
         super().__init__()
         self.weight, self.eps = torch.nn.Parameter(torch.zeros(hidden_size, dtype=config.params_dtype)), eps
+        _mark(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         return _Norm.apply(x, self.weight, self.eps, 1)
+
+
+def _mark(weight: torch.nn.Parameter) -> None:
+    """Of sequence parallelism: each rank norms other places, and Megatron sums the gradients so marked."""
+    weight.sequence_parallel = True  # type: ignore[attr-defined]
 
 
 class _Norm(torch.autograd.Function):
