@@ -19,20 +19,21 @@ from hflow.display import Bundle, show_with
 if TYPE_CHECKING:
     from hflow.graph.builder.builder import GraphBuilder
     from hflow.graph.ir import Graph
-    from hflow.graph.run_config import CheckpointPolicy, HangPolicy, RunConfig, SamplePolicy
+    from hflow.graph.run_config import CheckpointPolicy, HangPolicy, ReplanPolicy, RunConfig, SamplePolicy
     from hflow.plan.cluster import Cluster
     from hflow.plan.plan import Plan
     from hflow.runtime.run import Run
 
 __version__ = "0.1.0"
 __all__ = [
-    "CheckpointPolicy", "GraphBuilder", "HangPolicy", "HflowError", "RunConfig", "SamplePolicy", "compile",
-    "execute", "load", "run_config",
+    "CheckpointPolicy", "GraphBuilder", "HangPolicy", "HflowError", "ReplanPolicy", "RunConfig",
+    "SamplePolicy", "compile", "execute", "load", "run_config",
 ]  # fmt: skip
 _LATER = {  # imported when they are asked for
     "CheckpointPolicy": "hflow.graph.run_config",
     "GraphBuilder": "hflow.graph.builder.builder",
     "HangPolicy": "hflow.graph.run_config",
+    "ReplanPolicy": "hflow.graph.run_config",
     "RunConfig": "hflow.graph.run_config",
     "SamplePolicy": "hflow.graph.run_config",
 }
@@ -96,11 +97,12 @@ def execute(plan: Plan, **options: Any) -> Run:
         HflowError: as there, and HF404 where this process may map too little memory to load torch.
     """
     require_address_space(*(RUN_INLINE if options.get("workers") == "inline" else RUN_ON_RAY))
-    from hflow.compiler.replan import replan
+    from hflow.compiler.replan import replan, replan_for_lengths
     from hflow.report.run_views import RUN_VIEWS
     from hflow.runtime.execute import execute as execute_plan
 
-    return execute_plan(plan, **{"views": RUN_VIEWS, "replan": replan, **options})
+    made: dict[str, Any] = {"views": RUN_VIEWS, "replan": replan, "replan_for_lengths": replan_for_lengths}
+    return execute_plan(plan, **{**made, **options})
 
 
 def _several(given: Any) -> tuple[Any, ...]:

@@ -152,6 +152,7 @@ def test_option_tables_are_the_options(heading: str, options: tuple[Option, ...]
         (RUNNING, "### Keys of run", ("run",), None),
         (RUNNING, "### Keys of checkpoint", ("run", "checkpoint"), None),
         (RUNNING, "### Keys of samples", ("run", "samples"), None),
+        (RUNNING, "### Keys of replan", ("run", "replan"), None),
         (REGIONS, "## Refresh", ("models", "ref", "refresh"), None),
     ],
 )

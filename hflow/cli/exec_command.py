@@ -76,7 +76,7 @@ def exec_command(
 
     if plan.cluster.device.platform == "cpu":
         hide_gpus()
-    from hflow.compiler.replan import replan
+    from hflow.compiler.replan import replan, replan_for_lengths
     from hflow.report.run_views import RUN_VIEWS
     from hflow.runtime.execute import execute  # torch, too
 
@@ -89,6 +89,7 @@ def exec_command(
         config=config,
         resume=resume is not None,
         replan=replan,
+        replan_for_lengths=replan_for_lengths,
     )
     print(f"run folder  {run.folder}")
 

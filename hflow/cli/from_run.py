@@ -54,16 +54,9 @@ class SeenRun:
     def as_planned(self, graph: Any, cluster: Any) -> Any:
         """The run's old plan of `graph`, priced with the lengths that the run saw; None where the graph, or
         the cluster, has no such plan any more."""
-        from hflow.compiler.compile import compile_graph
-        from hflow.compiler.options import PlannerOptions
-        from hflow.compiler.plan_pins import pins_of
+        from hflow.compiler.replan import repriced
 
-        generates = [n.name for n in self.plan.graph.nodes if n.op == "generate"]
-        engines = tuple(f"{name}={self.plan.node(name).engine}" for name in generates)
-        try:
-            return compile_graph(graph, cluster, pins_of(self.plan), PlannerOptions(engines=engines))
-        except HflowError:
-            return None
+        return repriced(self.plan, graph, cluster)
 
     def lengths_text(self) -> str:
         """What the run saw, beside what it was planned for."""

@@ -1,9 +1,16 @@
-"""Another plan for a run that has lost devices."""
+"""Other plans for a run: for the devices that are left of its cluster, or for the lengths that it sees."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from hflow.compiler.compile import compile_graph
 from hflow.compiler.options import PlannerOptions
+from hflow.compiler.plan_pins import pins_of
+from hflow.diagnostics import HflowError
+from hflow.graph.ir import Graph
+from hflow.graph.lengths_file import SeenLengths
+from hflow.graph.lengths_of_run import with_lengths
 from hflow.plan.cluster import Cluster
 from hflow.plan.plan import Plan
 
@@ -15,6 +22,32 @@ def replan(plan: Plan, cluster: Cluster) -> Plan:
     Raises:
         HflowError: as `compile_graph`.
     """
+    return compile_graph(plan.graph, cluster, (), _options(plan))
+
+
+def replan_for_lengths(plan: Plan, seen: Mapping[str, SeenLengths]) -> tuple[Plan | None, Plan]:
+    """The plan's graph with the lengths that a run of it saw: planned as it was, and planned anew, with the
+    engines that generate now.
+
+    Returns:
+        The old plan as `repriced` does, and the new one.
+
+    Raises:
+        HflowError: as `compile_graph`.
+    """
+    graph = with_lengths(plan.graph, seen)
+    return repriced(plan, graph, plan.cluster), compile_graph(graph, plan.cluster, (), _options(plan))
+
+
+def repriced(plan: Plan, graph: Graph, cluster: Cluster) -> Plan | None:
+    """`graph` on `cluster`, planned as `plan` is; None where it has no such plan."""
+    try:
+        return compile_graph(graph, cluster, pins_of(plan), _options(plan))
+    except HflowError:
+        return None
+
+
+def _options(plan: Plan) -> PlannerOptions:
+    """The engines that generate."""
     generates = [node.name for node in plan.graph.nodes if node.op == "generate"]
-    engines = tuple(f"{name}={plan.node(name).engine}" for name in generates)
-    return compile_graph(plan.graph, cluster, (), PlannerOptions(engines=engines))
+    return PlannerOptions(engines=tuple(f"{name}={plan.node(name).engine}" for name in generates))

@@ -57,13 +57,28 @@ class SamplePolicy:
 
 
 @dataclass(frozen=True)
+class ReplanPolicy:
+    """When a run goes on under another plan, made for the lengths that it sees.
+
+    `every`: steps after which lengths are looked at, from the start or from the last plan on; 0: never.
+    `moved`: a plan is looked for when the mean, the median or the 95th percentile of some node's lengths
+    differs by more than this share from what was last planned for. `gain`: the run goes on under it when that
+    saves more than so many times what switching costs.
+    """
+
+    every: int = 0
+    moved: float = 0.2
+    gain: float = 2.0
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """`export`: the weights that are exported at the end: the last, those of the best checkpoint, or none.
     `restarts`: how often a run that lost workers begins again from its newest checkpoint. `grace_s`: seconds
     that an interrupted run has to write a checkpoint. `retry`: codes of other failures after which it begins
     again. `elastic`: when lost devices do not come back within `wait_s`, go on with those that are left.
     `hang`: when it counts as hung, which is a failure. `samples`: which of them are kept. `trackers`: where
-    metrics and samples go as well, while the run goes on."""
+    metrics and samples go as well, while the run goes on. `replan`: when it goes on under another plan."""
 
     checkpoint: CheckpointPolicy = CheckpointPolicy()
     export: Export = "last"
@@ -75,6 +90,7 @@ class RunConfig:
     hang: HangPolicy = HangPolicy()
     samples: SamplePolicy = SamplePolicy()
     trackers: tuple[TrackerName, ...] = ()
+    replan: ReplanPolicy = ReplanPolicy()
 
 
 DEFAULT_RUN = RunConfig()

@@ -25,7 +25,7 @@ FILE = "run.yaml"
 
 def run_config_text(config: RunConfig) -> str:
     """The section `run` with every key, in canonical form."""
-    policy, hang, samples = config.checkpoint, config.hang, config.samples
+    policy, hang, samples, replan = config.checkpoint, config.hang, config.samples, config.replan
     checkpoint = {
         "every": policy.every,
         "seconds": _number(policy.seconds),
@@ -49,6 +49,7 @@ def run_config_text(config: RunConfig) -> str:
         },
         "samples": {"every": samples.every, "rows": samples.rows, "keep_mb": _number(samples.keep_mb)},
         "trackers": list(config.trackers),
+        "replan": {"every": replan.every, "moved": _number(replan.moved), "gain": _number(replan.gain)},
     }
     return layout({RUN: section})
 

@@ -34,7 +34,7 @@ class RunReport:
     transfers (step, device, name, kind, start_s, end_s); `summary` has status, steps, wall_s,
     tokens_per_s, plan_hash and, where the graph is evaluated, eval: {before, after, by_step},
     and evaluations: the same for each metric of the named ones; `samples` says of how many steps there are
-    samples, on a page beside this one.
+    samples, on a page beside this one; plan_step the step with which `plan` began, where others came before.
     """
 
     plan: Plan
@@ -78,12 +78,18 @@ def report_html(report: RunReport) -> str:
         charts=[*_held_out(report), *_charts(graph, report.metrics)],
         graph=Markup(plan_svg(plan)),
         plan=plan_text(plan),
-        compared=_compared(compare(plan, report.metrics)),
+        compared=_compared(compare(plan, _of_plan(report))),
         planned=Markup(plan_gantt(plan)),
         measured=Markup(run_gantt(plan, report.events, step)) if step is not None else None,
         step=step,
         samples="samples.html" if report.summary.get("samples") else "",
     )
+
+
+def _of_plan(report: RunReport) -> list[Metrics]:
+    """Of the steps under the plan."""
+    began = report.summary.get("plan_step", 0)
+    return [line for line in report.metrics if line["step"] >= began]
 
 
 def _figures(report: RunReport) -> list[Figure]:

@@ -6,7 +6,7 @@ import os
 import socket
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,8 @@ from hflow.runtime.controller.run_folder import RunFolder
 from hflow.runtime.controller.run_views import NO_VIEWS, RunViews
 from hflow.runtime.controller.tracking import Tracking
 from hflow.runtime.controller.worker_failure import WorkerFailure
+from hflow.runtime.replan.replanner import Replanner
+from hflow.runtime.replan.search import PlanForLengths
 from hflow.runtime.run import Run, summary
 from hflow.runtime.whole_folder import remove_unfinished
 
@@ -49,6 +51,7 @@ def execute(
     config: RunConfig = DEFAULT_RUN,
     resume: bool = False,
     replan: Replan | None = None,
+    replan_for_lengths: PlanForLengths | None = None,
 ) -> Run:
     """Run `plan` to its end.
 
@@ -66,6 +69,8 @@ def execute(
             (`hflow.graph.changes`).
         replan: compiles the plan's graph for the devices that are left, where `config` is elastic;
             `hflow.execute` hands in `hflow.compiler.replan`.
+        replan_for_lengths: compiles it for the lengths that the run sees, where `config` asks for that
+            (HF404 without it); handed in from there, too.
 
     Raises:
         HflowError: when the run cannot start or fails; the run folder then says ``failed``. A plan that only
@@ -77,6 +82,8 @@ def execute(
     check_models(plan.graph, plan.digests)
     check_run_config(config, plan.graph)
     trackers = views.trackers(config.trackers)
+    if config.replan.every and replan_for_lengths is None:
+        raise HflowError(Diagnostic("HF404", "nobody has handed in what plans for other lengths"))
     console = console or RunConsole(stderr=True)
     with EndingSignals() as signals:
         former = _former(run_dir, console) if resume else None
@@ -92,9 +99,15 @@ def execute(
             folder.tracking = Tracking(trackers, partial(_say, console))
             folder.tracking.begin(folder.tracked(former.step if former else 0))
             _tell_changed(plan, folder, console)
-            with _pool(pool, plan, address, workers, console, signals) as own, signals.interruptible():
-                Attempts(plan, own, folder, run, signals, console, views, export, replan).make(former)
-                if table := views.table(folder.plan, folder.metrics):
+            make, policy = replan_for_lengths, config.replan
+            replanner = Replanner(policy, make, folder.event) if make and policy.every else None
+            hosts = workers_by_host(plan, is_whole=replanner is not None)
+            with _pool(pool, plan, hosts, address, workers, console, signals) as own, signals.interruptible():
+                attempts = Attempts(
+                    plan, own, folder, run, signals, console, views, export, replan, replanner
+                )
+                attempts.make(former)
+                if table := views.table(folder.plan, folder.metrics_of_plan):
                     _say(console, table)
                 if lengths := views.lengths(folder.path, folder.plan):
                     _say(console, "\n" + lengths)
@@ -148,6 +161,7 @@ def _ended_by(error: BaseException, signals: EndingSignals) -> Literal["failed",
 def _pool(
     given: Pool | None,
     plan: Plan,
+    hosts: Sequence[int],
     address: str | None,
     workers: str,
     console: Console,
@@ -160,7 +174,7 @@ def _pool(
         finally:
             given.watch(None)
         return
-    pool = _start(plan, address, workers, console, signals)
+    pool = _start(plan, hosts, address, workers, console, signals)
     try:
         yield pool
     finally:
@@ -224,9 +238,15 @@ class RunConsole(Console):
         self.quiet = True
 
 
-def _start(plan: Plan, address: str | None, workers: str, console: Console, signals: EndingSignals) -> Pool:
+def _start(
+    plan: Plan,
+    hosts: Sequence[int],
+    address: str | None,
+    workers: str,
+    console: Console,
+    signals: EndingSignals,
+) -> Pool:
     platform = plan.cluster.device.platform
-    hosts = workers_by_host(plan)
     if workers == "inline":
         return InlinePool(platform)
     _say(console, f"starting {units.plural(sum(hosts), f'{platform} worker')} …")

@@ -30,11 +30,14 @@ class OwnedFolder:
     """A folder that only this user can read, removed by `remove`; or, if the owner was killed (SIGKILL, out
     of memory), by the next owner of a folder of the same kind on this machine."""
 
-    def __init__(self, kind: str, forget: Callable[[str], None] = _nothing) -> None:
-        """Make a folder ``hflow-KIND-…``; `forget`: also called, with its name, when it is removed."""
+    def __init__(
+        self, kind: str, forget: Callable[[str], None] = _nothing, parent: Path | None = None
+    ) -> None:
+        """Make a folder ``hflow-KIND-…``; `forget`: also called, with its name, when it is removed. `parent`:
+        where; None: beside other temporary files."""
         self._forget = forget
-        remove_abandoned(kind, forget)
-        self.path = Path(tempfile.mkdtemp(prefix=_prefix(kind), dir=_parent()))  # mode 0700
+        remove_abandoned(kind, forget, parent)
+        self.path = Path(tempfile.mkdtemp(prefix=_prefix(kind), dir=parent or _parent()))  # mode 0700
         # The system releases the lock when this process ends. The file gets its name when it is locked.
         self._lock = (self.path / f"{OWNER}.new").open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -62,9 +65,9 @@ class OwnedFolder:
         self._lock.close()
 
 
-def remove_abandoned(kind: str, forget: Callable[[str], None] = _nothing) -> None:
+def remove_abandoned(kind: str, forget: Callable[[str], None] = _nothing, parent: Path | None = None) -> None:
     """Remove folders of this kind whose owners have ended; as for `OwnedFolder`."""
-    for owner in _parent().glob(f"{_prefix(kind)}*/{OWNER}"):
+    for owner in (parent or _parent()).glob(f"{_prefix(kind)}*/{OWNER}"):
         with suppress(OSError), owner.open("r+") as file:  # another user's, or in use
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             forget(owner.parent.name)

@@ -42,6 +42,7 @@ class Run(Displayed):
 
 def summary(plan: Plan, run: Run) -> dict[str, Any]:
     """The object of summary.json."""
+    from hflow.runtime.controller.plan_history import plan_began
     from hflow.runtime.samples.files import sample_files
 
     step_s = sum(m["time_s"] for m in run.metrics)
@@ -61,6 +62,7 @@ def summary(plan: Plan, run: Run) -> dict[str, Any]:
         "eval": {"before": before, "after": after, "by_step": evaluations} if evaluations else None,
         **({"evaluations": named} if named else {}),
         "plan_hash": plan.hash,
+        **({"plan_step": began} if (began := plan_began(run.folder)) else {}),
         "graph": plan.graph.name,
         "seed": plan.graph.seed,
         **sampled,

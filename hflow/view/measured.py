@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from hflow.plan.plan import Plan
 from hflow.plan.workload import rounds
 
 Metrics = Mapping[str, Any]
+_REPLANNED = re.compile(r'"event": "(resumed|replanned)"')
 MAX_RUN_BYTES = 2**30  # of one file of a run folder
 OFF = 0.25  # predicted and measured times further apart than this are flagged,
 WORTH = 0.05  # where they differ by more than this part of the step
@@ -35,25 +37,43 @@ class Compared:
 
 
 def read_metrics(run: Path, plan: Plan) -> list[Metrics]:
-    """The lines of a run folder's ``metrics.jsonl``.
+    """The lines of a run folder's ``metrics.jsonl``: those of the steps that it made under `plan`.
 
     Raises:
         HflowError: HF407 when the folder is none of a run or no step has ended, HF306 when the run executed
-            another plan.
+            other plans.
     """
     try:
         events, lines = (
             read_text(run / n, MAX_RUN_BYTES).splitlines() for n in ("events.jsonl", "metrics.jsonl")
         )
-        executed = parse_json(events[0])["plan"]
+        executed = _executed(events)
     except (UnreadableError, LookupError, TypeError):
         raise HflowError(Diagnostic("HF407", f"`{run}` is no run folder")) from None
-    if executed != plan.hash:
-        message = f"`{run}` is a run of plan {executed}, not of {plan.hash}"
+    if plan.hash not in executed.values():
+        message = f"`{run}` is a run of plan {', then '.join(executed.values())}, not of {plan.hash}"
         raise HflowError(Diagnostic("HF306", message, help=f"its plan is `{run / 'plan.json'}`"))
     if not lines:
         raise HflowError(Diagnostic("HF407", f"`{run}` has no finished step to compare with"))
-    return [_metrics(run, number, line) for number, line in enumerate(lines, 1)]
+    found = [_metrics(run, number, line) for number, line in enumerate(lines, 1)]
+    if len(executed) == 1:
+        return found
+    return [line for line in found if _plan_of(int(line["step"]), executed) == plan.hash]
+
+
+def _executed(events: Sequence[str]) -> dict[int, str]:
+    """The hash of each plan of a run by the step that it began with, in order, of lines of its
+    ``events.jsonl``: those that later events have replaced have no steps."""
+    found = {0: cast("str", parse_json(events[0])["plan"])}
+    for line in (line for line in events if _REPLANNED.search(line) and line.endswith("}")):
+        event = parse_json(line)
+        step = int(event.get("step", 0))
+        found = {began: plan for began, plan in found.items() if began < step} | {step: event["plan"]}
+    return found
+
+
+def _plan_of(step: int, executed: Mapping[int, str]) -> str:
+    return executed[max(began for began in executed if began <= step)]
 
 
 def _metrics(run: Path, number: int, line: str) -> Metrics:

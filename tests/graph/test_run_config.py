@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 import hflow
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.graph.load import assembled, check, checked, load, load_text, read_graph, run_config
-from hflow.graph.run_config import CheckpointPolicy, HangPolicy, RunConfig, SamplePolicy, TrackerName
+from hflow.graph.run_config import (
+    CheckpointPolicy,
+    HangPolicy,
+    ReplanPolicy,
+    RunConfig,
+    SamplePolicy,
+    TrackerName,
+)
 from hflow.graph.run_file import check_run_config, overridden, read_run_config, run_config_text
 from hflow.graph.source.document import parse
 from hflow.graph.source.extends import overlay
@@ -38,6 +45,7 @@ run:
   hang: {factor: 5, least: 60, first: 600.5}
   samples: {every: 5, rows: 64, keep_mb: 0.5}
   trackers: [wandb, tensorboard]
+  replan: {every: 20, moved: 0.5, gain: 3}
 """
 ALL_CONFIG = RunConfig(
     CheckpointPolicy(10, 600.0, 3, "reward_mean", "min", False),
@@ -50,6 +58,7 @@ ALL_CONFIG = RunConfig(
     HangPolicy(5.0, 60.0, 600.5),
     SamplePolicy(5, 64, 0.5),
     ("wandb", "tensorboard"),
+    ReplanPolicy(20, 0.5, 3.0),
 )
 CHECKPOINT = CheckpointPolicy(10, 600.0, 3, "reward_mean", "min", False)
 OFF = CheckpointPolicy(on_signal=False)
@@ -87,6 +96,11 @@ def refused(*overrides: str) -> tuple[Diagnostic, ...]:
         ("run: {hang: {first: '${ steps * 60 }'}}", RunConfig(hang=HangPolicy(first_s=15000))),
         ("run: {hang: false}", RunConfig(hang=HangPolicy(factor=0))),
         ("run: {hang: {}}", RunConfig()),
+        ("run: {replan: true}", RunConfig(replan=ReplanPolicy(10))),
+        ("run: {replan: {}}", RunConfig(replan=ReplanPolicy(10))),
+        ("run: {replan: false}", RunConfig()),
+        ("run: {replan: 5}", RunConfig(replan=ReplanPolicy(5))),
+        ("run: {replan: {gain: 0, moved: '${ lr }'}}", RunConfig(replan=ReplanPolicy(10, 1e-4, 0.0))),
     ],
 )
 def test_what_the_section_says(text: str, config: RunConfig) -> None:
@@ -106,6 +120,23 @@ def test_what_the_section_says(text: str, config: RunConfig) -> None:
 )
 def test_set_comes_last(text: str, overrides: list[str], policy: CheckpointPolicy) -> None:
     assert said(text, *overrides).checkpoint == policy
+
+
+@pytest.mark.parametrize(
+    ("text", "override", "policy"),
+    [
+        ("run: {replan: true}", "run.replan.every=5", ReplanPolicy(5)),
+        ("run: {replan: true}", "run.replan=false", ReplanPolicy()),
+        ("run: {replan: 5}", "run.replan.gain=4", ReplanPolicy(5, gain=4)),
+        ("run: {replan: {every: 5, moved: 1}}", "run.replan.every=7", ReplanPolicy(7, 1)),
+        ("run: {replan: {every: 5, moved: 1}}", "run.replan=true", ReplanPolicy(10)),
+        ("", "run.replan.moved=0.5", ReplanPolicy(10, 0.5)),
+    ],
+)
+def test_short_forms_of_replan_are_changed_as_what_they_stand_for(
+    text: str, override: str, policy: ReplanPolicy
+) -> None:
+    assert said(text, override).replan == policy
 
 
 @pytest.mark.parametrize(
@@ -296,6 +327,7 @@ CONFIGS = st.builds(
     HANGS,
     st.builds(SamplePolicy, NATURALS, st.integers(1, 2**63 - 1), st.floats(0, 1e9, exclude_min=True)),
     st.lists(st.sampled_from(get_args(TrackerName)), unique=True).map(tuple),
+    st.builds(ReplanPolicy, NATURALS, SECONDS, SECONDS),
 )
 
 
@@ -316,6 +348,7 @@ def test_the_file_has_every_key() -> None:
         "  hang: {factor: 10, least: 300, first: 14400}\n"
         "  samples: {every: 10, rows: 1024, keep_mb: 100}\n"
         "  trackers: []\n"
+        "  replan: {every: 0, moved: 0.2, gain: 2}\n"
     )
     assert run_config_text(ALL_CONFIG) == ALL
 

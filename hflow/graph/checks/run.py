@@ -114,8 +114,9 @@ def _check_restarts(spec: RunSpec, problems: Problems) -> None:
 
 def check_reward(spec: RunSpec, graph: Graph, problems: Problems) -> None:
     """HF228: `best` is the mean reward of a graph that has no reward; as a warning, it is measured at other
-    steps than checkpoints are written."""
+    steps than checkpoints are written, or there are no responses whose lengths `replan` could plan with."""
     _check_measured(spec, graph, problems)
+    _check_replan(spec, graph, problems)
     if spec.checkpoint.best == REWARD and not graph.reward:
         message = f"the graph has no reward, so there is no `{REWARD}`"
         losses = [f"loss.{node.name}" for node in graph.nodes if node.op == "train"]
@@ -134,6 +135,13 @@ def _check_measured(spec: RunSpec, graph: Graph, problems: Problems) -> None:
         f"those between are all kept; `evaluations.{measured.name}.every` may be {every}, or a divisor of it"
     )
     _warn(problems, message, "best", help_)
+
+
+def _check_replan(spec: RunSpec, graph: Graph, problems: Problems) -> None:
+    if not spec.replan.every or any(node.op == "generate" for node in graph.nodes):
+        return
+    message = "`replan` plans with the lengths of responses, and the graph has no node that generates"
+    problems.add("HF228", message, ("run", "replan"), severity="warning")
 
 
 def _warn(problems: Problems, message: str, key: Literal["best", "mode"], help_: str) -> None:

@@ -9,7 +9,7 @@ from hflow.diagnostics import SET, Diagnostic, HflowError, Span
 from hflow.graph.foreign.lookup import help_for_unknown
 from hflow.graph.source.document import Document, KeyPath, parse
 from hflow.graph.source.run_section import opened
-from hflow.graph.source.schema import CHECKPOINT, HANG, NAMED_SECTIONS, SAMPLES, keys_at, node_path
+from hflow.graph.source.schema import CHECKPOINT, HANG, NAMED_SECTIONS, REPLAN, SAMPLES, keys_at, node_path
 
 
 def file_of(text: str) -> str:
@@ -45,7 +45,7 @@ def _apply(document: Document, text: str) -> Document:
         raise HflowError(Diagnostic("HF105", f"`{text}` is not of the form key.path=value", span, help_))
     path = tuple(part.strip() for part in dotted.split("."))
     short = document.get(path[:2])
-    if short and path[:2] in (CHECKPOINT, HANG, SAMPLES) and len(path) > 2:
+    if short and path[:2] in (CHECKPOINT, HANG, SAMPLES, REPLAN) and len(path) > 2:
         document = replace(document, root=document.root.replaced(path[:2], opened(short, path[:2])))
     _check_path(document, path, span)
     if not value.strip():

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hflow.diagnostics import HflowError
-from hflow.graph.run_config import CheckpointPolicy, HangPolicy, RunConfig, SamplePolicy
+from hflow.graph.run_config import CheckpointPolicy, HangPolicy, ReplanPolicy, RunConfig, SamplePolicy
 from hflow.graph.source.document import Document, Item, KeyPath, dump, parse
-from hflow.graph.source.schema import CHECKPOINT, HANG, SAMPLES, RunSpec
+from hflow.graph.source.schema import CHECKPOINT, HANG, REPLAN, SAMPLES, RunSpec
 
 RUN = "run"
 
@@ -21,6 +21,7 @@ def config_of(spec: RunSpec | None) -> RunConfig:
     return RunConfig(
         checkpoint, said.export, said.restarts, said.grace, tuple(said.retry), said.elastic, said.wait, hang,
         SamplePolicy(**said.samples.model_dump()), tuple(dict.fromkeys(said.trackers)),
+        ReplanPolicy(**said.replan.model_dump()),
     )  # fmt: skip
 
 
@@ -28,7 +29,7 @@ def unfolded(item: Item, path: KeyPath) -> Item:
     """``checkpoint: 10`` as the ``{every: 10}`` that it is short for, so that other layers can be merged with
     it; everything else as it is."""
     if (
-        path not in (CHECKPOINT, SAMPLES)
+        path not in (CHECKPOINT, SAMPLES, REPLAN)
         or item.value is None
         or isinstance(item.value, (Mapping, tuple, bool))
     ):
@@ -37,8 +38,10 @@ def unfolded(item: Item, path: KeyPath) -> Item:
 
 
 def opened(item: Item, path: KeyPath) -> Item:
-    """As `unfolded`, of what something is merged over: ``false`` leaves nothing of itself."""
-    if path in (CHECKPOINT, HANG, SAMPLES) and item.value is False:
+    """As `unfolded`, of what something is merged over: ``false`` leaves nothing of itself, nor does
+    ``replan: true``, which is ``{}``."""
+    is_plain = path in (CHECKPOINT, HANG, SAMPLES, REPLAN) and item.value is False
+    if is_plain or (path == REPLAN and item.value is True):
         return replace(item, value={})
     return unfolded(item, path)
 

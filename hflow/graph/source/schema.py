@@ -93,6 +93,18 @@ def _samples(value: Any) -> Any:
     return value  # pyright: ignore[reportUnknownVariableType]
 
 
+def _replan(value: Any) -> Any:
+    if value is False:
+        return {"every": 0}
+    if value is True:
+        return {}
+    if isinstance(value, int):
+        return {"every": value}
+    if not isinstance(value, dict):
+        raise PydanticCustomError("replan_type", "expected a number of steps, a mapping, true or false")
+    return value  # pyright: ignore[reportUnknownVariableType]
+
+
 class RefreshSpec(_Shape):
     """A frozen model takes over the weights of a trained one before every `every`-th step; with `decay`,
     their moving average."""
@@ -203,6 +215,18 @@ class SamplesSpec(_Shape):
     keep_mb: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] = 100.0
 
 
+class ReplanSpec(_Shape):
+    """When a run goes on under a plan that was made for the lengths that it sees; a number of steps is short
+    for `every`, true for the defaults, and false for never."""
+
+    every: Natural = 10
+    moved: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] = 0.2
+    gain: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] = 2.0
+
+
+NEVER_REPLANNED = ReplanSpec(every=0)
+
+
 class RunSpec(_Shape):
     """How a run is kept. No part of the graph."""
 
@@ -216,6 +240,7 @@ class RunSpec(_Shape):
     hang: Annotated[HangSpec, BeforeValidator(_hang)] = HangSpec()
     samples: Annotated[SamplesSpec, BeforeValidator(_samples)] = SamplesSpec()
     trackers: Annotated[list[TrackerName], BeforeValidator(_texts)] = []
+    replan: Annotated[ReplanSpec, BeforeValidator(_replan)] = NEVER_REPLANNED
 
 
 class RunFileSpec(_Shape):
@@ -358,6 +383,7 @@ OPS: dict[str, type[BaseModel]] = {
     "repeat": RepeatNodeSpec,
 }
 CHECKPOINT, HANG, SAMPLES = ("run", "checkpoint"), ("run", "hang"), ("run", "samples")
+REPLAN = ("run", "replan")
 # Mappings whose keys are the user's own names.
 NAMED_SECTIONS = (("params",), ("models",), ("evaluations",), ("nodes",))
 
@@ -386,6 +412,8 @@ def keys_at(path: tuple[str | int, ...], op: str | None = None) -> tuple[str, ..
             return _keys(HangSpec)
         case ("run", "samples"):
             return _keys(SamplesSpec)
+        case ("run", "replan"):
+            return _keys(ReplanSpec)
         case ("models", _):
             return _keys(ModelSpec)
         case ("models", _, "refresh"):

@@ -24,6 +24,7 @@ from hflow.graph.source.schema import (
     METRIC_PATTERN,
     NAME_PATTERN,
     OPS,
+    REPLAN,
     SAMPLES,
     GraphSpec,
     RunFileSpec,
@@ -48,6 +49,7 @@ _KINDS = {
     "checkpoint_type": "a number of steps, a mapping, or false",
     "hang_type": "a mapping, or false",
     "samples_type": "a number of steps, a mapping, or false",
+    "replan_type": "a number of steps, a mapping, true or false",
 }
 _GLUED = re.compile(r"(\w+):(\S+)")
 _BOUNDS = {
@@ -150,7 +152,7 @@ def _mapping(plain: dict[str, Any], key: str) -> dict[str, Any]:
 def _diagnostic(document: Document, error: ErrorDetails, path: KeyPath) -> Diagnostic:
     if path[-1] == "from" and document.get(path) is None:  # written short: `port: node.port`
         path = path[:-1]
-    if path[:-1] in (CHECKPOINT, SAMPLES) and path[-1] == "every" and document.get(path) is None:
+    if path[:-1] in (CHECKPOINT, SAMPLES, REPLAN) and path[-1] == "every" and document.get(path) is None:
         path = path[:-1]  # `checkpoint: 10`
     kind, key = error["type"], str(path[-1])
     where = f"`{'.'.join(map(str, path[:-1]))}`" if path[:-1] else "the file"

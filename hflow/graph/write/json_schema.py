@@ -32,6 +32,9 @@ _SHORT: dict[str, Schema] = {
     "SamplesSpec": {
         "anyOf": [{"type": "integer", "minimum": 0, "description": "steps"}, {"const": False}, _EXPRESSION]
     },
+    "ReplanSpec": {
+        "anyOf": [{"type": "integer", "minimum": 0, "description": "steps"}, {"type": "boolean"}, _EXPRESSION]
+    },
 }
 _NAME: Schema = {"type": "string", "pattern": NAME_PATTERN}
 _PARTIAL = "Partial"  # prefix of definitions for files that extend another

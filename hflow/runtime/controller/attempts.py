@@ -20,7 +20,7 @@ from hflow.runtime.controller.checkpoints import FOLDER, Checkpoints, best_of, c
 from hflow.runtime.controller.elastic import smaller_clusters, workers_by_host
 from hflow.runtime.controller.former_run import FormerRun, former_run
 from hflow.runtime.controller.hang_report import HUNG, HangReport
-from hflow.runtime.controller.load_run import load_run
+from hflow.runtime.controller.load_run import load_run, place_and_load
 from hflow.runtime.controller.pool import Pool
 from hflow.runtime.controller.progress import RunProgress
 from hflow.runtime.controller.run_folder import RunFolder
@@ -28,6 +28,10 @@ from hflow.runtime.controller.run_views import RunViews
 from hflow.runtime.controller.shared_folder import writers
 from hflow.runtime.controller.step_loop import StepLoop
 from hflow.runtime.controller.watch import Watch
+from hflow.runtime.replan.keep_state import keep_state
+from hflow.runtime.replan.replanner import NewPlan, Replanner
+from hflow.runtime.replan.state_folder import state_folder
+from hflow.runtime.replan.told import switched_text
 from hflow.runtime.run import Run
 
 FAILED_WORKER, NO_DEVICES = ("HF402", HUNG), "HF404"
@@ -39,9 +43,10 @@ Replan = Callable[[Plan, Cluster], Plan]  # the plan's graph, compiled for anoth
 
 @dataclass
 class Attempts:
-    """`replan` compiles for the devices that are left, where the run may go on with those (`elastic`)."""
+    """`replan` compiles for the devices that are left, where the run may go on with those (`elastic`);
+    `replanner` says when to go on under a plan for other lengths, where the run may (`replan`)."""
 
-    wanted: Plan  # that the run was begun with
+    wanted: Plan  # that the run was begun with, or has gone on under for other lengths
     pool: Pool
     folder: RunFolder
     run: Run
@@ -50,6 +55,7 @@ class Attempts:
     views: RunViews
     export: bool
     replan: Replan | None
+    replanner: Replanner | None
     _has_begun: bool = field(default=False, init=False)
 
     def make(self, former: FormerRun | None) -> None:
@@ -80,10 +86,12 @@ class Attempts:
         """Whether all is done; else there is room again for the plan that is wanted."""
         folder, pool, plan = self.folder, self.pool, self.folder.plan
         policy, size = folder.config.checkpoint, max(plan.devices) + 1
-        pool.watch(self._watch())
+        pool.watch(self._watch(plan))
         writing = writers(plan, folder.config, self.export)
-        former = load_run(plan, pool, folder, former, writing, self._back_to, self._say)
+        former, load_s = load_run(plan, pool, folder, former, writing, self._back_to, self._say)
         self._has_begun = True
+        if self.replanner:
+            self.replanner.begin(plan, load_s)
         first = former.step if former else 0
         checkpoints = Checkpoints(folder.path, plan, policy, size, folder.event, self._say, first)
         grace_s = folder.config.grace_s
@@ -92,20 +100,62 @@ class Attempts:
             RunProgress(plan.graph.steps, pool.where, self.console, folder.now) as progress,
             _removing(checkpoints),
         ):
-            loop = StepLoop(
-                plan, pool, folder, checkpoints, self.run, progress, self.signals, first, self._may_grow,
-            )  # fmt: skip
             with self.signals.graceful(grace_s, notice) if policy.on_signal else nullcontext():
-                loop.run()
+                is_left = self._make_steps(first, checkpoints, progress)
             self.signals.check()  # one that a function of the user's may have swallowed, too
-        if not loop.is_left:
+        if not is_left:
             self._write_exports()
-        return not loop.is_left
+        return not is_left
 
-    def _watch(self) -> Watch | None:
+    def _make_steps(self, first: int, checkpoints: Checkpoints, progress: RunProgress) -> bool:
+        """Steps `first` and those after it, under one plan after the other; whether some are left."""
+        while True:
+            plan = self.folder.plan
+            replanner = self.replanner if plan is self.wanted else None  # not while devices are missing
+            loop = StepLoop(
+                plan, self.pool, self.folder, checkpoints, self.run, progress, self.signals, first,
+                self._may_grow, replanner,
+            )  # fmt: skip
+            loop.run()
+            if replanner is None or loop.switch is None:
+                return loop.is_left
+            chosen, first = loop.switch
+            self._switch(replanner, chosen, first, checkpoints)
+
+    def _switch(self, replanner: Replanner, chosen: NewPlan, done: int, checkpoints: Checkpoints) -> None:
+        """Go on under another plan after `done` steps, in the same workers. Where the state could not be
+        written, under the same one."""
+        before, plan, pool, folder = self.folder.plan, chosen.plan, self.pool, self.folder
+        began = time.perf_counter()
+        with state_folder(folder.path, pool, replanner.state_bytes, plan.cluster.hosts == 1) as place:
+            state = keep_state(before, pool, place, done, self._say)
+            if state is None:
+                replanner.refuse(plan)
+                return
+            pool.watch(self._watch(plan))
+            try:
+                load_s = place_and_load(plan, pool, folder, state, writers(plan, folder.config, self.export))
+            except HflowError:
+                replanner.refuse(plan)
+                raise
+        switch_s = time.perf_counter() - began
+        self.wanted = plan
+        folder.replan(plan, done)
+        checkpoints.go_on_under(plan, max(plan.devices) + 1)
+        replanner.begin(plan, load_s, switch_s)
+        figures = {
+            "old_s": chosen.old_s,
+            "new_s": chosen.new_s,
+            "cost_s": chosen.cost_s,
+            "switch_s": switch_s,
+        }
+        folder.event("replanned", plan=plan.hash, cluster=plan.cluster.name, step=done, **figures)
+        self._say(switched_text(before, chosen, done, switch_s, self.views.changes(before, plan)))
+
+    def _watch(self, plan: Plan) -> Watch | None:
         """A new one for each attempt: kernels are compiled again, and all takes longer the first time."""
-        policy, report = self.folder.config.hang, HangReport(self.folder.plan.graph, self.folder, self._say)
-        return Watch(self.folder.plan, policy, report) if policy.factor else None
+        policy, report = self.folder.config.hang, HangReport(plan.graph, self.folder, self._say)
+        return Watch(plan, policy, report) if policy.factor else None
 
     def _is_tried_again(self, failure: HflowError) -> bool:
         """Devices that were not there at the start are not lost."""
@@ -121,18 +171,22 @@ class Attempts:
         self._say(f"{cause}\nstarting the workers again ({units.plural(left, 'more restart')})")
         if in_a_row > 1:
             time.sleep(min(BACKOFF_S * 2 ** (in_a_row - 2), MOST_BACKOFF_S))
-        self.pool.renew(workers_by_host(self.wanted))
+        self.pool.renew(self._hosts())
         return self._rewind(self.wanted)
+
+    def _hosts(self) -> tuple[int, ...]:
+        """How many workers each host has while no devices are missing."""
+        return workers_by_host(self.wanted, is_whole=self.replanner is not None)
 
     def _grow(self) -> FormerRun:
         self._say("lost devices are back")
         self.folder.event("growing")
-        self.pool.renew(workers_by_host(self.wanted))
+        self.pool.renew(self._hosts())
         return self._rewind(self.wanted)
 
     def _may_grow(self) -> bool:
         """Whether there is room again for the plan that is wanted; asked when a checkpoint begins."""
-        return self.folder.plan is not self.wanted and self.pool.has_room(workers_by_host(self.wanted))
+        return self.folder.plan is not self.wanted and self.pool.has_room(self._hosts())
 
     def _rewind(self, plan: Plan) -> FormerRun:
         """Back to the newest checkpoint, or to the beginning, under `plan`."""
@@ -140,7 +194,7 @@ class Attempts:
         before, self.folder.plan = self.folder.plan, plan
         self._back_to(former)
         if plan is not before:
-            self.folder.event("replanned", plan=plan.hash, cluster=plan.cluster.name)
+            self.folder.event("replanned", plan=plan.hash, cluster=plan.cluster.name, step=former.step)
             self._say(f"another plan, for {plan.cluster.name}:\n{self.views.changes(before, plan)}")
         self._say(f"going on {f'from step {former.step}' if former.checkpoint else 'from the beginning'}")
         return former

@@ -125,6 +125,10 @@ class Checkpoints:
         """All workers have copied their parts of the state after `done` steps."""
         self._pending[done].stall_s = max(report.get("stall_s", 0.0) for report in reports)
 
+    def go_on_under(self, plan: Plan, workers: int) -> None:
+        """Those that begin from now on are of `plan`; none is under way."""
+        self.plan, self.workers = plan, workers
+
     def clear(self) -> None:
         """Remove what was not completed."""
         for pending in self._pending.values():

@@ -10,8 +10,11 @@ from hflow.plan.cluster import Cluster
 from hflow.plan.plan import Plan
 
 
-def workers_by_host(plan: Plan) -> tuple[int, ...]:
-    """How many workers each host of a plan has, in order of ranks: devices are numbered by host."""
+def workers_by_host(plan: Plan, is_whole: bool = False) -> tuple[int, ...]:
+    """How many workers each host of a plan has, in order of ranks: devices are numbered by host. `is_whole`:
+    one on each device of the cluster, also those on which the plan runs nothing."""
+    if is_whole:
+        return (plan.cluster.devices_per_host,) * plan.cluster.hosts
     return tuple(Counter(map(plan.cluster.host, range(max(plan.devices) + 1))).values())
 
 

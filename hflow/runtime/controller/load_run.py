@@ -3,8 +3,10 @@ read."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from pathlib import Path
 
 from hflow.diagnostics import HflowError
 from hflow.plan.plan import Plan
@@ -25,7 +27,7 @@ def load_run(
     writers: Collection[int],
     back_to: Callable[[FormerRun], None],
     say: Callable[[str], None],
-) -> FormerRun | None:
+) -> tuple[FormerRun | None, float]:
     """Have workers load `plan` and the checkpoint of `former`. Where they find that damaged (only they read
     it whole), the one before.
 
@@ -35,28 +37,42 @@ def load_run(
         say: tells the user.
 
     Returns:
-        `former`, or what is gone on from in its place.
+        `former`, or what is gone on from in its place; and what `place_and_load` returns.
 
     Raises:
         WorkerFailure: when a worker fails otherwise, or there is no checkpoint before.
         HflowError: HF407 when one of `writers` does not see the folder, or cannot write there.
     """
     while True:
-        nodes = pool.form(max(plan.devices) + 1, folder.config.wait_s)
-        folder.event("placed", nodes=nodes)
-        check_shared(folder.path, pool, nodes, writers)
-        checkpoint = former.checkpoint if former else None
-        resumed = str(checkpoint.absolute()) if checkpoint else ""
         try:
-            pool.call("load", plan, resumed)
+            checkpoint = former.checkpoint if former else None
+            return former, place_and_load(plan, pool, folder, checkpoint, writers)
         except WorkerFailure as failure:
             former = _one_before(former, failure, say)
             folder.event("passed_over", problem=failure.diagnostics[0].message, step=former.step)
             back_to(former)
             say(f"going on from step {former.step}")
-            continue
-        folder.event("loaded")
-        return former
+
+
+def place_and_load(
+    plan: Plan, pool: Pool, folder: RunFolder, checkpoint: Path | None, writers: Collection[int]
+) -> float:
+    """Have workers form the world of `plan`, and load it and the state in `checkpoint`.
+
+    Returns:
+        The seconds that loading took, without imports, which the next plan of these workers does not need.
+
+    Raises:
+        WorkerFailure: when a worker fails, also for a damaged checkpoint.
+        HflowError: as `load_run`.
+    """
+    nodes = pool.form(max(plan.devices) + 1, folder.config.wait_s)
+    folder.event("placed", nodes=nodes)
+    check_shared(folder.path, pool, nodes, writers)
+    began = time.perf_counter()
+    reports = pool.call("load", plan, str(checkpoint.absolute()) if checkpoint else "")
+    folder.event("loaded")
+    return time.perf_counter() - began - max(report["import_s"] for report in reports)
 
 
 def _one_before(former: FormerRun | None, failure: WorkerFailure, say: Callable[[str], None]) -> FormerRun:

@@ -18,6 +18,7 @@ from hflow.graph.run_file import run_config_text
 from hflow.plan.plan import Plan, to_json
 from hflow.runtime.controller.former_run import FormerRun, read_lines
 from hflow.runtime.controller.line_file import LineFile
+from hflow.runtime.controller.plan_history import plan_began, record_plans, resume_plans
 from hflow.runtime.controller.run_views import RunViews
 from hflow.runtime.controller.seen_lengths import LengthCounts
 from hflow.runtime.controller.tracking import TrackedRun, Tracking, values_before
@@ -101,6 +102,20 @@ class RunFolder:
         except OSError as error:
             raise unwritten(self.path, error, "HF407") from None
         self._describe()
+        resume_plans(self.path, self.plan, former.step)
+
+    def replan(self, plan: Plan, step: int) -> None:
+        """Go on with `step` under another plan, in the same process. HF407 as `event`."""
+        with self._noting(raises=True):
+            record_plans(self.path, self.plan, plan, step)
+            write_whole(self.path / "plan.json", to_json(plan) + "\n", "HF407")
+        self.plan = plan
+
+    @property
+    def metrics_of_plan(self) -> list[dict[str, Any]]:
+        """Of the steps under the present plan."""
+        began = plan_began(self.path)
+        return [line for line in self.metrics if line["step"] >= began]
 
     def _begin(self) -> None:
         try:
@@ -145,22 +160,16 @@ class RunFolder:
     def keep_samples(self, step: int, reports: Sequence[Mapping[str, Any]]) -> None:
         """Make one file of what workers have left of a step's samples. HF407 as `event`."""
         ranks = [rank for rank, report in enumerate(reports) if report["samples"]]
-        try:
+        with self._noting(raises=True):
             if file := self.samples.collect(self.plan, step, ranks):
                 self.tracking.samples(step, file)
-        except HflowError as error:
-            self.problem = self.problem or error
-            raise
 
     def keep_lengths(self, reports: Sequence[Mapping[str, Any]]) -> None:
         """Write the lengths that all steps until now have seen. HF407 as `event`."""
         self.lengths.add(reports)
-        try:
+        with self._noting(raises=True):
             if text := self.lengths.text(self.plan.graph):
                 write_whole(self.path / LENGTHS_FILE, text, "HF407")
-        except HflowError as error:
-            self.problem = self.problem or error
-            raise
 
     def now(self, node: str) -> None:
         """Say for who watches the run what it does at present. A failure is of no account."""
@@ -204,12 +213,14 @@ class RunFolder:
             raise
 
     @contextmanager
-    def _noting(self) -> Iterator[None]:
+    def _noting(self, raises: bool = False) -> Iterator[None]:
         """The first failure is the one to tell: others follow from it."""
         try:
             yield
         except HflowError as error:
             self.problem = self.problem or error
+            if raises:
+                raise
 
 
 def _made(path: Path, is_new: bool) -> Path:

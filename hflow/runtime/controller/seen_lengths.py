@@ -12,7 +12,7 @@ from hflow.graph.lengths_of_run import GREATEST
 
 
 class LengthCounts:
-    """Since a run began, or was last resumed."""
+    """Of all steps that were added."""
 
     def __init__(self) -> None:
         self._counts: dict[str, Counter[int]] = defaultdict(Counter)
@@ -23,8 +23,12 @@ class LengthCounts:
             for node, counts in report["lengths"].items():
                 self._counts[node].update(counts)
 
+    def seen(self, graph: Graph) -> dict[str, SeenLengths]:
+        """Of each node of the step that has made any texts."""
+        nodes = [node for node in graph.nodes if self._counts.get(node.name)]
+        return {n.name: SeenLengths.of(self._counts[n.name], n.options[GREATEST[n.op]]) for n in nodes}
+
     def text(self, graph: Graph) -> str:
         """Of ``lengths.json``; empty before there is anything to say."""
-        nodes = [node for node in graph.nodes if self._counts.get(node.name)]
-        seen = {n.name: SeenLengths.of(self._counts[n.name], n.options[GREATEST[n.op]]) for n in nodes}
+        seen = self.seen(graph)
         return lengths_text(seen) if seen else ""

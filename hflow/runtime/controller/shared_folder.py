@@ -45,9 +45,11 @@ def check_shared(folder: Path, pool: Pool, nodes: Sequence[str], writers: Collec
 
 
 def writers(plan: Plan, config: RunConfig, export: bool) -> Collection[int]:
-    """The ranks that write into the run folder: all of them checkpoints or samples, or one each model."""
+    """The ranks that write into the run folder: all of them checkpoints, samples or the state for another
+    plan, or one each model."""
     policy = config.checkpoint
-    if policy.every or policy.seconds or policy.on_signal or config.samples.every:
+    written = policy.every, policy.seconds, policy.on_signal, config.samples.every, config.replan.every
+    if any(written):
         return range(max(plan.devices) + 1)
     models = trained_models(plan.graph) if export and config.export != "none" else ()
     return sorted({plan.node(plan.graph.trainers(model)[0].name).mesh.devices[0] for model in models})

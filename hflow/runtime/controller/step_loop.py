@@ -16,6 +16,7 @@ from hflow.runtime.controller.pool import Pool, WorkerCall
 from hflow.runtime.controller.progress import RunProgress
 from hflow.runtime.controller.run_folder import RunFolder
 from hflow.runtime.controller.worker_failure import WorkerReport
+from hflow.runtime.replan.replanner import NewPlan, Replanner
 from hflow.runtime.run import Run
 
 
@@ -34,14 +35,17 @@ class StepLoop:
         signals: EndingSignals,
         first: int = 0,
         may_end: Callable[[], bool] = lambda: False,
+        replanner: Replanner | None = None,
     ):
         """`evaluated`: of which evaluations are known, and where they are recorded. `may_end` is asked when a
-        checkpoint has begun: whether to end there, with steps left."""
+        checkpoint has begun: whether to end there, with steps left. `replanner` hears of each step, and is
+        asked between two of them for another plan: the loop ends where there is one."""
         self.plan, self.pool, self.folder, self.first = plan, pool, folder, first
         self.checkpoints, self.evaluated = checkpoints, evaluated
         self.progress, self.signals = progress, signals
         self.is_left = False  # whether it ended with steps left
-        self._may_end = may_end
+        self.switch: tuple[NewPlan, int] | None = None  # the plan to go on under, after so many steps
+        self._may_end, self._replanner = may_end, replanner
         self._sent: deque[WorkerCall] = deque()
         self._ended = time.perf_counter()
 
@@ -64,19 +68,29 @@ class StepLoop:
         """Asked for one at a time, while those before are under way."""
         steps = self.plan.graph.steps
         for done in range(self.first, steps + 1):
-            if done > self.first and self.checkpoints.is_due(done):
+            if self.checkpoints.is_due(done):
                 yield self.checkpoints.begin(done)
                 self.is_left = done < steps and not self.signals.asked and self._may_end()
                 if self.is_left:
                     return
             if self.signals.asked:
-                if done > self.first and self.checkpoints.is_owed(done):
+                if self.checkpoints.is_owed(done):
                     yield self.checkpoints.begin(done)
+                return
+            if self._is_switched(done):
                 return
             yield from self._evaluations(done)
             if done < steps:
                 request = self.folder.samples.request(done, steps)
                 yield ("run", done, False, "", request) if request else ("run", done, False)
+
+    def _is_switched(self, done: int) -> bool:
+        """Whether to go on under another plan after so many steps."""
+        if self._replanner is None or not self.first < done < self.plan.graph.steps:
+            return False
+        chosen = self._replanner.plan_after(done)
+        self.switch = (chosen, done) if chosen else None
+        return chosen is not None
 
     def _evaluations(self, done: int) -> Iterator[WorkerCall]:
         """The evaluations of the weights after so many steps that have not been."""
@@ -110,6 +124,8 @@ class StepLoop:
                 metrics = merge(self.plan.graph, call[1], reports, self._ended - began)
                 self.folder.step(metrics, [event for report in reports for event in report["events"]])
                 self.folder.keep_lengths(reports)
+                if self._replanner:
+                    self._replanner.add(metrics, reports)
                 if len(call) > 3:
                     self.folder.keep_samples(call[1], reports)
                 self.progress.step(metrics)

@@ -22,6 +22,7 @@ from hflow.plan.digests import check_models
 from hflow.plan.plan import Plan
 from hflow.plan.replicas import Instance
 from hflow.runtime.checkpoint.reader import CheckpointReader
+from hflow.runtime.engines.implementation import implementation
 from hflow.runtime.engines.python.engine import apart
 from hflow.runtime.engines.python.function_process import FunctionProcess
 from hflow.runtime.positions import check_positions
@@ -69,7 +70,7 @@ class Worker:
 
     def load(self, plan: Plan, resumed: str = "") -> Report:
         """Build the models of `plan` that live here and open its data. Collective: every rank makes all
-        process groups.
+        process groups. The entry `import_s` says for how long engines were imported, once in a process.
 
         Args:
             resumed: the folder of the checkpoint to go on from; empty to begin.
@@ -159,6 +160,10 @@ class Worker:
         self._unload()
         check_models(plan.graph, plan.digests)  # each host may have a folder of its own
         self.plan = plan
+        began = time.perf_counter()
+        for engine in {node.engine for node in plan.all_nodes if node.model}:
+            implementation(engine)
+        import_s = time.perf_counter() - began
         engines = build_engines(plan, self.world, self._tell, self._process_for(plan, self.world))
         self._loading = ""
         self.interpreter = Interpreter(plan, self.world, engines)
@@ -166,7 +171,7 @@ class Worker:
         if resumed:
             self._restore(self.interpreter, Path(resumed))
         self._open_data(plan, engines, self.world.rank)
-        return {}
+        return {"import_s": import_s}
 
     def _process_for(self, plan: Plan, world: World) -> FunctionProcess | None:
         """Where users' functions of `plan` run, if some run here and not in this process: the process that is
