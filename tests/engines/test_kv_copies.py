@@ -195,6 +195,7 @@ def state_on_rank(
     engine = make_engine(rank, new_group, folder, mesh, options, strategy=strategy)
     call = make_call(engine, rank, train_node(ROWS, ROWS, options), ROWS, 5, strategy=strategy)
     engine.run(call, {name: rows.slice(*share(mesh, rank, ROWS)) for name, rows in data.items()})
+    assert engine.training is not None
     kept = {
         (kind, name): list(engine.training.parts(kind, name, engine.weights.box(name)))
         for kind in TRAINED
@@ -211,6 +212,7 @@ def restored_on_rank(
     options = ADAM | PPO | {"aggregate": "token_mean"}
     engine = make_engine(rank, new_group, folder, mesh, options)
     read = lambda kind, name, box: whole[kind, name][tuple(slice(*span) for span in box)]  # noqa: E731
+    assert engine.training is not None
     engine.training.restore(read, 1)
     engine.run(make_call(engine, rank, train_node(ROWS, ROWS, options), ROWS, 5), data)
     found = engine.weights
