@@ -18,7 +18,7 @@ from hflow.compiler.candidates.meshes import sizes
 from hflow.compiler.candidates.node_groups import Candidate, Candidates, NodeGroup
 from hflow.compiler.planner.memoize import memoize
 from hflow.compiler.planner.placements import Members
-from hflow.compiler.planner.published.placed_candidates import candidates_with
+from hflow.compiler.planner.published.placed_candidates import megatron_candidates
 from hflow.compiler.planner.published.stages import StageTimes, in_turn, stage_times
 from hflow.compiler.planner.search_space import SearchSpace
 
@@ -62,7 +62,7 @@ class Mapper:
         self.space, self.admits, self.rounds = space, admits, space.rounds
         self.capacity = space.draft.cluster.device.usable_bytes
         others = [g for g in space.groups if g.role != "generate"]
-        self.candidates = {**candidates_with(space.draft, others, zero=0, offload=False), **generation}
+        self.candidates = {**megatron_candidates(space.draft, others), **generation}
 
     def sizes(self, members: Members) -> tuple[int, ...]:
         """Numbers of devices that make a difference to a set of models: the least allocation and more."""
