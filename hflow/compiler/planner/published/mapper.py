@@ -1,7 +1,7 @@
 """HybridFlow's parallel sizes of models (arXiv:2409.19256, Algorithm 2 and get_min_alloc of Algorithm 1).
 
-A model has one (p, t, d) for training and scoring, in Megatron's plain data parallelism: no ZeRO, no offload,
-and recomputation only where memory asks for it. What the paper leaves open is read so:
+A model has one (p, t, d) for training and scoring on Megatron, set up as in `megatron_candidates`, without
+offload, and with recomputation only where memory asks for it. What the paper leaves open is read so:
 
 - the minimal sizes of models that share devices are those on the fewest that hold one replica of each;
 - p and t grow in steps of 1, so those that divide nothing (heads, layers, devices, rows) are skipped; a model
