@@ -4,7 +4,7 @@
 
 The paper's testbed and workload: A100-80GB in hosts of 8, prompts and responses of 1,024 tokens, 1,024 rows,
 one epoch of 8 updates, four Llamas of one size in bf16. Each system is a way to plan the same graph on the
-same cost model; nothing is fitted to the published figures:
+same cost model; nothing is fitted to the published figures. All but hflow score what was sampled once more:
 
 - hflow: what `hflow compile` finds; HybridFlow: its Algorithms 1 and 2, with an engine that wakes up, and
   whose host takes time of each token step (vLLM 0.3.1);
@@ -62,6 +62,7 @@ PLANNERS: Mapping[str, Planner] = {
 # Of vLLM in 2024, while its GPU is idle: 5 to 13 ms (https://github.com/vllm-project/vllm/issues/6854).
 VLLM_STEP_S = 9e-3
 ON_VLLM: Sequence[Planner] = ("hybridflow", "openrlhf")
+SCORED_SAMPLES = ROOT / "benchmarks/data/scored_samples.yaml"
 FURTHER_MODELS = {"ppo": ("reward_model",), "safe_rlhf": ("reward_model", "cost_model")}  # params
 PROMPTS = (("prompts", "prompt"),)  # data nodes, and which of their texts have a greatest length
 TEXTS = {"safe_rlhf": (*PROMPTS, ("texts", "prompt"), ("texts", "response"))}
@@ -105,25 +106,26 @@ def main() -> None:
 
 def predictions(model: str, gpus: int, systems: Iterable[str] = tuple(PLANNERS)) -> list[Prediction]:
     """For the four models of one size."""
-    graph, cluster, figures = ppo(model), load_cluster(ROOT / f"clusters/a100x{gpus}.yaml"), published()
+    cluster, figures = load_cluster(ROOT / f"clusters/a100x{gpus}.yaml"), published()
     return [
         Prediction(
             model,
             gpus,
             system,
-            tokens_per_s(graph, cluster, PLANNERS[system]),
+            tokens_per_s(ppo(model, scores_samples=system != "hflow"), cluster, PLANNERS[system]),
             figures.get((model, gpus, "hybridflow" if system == "hflow" else system)),
         )
         for system in systems
     ]
 
 
-def ppo(model: str) -> Graph:
-    return at_the_papers_size("ppo", model)
+def ppo(model: str, scores_samples: bool = False) -> Graph:
+    """`scores_samples`: the trainer computes the log-probs of what was sampled once more."""
+    return at_the_papers_size("ppo", model, [SCORED_SAMPLES] if scores_samples else ())
 
 
-def at_the_papers_size(algorithm: str, model: str) -> Graph:
-    """`algorithms/<algorithm>.yaml`, all models Llamas of one size."""
+def at_the_papers_size(algorithm: str, model: str, files: Sequence[Path] = ()) -> Graph:
+    """`algorithms/<algorithm>.yaml` with partial `files` over it, all models Llamas of one size."""
     file = ROOT / f"algorithms/{algorithm}.yaml"
     shape = f"shape:llama-{model.lower()}"
     sizes = {
@@ -138,7 +140,7 @@ def at_the_papers_size(algorithm: str, model: str) -> Graph:
     overrides += [
         f"nodes.{data}.with.max_{part}_tokens={PROMPT}" for data, part in TEXTS.get(algorithm, PROMPTS)
     ]
-    return hflow.load(file, overrides)
+    return hflow.load(file, overrides, files)
 
 
 def tokens_per_s(graph: Graph, cluster: Cluster, planner: Planner) -> float | None:

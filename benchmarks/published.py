@@ -154,7 +154,7 @@ def transition(row: Row) -> float:
 
 def ppo_step(row: Row) -> float:
     """Tokens per second of the plan that the row's system would make."""
-    graph = paper.ppo(row.model.removeprefix("llama-").upper())
+    graph = paper.ppo(row.model.removeprefix("llama-").upper(), scores_samples=True)
     planners: dict[str, Planner] = {planner: planner for planner in paper.PLANNERS.values()}
     planner = planners[row.said["planner"]]
     found = paper.tokens_per_s(graph, _grown(_cluster("a100x8"), row.gpus), planner)

@@ -92,7 +92,7 @@ def _held(
     waiting = (at for p in passing if p.copy == instance for at in p.moments)
     own = users[instance]
     trainings = frozenset(at for at, plan in own.items() if plan.kind == "train")
-    kept = instance_residency(draft.graph, draft.shapes, draft.cluster, instance, own.values())
+    kept = instance_residency(draft.graph, draft.shapes, draft.cluster, instance, users)
     return _Held(instance, kept, trainings or frozenset({*own, *waiting}), donated)
 
 

@@ -29,8 +29,9 @@ def host_memory(
         graphs: of the step and, if there is one, of the evaluation.
     """
     found: dict[int, Counter[str]] = {}
-    for instance, users in instance_users(graphs, nodes).items():
-        kept = instance_residency(graphs[0], shapes, cluster, instance, users.values())
+    users = instance_users(graphs, nodes)
+    for instance in users:
+        kept = instance_residency(graphs[0], shapes, cluster, instance, users)
         snapshot = LabelledBytes("snapshot", 0 if cluster.device.platform == "cpu" else kept.snapshot_bytes)
         for label, size in (part for part in (kept.on_host, snapshot) if part.size):
             for device in instance.mesh.devices:

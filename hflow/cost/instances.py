@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from hflow.cost.residency import Residency, Use, residency
+from hflow.cost.residency import Residency, Use, evaluated_residency, residency
 from hflow.graph.ir import Graph, step_node
 from hflow.plan.cluster import Cluster
 from hflow.plan.frozen import trained_with
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.node_plan import NodePlan
-from hflow.plan.replicas import Instance, instance_of
+from hflow.plan.replicas import Instance, instance_of, shared_server
 from hflow.plan.workload import workload
 
 Moment = tuple[int, str]  # a node runs: of the step (0) or of one of its evaluations (1, …), its name
@@ -39,21 +39,29 @@ def instance_residency(
     shapes: Mapping[str, ModelShape],
     cluster: Cluster,
     instance: Instance,
-    plans: Collection[NodePlan],
+    users: Mapping[Instance, Mapping[Moment, NodePlan]],
 ) -> Residency:
-    """What it keeps, used as `plans` say. `graph`: of the step."""
+    """What it keeps, used as `users` say. `graph`: of the step."""
+    model, plans = graph.model(instance.model), users[instance].values()
+    if shared_server(instance, [own for own, at in users.items() if _in_step(at)]):
+        strategy = next(iter(plans)).strategy
+        return evaluated_residency(model, shapes[instance.model], instance.mesh, strategy, cluster)
     trainings = [plan for plan in plans if plan.kind == "train"]
     use: Use = "train" if trainings else "read" if graph.trainers(instance.model) else "frozen"
     deciding = trainings or [*plans]
     generating = (plan for plan in plans if plan.kind == "generate")
     kept = residency(
-        graph.model(instance.model), shapes[instance.model], instance.mesh,
+        model, shapes[instance.model], instance.mesh,
         deciding[0].strategy, cluster, use, instance.lag,
         offload=all(plan.offload for plan in deciding),
         trained=trained_with(graph, instance.model),
         tokens=max((_tokens(graph, plan) for plan in generating), default=0),
     )  # fmt: skip
     return replace(kept, always=kept.in_use) if kept.copy_stays else kept
+
+
+def _in_step(moments: Iterable[Moment]) -> bool:
+    return any(number == 0 for number, _ in moments)
 
 
 def _tokens(graph: Graph, plan: NodePlan) -> int:

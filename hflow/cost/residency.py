@@ -81,8 +81,8 @@ class Residency:
     """Of one instance on each of its devices: what it keeps `always`, and `in_use` in all; `on_host` what
     waits in the host's memory, from where `loaded_bytes` come before a use. `weights`: bytes of these alone.
 
-    `copy_bytes`: of a reader's own copy of the newest weights, where it has one; of a server that is `awake`
-    while other nodes run, all that it keeps. `copy_stays`: only an adapter is renewed in it.
+    `copy_bytes`: of a reader's own copy of the newest weights, where it has one. `awake`: a server that keeps
+    weights and KV cache while other nodes run. `copy_stays`: only an adapter is renewed in it.
     `snapshot_bytes`: what a checkpoint copies of it to the host; on a CPU they are in `always` and `in_use`.
     All sizes are bytes per device. With offload `on_host` is rounded up as pinned blocks are; `loaded_bytes`
     is not.
@@ -153,6 +153,17 @@ def residency(
     return replace(kept, snapshot_bytes=size)
 
 
+def evaluated_residency(
+    model: Model, shape: ModelShape, mesh: Mesh, strategy: Strategy, cluster: Cluster
+) -> Residency:
+    """Of the newest weights, while a server evaluates them that samples with older ones: the host's copy."""
+    size = renewed_bytes(shape, model.dtype, mesh, strategy)
+    copy = LabelledBytes("newest weights for its server", size)
+    if cluster.device.platform == "cpu":
+        return Residency(NOTHING, copy, size)
+    return Residency(NOTHING, NOTHING, size, on_host=copy)
+
+
 def _snapshot_bytes(
     model: Model, shape: ModelShape, mesh: Mesh, use: Use, lag: int, trained: TrainedWith, vpp: int
 ) -> int:
@@ -211,7 +222,9 @@ def _without_snapshot(
         if changes and cluster.device.platform == "cuda":  # else it is in `size`
             on_host = renewed_bytes(*what, strategy)
         copy = LabelledBytes(SERVED, on_host)
-        newest = size if lag and evaluated else 0
+        newest = 0
+        if lag and evaluated and cluster.device.platform == "cpu":
+            newest = renewed_bytes(*what, strategy)  # while it evaluates them, by `evaluated_residency`
         return Residency(server, server, weights, copy, copy_bytes=newest, awake=True)
     if lag:
         older = LabelledBytes("older weights", weights)

@@ -78,7 +78,8 @@ class RunConfig:
     that an interrupted run has to write a checkpoint. `retry`: codes of other failures after which it begins
     again. `elastic`: when lost devices do not come back within `wait_s`, go on with those that are left.
     `hang`: when it counts as hung, which is a failure. `samples`: which of them are kept. `trackers`: where
-    metrics and samples go as well, while the run goes on. `replan`: when it goes on under another plan."""
+    metrics and samples go as well, while the run goes on. `replan`: when it goes on under another plan.
+    `show`: the metrics in the line of each step; none: reward and losses."""
 
     checkpoint: CheckpointPolicy = CheckpointPolicy()
     export: Export = "last"
@@ -91,6 +92,7 @@ class RunConfig:
     samples: SamplePolicy = SamplePolicy()
     trackers: tuple[TrackerName, ...] = ()
     replan: ReplanPolicy = ReplanPolicy()
+    show: tuple[str, ...] = ()
 
 
 DEFAULT_RUN = RunConfig()

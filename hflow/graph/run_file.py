@@ -50,6 +50,7 @@ def run_config_text(config: RunConfig) -> str:
         "samples": {"every": samples.every, "rows": samples.rows, "keep_mb": _number(samples.keep_mb)},
         "trackers": list(config.trackers),
         "replan": {"every": replan.every, "moved": _number(replan.moved), "gain": _number(replan.gain)},
+        "show": list(config.show),
     }
     return layout({RUN: section})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from hflow.bounded_read import UnreadableError
@@ -11,6 +12,8 @@ from hflow.plan.families.registry import shape_of
 from hflow.plan.model_config import CONFIG, ConfigError, read_config
 from hflow.plan.model_shape import NAMED, ModelShape
 from hflow.plan.named_shapes import NAMED_SHAPES
+
+MODELS = "models"  # the folder of models in the shipped graph files
 
 
 def read_shape(path: str, span: Span | None = None, head: Head = "lm", tiny: str = "") -> ModelShape:
@@ -38,9 +41,20 @@ def read_shape(path: str, span: Span | None = None, head: Head = "lm", tiny: str
 def _unread(path: str, file: Path, error: UnreadableError, span: Span | None, tiny: str) -> Diagnostic:
     if error.reason != "missing":
         return Diagnostic("HF303", f"`{file}` cannot be read: {error}", span)
+    if _is_hub_name(path):
+        command = f"hf download {path} --local-dir {MODELS}/{path.split('/')[1]}"
+        help_ = f"nothing is downloaded by itself: `{command}`, and `path` is that folder"
+        return Diagnostic("HF303", f"no file `{file}`", span, help_)
     command = " ".join(filter(None, ("hflow new-model", path, tiny)))
     help_ = f"`path` is a local folder with an HF model, nothing is downloaded; `{command}` makes a tiny one"
     return Diagnostic("HF303", f"no file `{file}`", span, help_)
+
+
+def _is_hub_name(path: str) -> bool:
+    """Whether it looks like a name on Hugging Face's hub, ``owner/model``, and like no folder here."""
+    owner, _, _ = path.partition("/")
+    is_here = owner == MODELS or Path(owner).exists()
+    return not is_here and re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", path) is not None
 
 
 def named_shape(name: str, span: Span | None = None) -> ModelShape:

@@ -3,14 +3,18 @@
 Nodes of one model that split it alike on one mesh use the same weights, the trainer's where it does so.
 A reader on another mesh, or one that samples with older weights, has its own, renewed over its weight edge;
 so do those whose weights are renewed in flight, since others begin with the weights of the step before.
+
+A server that samples with older weights also evaluates the newest: evaluations come between steps, when it
+has nothing else to do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from hflow.graph.ir import Graph, Node
+from hflow.plan.engine_registry import profile_of
 from hflow.plan.layout import Mesh
 from hflow.plan.sharding import Sharding
 
@@ -49,3 +53,15 @@ def instances(graphs: Iterable[Graph], shardings: Mapping[str, Sharding]) -> dic
         trainer = node if node.op == "train" else None
         found[instance] = found.get(instance) or trainer
     return found
+
+
+def shared_server(own: Instance, of_step: Collection[Instance]) -> Instance | None:
+    """The instance with older weights whose server evaluates those of `own`, too, if there is one.
+
+    Args:
+        of_step: the instances that nodes of the step use. One of them has a server of its own.
+    """
+    if own in of_step or profile_of(own.sharding.engine).server is None:
+        return None
+    older = (i for i in of_step if (i.model, i.sharding) == (own.model, own.sharding) and i.lag)
+    return next(older, None)

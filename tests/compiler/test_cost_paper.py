@@ -34,6 +34,13 @@ def test_the_workload_is_the_papers() -> None:
     assert {m.path for m in graph.models} == {"shape:llama-13b"}
 
 
+def test_the_other_systems_score_what_was_sampled_once_more() -> None:
+    plain, scored = ppo("7B"), ppo("7B", scores_samples=True)
+    assert {n.name for n in scored.nodes} - {n.name for n in plain.nodes} == {"actor_logprobs"}
+    old = scored.node("actor_train").input("old_logprobs")
+    assert old and str(old.source) == "actor_logprobs.logprobs"
+
+
 def test_safe_rlhf_has_six_models_and_texts_of_the_same_size() -> None:
     graph = at_the_papers_size("safe_rlhf", "7B")
     assert {m.path for m in graph.models} == {"shape:llama-7b"} and len(graph.models) == 6
@@ -83,11 +90,11 @@ def test_what_published_figures_lose_is_told() -> None:
 
 
 def test_hybridflows_planner_predicts_what_hybridflow_measured() -> None:
-    """Figure 9: 10,892 and 18,198 tokens/s for 7B on 16 and 32 GPUs, 10,057 for 13B on 32. Nothing is fitted
-    to them. On 16 GPUs 13B is predicted too slow, as its KV cache is small: 6,283 (docs/predictions.md)."""
-    for model, gpus, bound in (("7B", 16, 0.1), ("7B", 32, 0.1), ("13B", 32, 0.1), ("13B", 16, 0.3)):
-        (found,) = (p for p in predictions(model, gpus, ["hybridflow"]))
-        assert found.error is not None and abs(found.error) < bound
+    """Figure 9, up to 32 GPUs. Nothing is fitted to it."""
+    for model, gpus in (("7B", 8), ("7B", 16), ("7B", 32), ("13B", 16), ("13B", 32), ("34B", 32)):
+        (found,) = predictions(model, gpus, ["hybridflow"])
+        assert found.published == published()[model, gpus, "hybridflow"]
+        assert found.error is not None and abs(found.error) < 0.15
 
 
 def test_an_engine_wakes_up_as_fast_as_its_memory_comes_back() -> None:

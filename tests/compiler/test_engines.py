@@ -15,6 +15,7 @@ from hflow.compiler.passes.candidates import candidates
 from hflow.compiler.passes.weight_edges import weight_edges
 from hflow.compiler.planner.search_space import SearchSpace
 from hflow.cost.activation_memory import kv_cache_bytes
+from hflow.cost.host_memory import host_memory
 from hflow.cost.resident_memory import resident_bytes
 from hflow.diagnostics import HflowError
 from hflow.graph.ir import Graph
@@ -122,6 +123,27 @@ def test_on_cpus_a_server_stays_awake(model: str) -> None:
     cache = kv_cache_bytes(shape, "f32", tokens, node.mesh)
     weights = resident_bytes(shape, "f32", node.mesh, False)
     assert size == weights + cache + SERVER_PROFILE.process_bytes + weights  # the worker's copy
+
+
+@pytest.mark.parametrize("evaluates", [True, False])
+def test_a_server_with_older_weights_evaluates_the_newest(evaluates: bool) -> None:
+    """It takes no more of the GPUs. The host keeps both, to give the server its own again."""
+    plain = () if evaluates else ("eval=null",)
+    graph = large("async_grpo", "llama-7b", *plain)
+    cluster = load_cluster("a100x16")
+    plan = planned(graph, cluster, "actor_train=tp4,dp2@0-7", "rollout=tp2,dp4,micro8@8-15")
+    shape, node = plan.shapes["actor"], plan.node("rollout")
+    tokens = node.micro_batch * workload(graph.node("rollout")).sequence
+    weights = resident_bytes(shape, "bf16", node.mesh, False)
+    (memory,) = (each for each in plan.memory if 8 in each.devices)
+    servers = {part: size for part, size in memory.parts.items() if "server" in part}
+    assert servers == {
+        "actor server (dp4 tp2 @8-15)": weights + kv_cache_bytes(shape, "bf16", tokens, node.mesh)
+    }
+    kept = host_memory(plan.graphs, plan.shapes, cluster, plan.all_nodes)[1]
+    own = {label: size for label, size in kept.items() if "server" in label}
+    labels = ["weights", "newest weights"] if evaluates else ["weights"]
+    assert own == {f"actor {label} for its server": 8 * weights for label in labels}
 
 
 def test_a_server_of_an_adapter_stays_awake_with_the_base() -> None:

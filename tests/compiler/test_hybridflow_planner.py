@@ -23,8 +23,9 @@ from hflow.compiler.state import Draft
 from hflow.diagnostics import HflowError
 from hflow.plan.cluster import Cluster
 from hflow.plan.cluster_file import load_cluster
+from hflow.plan.node_plan import NodePlan
 from hflow.plan.plan import Plan
-from hflow.plan.strategy import PLAIN
+from hflow.plan.strategy import PLAIN, Strategy
 from tests.compiler.workloads import ROOT, large
 
 HYBRIDFLOW = PlannerOptions(planner="hybridflow")
@@ -108,6 +109,12 @@ def test_no_allocation_of_single_devices_is_cheaper(algorithm: str) -> None:
         assert min(few) == min(cost(partition, c) for c in every) < float("inf")
 
 
+def as_verl_sets_it_up(node: NodePlan) -> Strategy:
+    """Its optimizer is split over replicas, and rows over tp, but where it generates."""
+    splits = node.kind == "train" and node.mesh.dp > 1
+    return replace(PLAIN, zero=1 if splits else 0, sp=node.kind != "generate" and node.mesh.tp > 1)
+
+
 @pytest.mark.parametrize("gpus", [16, 64])
 def test_models_have_one_layout_and_nothing_but_megatron(gpus: int) -> None:
     plan = compiled("ppo", "llama-7b", gpus)
@@ -116,7 +123,7 @@ def test_models_have_one_layout_and_nothing_but_megatron(gpus: int) -> None:
     assert set(rollout.devices) == set(trainer.devices)
     assert rollout.pp == 1 and trainer.tp % rollout.tp == 0
     for node in (n for n in plan.nodes if n.model):
-        assert not node.offload and replace(node.strategy, recompute="none") == PLAIN
+        assert not node.offload and replace(node.strategy, recompute="none") == as_verl_sets_it_up(node)
         assert node.mesh.pp <= max(1, len(node.mesh.devices) // 8) and node.mesh.tp <= 8
 
 

@@ -154,3 +154,25 @@ def test_an_error_can_always_be_shown_and_sent(file: str) -> None:
         assert (type(again), again.diagnostics, again.args) == (type(error), error.diagnostics, error.args)
         assert str(again) == str(error) and "help" in str(error)
     assert ("1 | params.rows=3" in str(HflowError(problem))) == file.startswith("--set")
+
+
+@pytest.mark.parametrize(
+    ("node", "wanted"),
+    [
+        (
+            "ref_logprobs",
+            "a frozen model of its own that takes them over: `refresh: {from: actor",
+        ),
+        ("rollout", "the compiler schedules `lag: 1`, and no more; then `max_lag: 1` in `actor_train`"),
+    ],
+)
+def test_who_wants_weights_five_updates_old_is_told_what_there_is(node: str, wanted: str) -> None:
+    with pytest.raises(HflowError) as caught:
+        hflow.load("grpo", f"nodes.{node}.model={{use: actor, lag: 5}}")
+    found = caught.value.diagnostics[0]
+    assert found.code == "HF223" and wanted in found.help
+
+
+def test_a_frozen_model_may_take_over_older_weights() -> None:
+    """What the help proposes."""
+    hflow.load("grpo", ["models.ref.refresh={from: actor, every: 5}"])

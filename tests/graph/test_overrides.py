@@ -78,6 +78,12 @@ def test_a_later_override_wins() -> None:
         ("params.steps=*x", ""),
         ("seed=1\nname: x", "write it like `--set params.steps=3`"),
         ("extends=grpo.yaml", ""),
+        ("models.ref=null", "write `models: {ref: null}` into a file, and add it with `-f`"),
+        ("params.clip=null", "write `params: {clip: null}` into a file, and add it with `-f`"),
+        (
+            "nodes.prompts.with.prompt={{ question }}=",
+            "a template is a string, in quotes: `--set 'nodes.prompts.with.prompt=\"{{ question }}=\"'`",
+        ),
     ],
 )
 def test_bad_overrides(text: str, help_: str) -> None:
@@ -85,6 +91,11 @@ def test_bad_overrides(text: str, help_: str) -> None:
     assert [(d.code, d.help) for d in found] == [("HF105", help_)] or help_ == ""
     assert {d.code for d in found} == {"HF105"}
     assert all(d.span and d.span.file == f"--set {text}" for d in found)
+
+
+def test_what_the_help_for_templates_says_works() -> None:
+    graph = load(GRPO, ['nodes.prompts.with.prompt="{{ metadata.expression }}="'])
+    assert graph.node("prompts").options["prompt"] == "{{ metadata.expression }}="
 
 
 def test_all_bad_overrides_are_reported() -> None:

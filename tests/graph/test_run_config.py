@@ -46,6 +46,7 @@ run:
   samples: {every: 5, rows: 64, keep_mb: 0.5}
   trackers: [wandb, tensorboard]
   replan: {every: 20, moved: 0.5, gain: 3}
+  show: [actor_train.kl, rollout.response_length]
 """
 ALL_CONFIG = RunConfig(
     CheckpointPolicy(10, 600.0, 3, "reward_mean", "min", False),
@@ -59,6 +60,7 @@ ALL_CONFIG = RunConfig(
     SamplePolicy(5, 64, 0.5),
     ("wandb", "tensorboard"),
     ReplanPolicy(20, 0.5, 3.0),
+    ("actor_train.kl", "rollout.response_length"),
 )
 CHECKPOINT = CheckpointPolicy(10, 600.0, 3, "reward_mean", "min", False)
 OFF = CheckpointPolicy(on_signal=False)
@@ -87,6 +89,11 @@ def refused(*overrides: str) -> tuple[Diagnostic, ...]:
         ("run: {samples: false}", RunConfig(samples=SamplePolicy(every=0))),
         ("run: {trackers: mlflow}", RunConfig(trackers=("mlflow",))),
         ("run: {trackers: [wandb, mlflow, wandb]}", RunConfig(trackers=("wandb", "mlflow"))),
+        ("run: {show: time_s.rollout}", RunConfig(show=("time_s.rollout",))),
+        (
+            "run: {show: [digest.rollout, reward_mean, digest.rollout]}",
+            RunConfig(show=("digest.rollout", "reward_mean")),
+        ),
         ("run: {checkpoint: 10}", RunConfig(CheckpointPolicy(every=10))),
         ("run: {checkpoint: '${ steps // 25 }'}", RunConfig(CheckpointPolicy(every=10))),
         ("run: {checkpoint: {seconds: '${ group * 60 }'}}", RunConfig(CheckpointPolicy(seconds=480))),
@@ -214,6 +221,11 @@ def test_each_value_tells_its_origin() -> None:
         (["run.checkpoint={every: 1, best: digest.rollout}"], "HF228", (1, 33), None),
         (["run.checkpoint={every: 1, best: time_s.foo}"], "HF228", (1, 33), None),
         (["run.checkpoint={every: 1, best: reward/score}"], "HF103", (1, 33), ""),
+        (["run.show=[reward_mean, loss.foo]"], "HF228", (1, 24), None),
+        (["run.show=reward_meen"], "HF228", (1, 10), "did you mean `reward_mean`?"),
+        (["run.show=[digest.foo]"], "HF228", (1, 11), None),
+        (["run.show=['']"], "HF103", (1, 11), ""),
+        (["run.show=eval/test/score"], "HF103", (1, 10), ""),
     ],
 )
 def test_mistakes(overrides: list[str], code: str, place: tuple[int, int], help_: str | None) -> None:
@@ -328,6 +340,7 @@ CONFIGS = st.builds(
     st.builds(SamplePolicy, NATURALS, st.integers(1, 2**63 - 1), st.floats(0, 1e9, exclude_min=True)),
     st.lists(st.sampled_from(get_args(TrackerName)), unique=True).map(tuple),
     st.builds(ReplanPolicy, NATURALS, SECONDS, SECONDS),
+    st.lists(METRICS.filter(bool), max_size=3, unique=True).map(tuple),
 )
 
 
@@ -349,6 +362,7 @@ def test_the_file_has_every_key() -> None:
         "  samples: {every: 10, rows: 1024, keep_mb: 100}\n"
         "  trackers: []\n"
         "  replan: {every: 0, moved: 0.2, gain: 2}\n"
+        "  show: []\n"
     )
     assert run_config_text(ALL_CONFIG) == ALL
 

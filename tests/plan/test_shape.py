@@ -485,3 +485,18 @@ def test_a_config_is_an_object(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(HflowError, match="HF303.*no JSON object"):
         read_shape(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("path", "command"),
+    [
+        ("Qwen/Qwen2.5-0.5B", "hf download Qwen/Qwen2.5-0.5B --local-dir models/Qwen2.5-0.5B"),
+        ("models/mine", "hflow new-model models/mine"),
+        ("tests/mine", "hflow new-model tests/mine"),
+        ("./here/mine", "hflow new-model ./here/mine"),
+    ],
+)
+def test_a_name_on_the_hub_is_no_folder(path: str, command: str) -> None:
+    with pytest.raises(HflowError) as caught:
+        read_shape(path)
+    assert f"`{command}`" in caught.value.diagnostics[0].help

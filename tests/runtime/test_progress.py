@@ -16,13 +16,34 @@ TIMES = {"tokens_per_s": 5321.4, "time_s": 0.812}
 
 def test_one_loss_needs_no_name() -> None:
     metrics = {"loss.actor_train": -0.0012, "reward_mean": 0.42, **TIMES}
-    assert numbers(metrics) == "reward 0.420  loss -0.0012  5,321 tokens/s  0.81 s"
+    assert numbers(metrics) == ["reward 0.420", "loss -0.0012", "5,321 tokens/s", "0.81 s"]
 
 
 def test_several_losses_are_named() -> None:
     metrics = {"loss.critic_train": 0.5, "loss.actor_train": -0.0012, **TIMES}
-    expected = "loss.critic_train +0.5000  loss.actor_train -0.0012  5,321 tokens/s  0.81 s"
+    expected = ["loss.critic_train +0.5000", "loss.actor_train -0.0012", "5,321 tokens/s", "0.81 s"]
     assert numbers(metrics) == expected
+
+
+def test_shown_metrics_stand_in_place_of_reward_and_losses() -> None:
+    metrics = {"loss.actor_train": -0.0012, "reward_mean": 0.42, "rollout.response_length": 3.25, **TIMES}
+    shown = ["rollout.response_length", "actor_train.kl", "tokens"]
+    expected = ["rollout.response_length 3.25", "actor_train.kl -", "tokens 640"]
+    assert numbers({**metrics, "tokens": 640}, shown)[:3] == expected
+
+
+def test_lines_of_a_log_are_whole_and_a_live_line_fits() -> None:
+    shown = [f"node.metric_{number}" for number in range(9)]
+    metrics = {"step": 4, **dict.fromkeys(shown, 0.5), **TIMES}
+    log = StringIO()
+    RunProgress(30, str, Console(file=log, width=80), shown=shown).step(metrics)
+    (line,) = log.getvalue().splitlines()
+    assert line.startswith("step  5/30  node.metric_0 0.5  node.metric_1 0.5") and line.endswith("  0.81 s")
+    screen = StringIO()
+    console = Console(file=screen, width=120, force_terminal=True)
+    with RunProgress(30, str, console, shown=shown) as live:
+        live.step(metrics)
+    assert "node.metric_1 0.5" in screen.getvalue() and "node.metric_2" not in screen.getvalue()
 
 
 def test_the_node_that_runs_is_recorded_when_it_is_another(monkeypatch: pytest.MonkeyPatch) -> None:

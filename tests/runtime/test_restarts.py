@@ -112,7 +112,8 @@ def test_a_worker_dies_while_it_starts(tiny_model: Path, tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_ray_dies_while_it_starts(tiny_model: Path, tmp_path: Path) -> None:
-    """Ray raises a bare exception then, after half a minute."""
+    """Ray raises a bare exception then, after half a minute; or, where it had just connected, says so and
+    ends this process by itself."""
     process = subprocess.Popen(
         command(tmp_path, "killed", GRAPHS.parent / "grpo_small.yaml", tiny_model),
         stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True,
@@ -120,7 +121,8 @@ def test_ray_dies_while_it_starts(tiny_model: Path, tmp_path: Path) -> None:
     wait_for(process, lambda: bool(named(process, "gcs_server")))
     named(process, "gcs_server")[0].kill()
     code, told = finish(process)
-    assert code == 1 and "error[HF404]: Ray cannot be reached or started" in told, told
+    reasons = "error[HF404]: Ray cannot be reached or started", "Failed to connect to GCS"
+    assert code == 1 and any(reason in told for reason in reasons), told
     assert "Traceback" not in told, told
 
 

@@ -114,18 +114,22 @@ def test_other_families_are_served_with_new_weights(
 
 
 def test_older_weights_are_the_older_ones(workers: Pool, model: Path, tmp_path: Path) -> None:
-    """With `lag: 1` the server keeps generating with the weights before, while the newest are trained; these
-    are evaluated by another one. Checkpoints have the older ones, which the worker keeps for the server."""
+    """With `lag: 1` the server keeps generating with the weights before, while the newest are trained.
+    Between steps it evaluates these: every answer tells the version that it is by, or the run ends.
+    Checkpoints have the older ones, which the worker keeps for the server."""
     older = "{use: actor, lag: 1}"
     overrides = [
         f"params.model={model}", f"params.steps={STEPS}",
-        f"nodes.greedy.model={older}", f"nodes.greedy_again.model={older}",
+        f"nodes.greedy.model={older}", f"nodes.greedy_again.model={older}", "eval.every=1",
     ]  # fmt: skip
     graph = hflow.load(GRAPHS / "lagged.yaml", overrides, [GRAPHS / "greedy_twice.yaml"])
     pins = "rollout=tp1@1", "actor_train=tp1@0"
     engines = "rollout=sglang", "greedy=sglang"
     plan = hflow.compile(graph, load_cluster("local4"), pins, engines=engines)
+    (there,) = (each for each in plan.memory if each.devices == (1,))
+    assert len([label for label in there.parts if "actor server" in label]) == 1
     run = execute(plan, tmp_path / "run", pool=workers, export=False, config=EVERY)
+    assert len(run.evaluations) == STEPS + 1 and len({*run.evaluations.values()}) > 1
     assert_older(run.folder / "checkpoints", plan, 2)
     assert [line["actor_train.staleness"] for line in run.metrics] == [0, 1, 1]
     assert len({line["digest.greedy"] for line in run.metrics}) == STEPS

@@ -43,8 +43,18 @@ def check_staleness(nodes: Mapping[str, Node], drafts: Mapping[str, NodeDraft], 
             updates = "update" if age == 1 else "updates"
             message = f"`{value.source}` is of `{node.model_use.model}` {age} {updates} ago;"
             message += f" `{node.name}` allows {allowed}"
-            help_ = f"set `max_lag: {age}` in `{node.name}`, and let its loss correct for the age"
+            help_ = _help_for_age(node, nodes[value.source.node], age)
             problems.add("HF223", message, drafts[node.name].input_path(value.port), help=help_)
+
+
+def _help_for_age(node: Node, maker: Node, age: int) -> str:
+    use = maker.model
+    if use is None or use.lag <= 1:
+        return f"set `max_lag: {age}` in `{node.name}`, and let its loss correct for the age"
+    if maker.op != "score":
+        return f"the compiler schedules `lag: 1`, and no more; then `max_lag: 1` in `{node.name}`"
+    refresh = f"refresh: {{from: {use.model}, every: {use.lag}}}"
+    return f"for scores by older weights, use a frozen model of its own that takes them over: `{refresh}`"
 
 
 def _is_derived(value: Input) -> bool:

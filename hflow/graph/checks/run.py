@@ -95,11 +95,23 @@ def check_run(spec: RunSpec, metrics: MetricNames, problems: Problems) -> None:
         help_ = f"name one: `checkpoint: {{every: 10, best: {REWARD}}}`"
         problems.add("HF228", message, ("run", "export"), help=help_)
     _check_restarts(spec, problems)
+    _check_shown(spec, metrics, problems)
     if checkpoint.best and not checkpoint.every and not checkpoint.seconds:
         message = "`best` chooses among checkpoints, and none is written while the run goes"
         _warn(problems, message, "best", "say how often: `every: 10` (steps) or `seconds: 600`")
     if checkpoint.mode != "max" and not checkpoint.best:
         _warn(problems, f"`mode: {checkpoint.mode}` has no effect without `best`", "mode", "")
+
+
+def _check_shown(spec: RunSpec, metrics: MetricNames, problems: Problems) -> None:
+    for number, name in enumerate(spec.show):
+        of_node = name.removeprefix("digest.")
+        if of_node != name and of_node in metrics.nodes:
+            continue
+        if refusal := metrics.refusal(name):
+            known = [known for known in metrics.names() if "/" not in known]
+            help_ = did_you_mean(name, known, "metrics")
+            problems.add("HF228", refusal, ("run", "show", number), help=help_)
 
 
 def _check_restarts(spec: RunSpec, problems: Problems) -> None:

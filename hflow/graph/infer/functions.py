@@ -13,6 +13,7 @@ import pkgutil
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ _KINDS: dict[str, Kind] = {"int": "int", "float": "float", "bool": "bool", "str"
 MAX_SOURCE_BYTES = 2**20  # of a file of functions
 
 AnyFunction = ast.FunctionDef | ast.AsyncFunctionDef
+_OPS = Path(__file__).parents[2] / "ops"
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,17 @@ def read_function(reference: str, folder: Path) -> FunctionSource:
     return FunctionSource(reference, signature, tuple(_options(function)), **said)
 
 
+@cache
+def shipped_functions() -> tuple[FunctionSource, ...]:
+    """Those of `hflow.ops`, by name."""
+    found = list[FunctionSource]()
+    for file in sorted(_OPS.glob("*.py")):
+        tree = ast.parse(file.read_bytes(), filename=str(file))
+        names = [n.name for n in tree.body if isinstance(n, AnyFunction) and _decorator(n)]
+        found += [read_function(f"hflow.ops.{file.stem}.{name}", Path()) for name in sorted(names)]
+    return tuple(found)
+
+
 def source_file(reference: str) -> Path:
     """The file that holds a function of a checked graph (`FunctionSource.reference`).
 
@@ -82,7 +95,7 @@ def source_file(reference: str) -> Path:
 
 def _ours(name: str) -> str:
     """Help where hflow itself has a function of that name."""
-    for file in sorted((Path(__file__).parents[2] / "ops").glob("*.py")):
+    for file in sorted(_OPS.glob("*.py")):
         if name and f"\ndef {name}(" in file.read_text():
             return f"did you mean `hflow.ops.{file.stem}.{name}`?"
     return ""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from hflow.diagnostics import SET, Diagnostic, HflowError, Span
 from hflow.graph.foreign.lookup import help_for_unknown
-from hflow.graph.source.document import Document, KeyPath, parse
+from hflow.graph.source.document import Document, Item, KeyPath, parse
 from hflow.graph.source.run_section import opened
 from hflow.graph.source.schema import CHECKPOINT, HANG, NAMED_SECTIONS, REPLAN, SAMPLES, keys_at, node_path
 
@@ -50,9 +50,24 @@ def _apply(document: Document, text: str) -> Document:
     _check_path(document, path, span)
     if not value.strip():
         raise HflowError(Diagnostic("HF105", f"no value for `{dotted}`", span, "write `null` or `''`"))
-    padding = " " * (len(dotted) + 1)  # keeps the value at its own column
-    item = replace(parse(padding + value, file_of(text)).root, key_span=span)
+    item = replace(_value(text, dotted, value), key_span=span)
+    if item.value is None and len(path) == 2 and _is_named(path[:1]):
+        message = f"`--set` cannot remove `{dotted}`"
+        help_ = f"write `{path[0]}: {{{path[1]}: null}}` into a file, and add it with `-f`"
+        raise HflowError(Diagnostic("HF105", message, span, help_))
     return replace(document, root=document.root.replaced(path, item))
+
+
+def _value(text: str, dotted: str, value: str) -> Item:
+    """What is written behind the equals sign."""
+    padding = " " * (len(dotted) + 1)  # keeps the value at its own column
+    try:
+        return parse(padding + value, file_of(text)).root
+    except HflowError as error:
+        if not value.lstrip().startswith("{{"):
+            raise
+        help_ = f"a template is a string, in quotes: `--set '{dotted}=\"{value.strip()}\"'`"
+        raise HflowError([replace(d, help=help_) for d in error.diagnostics]) from None
 
 
 def _check_path(document: Document, path: tuple[str, ...], span: Span) -> None:

@@ -21,7 +21,7 @@ def config_of(spec: RunSpec | None) -> RunConfig:
     return RunConfig(
         checkpoint, said.export, said.restarts, said.grace, tuple(said.retry), said.elastic, said.wait, hang,
         SamplePolicy(**said.samples.model_dump()), tuple(dict.fromkeys(said.trackers)),
-        ReplanPolicy(**said.replan.model_dump()),
+        ReplanPolicy(**said.replan.model_dump()), tuple(dict.fromkeys(said.show)),
     )  # fmt: skip
 
 

@@ -16,10 +16,8 @@ from hflow.graph.run_config import TrackerName
 
 NAME_PATTERN = r"^[a-z_][a-z0-9_]*$"
 REF_PATTERN = r"^[a-z_][a-z0-9_]*\.[a-z_][a-z0-9_]*$"
-METRIC_PATTERN = (
-    r"^([a-z_][a-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?|eval/[a-z_][a-z0-9_]*/[A-Za-z_][A-Za-z0-9_@-]*)?$"
-)
-
+_COLUMN = r"[a-z_][a-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?"  # of metrics.jsonl
+METRIC_PATTERN = rf"^({_COLUMN}|eval/[a-z_][a-z0-9_]*/[A-Za-z_][A-Za-z0-9_@-]*)?$"
 METRIC_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_@-]*$"
 
 _INT64 = 2**63  # sizes, steps and seeds are int64s
@@ -227,6 +225,9 @@ class ReplanSpec(_Shape):
 NEVER_REPLANNED = ReplanSpec(every=0)
 
 
+ColumnName = Annotated[str, Field(pattern=rf"^{_COLUMN}$", description="a column of metrics.jsonl")]
+
+
 class RunSpec(_Shape):
     """How a run is kept. No part of the graph."""
 
@@ -241,6 +242,7 @@ class RunSpec(_Shape):
     samples: Annotated[SamplesSpec, BeforeValidator(_samples)] = SamplesSpec()
     trackers: Annotated[list[TrackerName], BeforeValidator(_texts)] = []
     replan: Annotated[ReplanSpec, BeforeValidator(_replan)] = NEVER_REPLANNED
+    show: Annotated[list[ColumnName], BeforeValidator(_texts)] = []
 
 
 class RunFileSpec(_Shape):

@@ -1,8 +1,10 @@
 """The JSON Schema (draft-07) of graph files, for editors; made from the pydantic models of `schema`.
 
-It is wider than the models in what stands before them: every number and boolean may be a ``${ ... }``, what
-has a short form may be written short, and in a file that `extends` another everything but `name` may be
-left out or be ``null``. It is narrower in nothing: what hflow accepts, it accepts.
+It is wider than the models in what stands before them: every number, boolean and choice may be an
+expression, ``${ ... }``, what has a short form may be written short, and in a file that `extends` another
+everything but `name` may be left out or be ``null``. It is narrower in nothing: it accepts what hflow does.
+
+A file for `-f` is one without `hflow`, or with none of `extends`, `name` and `loop`.
 """
 
 from __future__ import annotations
@@ -11,10 +13,10 @@ import json
 from typing import Any
 
 from hflow.graph.source.schema import NAME_PATTERN, REF_PATTERN, GraphSpec
+from hflow.graph.write.option_schema import EXPRESSION, Schema, with_options
 
-Schema = dict[str, Any]
 VERSION = 1
-_EXPRESSION: Schema = {
+_COMPUTED: Schema = {
     "type": "string",
     "pattern": r"^\s*\$\{.*\}\s*$",
     "description": "computed from params",
@@ -27,13 +29,13 @@ _SHORT: dict[str, Schema] = {
     "MetricSpec": {"type": "string", "pattern": REF_PATTERN, "description": "node.port"},
     "HangSpec": {"const": False},
     "CheckpointSpec": {
-        "anyOf": [{"type": "integer", "minimum": 0, "description": "steps"}, {"const": False}, _EXPRESSION]
+        "anyOf": [{"type": "integer", "minimum": 0, "description": "steps"}, {"const": False}, EXPRESSION]
     },
     "SamplesSpec": {
-        "anyOf": [{"type": "integer", "minimum": 0, "description": "steps"}, {"const": False}, _EXPRESSION]
+        "anyOf": [{"type": "integer", "minimum": 0, "description": "steps"}, {"const": False}, EXPRESSION]
     },
     "ReplanSpec": {
-        "anyOf": [{"type": "integer", "minimum": 0, "description": "steps"}, {"type": "boolean"}, _EXPRESSION]
+        "anyOf": [{"type": "integer", "minimum": 0, "description": "steps"}, {"type": "boolean"}, EXPRESSION]
     },
 }
 _NAME: Schema = {"type": "string", "pattern": NAME_PATTERN}
@@ -46,15 +48,24 @@ def json_schema() -> Schema:
     whole = {**made.pop("$defs"), "GraphSpec": made}
     definitions = {name: _widened(schema) for name, schema in whole.items()}
     partial = {_PARTIAL + name: _optional(schema) for name, schema in definitions.items()}
-    partial[f"{_PARTIAL}GraphSpec"]["required"] = ["hflow", "extends", "name"]
+    child = partial[f"{_PARTIAL}GraphSpec"]
+    partial[f"{_PARTIAL}File"] = {**child}
+    child["required"] = ["hflow", "extends", "name"]
+    for name in list(definitions):
+        definitions[name] = with_options(name, definitions[name], partial=False)
+        partial[_PARTIAL + name] = with_options(name, partial[_PARTIAL + name], partial=True)
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": f"hflow graph file, version {VERSION}",
         "type": "object",
-        "if": {"required": ["extends"]},
-        "then": {"$ref": f"#/definitions/{_PARTIAL}GraphSpec"},
-        "else": {"$ref": "#/definitions/GraphSpec"},
-        "definitions": dict(sorted((definitions | partial).items())),
+        "if": {"required": ["hflow"], "anyOf": [{"required": [key]} for key in ("extends", "name", "loop")]},
+        "then": {
+            "if": {"required": ["extends"]},
+            "then": {"$ref": f"#/definitions/{_PARTIAL}GraphSpec"},
+            "else": {"$ref": "#/definitions/GraphSpec"},
+        },
+        "else": {"$ref": f"#/definitions/{_PARTIAL}File"},
+        "definitions": dict(sorted((definitions | partial | {"Expression": _COMPUTED}).items())),
     }
 
 
@@ -77,8 +88,9 @@ def _widened(schema: Schema) -> Schema:
             out[key] = _widened(out[key])
     if "patternProperties" in out:
         out["additionalProperties"] = False
-    if out.get("type") in ("integer", "number", "boolean") and "const" not in out:
-        return {"anyOf": [out, _EXPRESSION]}
+    is_number = out.get("type") in ("integer", "number", "boolean") and "const" not in out
+    if is_number or "enum" in out:
+        return {"anyOf": [out, EXPRESSION]}
     short = _SHORT.get(str(out.get("$ref", "")).rpartition("/")[2])
     return {"anyOf": [short, out]} if short else out
 
@@ -112,7 +124,7 @@ def _optional_part(key: str, value: Any) -> Any:
             return {name: _optional(sub, may_be_null=True) for name, sub in value.items()}
         case "additionalProperties" if isinstance(value, dict):
             return _optional(value, may_be_null=True)
-        case "$ref":
+        case "$ref" if value != EXPRESSION["$ref"]:
             return value.replace("/definitions/", f"/definitions/{_PARTIAL}")
         case "anyOf" | "oneOf" | "items":
             return _optional(value)

@@ -94,10 +94,10 @@ class Attempts:
             self.replanner.begin(plan, load_s)
         first = former.step if former else 0
         checkpoints = Checkpoints(folder.path, plan, policy, size, folder.event, self._say, first)
-        grace_s = folder.config.grace_s
+        grace_s, shown = folder.config.grace_s, folder.config.show
         notice = f"ending the step and writing a checkpoint within {grace_s:g} s; the next signal leaves"
         with (
-            RunProgress(plan.graph.steps, pool.where, self.console, folder.now) as progress,
+            RunProgress(plan.graph.steps, pool.where, self.console, folder.now, shown) as progress,
             _removing(checkpoints),
         ):
             with self.signals.graceful(grace_s, notice) if policy.on_signal else nullcontext():

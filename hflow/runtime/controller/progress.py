@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,6 +19,7 @@ from rich.progress import (
 )
 
 POLL_S, QUIET_POLL_S = 0.5, 1.0
+BAR_WIDTH = 76  # of what stands beside the numbers in the live line
 
 
 class RunProgress:
@@ -31,8 +32,10 @@ class RunProgress:
         where: Callable[[], str],
         console: Console,
         record: Callable[[str], None] = lambda _: None,
+        shown: Sequence[str] = (),
     ):
-        self.steps, self.console = steps, console
+        """`shown`: the metrics in the line of a step; none: reward and losses."""
+        self.steps, self.console, self.shown = steps, console, shown
         self._where, self._record = where, record
         self._live = self._bar() if console.is_terminal else None
         self._stop = threading.Event()
@@ -69,11 +72,12 @@ class RunProgress:
         self.console.print(text, highlight=False, soft_wrap=True)
 
     def step(self, metrics: dict[str, Any]) -> None:
-        text = numbers(metrics)
+        parts = numbers(metrics, self.shown)
         if self._live:
+            text = _fitting(parts, self.console.width - BAR_WIDTH)
             self._live.update(self._task, completed=metrics["step"] + 1, numbers=text)
-        else:
-            self.say(f"step {metrics['step'] + 1:>{len(str(self.steps))}}/{self.steps}  {text}")
+            return
+        self.say("  ".join([f"step {metrics['step'] + 1:>{len(str(self.steps))}}/{self.steps}", *parts]))
 
     def _poll(self) -> None:
         last = ""
@@ -87,11 +91,34 @@ class RunProgress:
                     self._record(node)
 
 
-def numbers(metrics: dict[str, Any]) -> str:
-    """``reward 0.42  loss -0.0012  5321 tokens/s  0.81 s`` of one step's metrics; of several train nodes,
-    the losses are named like ``loss.critic_train``."""
+def numbers(metrics: Mapping[str, Any], shown: Sequence[str] = ()) -> list[str]:
+    """``reward 0.42``, ``loss -0.0012``, ``5321 tokens/s``, ``0.81 s`` of one step's metrics; of several
+    train nodes, the losses are named like ``loss.critic_train``.
+
+    Args:
+        shown: the metrics that stand there in place of reward and losses. One that the step has not is ``-``.
+    """
+    chosen = [f"{name} {_short(metrics.get(name))}" for name in shown] or _usual(metrics)
+    return [*chosen, f"{metrics['tokens_per_s']:,.0f} tokens/s", f"{metrics['time_s']:.2f} s"]
+
+
+def _usual(metrics: Mapping[str, Any]) -> list[str]:
     parts = [f"reward {metrics['reward_mean']:.3f}"] if "reward_mean" in metrics else []
     losses = [name for name in metrics if name.startswith("loss.")]
-    parts += [f"{name if len(losses) > 1 else 'loss'} {metrics[name]:+.4f}" for name in losses]
-    parts += [f"{metrics['tokens_per_s']:,.0f} tokens/s", f"{metrics['time_s']:.2f} s"]
-    return "  ".join(parts)
+    return parts + [f"{name if len(losses) > 1 else 'loss'} {metrics[name]:+.4f}" for name in losses]
+
+
+def _short(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _fitting(parts: Sequence[str], width: int) -> str:
+    """As many of the parts, from the first, as fit into one line; the first in any case."""
+    text = parts[0]
+    for part in parts[1:]:
+        if len(text) + 2 + len(part) > width:
+            return text
+        text += f"  {part}"
+    return text

@@ -277,6 +277,15 @@ class ModelEngine(ABC):
         """
         raise NotImplementedError(f"{call.node.name}: {type(self).__name__} does not go on by itself")
 
+    def evaluator(self) -> ModelEngine:
+        """What evaluates the newest weights, of which it has a copy, on the server of this engine. That one
+        samples with its own again afterwards. Not collective.
+
+        Raises:
+            NotImplementedError: by an engine that has no server.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no server")
+
     def offload(self) -> int:
         """Put what waits for the next call into the host's memory. Returns bytes copied to the host.
 

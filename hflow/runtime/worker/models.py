@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 
 from hflow.graph.ir import Node
@@ -10,7 +10,7 @@ from hflow.plan.frozen import averaging
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.plan import Plan
 from hflow.plan.program import Offload, Release, with_bodies
-from hflow.plan.replicas import Instance, instance_of, instances
+from hflow.plan.replicas import Instance, instance_of, instances, shared_server
 from hflow.runtime.chat.load_checks import check_chats
 from hflow.runtime.engines.implementation import implementation
 from hflow.runtime.engines.protocol import ModelEngine, ModelSetup, ModelWeights, NodeEngine
@@ -80,11 +80,13 @@ def _build(
     graphs = [program.graph for program in plan.programs]
     found = instances(graphs, {n.node: n.sharding for n in plan.all_nodes})
     base_of = {own: base for own in found if (base := _base(plan, own, found))}
-    for instance in sorted(found, key=lambda own: own in base_of):
-        setup = _setup(plan, instance, instance in released, world, tokenizers[instance.model], told)
+    server_of = _shared_servers(plan, found)
+    for instance in sorted(found, key=lambda own: own in base_of or own in server_of):
+        served = {own for own, server in server_of.items() if server == instance}
+        setup = _setup(plan, instance, served, instance in released, world, tokenizers[instance.model], told)
         if instance in base_of:
             setup = replace(setup, base=engines.models.get(base_of[instance]))
-        model = implementation(instance.sharding.engine).build(setup)
+        model = _built(engines, setup, server_of.get(instance))
         if model is None:
             continue
         engines.models[instance] = model
@@ -92,6 +94,20 @@ def _build(
             model.offload()
         if instance in released:
             model.weights.release()
+
+
+def _built(engines: Engines, setup: ModelSetup, server: Instance | None) -> ModelEngine | None:
+    """`server`: an instance of `engines` whose server it shares; None: it has its own, if any."""
+    if server is None:
+        return implementation(setup.sharding.engine).build(setup)
+    older = engines.models.get(server)
+    return older.evaluator() if older else None
+
+
+def _shared_servers(plan: Plan, found: Iterable[Instance]) -> dict[Instance, Instance]:
+    """For the instances that servers with older weights evaluate, too, these servers' own."""
+    own = instances([plan.graph], {n.node: n.sharding for n in plan.all_nodes})
+    return {each: server for each in found if (server := shared_server(each, own))}
 
 
 def _base(plan: Plan, own: Instance, found: Mapping[Instance, Node | None]) -> Instance | None:
@@ -107,11 +123,13 @@ def _base(plan: Plan, own: Instance, found: Mapping[Instance, Node | None]) -> I
 def _setup(
     plan: Plan,
     instance: Instance,
+    served: Set[Instance],
     renewed: bool,
     world: World,
     tokenizer: Tokenizer,
     told: Callable[[str], None],
 ) -> ModelSetup:
+    """`served`: the instances that share its server."""
     nodes = (n for program in plan.programs for n in program.graph.nodes if n.model)
     planned = ((node, plan.node(node.name)) for node in nodes)  # one may read other weights in each program
     return ModelSetup(
@@ -122,7 +140,7 @@ def _setup(
         device=world.device,
         tokenizer=tokenizer,
         new_group=world.group,
-        nodes=tuple((n, own) for n, own in planned if instance_of(n, own.sharding) == instance),
+        nodes=tuple((n, own) for n, own in planned if instance_of(n, own.sharding) in {instance, *served}),
         averaging=tuple(plan.graph.model(name) for name in averaging(plan.graph, instance.model)),
         renewed=renewed,
         server_bytes=plan.cluster.server_bytes,

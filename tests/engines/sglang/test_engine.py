@@ -119,6 +119,11 @@ def scheduler(engine: SglangModel) -> psutil.Process:
     return found[0]
 
 
+def kill(victim: psutil.Process) -> None:
+    victim.kill()
+    assert within(5.0, lambda: not lives(victim))
+
+
 def same(a: Result, b: Result) -> bool:
     """Tokens are equal; log-probs as far as rounding does not depend on who is in a batch."""
     mine, theirs = (result.outputs["logprobs"].values for result in (a, b))
@@ -149,6 +154,28 @@ def test_it_samples_with_the_weights_that_it_was_given(
     assert seen[0] != seen[1]
     assert run(engine, node, own).digest == seen[1]
     assert run(engine, node, own, step=1).digest != seen[1]
+
+
+def test_a_server_with_older_weights_evaluates_the_newest(
+    engine: SglangModel, plan: hflow.Plan, folder: str
+) -> None:
+    """One server: it is given the newest, and afterwards its own again, also if it has died in between."""
+    node, own = plan.graph.node("rollout"), plan.node("rollout")
+    older, newest, evaluator = perturbed(folder, 1), perturbed(folder, 2), engine.evaluator()
+    renew(engine, newest, 1)
+    wanted = run(engine, node, own)
+    renew(engine, older, 2)
+    before = run(engine, node, own)
+    assert not same(before, wanted)
+    for dies in (False, True):
+        evaluator.weights.release()
+        assert all(bucket.memory is None for bucket in evaluator.weights.buckets)
+        renew(evaluator, newest, 3)
+        assert same(run(evaluator, node, own), wanted)
+        if dies:
+            kill(scheduler(engine))
+        assert same(run(engine, node, own), before)
+    assert scheduler(engine).is_running(), "one"
 
 
 def test_a_killed_scheduler_costs_no_row(
@@ -193,9 +220,7 @@ def test_a_server_that_died_meanwhile_is_started_again_for_new_weights(
     node, own = plan.graph.node("rollout"), plan.node("rollout")
     renew(engine, perturbed(folder, 6), 6)
     wanted = run(engine, node, own)
-    victim = scheduler(engine)
-    victim.kill()
-    assert within(5.0, lambda: not lives(victim))
+    kill(scheduler(engine))
     renew(engine, perturbed(folder, 6), 6)
     assert same(wanted, run(engine, node, own))
 
@@ -246,8 +271,7 @@ def test_a_server_that_dies_while_it_is_renewed_gets_the_weights_later(
     weights.allocate()
     for number, bucket in enumerate(weights.buckets):
         if number == 1:
-            victim.kill()
-            assert within(5.0, lambda: not lives(victim))
+            kill(victim)
         for name, box in bucket.boxes.items():
             weights.view(name, box).copy_(perturbed(folder, 10)[name])
         weights.hand_over()

@@ -1,7 +1,7 @@
 """HybridFlow's parallel sizes of models (arXiv:2409.19256, Algorithm 2 and get_min_alloc of Algorithm 1).
 
-A model has one (p, t, d) for training and scoring, in Megatron's plain data parallelism: no ZeRO, no offload,
-and recomputation only where memory asks for it. What the paper leaves open is read so:
+A model has one (p, t, d) for training and scoring on Megatron, set up as in `megatron_candidates`, without
+offload, and with recomputation only where memory asks for it. What the paper leaves open is read so:
 
 - the minimal sizes of models that share devices are those on the fewest that hold one replica of each;
 - p and t grow in steps of 1, so those that divide nothing (heads, layers, devices, rows) are skipped; a model
@@ -18,7 +18,7 @@ from hflow.compiler.candidates.meshes import sizes
 from hflow.compiler.candidates.node_groups import Candidate, Candidates, NodeGroup
 from hflow.compiler.planner.memoize import memoize
 from hflow.compiler.planner.placements import Members
-from hflow.compiler.planner.published.placed_candidates import candidates_with
+from hflow.compiler.planner.published.placed_candidates import megatron_candidates
 from hflow.compiler.planner.published.stages import StageTimes, in_turn, stage_times
 from hflow.compiler.planner.search_space import SearchSpace
 
@@ -62,7 +62,7 @@ class Mapper:
         self.space, self.admits, self.rounds = space, admits, space.rounds
         self.capacity = space.draft.cluster.device.usable_bytes
         others = [g for g in space.groups if g.role != "generate"]
-        self.candidates = {**candidates_with(space.draft, others, zero=0, offload=False), **generation}
+        self.candidates = {**megatron_candidates(space.draft, others), **generation}
 
     def sizes(self, members: Members) -> tuple[int, ...]:
         """Numbers of devices that make a difference to a set of models: the least allocation and more."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from hflow.compiler.candidates.long_rows import uncut
 from hflow.compiler.candidates.meshes import candidates_of
 from hflow.compiler.candidates.node_groups import Candidate, Candidates, NodeGroup
 from hflow.compiler.pins import Pin
@@ -41,6 +42,29 @@ def candidates_with(draft: Draft, groups: Iterable[NodeGroup], **settings: Any) 
     pins = tuple(Pin(u.nodes[0].name, (), None, "", **settings) for u in groups)
     pinned = replace(draft, pins=pins)
     return {u.name: candidates_of(pinned, u) for u in groups}
+
+
+def megatron_candidates(draft: Draft, groups: Iterable[NodeGroup]) -> dict[str, Candidates]:
+    """As verl sets up Megatron: the optimizer of replicas is split over them, and where there is tensor
+    parallelism, so are rows (`use_distributed_optimizer` and `sequence_parallel` in its Megatron workers)."""
+    groups = tuple(groups)
+    whole = candidates_with(draft, groups, sp=False, offload=False)
+    cut = candidates_with(draft, [group for group in groups if not uncut(group)], sp=True, offload=False)
+    return {g.name: _as_megatron(g, whole[g.name], cut.get(g.name, {})) for g in groups}
+
+
+def _as_megatron(group: NodeGroup, whole: Candidates, cut: Candidates) -> Candidates:
+    """Of candidates with whole rows those that have to."""
+    found = {
+        count: (*(c for c in whole.get(count, ()) if c.tp == 1 or not cut), *cut.get(count, ()))
+        for count in sorted({*whole, *cut})
+    }
+    split = {n: tuple(c for c in each if _optimizer_is_split(group, c)) for n, each in found.items()}
+    return {n: each for n, each in split.items() if each}
+
+
+def _optimizer_is_split(group: NodeGroup, candidate: Candidate) -> bool:
+    return group.role != "train" or candidate.dp * candidate.cp == 1 or candidate.strategy.zero == 1
 
 
 def refuse_wishes(draft: Draft, placements: bool = False) -> None:

@@ -1,4 +1,8 @@
-"""Generate nodes on SGLang, as one rank of their mesh sees them."""
+"""Generate nodes on SGLang, as one rank of their mesh sees them.
+
+A server that samples with older weights evaluates the newest, too: these are given to it for an evaluation,
+and its own again, from the host's memory, before it samples next.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,9 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
+from functools import partial
 from typing import Self
 
 import torch
@@ -122,7 +128,8 @@ class SglangModel(ModelEngine):
         self._begun: dict[str, Callable[[], Result]] = {}
         self.replica = Replica(node, device, _visible(device), options, groups.tp, stopped, told)
         dtype = TORCH_DTYPES[model.dtype]
-        self.weights = ServedWeights(shape, sharding, rank, dtype, device, self.replica)
+        self._copy_of_weights = partial(ServedWeights, shape, sharding, rank, dtype, device, self.replica)
+        self.weights = self._copy_of_weights()
 
     @classmethod
     def build(cls, setup: ModelSetup) -> Self | None:
@@ -143,10 +150,17 @@ class SglangModel(ModelEngine):
         """See `ModelEngine.parts`: one for each bucket."""
         return buckets(shape, tp)
 
+    def evaluator(self) -> SglangModel:
+        """See `ModelEngine.evaluator`."""
+        made = copy(self)
+        made._begun, made.weights = {}, self._copy_of_weights()
+        return made
+
     def begin(self, call: EngineCall, inputs: Mapping[str, Rows]) -> None:
         """See `ModelEngine.begin`."""
         if not self.weights.present:
             raise NodeError(call.node.name, "the weights it reads were released")
+        self.weights.serve()
         at = self.groups.dp.rank(), self.groups.tp.rank()
         rollout = Rollout(call, self._sample, self.shape.max_positions, self.tokenizer, *at)
         self._begun[call.node.name] = rollout.begin(inputs)

@@ -23,6 +23,7 @@ from hflow.runtime.engines.sglang.room import free_bytes, make_room
 from hflow.runtime.engines.sglang.server import Server, ServerError
 from hflow.runtime.engines.sglang.share import handle
 from hflow.runtime.engines.sglang.tiles import LOADER
+from hflow.runtime.engines.sglang.weights import ServedWeights
 from hflow.units import size
 
 RESTARTS = 3  # while one node runs
@@ -86,6 +87,7 @@ class Replica:
         self.speaks = group.rank() == 0
         self.device = device
         self.options = options(tuple(filter(None, self._gathered(visible))))
+        self.holds: ServedWeights | None = None  # see `weights.Taker`
         self._server: Server | None = None
         self._asked: list[Asked] = []  # and not yet answered
         self._paused = threading.Event()
@@ -179,6 +181,7 @@ class Replica:
             NodeError: HF404 when it does not start.
         """
         self.close()
+        self.holds = None
         make_room(self.device)
         free = min(int(told) for told in self._gathered(str(free_bytes(self.device))))
         needs = self.options.reserve_bytes

@@ -40,7 +40,10 @@ def buckets(shape: ModelShape, tp: int) -> tuple[tuple[str, ...], ...]:
 
 
 class Taker(Protocol):
-    """What takes the weights over: the server of a replica, as one of its ranks reaches it."""
+    """What takes the weights over: the server of a replica, as one of its ranks reaches it. `holds`: those
+    that it was given last; None if it was given none since it started."""
+
+    holds: ServedWeights | None
 
     def revive(self) -> bool: ...
 
@@ -133,24 +136,41 @@ class ServedWeights(ModelWeights):
         if self._next < len(self.buckets):
             self.buckets[self._next].allocate(self.device)
             return
-        self.taker.end()
+        self._end()
         self.renewed = True
 
+    def serve(self) -> None:
+        """Give the server these weights again if it holds others."""
+        if self.taker.holds not in (None, self):
+            self.restore()
+
     def restore(self) -> None:
-        """Give the server, which has been started again, the weights of the last renewal."""
+        """Give the server the weights of the last renewal. It has been started again, or holds others.
+
+        Before the first renewal those are the weights in the model's folder: nothing has been trained yet, so
+        that any others are the same.
+        """
         if not self.renewed:
+            assert self.taker.holds is None or self.taker.holds.version == self.version
             return
         self.taker.begin()
         for bucket in self.buckets:
             assert bucket.memory is not None
             bucket.memory = bucket.memory.to(self.device)
             self._give(bucket)
-        self.taker.end()
+        self._end()
 
     def release(self) -> None:
-        """Put the server to sleep, where it can: its weights and its KV cache give their memory back."""
+        """Put the server to sleep, where it can: its weights and its KV cache give their memory back. So does
+        the copy in the host's memory: the next renewal brings another."""
         self.taker.sleep()
         self.present = False
+        for bucket in self.buckets:
+            bucket.memory = None
+
+    def _end(self) -> None:
+        self.taker.end()
+        self.taker.holds = self
 
     def _give(self, bucket: Bucket) -> None:
         assert bucket.memory is not None
