@@ -49,7 +49,7 @@ def test_a_worker_grows_by_what_the_plan_says(model: Path, tmp_path: Path, name:
 
 def snapshot_of(plan: Plan, device: int) -> int:
     users = instance_users(plan.graphs, plan.nodes)
-    kept = {i: instance_residency(plan.graph, plan.shapes, plan.cluster, i, users[i].values()) for i in users}
+    kept = {i: instance_residency(plan.graph, plan.shapes, plan.cluster, i, users) for i in users}
     return sum(each.snapshot_bytes for i, each in kept.items() if device in i.mesh.devices)
 
 
