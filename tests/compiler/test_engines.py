@@ -190,11 +190,13 @@ def test_a_server_is_not_offloaded() -> None:
         planned(graph, cluster, pin, engines=("greedy=sglang",))
 
 
-def test_what_does_not_fit_says_why_though_two_servers_are_needed(model: str) -> None:
-    """One of the older weights, and one that evaluates the newest."""
+def test_what_does_not_fit_beside_a_server_says_why(model: str) -> None:
+    """There is room for one server, which samples with older weights and evaluates the newest."""
     graph = hflow.load("algorithms/async_grpo.yaml", [f"params.model={model}"])
     cluster = load_cluster("local1")
     cluster = replace(cluster, device=replace(cluster.device, memory_bytes=1_700_000_000))
+    planned(graph, cluster)
+    cluster = replace(cluster, device=replace(cluster.device, memory_bytes=1_001_000_000))
     with pytest.raises(HflowError, match="HF305") as caught:
         planned(graph, cluster)
     assert "server" in str(caught.value) and "without  there" not in str(caught.value)
