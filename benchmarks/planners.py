@@ -5,7 +5,7 @@
 Both planners are given the same graph, cluster and cost model, of the paper's testbed and workload
 (`benchmarks/paper.py`); both plans are lowered, scheduled and timed alike. Planning is everything up to a
 placement: candidates and search. Beside it stands what the paper's figure 16 (read from pixels) says of
-HybridFlow's own implementation, for PPO on its machines. Without offload and ZeRO, HybridFlow's planner
+HybridFlow's own implementation, for PPO on its machines. Without offload, HybridFlow's planner
 finds no plan on some small clusters. The last line is one JSON object; with --save it also goes to
 benchmarks/results/.
 """
