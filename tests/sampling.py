@@ -4,6 +4,9 @@ A test with the marker `matrix(one_of, cover)` has more cases than every change 
 no new value (of all, with ``cover=False``) one of `one_of` runs, by the seed. That is `HFLOW_SAMPLE`, or else
 the commit, so that each commit tries other cases and the same commit the same ones. ``HFLOW_SAMPLE=all`` runs
 every case, and tests with the marker `acceptance`.
+
+A test with the marker `rotating(one_of)` takes long, and what it shows seldom changes: one of so many commits
+runs it.
 """
 
 from __future__ import annotations
@@ -80,7 +83,21 @@ def left_out(items: Iterable[pytest.Item], named: Sequence[str], seed: str) -> s
         one_of, must_cover = (*marker.args, ONE_OF)[0], marker.kwargs.get("cover", True)
         kept = sampled(values_of(cases), seed, one_of, must_cover)
         found |= {case for number, case in enumerate(cases) if number not in kept}
-    return {item for item in found if not any(item.nodeid.endswith(name) for name in named if "[" in name)}
+    found = {item for item in found if not any(item.nodeid.endswith(name) for name in named if "[" in name)}
+    return found | {item for item in items if _rests(item, seed) and not _is_named(item, named)}
+
+
+def _rests(item: pytest.Item, seed: str) -> bool:
+    """Whether other commits run this test."""
+    marker = item.get_closest_marker("rotating")
+    return bool(marker) and seed != ALL and _lot({"test": item.nodeid}, seed) % marker.args[0] != 0
+
+
+def _is_named(item: pytest.Item, named: Sequence[str]) -> bool:
+    """Whether the command line names this test, and not only its file."""
+    file, _, test = item.nodeid.partition("::")
+    parts = (name.partition("::") for name in named)
+    return any(own and path.endswith(Path(file).name) and test.startswith(own) for path, _, own in parts)
 
 
 def values_of(cases: Sequence[pytest.Function]) -> list[dict[str, str]]:

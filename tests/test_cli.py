@@ -406,6 +406,7 @@ def test_how_a_plan_is_kept_is_checked(model: str, plan: Path, tmp_path: Path) -
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("saved", [False, True])
 def test_a_run_folder_tells_how_the_run_is_kept(model: str, tmp_path: Path, saved: bool) -> None:

@@ -91,6 +91,7 @@ def test_nothing_is_started_without_need() -> None:
     assert states == {"python": "not tried", "megatron": "not tried", "transformers": "not tried"}
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.slow
 def test_every_installed_engine_works() -> None:
     code, report = doctor()
@@ -101,6 +102,7 @@ def test_every_installed_engine_works() -> None:
     assert all(seconds > 0.1 for seconds in tried.values())
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.slow
 def test_engines_that_cannot_be_imported_are_told(tmp_path: Path) -> None:
     for package in ("megatron", "sglang"):

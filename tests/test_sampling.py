@@ -1,4 +1,5 @@
-"""The sample of a matrix: it shows every value, can be repeated, and comes round to every case."""
+"""The sample of a matrix: it shows every value, can be repeated, and comes round to every case. What rotates
+runs seldom."""
 
 from __future__ import annotations
 
@@ -35,6 +36,11 @@ def test_one(layout, dtype):
 @pytest.mark.parametrize("function", [abs, lambda x: x, min])
 @pytest.mark.parametrize("dtype", range(3))
 def test_two(function, dtype):
+    pass
+
+@pytest.mark.rotating(3)
+@pytest.mark.parametrize("number", range(30))
+def test_seldom(number):
     pass
 
 @pytest.mark.acceptance
@@ -85,7 +91,7 @@ def project(tmp_path: Path) -> Path:
     """With this project's way of choosing tests, and few tests."""
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_matrix.py").write_text(MATRIX)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  matrix\n  acceptance\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  matrix\n  rotating\n  acceptance\n")
     return tmp_path
 
 
@@ -111,7 +117,20 @@ def test_pytest_prints_the_seed_and_repeats_with_it(project: Path, monkeypatch: 
     assert 6 <= len([name for name in first if "test_one" in name]) < 24
     assert len([name for name in first if "test_two" in name]) == 3
     assert not any("test_long" in name for name in first)
-    assert len(passed(project, ALL)[1]) == 24 + 9 + 1
+    assert len(passed(project, ALL)[1]) == 24 + 9 + 30 + 1
+
+
+@pytest.mark.slow
+def test_a_rotating_test_runs_with_some_seeds(project: Path) -> None:
+    """With one of three; that 30 have fewer than 2 or more than 20 of it has a chance of 2e-4."""
+    samples = [{name for name in passed(project, seed)[1] if "test_seldom" in name} for seed in ("a", "b")]
+    assert all(2 <= len(sample) <= 20 for sample in samples) and samples[0] != samples[1]
+    name = f"test_matrix.py::test_seldom[{next(n for n in range(30) if not _is_in(n, samples[0]))}]"
+    assert passed(project, "a", f"{project}/{name}")[1] == [name]
+
+
+def _is_in(number: int, sample: set[str]) -> bool:
+    return any(name.endswith(f"[{number}]") for name in sample)
 
 
 @pytest.mark.slow

@@ -39,6 +39,7 @@ def seconds_of_product(size: int) -> float:
     return median(times)
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # ten seconds, but every process waits for the slowest on a busy machine
 def test_a_measured_cluster_is_plausible(tmp_path: Path) -> None:

@@ -139,6 +139,7 @@ CRASH = "import ctypes; ctypes.string_at(0)"
 LOOP = "while True: pass"
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.parametrize(
     ("failure", "limit", "told"),
     [
@@ -174,6 +175,7 @@ FIRST = """
 """
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.parametrize("failure", [FIRST.strip()])
 def test_nobody_waits_for_a_function_when_another_worker_has_failed(
     start: Start, breaking_graph: Path, tiny_model: Path, tmp_path: Path
@@ -198,6 +200,7 @@ MEDDLE = """
 """
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="make setup-sglang")
 @pytest.mark.parametrize("failure", [MEDDLE.strip()])
 def test_a_refused_weight_update_ends_the_run(
@@ -222,6 +225,7 @@ def test_a_refused_weight_update_ends_the_run(
     assert not set(SHARED_MEMORY.glob("torch_*")) - before
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.parametrize(
     ("number", "code", "cluster"), [(signal.SIGINT, 130, ()), (signal.SIGTERM, 143, ALONE)]
 )
@@ -246,6 +250,7 @@ def test_signals_end_everything(
     assert (run_dir / "report.html").exists()
 
 
+@pytest.mark.rotating(3)
 def test_a_reader_that_leaves_does_not_end_the_run(start: Start, tiny_model: Path, tmp_path: Path) -> None:
     """`hflow exec … | head -1`"""
     run_dir = tmp_path / "run"

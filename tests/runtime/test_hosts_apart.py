@@ -219,6 +219,7 @@ def test_a_slow_network_is_only_slower(two: RayHosts, tiny_model: Path) -> None:
     assert took > moved * 8 / 8e6
 
 
+@pytest.mark.rotating(3)
 def test_a_host_without_the_run_folder_is_told_at_the_start(two: RayHosts, tiny_model: Path) -> None:
     """Its workers would write to a disk of their own."""
     _, other = two.hosts

@@ -117,6 +117,7 @@ def _events(folder: Path) -> list[dict[str, Any]]:
     return [line for line in lines if line["event"] == "ran"]
 
 
+@pytest.mark.rotating(3)
 def test_a_frozen_model_that_is_refreshed_may_be_away(tiny_model: Path, tmp_path: Path) -> None:
     """Its weights are written while the old ones are in the host's memory, and then must replace them there.
     One worker does the same sums in the same order: nothing differs."""

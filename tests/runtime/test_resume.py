@@ -232,6 +232,7 @@ def test_older_weights_that_are_away_are_in_a_checkpoint(tiny_model: Path, tmp_p
     assert untimed(resumed) == untimed(undisturbed)
 
 
+@pytest.mark.rotating(3)
 def test_texts_of_an_averaged_model_keep_their_version(tiny_model: Path, tmp_path: Path) -> None:
     """The last refresh was before the checkpoint: nothing in the steps after it tells the version again."""
     params = [f"params.model={tiny_model}", "params.every=2", f"params.steps={STEPS}"]

@@ -197,6 +197,7 @@ def test_a_killed_scheduler_costs_no_row(
     assert same(undisturbed, run(engine, node, own))
 
 
+@pytest.mark.rotating(3)
 def test_a_server_that_hangs_is_replaced(
     engine: SglangModel, plan: hflow.Plan, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,6 +260,7 @@ def test_weights_come_in_flight(
             assert torch.allclose(found[mine], wanted[mine], atol=LOG_PROBS)
 
 
+@pytest.mark.rotating(3)
 def test_a_server_that_dies_while_it_is_renewed_gets_the_weights_later(
     engine: SglangModel, plan: hflow.Plan, folder: str
 ) -> None:

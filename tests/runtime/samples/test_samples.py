@@ -128,6 +128,7 @@ def test_the_report_links_to_a_page_of_them(run: Run) -> None:
     assert not (run.folder / "samples/.parts").exists()
 
 
+@pytest.mark.rotating(3)
 def test_steps_after_the_checkpoint_are_sampled_anew(tiny_model: Path, tmp_path: Path) -> None:
     """A run that goes on from step 2 leaves the files of one that was never stopped, byte by byte."""
     params = (f"model={tiny_model}", "steps=4")
