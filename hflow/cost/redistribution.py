@@ -8,8 +8,7 @@ busiest host's NICs, in or out: the bounds of arXiv:2211.05322 that `reshard.low
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
@@ -110,18 +109,26 @@ def _by_host(masks: Masks, cluster: Cluster) -> Masks:
     return found
 
 
-def _leaving(inside: Masks, entering: Iterable[int]) -> float:
-    """Cells that the busiest host sends, if the hosts that hold a cell share its copies equally."""
-    copies = Counter[int](bit for mask in entering for bit in _bits(mask))
-    wanted = sum(1 << bit for bit in copies)
-    holders = Counter[int](bit for mask in inside.values() for bit in _bits(mask & wanted))
-    shares = {bit: count / holders[bit] for bit, count in copies.items()}
-    return max(sum(shares[bit] for bit in _bits(mask & wanted)) for mask in inside.values())
+def _leaving(inside: Masks, entering: Sequence[int]) -> float:
+    """Cells that the busiest host sends, if the hosts that hold a cell share its copies equally. Cells that
+    the same hosts hold and want are counted together."""
+    sent = dict.fromkeys(inside, 0.0)
+    for cells in _parts((*entering, *inside.values())):
+        holders = [host for host, mask in inside.items() if mask & cells]
+        copies = sum(1 for mask in entering if mask & cells)  # none of what nobody lacks
+        for host in holders:
+            sent[host] += cells.bit_count() * copies / len(holders)
+    return max(sent.values())
 
 
-@lru_cache(maxsize=65536)
-def _bits(mask: int) -> tuple[int, ...]:
-    return tuple(i for i in range(mask.bit_length()) if mask >> i & 1)
+def _parts(masks: Iterable[int]) -> list[int]:
+    """The cells of all masks, parted into those that are in exactly the same ones."""
+    parts, seen = list[int](), 0
+    for mask in dict.fromkeys(masks):
+        split = [part for whole in parts for part in (whole & mask, whole & ~mask)]
+        parts = [part for part in (*split, mask & ~seen) if part]
+        seen |= mask
+    return parts
 
 
 def _weights_s(
