@@ -24,7 +24,8 @@ from hflow.plan.program import (
     handles_read,
     handles_written,
 )
-from hflow.schedule.list_scheduling import Task, arrange, period_s
+from hflow.schedule.list_scheduling import arrange
+from hflow.schedule.task_times import Task, period_s
 from hflow.schedule.tasks import tasks
 from hflow.schedule.timed_span import loop_time_s
 

@@ -1,11 +1,11 @@
-"""A program's instructions as tasks for `list_scheduling`."""
+"""A program's instructions as tasks that compete for devices."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
 from hflow.plan.program import Instruction, Timeless
-from hflow.schedule.list_scheduling import Task
+from hflow.schedule.task_times import Task
 
 
 def device_classes(groups: Iterable[Sequence[int]]) -> dict[tuple[int, ...], frozenset[int]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hflow.graph.ir import Graph
 from hflow.plan.program import Activity, Instruction, Loop, Program
 from hflow.plan.workload import rounds
-from hflow.schedule.list_scheduling import MEASURED, WARM_UP, makespan_s, period_s, starts
+from hflow.schedule.task_times import MEASURED, WARM_UP, makespan_s, period_s, starts
 from hflow.schedule.tasks import tasks
 
 STEADY = WARM_UP + MEASURED  # steps after which each is as the one before

@@ -8,7 +8,7 @@ from typing import Any
 
 from hflow.plan.plan import Plan
 from hflow.plan.program import Program
-from hflow.schedule.list_scheduling import WARM_UP
+from hflow.schedule.task_times import WARM_UP
 from hflow.schedule.timed_span import TimedSpan, spans
 from hflow.view.words import deed
 

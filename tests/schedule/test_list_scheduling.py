@@ -8,7 +8,8 @@ from random import Random
 
 import pytest
 
-from hflow.schedule.list_scheduling import Task, arrange, busiest_s, makespan_s, period_s, starts
+from hflow.schedule.list_scheduling import arrange
+from hflow.schedule.task_times import Task, busiest_s, makespan_s, period_s, starts
 
 A, B = (0,), (1,)
 
@@ -78,16 +79,32 @@ def test_what_holds_of_every_arrangement(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_list_scheduling_is_near_the_best_order(seed: int) -> None:
-    """Against all orders of up to five tasks: at most twice as long, and on average within 5 %."""
+def test_it_is_the_best_order_but_for_few(seed: int) -> None:
+    """Against all orders of up to five tasks: at most a twentieth longer, and the best of 97 of 100 at
+    least. List scheduling alone takes up to 1.8 times as long."""
     random = Random(seed)
     ratios: list[float] = []
-    for tasks in (_random_tasks(random, 5) for _ in range(50)):
+    for tasks in (_random_tasks(random, 5) for _ in range(100)):
         best = min(period_s(tasks, order) for order in _orders(tasks))
         found = period_s(tasks, arrange(tasks))
-        assert best - 1e-9 <= found <= 2 * best
+        assert best - 1e-9 <= found <= 1.05 * best
         ratios.append(found / best if best else 1.0)
-    assert sum(ratios) / len(ratios) < 1.05
+    assert sum(ratio < 1.001 for ratio in ratios) >= 97
+
+
+def test_scores_that_keep_the_next_rollout_waiting_come_first() -> None:
+    """One step off policy: A rolls out 24 s; both score with the reference model 2 s; weights move, 1 s; B
+    scores with the actor 6 s and trains 19 s. A step takes what B does, if what A waits for comes first."""
+    both = (0, 1)
+    tasks = (
+        Task(24, A),
+        Task(6, B, (0,)),
+        Task(2, both, (0,)),
+        Task(0.001, both, (2,)),
+        Task(1, both, (0,)),
+        Task(19, B, (1, 3, 4)),
+    )
+    assert period(*tasks) == pytest.approx(6 + 2 + 1 + 19, abs=0.01)
 
 
 def _random_tasks(random: Random, most: int) -> list[Task]:

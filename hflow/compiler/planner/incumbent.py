@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from hflow.compiler.planner.assignments import Assignment
 from hflow.compiler.planner.full_assignment import FullAssignment, fastest_configs
@@ -13,7 +14,8 @@ from hflow.compiler.planner.step import step_s
 
 RESOLUTION = 1e-3  # steps that differ by less count as equally long: predictions are not that good
 # Effort is counted in bounds of a batch. So many of them take as long as
-PRICE = 100  # to price a choice,
+LEAST_PRICE = 100  # to price a choice of a graph with few edges,
+EDGE_PAIRS = 4  # pairs of edges of a graph with many, since their order is improved,
 BATCH = 50  # to begin a batch,
 ALONE = 4  # to bound one choice in floats.
 
@@ -37,6 +39,13 @@ class Incumbent:
         """Whatever takes at least so long need not be looked at."""
         return self.choice.step_s * (1 - self.resolution) if self.choice else float("inf")
 
+    @cached_property
+    def price(self) -> int:
+        """Effort of pricing one choice."""
+        draft = self.space.draft
+        edges = len(tuple(draft.graph.edges())) + len(draft.weight_edges)
+        return max(LEAST_PRICE, edges**2 // EDGE_PAIRS)
+
     @property
     def late(self) -> bool:
         """Whether the budget is spent, and there is something to show for it if there must be."""
@@ -53,7 +62,7 @@ class Incumbent:
         if configs is None:
             return
         self.explored += 1
-        self.effort += PRICE
+        self.effort += self.price
         seconds = step_s(self.space.builder, groups, assignments, configs)
         if self.choice is None or seconds < self.choice.step_s:
             self.choice = FullAssignment(dict(assignments), configs, seconds)

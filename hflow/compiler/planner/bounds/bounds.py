@@ -1,7 +1,7 @@
 """What no schedule can beat: lower bounds of a step's time, from the times of its nodes alone.
 
 1. A set of devices does everything that is put on it once per step, calls without a model too.
-2. It does all of one step before the next (`schedule/list_scheduling.py`), and a reader of a trained model
+2. It does all of one step before the next (`schedule/task_times.py`), and a reader of a trained model
    waits for the training of the step before. So nodes that share devices with a node, or train what it reads,
    end before its next run: they *close* the recurrence cycle that begins with it. What lies between is done
    within a
