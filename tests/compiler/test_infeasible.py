@@ -73,7 +73,7 @@ def test_ppo_of_70b_on_one_host_is_refused_with_the_smallest_cluster_that_works(
     found = refusal(graph, cluster("a100x8"))
     state = num_parameters(NAMED_SHAPES["llama-70b"]) * 18 / 8e9
     assert found.code == "HF305" and "8 A100-80G with 72.0 GB each" in found.message
-    assert f"actor weights, gradients, Adam (tp8 offload) {state:.1f} GB" in found.help
+    assert f"actor weights, gradients, Adam (tp8 sp offload) {state:.1f} GB" in found.help
     assert found.help.endswith("on which it fits has 24 devices (3 hosts of 8 A100-80G)")
     assert found.span and found.span.file.endswith("ppo.yaml")
     assert refusal(graph, cluster("a100x8", hosts=2)).code == "HF305"

@@ -7,9 +7,9 @@ from dataclasses import replace
 from itertools import product
 from math import gcd, prod
 
-from hflow.compiler.candidates.long_rows import context_sizes
 from hflow.compiler.candidates.meshes import candidates_of, pins_of, sizes
 from hflow.compiler.candidates.node_groups import Candidate, NodeGroup
+from hflow.compiler.candidates.row_splits import context_sizes
 from hflow.compiler.pins import Pin
 from hflow.compiler.state import Draft
 

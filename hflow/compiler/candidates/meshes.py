@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
-from hflow.compiler.candidates.long_rows import context_sizes, uncut
 from hflow.compiler.candidates.node_groups import Candidate, Candidates, NodeGroup
 from hflow.compiler.candidates.pricing import Pricing
+from hflow.compiler.candidates.row_splits import context_sizes, uncut
 from hflow.compiler.pins import Pin
 from hflow.compiler.state import Draft
 from hflow.graph.ir import Node, evaluation_of, step_node

@@ -10,8 +10,8 @@ from itertools import product
 from math import ceil, isqrt
 from typing import Literal
 
-from hflow.compiler.candidates.long_rows import sequence_parallel_or_not, uncut
 from hflow.compiler.candidates.node_groups import Candidate, ExecConfig, NodeGroup, ParetoFront
+from hflow.compiler.candidates.row_splits import sequence_parallel_or_not, uncut
 from hflow.compiler.pins import Pin
 from hflow.cost.activation_memory import kv_cache_bytes
 from hflow.cost.comm import host_transfer_s

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from hflow.compiler.candidates.long_rows import uncut
 from hflow.compiler.candidates.meshes import candidates_of
 from hflow.compiler.candidates.node_groups import Candidate, Candidates, NodeGroup
+from hflow.compiler.candidates.row_splits import uncut
 from hflow.compiler.pins import Pin
 from hflow.compiler.planner.assignments import Assignment
 from hflow.compiler.planner.incumbent import Incumbent

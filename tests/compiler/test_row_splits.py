@@ -1,4 +1,4 @@
-"""Context and sequence parallelism: pinned, refused, and chosen where rows are long."""
+"""Context parallelism, chosen where rows are long, and sequence parallelism with tp; pinned, and refused."""
 
 from __future__ import annotations
 
@@ -56,11 +56,21 @@ def test_rows_of_32k_tokens_are_cut() -> None:
 def test_short_rows_are_whole_unless_they_are_pinned(algorithm: str) -> None:
     graph = large(algorithm, "qwen3-8b")
     plan = planned(graph)
-    assert all(n.mesh.cp == 1 and not n.strategy.sp for n in plan.nodes)
+    assert all(n.mesh.cp == 1 for n in plan.nodes)
     pinned = planned(graph, "actor_train=cp2,tp2,sp", "ref_logprobs=cp8")
     train, ref = pinned.node("actor_train"), pinned.node("ref_logprobs")
     assert (train.mesh.cp, train.mesh.tp, train.strategy.sp, ref.mesh.cp) == (2, 2, True, 8)
     assert "cp2 tp2 sp" in plan_text(pinned)
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_what_lies_between_products_is_split_where_that_is_faster(algorithm: str) -> None:
+    """70B needs tp. With `sp` as many bytes are sent forward, and all else is less."""
+    graph, cluster = large(algorithm, "llama-70b"), load_cluster("a100x64")
+    free = compile_graph(graph, cluster)
+    assert free.node("actor_train").strategy.sp
+    whole = compile_graph(graph, cluster, ("actor_train=no-sp", "ref_logprobs=no-sp"))
+    assert free.step_time_s < whole.step_time_s
 
 
 def test_plans_of_whole_rows_say_nothing_of_it(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """Over how many ranks rows may be cut: context parallelism, and sequence parallelism over tp.
 
-Unless they are pinned, both are tried for long rows only. A row of less than `LEAST_TOKENS` for each of two
-ranks fits where the weights do, and dp spreads such rows without any message; so plans of short rows, and the
-time that finding them takes, are what they are without the two.
+Sequence parallelism is tried wherever there is tp: it sends as many bytes forward, keeps less, and divides
+what lies between the products. Unless it is pinned, context parallelism is tried for long rows only. A row of
+less than `LEAST_TOKENS` for each of two ranks fits where the weights do, and dp spreads such rows without any
+message.
 """
 
 from __future__ import annotations
@@ -31,8 +32,7 @@ def sequence_parallel_or_not(group: NodeGroup, pins: Sequence[Pin], tp: int) -> 
     pinned = {pin.sp for pin in pins if pin.sp is not None}
     if pinned:
         return sorted(pinned)
-    is_long = _longest(group) >= 2 * LEAST_TOKENS
-    return (False, True) if tp > 1 and is_long and not uncut(group) else (False,)
+    return (False, True) if tp > 1 and not uncut(group) else (False,)
 
 
 def uncut(group: NodeGroup) -> str:
