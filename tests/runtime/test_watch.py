@@ -143,16 +143,16 @@ def test_a_transfer_has_not_taken_what_it_waited(plan: Plan) -> None:
 
 def test_the_one_that_others_wait_for(run: Run) -> None:
     """It is told of at a third of its deadline, once, and then it hangs; those that wait do not."""
-    run.measured("reward", 40.0)
-    told = lambda s: [run.at("reward", s), None, *[run.at(TRANSFER, s + 50)] * 2]  # noqa: E731
+    run.measured("rollout", 40.0)
+    told = lambda s: [run.at("rollout", s), None, *[run.at(TRANSFER, s + 50)] * 2]  # noqa: E731
     called = [True, False, True, True]
     assert run.spend(130, told, called) is None and not run.said
     assert run.spend(200, lambda s: told(s + 130), called) is None
     (line,) = run.said
-    assert line.startswith("worker 0 (10.0.0.0, pid 0) has been in `reward` for 2 min")
+    assert line.startswith("worker 0 (10.0.0.0, pid 0) has been in `rollout` for 2 min")
     assert "took at most 40.0 s before; workers 2 (10.0.0.2, pid 2), 3 (10.0.0.3, pid 3) wait for it" in line
     stall = run.spend(100, lambda s: told(s + 330), called)
-    assert stall and stall.ranks == (0,) and stall.node == "reward" and stall.waiting == (2, 3)
+    assert stall and stall.ranks == (0,) and stall.node == "rollout" and stall.waiting == (2, 3)
     assert stall.limit_s == 400 and len(run.said) == 1
 
 
@@ -232,10 +232,10 @@ def test_a_process_that_only_does_not_answer(run: Run, plan: Plan) -> None:
         seen = [{"kind": k, "name": n, "start_s": 0.0, "end_s": 3.0} for k, n in activities]
         run.watch.learn(("run", 0, evaluation), [{"events": seen}])
     run.measured("actor_train", 40.0, 40.0)
-    run.spend(5, lambda s: [run.at("reward", s), *[run.at(TRANSFER, s)] * 3])
+    run.spend(5, lambda s: [run.at("rollout", s), *[run.at(TRANSFER, s)] * 3])
     stall = run.spend(500, lambda s: [None, *[run.at(TRANSFER, s)] * 3])
     assert stall and stall.ranks == (0,) and stall.silent and not stall.stopped and stall.limit_s == 400
-    assert "it was in `reward` before" in run.said[-1]
+    assert "it was in `rollout` before" in run.said[-1]
 
 
 def test_a_pause_of_the_controller_does_not_count(run: Run) -> None:
