@@ -10,7 +10,7 @@ from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
 
 BYTES = {"f32": 4, "bf16": 2}
-Work = Literal["train", "score", "prefill"]
+Work = Literal["train", "score", "prefill", "decode"]
 
 # A fused attention kernel reaches about half the rate of large matrix products (FlashAttention-2,
 # arXiv:2307.08691, figures 4 to 6).
@@ -31,9 +31,10 @@ def device_of(cluster: Cluster, mesh: Mesh) -> DeviceKind:
 
 
 def rate(device: DeviceKind, work: Work, dtype: str) -> float:
-    """FLOP/s of large matrix products."""
+    """FLOP/s of matrix products; of decoding, of one token of each row."""
     c = device.calibration
     shares = {"train": c.train_efficiency, "score": c.score_efficiency, "prefill": c.prefill_efficiency}
+    shares["decode"] = c.decode_efficiency or c.prefill_efficiency
     return device.flops * shares[work] * (F32_RATE[device.platform] if dtype == "f32" else 1.0)
 
 

@@ -97,7 +97,7 @@ def _step_s(run: Execution, rows: float, context: float) -> float:
     repeated = repeated_parameters(shape, run.mesh.tp)
     flops = 2 * (matmul_parameters(shape) + repeated) * rows + latent_flops(shape, rows, context)
     weights = read_parameters(shape, rows, run.strategy.ep) + repeated
-    products = products_s(flops, weights, "prefill", run.dtype, device, run.mesh.tp)
+    products = products_s(flops, weights, "decode", run.dtype, device, run.mesh.tp)
     read = rows * shape.seen(context) * shape.kv_bytes_per_token(BYTES[run.dtype], run.mesh.tp)
     cache = stream_s(read, device)
     part = products + cache + shape.num_layers * layer_latency_s(device) + _messages_s(run, rows)

@@ -17,13 +17,15 @@ class Calibration:
 
     The first three are shares of `DeviceKind.flops`: of training, of a forward pass over whole sequences,
     and of reading a prompt into the KV cache. Decoding is bound by memory: its share is of
-    `DeviceKind.memory_bandwidth`. The defaults suit large models on GPUs.
+    `DeviceKind.memory_bandwidth`. Its products, of one token of each row, reach `decode_efficiency` of the
+    FLOP/s; where that is None, as much as those of prompts. The defaults suit large models on GPUs.
     """
 
     train_efficiency: float = 0.5
     score_efficiency: float = 0.5
     prefill_efficiency: float = 0.5
     decode_bandwidth_efficiency: float = 0.75
+    decode_efficiency: float | None = None
 
 
 @dataclass(frozen=True)

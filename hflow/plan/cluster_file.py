@@ -48,6 +48,7 @@ class _Calibration(_Base):
     score_efficiency: Share | None = None
     prefill_efficiency: Share | None = None
     decode_bandwidth_efficiency: Share | None = None
+    decode_efficiency: Share | None = None
 
 
 class _Device(_Base):

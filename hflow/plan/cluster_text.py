@@ -40,7 +40,8 @@ def _group(group: HostGroup) -> list[str]:
         "layer_overhead": kind.layer_overhead_s,
         "kernel_latency": kind.kernel_latency_s,
     }
-    shares = _indented(["calibration:", *_indented(_lines(asdict(kind.calibration)))])
+    given = {share: value for share, value in asdict(kind.calibration).items() if value is not None}
+    shares = _indented(["calibration:", *_indented(_lines(given))])
     hosts = _lines({"hosts": group.hosts, "devices_per_host": group.devices_per_host})
     return ["device:", *_indented(_lines(device)), *shares, *hosts]
 

@@ -17,7 +17,7 @@ from hflow.diagnostics import Span
 from hflow.display import Displayed
 from hflow.graph.adapter import AnyAdapter
 from hflow.graph.ir import Graph, Model, Node
-from hflow.plan.cluster import Cluster
+from hflow.plan.cluster import Cluster, DeviceKind
 from hflow.plan.digests import Digests
 from hflow.plan.edges import Edge, WeightEdge
 from hflow.plan.model_shape import ModelShape
@@ -164,13 +164,13 @@ def to_json(plan: Plan, leave_out: Set[str] = frozenset()) -> str:
     """`leave_out`: fields of the plan. Graphs without named evaluations, adapters or files of chats do not
     say so, nor do shapes without scaled rotary positions, windows or latent attention, nor nodes without
     lengths, sequence parallelism, interleaved stages or KV caches with pages, nor clusters whose engines take
-    no time of the host: their plans are those from before."""
+    no time of the host, or whose devices decode at the rate of prompts: their plans are those from before."""
     from pydantic import TypeAdapter
 
     without: dict[str, Any] = dict.fromkeys(leave_out, True)
     without["nodes"] = _plain(plan.nodes)
-    if not plan.cluster.token_step_s and "cluster" not in leave_out:
-        without["cluster"] = {"token_step_s": True}
+    if "cluster" not in leave_out:
+        without["cluster"] = _unsaid_of_cluster(plan.cluster)
     named = {
         i: {"nodes": _plain(e.nodes), "program": _unsaid_of_program(e.program)}
         for i, e in enumerate(plan.evaluations)
@@ -183,6 +183,16 @@ def to_json(plan: Plan, leave_out: Set[str] = frozenset()) -> str:
     if plan.evaluation:
         without["evaluation"] = _unsaid_of_program(plan.evaluation, named=False)
     return TypeAdapter(Plan).dump_json(plan, exclude=without).decode()
+
+
+def _unsaid_of_cluster(cluster: Cluster) -> dict[str, Any]:
+    kinds = {"device": _unsaid_of_kind(cluster.device)}
+    more = {i: {"device": _unsaid_of_kind(group.device)} for i, group in enumerate(cluster.more)}
+    return kinds | {"more": more} | ({} if cluster.token_step_s else {"token_step_s": True})
+
+
+def _unsaid_of_kind(kind: DeviceKind) -> dict[str, Any]:
+    return {"calibration": {"decode_efficiency": True}} if kind.calibration.decode_efficiency is None else {}
 
 
 def _unsaid_of_program(program: Program, named: bool = True) -> dict[str, Any]:

@@ -182,6 +182,10 @@ def test_many_rows_decode_at_the_rate_of_products(plain: Cluster) -> None:
     tokens = decode_s(Execution(LLAMA, "bf16", Workload(rows, 0, 2), ONE, rows, plain))
     cache = rows * 512 * 2**10 / 2.039e12
     assert tokens == pytest.approx(2 * (2 * MATRICES * rows / 312e12 + cache))
+    shares = Calibration(1.0, 1.0, 1.0, 1.0, decode_efficiency=0.5)
+    slow = replace(plain, device=replace(plain.device, calibration=shares))
+    tokens = decode_s(Execution(LLAMA, "bf16", Workload(rows, 0, 2), ONE, rows, slow))
+    assert tokens == pytest.approx(2 * (2 * MATRICES * rows / 156e12 + cache))
 
 
 def test_what_the_cache_does_not_hold_waits_for_the_next_wave(a100: Cluster) -> None:

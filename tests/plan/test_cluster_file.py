@@ -104,6 +104,11 @@ def test_everything_is_read(tmp_path: Path) -> None:
     assert cluster.device.platform == "cuda"
     # what is not calibrated has the default efficiency, 0.5
     assert cluster.device.calibration == Calibration(0.4, 0.5, 0.5, 0.75)
+    assert cluster.device.calibration.decode_efficiency is None, "as prompts are read"
+    more = GOOD.replace("{train_efficiency: 0.4}", "{train_efficiency: 0.4, decode_efficiency: 0.3}")
+    cluster = load_cluster(written(tmp_path, more))
+    assert cluster.device.calibration == Calibration(0.4, 0.5, 0.5, 0.75, 0.3)
+    assert load_cluster(written(tmp_path, cluster_text(cluster))) == cluster
 
 
 def test_groups_follow_each_other(tmp_path: Path) -> None:

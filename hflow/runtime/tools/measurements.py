@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # at run time hflow.runtime.engines.megatron must come first
 
 RUNS, WARM_UP = 9, 2
 LAYERS, VOCABULARY = 4, 128
-DECODED = 16
+DECODED, TOGETHER = 16, 64  # tokens, and rows that are decoded at once
 
 
 @dataclass(frozen=True)
@@ -183,14 +183,26 @@ def _forward_flops(seat: Seat) -> float:
 
 def layer_overhead_s(seat: Seat) -> float:
     """Seconds of one narrow layer for one token: what is left of a decoding step without any work."""
-    model, prompt, row = seat.model(64), from_lists([[1]]), torch.arange(1)
+    return _token_step_s(seat, 64, 1) / LAYERS
+
+
+def decode_flops(seat: Seat) -> float:
+    """FLOP/s of decoding steps of many rows, in which layers take their least time besides."""
+    hidden = seat.setting.sizes.hidden
+    step_s, least_s = _token_step_s(seat, hidden, TOGETHER), _token_step_s(seat, 64, 1)
+    return forward_flops(_shape(hidden), TOGETHER, DECODED / 2) / max(step_s - least_s, step_s / 4)
+
+
+def _token_step_s(seat: Seat, hidden: int, rows: int) -> float:
+    """Seconds of one more token for each of some rows."""
+    model, prompts, numbers = seat.model(hidden), from_lists([[1]] * rows), torch.arange(rows)
 
     def decode_s(tokens: int) -> float:
         never = EndRule(-1)  # -1 is no token
         sampling = Sampling(tokens, 1.0, seed=0, step=0, stream=0, ends=never)
-        return seat.median_s(lambda: generate(model, prompt, row, sampling, 1, seat.device))
+        return seat.median_s(lambda: generate(model, prompts, numbers, sampling, rows, seat.device))
 
-    return (decode_s(DECODED + 1) - decode_s(1)) / DECODED / LAYERS
+    return (decode_s(DECODED + 1) - decode_s(1)) / DECODED
 
 
 def _shape(hidden: int) -> ModelShape:
@@ -228,6 +240,11 @@ def _gpus(setting: Setting) -> int:
     return setting.workers if setting.platform == "cuda" else 0
 
 
+def _cpus(setting: Setting) -> int:
+    """GPUs read weights meanwhile, which is what their steps take."""
+    return setting.workers if setting.platform == "cpu" else 0
+
+
 def _flops(value: float) -> str:
     return f"{units.count(value)}FLOP/s"
 
@@ -241,6 +258,7 @@ MEASUREMENTS: Mapping[str, Measurement] = {
     "score_flops": Measurement("model, forward", score_flops, _flops),
     "train_flops": Measurement("model, and backward", train_flops, _flops),
     "layer_overhead_s": Measurement("layer, least time", layer_overhead_s, _microseconds),
+    "decode_flops": Measurement("model, one token a row", decode_flops, _flops, _cpus),
     "memory_bandwidth": Measurement("copy in memory", memory_bandwidth, units.rate),
     "host_bandwidth": Measurement("copy from host memory", host_bandwidth, units.rate, _gpus),
     "link_bandwidth": Measurement("link of two workers", link_bandwidth, units.rate, _pair),
