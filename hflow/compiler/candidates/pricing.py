@@ -117,7 +117,7 @@ class Pricing:
         return next((node.op for node in self.group.nodes if node.op not in able), "")
 
     def _strategies(self, mesh: Mesh) -> Iterator[Strategy]:
-        """ZeRO-1 where there is anything to split; experts over parts of dp; long rows over tp."""
+        """ZeRO-1 where there is anything to split; experts over parts of dp; rows over tp, or not."""
         zeros: set[Literal[0, 1, 3]] = {p.zero for p in self.pins if p.zero is not None}
         if not zeros:
             zeros = {0, 1} if self.group.role == "train" and mesh.copies > 1 else {0}
