@@ -51,13 +51,17 @@ class EndRule:
     def going(self, responses: Tensor) -> Tensor:
         """bool ``[rows]``: whether responses, int64 ``[rows, so far]``, go on after their last token. Their
         last `window` tokens suffice."""
-        last = responses[:, -1]
-        going = last != self.eos_id
-        for token in self.token_ids:
-            going &= last != token
+        going = self.goes_on(responses[:, -1])
         if self.texts:
             found = self._by_text(responses[:, -self.window :].tolist())
             going &= torch.tensor([by == LENGTH for by in found], device=going.device)
+        return going
+
+    def goes_on(self, last: Tensor) -> Tensor:
+        """bool ``[rows]``: whether a response goes on after its `last` token, whatever its text says."""
+        going = last != self.eos_id
+        for token in self.token_ids:
+            going &= last != token
         return going
 
     def first(self, response: Sequence[int]) -> tuple[int, int]:

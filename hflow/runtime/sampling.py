@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 GAMMA = 0x9E3779B97F4A7C15 - 2**64
 MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
 MIX_2 = 0x94D049BB133111EB - 2**64
+WORDS = 512  # of a block of the vocabulary
 CHUNK_ELEMENTS = 2**22  # float64 probabilities held at once
 
 
@@ -76,9 +78,33 @@ def _sample(logits: Tensor, u: Tensor, temperature: float) -> tuple[Tensor, Tens
     if temperature == 0:
         tokens = logits.argmax(-1)
     else:
-        cumulative = log_p.exp().cumsum(-1)
-        total = cumulative[:, -1]
-        # Rounding may carry u * total up to the total itself, which lies after the last token.
-        target = torch.minimum(u * total, torch.nextafter(total, torch.zeros_like(total)))
-        tokens = torch.searchsorted(cumulative, target[:, None], right=True).squeeze(1)
+        tokens = _inverted(log_p.exp(), u)
     return tokens, log_p.gather(1, tokens[:, None]).squeeze(1).float()
+
+
+def _inverted(weights: Tensor, u: Tensor) -> Tensor:
+    """The first token up to which more than a share u of all `weights`, float64 ``[rows, vocab]``, lies.
+
+    Of a large vocabulary first a block of words is found, then a word in it. The cumulative sums of all take
+    an H200 0.25 ms for 27 rows of 151,936, 15 times as long as reading them.
+    """
+    rows, words = weights.shape
+    if words <= WORDS:
+        cumulative = weights.cumsum(-1)
+        return _first_beyond(cumulative, u * cumulative[:, -1])
+    blocks = pad(weights, (0, -words % WORDS)).view(rows, -1, WORDS)
+    sums = blocks.sum(-1)
+    cumulative = sums.cumsum(-1)
+    target = u * cumulative[:, -1]
+    block = _first_beyond(cumulative, target)[:, None]
+    start = (cumulative - sums).gather(1, block)
+    inside = blocks.gather(1, block[:, :, None].expand(-1, -1, WORDS)).squeeze(1)
+    return block.squeeze(1) * WORDS + _first_beyond(start + inside.cumsum(-1), target)
+
+
+def _first_beyond(cumulative: Tensor, target: Tensor) -> Tensor:
+    """The first of ``[rows, values]``, which do not fall, that is greater than the `target`, ``[rows]``."""
+    last = cumulative[:, -1]
+    # Rounding may carry the target up to the last sum itself, and beyond it.
+    target = torch.minimum(target, torch.nextafter(last, torch.zeros_like(last)))
+    return torch.searchsorted(cumulative, target[:, None], right=True).squeeze(1)

@@ -11,7 +11,7 @@ import torch
 
 from hflow.plan.layout import Mesh
 from hflow.runtime.engines.groups import NewGroup
-from hflow.runtime.engines.megatron import attention, decoder
+from hflow.runtime.engines.megatron import attention, sight
 from hflow.runtime.engines.protocol import NodeError
 from hflow.runtime.rows import Rows, from_lists
 from hflow.runtime.tokenizer import load_tokenizer
@@ -98,7 +98,7 @@ def test_greedy_tokens_equal_transformers(
 
 
 def generate_in_turns(rank: int, new_group: NewGroup, folder: str, mesh: Mesh) -> Any:
-    with patch.object(attention, "CHUNK", 2), patch.object(decoder, "CHUNK", 2):
+    with patch.object(attention, "CHUNK", 2), patch.object(sight, "CHUNK", 2):
         return generate_on_rank(rank, new_group, folder, mesh, 1, 0.0, PROMPTS)
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from hflow.runtime.sampling import sample, splitmix, uniform
+from hflow.runtime.sampling import WORDS, sample, splitmix, uniform
 
 
 def test_splitmix_is_the_published_generator() -> None:
@@ -107,3 +107,22 @@ def test_temperature_zero_takes_the_most_likely_token() -> None:
     tokens, log_probs = sample(logits, uniform(0, 0, torch.arange(50), 0), 0.0)
     assert torch.equal(tokens, logits.argmax(-1))
     torch.testing.assert_close(log_probs, logits.log_softmax(-1).amax(-1))
+
+
+@pytest.mark.parametrize("words", [WORDS, WORDS + 1, 5 * WORDS, 5 * WORDS + 77])
+def test_blocks_of_a_large_vocabulary_draw_what_cumulative_sums_do(words: int) -> None:
+    """Also at both ends of [0, 1), and never a token that was left out."""
+    generator = torch.Generator().manual_seed(words)
+    logits = 3 * torch.randn(40, words, generator=generator)
+    logits[:, torch.rand(words, generator=generator) < 0.5] = -torch.inf
+    logits[:, WORDS : 2 * WORDS] = -torch.inf  # a whole block
+    logits[:, 3] = 0.0
+    u = torch.rand(40, dtype=torch.float64, generator=generator)
+    u[:3] = torch.tensor([0.0, 1 - 2**-53, 1 - 2**-52], dtype=torch.float64)
+    cumulative = torch.log_softmax(logits.double() / 0.9, -1).exp().cumsum(-1)
+    expected = [int((row > share * row[-1]).nonzero()[0]) for row, share in zip(cumulative[3:], u[3:])]
+    tokens, _ = sample(logits, u, 0.9)
+    assert tokens[3:].tolist() == expected
+    assert logits.gather(1, tokens[:, None]).isfinite().all()
+    present = logits[0].isfinite().nonzero().squeeze(1).tolist()
+    assert tokens[:3].tolist() == [present[0], present[-1], present[-1]]

@@ -31,14 +31,15 @@ if TYPE_CHECKING:  # at run time hflow.runtime.engines.megatron must come first
 
 RUNS, WARM_UP = 9, 2
 LAYERS, VOCABULARY = 4, 128
-DECODED, TOGETHER = 16, 64  # tokens, and rows that are decoded at once
+TOGETHER = 64  # rows that are decoded at once
 
 
 @dataclass(frozen=True)
 class Sizes:
     """Of what is measured: enough work that starting it costs nothing, little enough to be quick.
 
-    `hidden`: of a model that reads `rows` sequences of `length` tokens.
+    `hidden`: of a model that reads `rows` sequences of `length` tokens. `decoded`: tokens, one after the
+    other: on CUDA so many that capturing a graph for them takes little beside them.
     """
 
     matrix: int
@@ -47,11 +48,12 @@ class Sizes:
     hidden: int
     rows: int
     length: int
+    decoded: int
 
 
 SIZES: Mapping[str, Sizes] = {
-    "cpu": Sizes(1024, 2**28, 2**24, hidden=256, rows=16, length=64),
-    "cuda": Sizes(8192, 2**30, 2**28, hidden=4096, rows=4, length=2048),
+    "cpu": Sizes(1024, 2**28, 2**24, hidden=256, rows=16, length=64, decoded=16),
+    "cuda": Sizes(8192, 2**30, 2**28, hidden=4096, rows=4, length=2048, decoded=200),
 }
 DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}  # of a device's peak in a cluster file
 
@@ -190,19 +192,22 @@ def decode_flops(seat: Seat) -> float:
     """FLOP/s of decoding steps of many rows, in which layers take their least time besides."""
     hidden = seat.setting.sizes.hidden
     step_s, least_s = _token_step_s(seat, hidden, TOGETHER), _token_step_s(seat, 64, 1)
-    return forward_flops(_shape(hidden), TOGETHER, DECODED / 2) / max(step_s - least_s, step_s / 4)
+    return forward_flops(_shape(hidden), TOGETHER, seat.setting.sizes.decoded / 2) / max(
+        step_s - least_s, step_s / 4
+    )
 
 
 def _token_step_s(seat: Seat, hidden: int, rows: int) -> float:
     """Seconds of one more token for each of some rows."""
     model, prompts, numbers = seat.model(hidden), from_lists([[1]] * rows), torch.arange(rows)
+    more = seat.setting.sizes.decoded
 
     def decode_s(tokens: int) -> float:
         never = EndRule(-1)  # -1 is no token
         sampling = Sampling(tokens, 1.0, seed=0, step=0, stream=0, ends=never)
         return seat.median_s(lambda: generate(model, prompts, numbers, sampling, rows, seat.device))
 
-    return (decode_s(DECODED + 1) - decode_s(1)) / DECODED
+    return (decode_s(more + 1) - decode_s(1)) / more
 
 
 def _shape(hidden: int) -> ModelShape:

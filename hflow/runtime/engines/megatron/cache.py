@@ -27,9 +27,26 @@ class KeyValueCache:
         all_keys, all_values = self.layers[layer]
         return all_keys[:, :, :end], all_values[:, :, :end]
 
+    def put(self, layer: int, keys: Tensor, values: Tensor, at: Tensor, places: int) -> tuple[Tensor, Tensor]:
+        """As `add`, of one token at the place `at`, int64 ``[1]``, which the host need not know. Returns what
+        is in the first `places` places."""
+        for memory, newest in zip(self.layers[layer], (keys, values)):
+            memory.index_copy_(2, at, newest.transpose(1, 2))
+        return self.first(layer, places)
+
+    def first(self, layer: int, places: int) -> tuple[Tensor, Tensor]:
+        """Keys and values in the first `places` places, whether these are taken or not."""
+        keys, values = self.layers[layer]
+        return keys[:, :, :places], values[:, :, :places]
+
     def advance(self, tokens: int) -> None:
         """Keep the `tokens` that every layer has added."""
         self.used += tokens
+
+    def clear_rest(self) -> None:
+        """Zeros in the places that are not taken: memory may hold NaN, which no mask makes a zero."""
+        for memory in (m for layer in self.layers for m in layer):
+            memory[:, :, self.used :] = 0
 
     def repeat(self, rows: Tensor) -> None:
         """Go on with the given rows (int64 ``[new rows]``), repetitions allowed."""

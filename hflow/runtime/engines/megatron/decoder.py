@@ -6,8 +6,6 @@ lies around the matrix products; here that is a handful of operations per layer,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,27 +16,14 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 
 from hflow.plan.model_shape import ModelShape
 from hflow.runtime.engines.megatron.adapter import adapted
-from hflow.runtime.engines.megatron.attention import CHUNK, attend, attend_within, band
+from hflow.runtime.engines.megatron.attention import attend, attend_within
 from hflow.runtime.engines.megatron.cache import KeyValueCache
 from hflow.runtime.engines.megatron.embedding import embedding_factor
 from hflow.runtime.engines.megatron.explicit_attention import attend_explicitly, attend_explicitly_newest
 from hflow.runtime.engines.megatron.rotary import Rotation
 from hflow.runtime.engines.megatron.shaped_config import shape_of_model
+from hflow.runtime.engines.megatron.sight import GrowingSight, Sight, StaticSight
 from hflow.runtime.engines.megatron.soft_cap import cap_
-
-
-@dataclass(frozen=True)
-class Sight:
-    """What tokens see. `present`: bool ``[rows, tokens so far]``, False where there is padding; None: no
-    padding. `mask`: of a few tokens in layers without a window, for `attend`; None: causal, or of many, for
-    which one mask would grow with the square of their number."""
-
-    present: Tensor | None
-    mask: Tensor | None
-
-    def takes_turns(self, new: int) -> bool:
-        """Whether masks are made for some of `new` tokens at a time."""
-        return self.present is not None and new > CHUNK
 
 
 class Decoder:
@@ -76,7 +61,18 @@ class Decoder:
         """
         new = tokens.shape[1]
         assert new == 1 or not cache.used, "of several tokens all others would have to be seen, too"
-        sight = Sight(present, _causal(present, new, self.windows, self.turns[0][0]))
+        sight = GrowingSight.of(cache.used, new, present, self.windows, self.turns[0][0])
+        found = self._logits(self._through(tokens, sight, cache)[:, -1])
+        cache.advance(new)
+        return found
+
+    def newest(self, tokens: Tensor, sight: StaticSight, cache: KeyValueCache) -> Tensor:
+        """Logits after one more token of each row, int64 ``[rows]``, at the place that `sight` has on the
+        device: nothing is asked of it, and no shape depends on what it is. The cache does not advance."""
+        return self._logits(self._through(tokens[:, None], sight, cache)[:, 0])
+
+    def _through(self, tokens: Tensor, sight: Sight, cache: KeyValueCache) -> Tensor:
+        """The last hidden states, normed, ``[rows, new, hidden]``."""
         x = self.model.embedding.word_embeddings(tokens)  # [rows, new, hidden]
         if self.embedding_factor != 1:
             x = x * self.embedding_factor
@@ -84,9 +80,8 @@ class Decoder:
             attended = self._attention(number, layer, layer.input_layernorm(x), sight, cache)
             x = self._added(x, attended, layer.self_attn_bda)
             x = self._added(x, self._mlp(layer.mlp, layer.pre_mlp_layernorm(x)), layer.mlp_bda)
-        cache.advance(tokens.shape[1])
         final: Any = self.model.decoder.final_layernorm
-        return self._logits(final(x[:, -1]))
+        return final(x[:, -1:])
 
     def _added(self, x: Tensor, branch: Tensor, added: Any) -> Tensor:
         """`added`: the layer's `NormedResidual`, if it has norms there."""
@@ -94,25 +89,47 @@ class Decoder:
 
     def _attention(self, number: int, layer: Any, x: Tensor, sight: Sight, cache: KeyValueCache) -> Tensor:
         rows, new, _ = x.shape
-        fused = layer.self_attention.linear_qkv
+        fused, out = layer.self_attention.linear_qkv, layer.self_attention.linear_proj
         # Of every group its queries, which share a key and a value; then these.
         qkv = adapted(fused, x, linear(x, fused.weight, fused.bias))
         qkv = qkv.view(rows, new, self.groups, -1, self.head_dim)
-        normed = self._each_normed(layer.self_attention, qkv[:, :, :, :-1])
-        turned = self._turned(normed, cache.used, self.turns[number])
-        queries = turned[:, :, :, :-1]
-        if self.shape.query_factor != 1:
-            queries = queries * self.shape.query_factor
-        keys, values = cache.add(number, turned[:, :, :, -1], qkv[:, :, :, -1])
-        if new == 1:  # queries that share a key are queries of one head: it is read once
-            found = self._newest(number, queries[:, 0], keys, values, sight.present)
+        normed, values = self._each_normed(layer.self_attention, qkv[:, :, :, :-1]), qkv[:, :, :, -1]
+        if isinstance(sight, StaticSight) and x.is_cuda:
+            found = self._attended_by_kernels(number, normed[:, 0], values[:, 0], sight, cache)
         else:
-            found = self._first(number, _heads(queries), keys, values, sight).transpose(1, 2)
-        found, out = found.reshape(rows, new, -1), layer.self_attention.linear_proj
+            found = self._attended(number, normed, values, sight, cache)
+        found = found.reshape(rows, new, -1)
         projected = adapted(out, found, self._summed(linear(found, out.weight)))
         return projected if out.bias is None else projected + out.bias
 
-    def _first(self, number: int, query: Tensor, key: Tensor, value: Tensor, sight: Sight) -> Tensor:
+    def _attended(self, number: int, x: Tensor, values: Tensor, sight: Sight, cache: KeyValueCache) -> Tensor:
+        """``[rows, new, …]`` of queries and keys that have yet to turn, ``[rows, new, groups, heads + 1, d]``,
+        of each group the key last. Keys and `values`, ``[rows, new, groups, d]``, go to the cache."""
+        turned = _turned(x, *(sight.turns(table)[:, None, None] for table in self.turns[number]))
+        queries = turned[:, :, :, :-1]
+        if self.shape.query_factor != 1:
+            queries = queries * self.shape.query_factor
+        keys, values = sight.add(cache, number, turned[:, :, :, -1], values)
+        if isinstance(sight, GrowingSight) and x.shape[1] > 1:
+            return self._first(number, _heads(queries), keys, values, sight).transpose(1, 2)
+        # queries that share a key are queries of one head: it is read once
+        return self._newest(number, queries[:, 0], keys, values, sight)
+
+    def _attended_by_kernels(
+        self, number: int, x: Tensor, values: Tensor, sight: StaticSight, cache: KeyValueCache
+    ) -> Tensor:
+        """As `_attended`, on CUDA, of one token a row."""
+        # where there is CUDA there is Triton
+        from hflow.runtime.engines.megatron.kernels.newest import attend_newest
+        from hflow.runtime.engines.megatron.kernels.place import place
+
+        memory, present = cache.layers[number], sight.present[self.windows[number]]
+        query = place(x, values, self.turns[number], sight.at, memory, self.shape.query_factor)
+        if self.shape.explicit_scores:
+            return self._newest(number, query, *cache.first(number, sight.places), sight)
+        return attend_newest(query, *cache.first(number, sight.places), present)
+
+    def _first(self, number: int, query: Tensor, key: Tensor, value: Tensor, sight: GrowingSight) -> Tensor:
         """Attention of the first tokens, ``[rows, heads, new, d]``."""
         window, new = self.windows[number], query.shape[2]
         if self.shape.explicit_scores:
@@ -122,14 +139,9 @@ class Decoder:
             return attend_within(min(window or new, new), query, key, value, sight.present)
         return attend(query, key, value, sight.mask)
 
-    def _newest(
-        self, number: int, query: Tensor, key: Tensor, value: Tensor, present: Tensor | None
-    ) -> Tensor:
+    def _newest(self, number: int, query: Tensor, key: Tensor, value: Tensor, sight: Sight) -> Tensor:
         """Attention of one token, ``[rows, groups, heads, d]``, to all so far or the last of a window."""
-        window = self.windows[number]
-        first = max(0, key.shape[2] - window) if window is not None else 0
-        key, value = key[:, :, first:], value[:, :, first:]
-        present = None if present is None else present[:, first:]
+        key, value, present = sight.seen(key, value, self.windows[number])
         if self.shape.explicit_scores:
             terms = self.shape.attention_cap, self._sinks(number)
             return attend_explicitly_newest(query, key, value, *terms, present)
@@ -145,14 +157,6 @@ class Decoder:
             return x
         parts = (x[:, :, :, :-1], attention.q_layernorm), (x[:, :, :, -1:], attention.k_layernorm)
         return torch.cat([norm(part) for part, norm in parts], 3)
-
-    def _turned(self, x: Tensor, start: int, tables: tuple[Tensor, Tensor]) -> Tensor:
-        """Rotary embedding (arXiv:2104.09864) of ``[rows, new, groups, heads, d]`` from place `start` on."""
-        cos, sin = (table[start : start + x.shape[1], None, None] for table in tables)
-        turning, still = x.tensor_split([cos.shape[-1]], -1)
-        swapped = turning.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
-        turned = torch.addcmul(turning * cos, swapped, sin)
-        return torch.cat([turned, still], -1) if still.shape[-1] else turned
 
     def _mlp(self, mlp: Any, x: Tensor) -> Tensor:
         if self.shape.moe:
@@ -179,12 +183,12 @@ class Decoder:
         return torch.cat(parts, -1)
 
 
-def _causal(present: Tensor | None, new: int, windows: Sequence[int | None], like: Tensor) -> Tensor | None:
-    """The mask of `Sight`, where there is padding, a layer that sees all of it, and no turns are taken."""
-    many = new > CHUNK or all(window is not None and window < new for window in windows)
-    if present is None or new == 1 or many:
-        return None
-    return band(None, new, 0, like, present)
+def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding (arXiv:2104.09864) of ``[rows, new, groups, heads, d]``."""
+    turning, still = x.tensor_split([cos.shape[-1]], -1)
+    swapped = turning.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
+    turned = torch.addcmul(turning * cos, swapped, sin)
+    return torch.cat([turned, still], -1) if still.shape[-1] else turned
 
 
 def _heads(queries: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
 
 import torch
@@ -10,30 +10,17 @@ from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
 from hflow.runtime.engines.finite import check_logits
+from hflow.runtime.engines.megatron import static_decoding
 from hflow.runtime.engines.megatron.decoder import Decoder
 from hflow.runtime.engines.megatron.moe.lockstep import Lockstep
 from hflow.runtime.engines.megatron.moe.route_buffer import RouteBuffer
 from hflow.runtime.engines.megatron.moe.routes import Recorder, recorded
+from hflow.runtime.engines.megatron.responses import Responses
 from hflow.runtime.engines.sampler import NotFinite, Sampling
 from hflow.runtime.kept import KeptCollector, KeptSets
 from hflow.runtime.rows import Rows, concatenate, length_mask
 from hflow.runtime.sampling import sample, uniform
 from hflow.runtime.truncation import OUT, truncate
-
-
-@dataclass(frozen=True)
-class Responses:
-    """`tokens`: int64, `log_probs`: float32, both ``[rows, max_new_tokens]``; `lengths`: int64 ``[rows]``.
-
-    What lies after a row's length is undefined. `kept`, with `max_kept`: the sets of tokens that truncation
-    left, and which rows have overflown. `routes`: of prompts and responses, as `hflow.runtime.routes` says.
-    """
-
-    tokens: Tensor
-    log_probs: Tensor
-    lengths: Tensor
-    kept: tuple[KeptSets, Tensor] | None = None
-    routes: Rows | None = None
 
 
 @torch.no_grad()
@@ -84,7 +71,7 @@ def _nothing(sampling: Sampling, device: torch.device) -> Responses:
     """Of no rows."""
     kept = KeptCollector(0, 0).collected() if sampling.max_kept else None
     routes = Rows(torch.empty(0, dtype=torch.int16), torch.empty(0, dtype=torch.int64))
-    nothing = _empty(0, sampling.max_new_tokens, device)
+    nothing = Responses.to_fill(0, sampling.max_new_tokens, device)
     return replace(nothing, kept=kept, routes=routes if sampling.routes else None)
 
 
@@ -105,14 +92,6 @@ def left_padded(prompts: Rows, device: torch.device) -> tuple[Tensor, Tensor]:
     return tokens.to(device), present.to(device)
 
 
-def _empty(rows: int, length: int, device: torch.device) -> Responses:
-    return Responses(
-        torch.zeros(rows, length, dtype=torch.int64, device=device),
-        torch.zeros(rows, length, device=device),
-        torch.full((rows,), length, device=device),
-    )
-
-
 def _generate_batch(
     model: GPTModel,
     prompts: Tensor,
@@ -125,12 +104,17 @@ def _generate_batch(
 ) -> Responses:
     """Responses of rows that continue ``prompts[prompt_of]``; `ids`: their global row ids."""
     steps = sampling.max_new_tokens
-    out = _empty(len(prompt_of), steps, prompts.device)
-    decoder = Decoder(model, prompts.shape[1] + steps)
+    out = Responses.to_fill(len(prompt_of), steps, prompts.device)
+    static = static_decoding.is_static(model, sampling)
+    length = prompts.shape[1] + steps
+    decoder = Decoder(model, static_decoding.aligned(length) if static else length)
     cache = decoder.cache(len(prompts))
     padded = not bool(present.all())
     logits = decoder(prompts, present if padded else None, cache)[prompt_of]
     cache.repeat(prompt_of)
+    if static:
+        static_decoding.decode(decoder, cache, logits, present[prompt_of], ids, sampling, out)
+        return out
     routes = RouteBuffer.of(recorder, present, prompt_of, steps) if recorder else None
     seen = present[prompt_of] if padded else None
     active = torch.arange(len(prompt_of), device=prompts.device)
