@@ -53,13 +53,49 @@ def test_rows_are_found_again(rows: list[tuple[list[int], list[int]]]) -> None:
     """Read through the blocks, every token of every row has its value, its position and its own outcome."""
     pack = Pack.of(sequences_of(rows))
     inputs = sorted((prompt + response[:-1] for prompt, response in rows), key=lambda row: -len(row))
-    seen = [pack.tokens[places].tolist() for block in pack.blocks for places in block]
+    places = blocks_of(pack)
+    seen = [pack.tokens[row].tolist() for block in places for row in block]
     assert [found[: len(row)] for found, row in zip(seen, inputs)] == inputs
     assert len(seen) == len(rows)
-    flat = torch.cat([block.flatten() for block in pack.blocks])
-    assert flat[pack.found_at].tolist() == list(range(len(pack.tokens)))
-    columns = torch.cat([torch.arange(block.shape[1]).expand_as(block).flatten() for block in pack.blocks])
-    assert columns[pack.found_at].tolist() == pack.positions.tolist()
+    assert pack.gather.at[pack.gather.found_at].tolist() == list(range(len(pack.tokens)))
+    columns = torch.cat([torch.arange(block.shape[1]).expand_as(block).flatten() for block in places])
+    assert columns[pack.gather.found_at].tolist() == pack.positions.tolist()
+
+
+def blocks_of(pack: Pack) -> list[torch.Tensor]:
+    """The tokens' numbers by row and position."""
+    sizes = [rows * longest for rows, longest in pack.blocks]
+    return [part.view(shape) for part, shape in zip(pack.gather.at.split(sizes), pack.blocks, strict=True)]
+
+
+@settings(deadline=None)
+@given(st.lists(ROW, min_size=1, max_size=12), st.integers(0, 3))
+def test_gradients_of_rows_are_those_of_torch(rows: list[tuple[list[int], list[int]]], padding: int) -> None:
+    """Where rows are shorter than their block there is any token, and nothing is read."""
+    pack = Pack.of(sequences_of(rows))
+    pack = pack.padded(len(pack.tokens) + padding)
+    gather, count = pack.gather, len(pack.tokens) - padding
+    lengths = sorted((len(prompt + response[:-1]) for prompt, response in rows), reverse=True)
+    inside = [
+        torch.arange(width) < n for n, width in zip(lengths, (w for r, w in pack.blocks for _ in range(r)))
+    ]
+    read = torch.cat(inside) if count else torch.zeros(1, dtype=torch.bool)
+    torch.manual_seed(len(rows))
+    x, weights = torch.randn(len(pack.tokens), 2, 3), torch.randn(len(gather.at), 2, 3) * read[:, None, None]
+    of_rows, of_back = torch.randn(len(pack.tokens), 2, 3), torch.randn(len(gather.at), 2, 3)
+    of_rows[count:] = 0  # nothing depends on tokens of no row
+    found, expected = list[torch.Tensor](), list[torch.Tensor]()
+    for into, to_rows, back in (
+        (found, gather.rows, gather.back),
+        (expected, lambda y: y.index_select(0, gather.at), lambda y: y.index_select(0, gather.found_at)),
+    ):
+        a, b = x.clone().requires_grad_(), of_back.clone().requires_grad_()
+        (to_rows(a) * weights).sum().backward()
+        (back(b) * of_rows).sum().backward()
+        assert a.grad is not None and b.grad is not None
+        into.extend((to_rows(a), back(b), a.grad, b.grad))
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
 
 
 @settings(deadline=None)
@@ -73,7 +109,7 @@ def test_micro_batches_fit_in_memory(rows: list[tuple[list[int], list[int]]], li
     for batch in batches:
         assert torch.equal(batch.rows[::unit] // unit, batch.rows[unit - 1 :: unit] // unit)
         assert isinstance(batch.pack, Pack)
-        places = sum(block.numel() for block in batch.pack.blocks)
+        places = sum(rows * longest for rows, longest in batch.pack.blocks)
         assert places <= max(1, limit * int(sequences.lengths.max()))
         assert len(batch.pack.predicted_at) <= limit * int(sequences.response_lengths.max())
 

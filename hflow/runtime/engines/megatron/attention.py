@@ -158,13 +158,15 @@ class FusedAttention(torch.nn.Module):
             tensors = tensors[0] * self.shape.query_factor, *tensors[1:]
         if isinstance(pack, ContextShard):
             return self._over_ranks(pack, *tensors).unsqueeze(1)
+        sizes = [rows * longest for rows, longest in pack.blocks]
+        parts = (pack.gather.rows(x).split(sizes) for x in tensors)
         found: list[Tensor] = []
-        for block in pack.blocks:
-            at = block.flatten()
-            q, k, v = (x.index_select(0, at).unflatten(0, block.shape).transpose(1, 2) for x in tensors)
+        for shape, *block in zip(pack.blocks, *parts, strict=True):
+            q, k, v = (x.unflatten(0, shape).transpose(1, 2) for x in block)
             out = self._attend(q, k, v)
             found.append(out.transpose(1, 2).flatten(2).flatten(0, 1))
-        return torch.cat(found).index_select(0, pack.found_at).unsqueeze(1)
+        whole = torch.cat(found) if len(found) > 1 else found[0]
+        return pack.gather.back(whole).unsqueeze(1)
 
     def _over_ranks(self, shard: ContextShard, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """``[places, heads * d]`` of ``[places, heads or fewer, d]``. Collective over the shard's ranks."""

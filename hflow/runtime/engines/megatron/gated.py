@@ -62,17 +62,27 @@ class ClampedSwiGLU(torch.nn.Module):
         return _ClampedGated.apply(x, self.clamp)
 
 
+def _kernels() -> Any:
+    from hflow.runtime.engines.megatron.kernels import gated  # where there is CUDA there is Triton
+
+    return gated
+
+
 class _Gated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, activation: _Gate) -> Tensor:  # type: ignore[override]
         ctx.save_for_backward(x)
         ctx.activation = activation
+        if x.is_cuda:
+            return _kernels().product(x, activation.name)
         gate, up = x.chunk(2, -1)
         return activation(gate).mul_(up)
 
     @staticmethod
     def backward(ctx: Any, to_product: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         (x,) = ctx.saved_tensors
+        if x.is_cuda:
+            return _kernels().gradient(to_product, x, ctx.activation.name), None
         gradient = torch.empty_like(x)
         (gate, up), (to_gate, to_up) = x.chunk(2, -1), gradient.chunk(2, -1)
         active = ctx.activation(gate)

@@ -96,19 +96,8 @@ class _LogProbs(torch.autograd.Function):
         entropy: bool,
     ) -> tuple[Tensor, Tensor]:
         """`columns`: those of the targets, which count where a target is `mine`."""
-        count = len(logits)
-        top = torch.full((count,), -torch.inf, device=logits.device)
-        for part in _chunks(logits):
-            top[part] = logits[part].amax(-1).float() / temperature
-        reduce_over(top, ReduceOp.MAX, group)
-        sums = torch.zeros(3, count, device=logits.device)  # sum exp z', z'[token], sum z' exp z'
-        for part in _chunks(logits):
-            z = (logits[part].float() / temperature).sub_(top[part, None])
-            sums[1, part] = z.gather(1, columns[part, None]).squeeze(1) * mine[part]
-            e = z.exp()
-            sums[0, part] = e.sum(-1)
-            if entropy:
-                sums[2, part] = e.mul_(z).sum(-1)
+        found = _sums_by_kernel if logits.is_cuda else _sums
+        top, sums = found(logits, columns, mine, group, temperature, entropy)
         reduce_over(sums, ReduceOp.SUM, group)
         log_sum = sums[0].log()
         uncertainty = log_sum - sums[2] / sums[0] if entropy else torch.zeros_like(log_sum)
@@ -119,6 +108,10 @@ class _LogProbs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, to_log_prob: Tensor, to_entropy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         logits, columns, mine, log_total, uncertainty = ctx.saved_tensors
+        if logits.is_cuda:
+            spread = to_entropy if ctx.entropy else None
+            of_tokens = log_total, to_log_prob, columns, mine, spread, uncertainty
+            return kernels().to_logits(logits, *of_tokens, ctx.temperature), *[None] * 5
         gradient = torch.empty_like(logits)
         for part in _chunks(logits):
             log_p = (logits[part].float() / ctx.temperature).sub_(log_total[part, None])
@@ -126,6 +119,47 @@ class _LogProbs(torch.autograd.Function):
             to_spread = (to_entropy[part], uncertainty[part]) if ctx.entropy else None
             gradient[part] = to_logits(log_p, to_chosen, to_spread).div_(ctx.temperature)
         return gradient, None, None, None, None, None
+
+
+def _sums(
+    logits: Tensor, columns: Tensor, mine: Tensor, group: ProcessGroup, temperature: float, entropy: bool
+) -> tuple[Tensor, Tensor]:
+    """The greatest z of each token on any rank, and of this rank's, below that: sum exp z', z'[token] and
+    sum z' exp z', ``[3, tokens]``."""
+    count = len(logits)
+    top = torch.full((count,), -torch.inf, device=logits.device)
+    for part in _chunks(logits):
+        top[part] = logits[part].amax(-1).float() / temperature
+    reduce_over(top, ReduceOp.MAX, group)
+    sums = torch.zeros(3, count, device=logits.device)
+    for part in _chunks(logits):
+        z = (logits[part].float() / temperature).sub_(top[part, None])
+        sums[1, part] = z.gather(1, columns[part, None]).squeeze(1) * mine[part]
+        e = z.exp()
+        sums[0, part] = e.sum(-1)
+        if entropy:
+            sums[2, part] = e.mul_(z).sum(-1)
+    return top, sums
+
+
+def _sums_by_kernel(
+    logits: Tensor, columns: Tensor, mine: Tensor, group: ProcessGroup, temperature: float, entropy: bool
+) -> tuple[Tensor, Tensor]:
+    """As `_sums`, on CUDA."""
+    own, total, spread = kernels().sums(logits, temperature, entropy)
+    top = own.clone()
+    reduce_over(top, ReduceOp.MAX, group)
+    lowered = own - top
+    scale = lowered.exp()
+    chosen = logits.gather(1, columns[:, None]).squeeze(1).float() / temperature
+    return top, torch.stack([total * scale, (chosen - top) * mine, (spread + lowered * total) * scale])
+
+
+def kernels() -> Any:
+    """Those for CUDA."""
+    from hflow.runtime.engines.megatron.kernels import logprobs  # where there is CUDA there is Triton
+
+    return logprobs
 
 
 def to_logits(

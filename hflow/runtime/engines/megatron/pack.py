@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from hflow.runtime.engines.megatron.gather import Gather
 from hflow.runtime.engines.megatron.sequences import Sequences
 from hflow.runtime.routes import NONE
 
@@ -84,16 +85,16 @@ class Pack:
 
     Attributes:
         tokens, positions, num_rows, routes, draws: as of `RowPlaces`.
-        blocks: rows of about the same length, int64 ``[rows, longest]``: the places of their tokens in order,
-            and any place where a row is shorter, which by causality none of its tokens sees.
-        found_at: int64 ``[places]``: where each token stands in all blocks, read one after the other.
+        blocks: (rows, longest) of rows of about the same length.
+        gather: where each token stands in all blocks, read one after the other. Where a row is shorter than
+            its block there is any token, which by causality none of the row sees.
         predicted_at: int64 ``[response tokens]``: the places that predict them, row by row.
     """
 
     tokens: Tensor
     positions: Tensor
-    blocks: tuple[Tensor, ...]
-    found_at: Tensor
+    blocks: tuple[tuple[int, int], ...]
+    gather: Gather
     predicted_at: Tensor
     num_rows: Tensor
     routes: Tensor | None = None
@@ -103,9 +104,9 @@ class Pack:
     def of(sequences: Sequences) -> Pack:
         """At least one token, which is padding when the rows have none."""
         at = RowPlaces.of(sequences)
-        blocks, found_at = _blocks(at.places, at.own, at.lengths, len(at.tokens))
+        blocks, gather = _blocks(at)
         more = at.num_rows, at.routes, at.draws
-        return Pack(at.tokens, at.positions, blocks, found_at, at.predicted_at, *more)
+        return Pack(at.tokens, at.positions, blocks, gather, at.predicted_at, *more)
 
     def own(self, values: Tensor) -> Tensor:
         """Of values of all response tokens those that this rank predicts: all."""
@@ -118,12 +119,12 @@ class Pack:
     def padded(self, places: int) -> Pack:
         """With so many places: the ones more hold a token that belongs to no row."""
         more = places - len(self.tokens)
-        tokens, positions, found_at, num_rows = (
-            pad(values, (0, more)) for values in (self.tokens, self.positions, self.found_at, self.num_rows)
+        tokens, positions, num_rows = (
+            pad(values, (0, more)) for values in (self.tokens, self.positions, self.num_rows)
         )
-        routes = padded_routes(self.routes, more)
+        gather, routes = self.gather.padded(places), padded_routes(self.routes, more)
         draws = None if self.draws is None else pad(self.draws, (0, more))
-        return Pack(tokens, positions, self.blocks, found_at, self.predicted_at, num_rows, routes, draws)
+        return Pack(tokens, positions, self.blocks, gather, self.predicted_at, num_rows, routes, draws)
 
 
 def padded_routes(routes: Tensor | None, more: int) -> Tensor | None:
@@ -142,17 +143,24 @@ def _routes(sequences: Sequences, places: Tensor, own: Tensor, count: int) -> Te
     return found
 
 
-def _blocks(places: Tensor, own: Tensor, lengths: Tensor, count: int) -> tuple[tuple[Tensor, ...], Tensor]:
-    """Rows of places cut into blocks, and where in these each of the `count` places is to be found."""
-    blocks, found_at, start = list[Tensor](), places.new_zeros(count), 0
-    for rows in _alike(lengths.tolist()):
-        width = int(lengths[rows[0]])
-        block, mine = places[rows, :width], own[rows, :width]
-        at = torch.arange(start, start + block.numel(), device=places.device).view(block.shape)
-        found_at[block[mine]] = at[mine]
-        blocks.append(block)
-        start += block.numel()
-    return tuple(blocks) or (places.new_zeros(1, 1),), found_at
+def _blocks(rows: RowPlaces) -> tuple[tuple[tuple[int, int], ...], Gather]:
+    """Shapes of the blocks into which rows are cut, and where tokens are in these."""
+    shapes, at, own, present = list[tuple[int, int]](), list[Tensor](), list[Tensor](), list[Tensor]()
+    for some in _alike(rows.lengths.tolist()):
+        width = int(rows.lengths[some[0]])
+        shapes.append((len(some), width))
+        at.append(rows.places[some, :width].flatten())
+        own.append(rows.own[some, :width].flatten())
+        inside = torch.arange(width, device=rows.lengths.device) < rows.lengths[some, None]
+        present.append(inside.flatten())
+    count, nothing = len(rows.tokens), rows.places.new_zeros(0)
+    if not shapes:
+        one = rows.places.new_zeros(1)
+        return ((1, 1),), Gather(one, one.expand(count), 0, nothing, nothing)
+    places, mine = torch.cat(at), torch.cat(own)
+    found_at, (further,) = places.new_zeros(count), (torch.cat(present) & ~mine).nonzero(as_tuple=True)
+    found_at[places[mine]] = mine.nonzero(as_tuple=True)[0]
+    return tuple(shapes), Gather(places, found_at, count, further, places[further])
 
 
 def _alike(lengths: list[int]) -> list[list[int]]:

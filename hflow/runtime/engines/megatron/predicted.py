@@ -21,6 +21,7 @@ from hflow.plan.logits import keeps_logits, tile_side
 from hflow.runtime.engines.megatron.head import OutputMatrix
 from hflow.runtime.engines.megatron.logprobs import (
     FAR,
+    kernels,
     log_probs,
     log_probs_of_kept,
     on_rank,
@@ -74,12 +75,10 @@ class _TiledLogProbs(torch.autograd.Function):
         sums = torch.empty(2, parts, len(hidden), device=hidden.device)  # of exp z', z' exp z', below its top
         chosen = torch.zeros(len(hidden), device=hidden.device)
         for number, (words, some) in _tiles(weight, hidden, cap):
-            z = _tile(hidden[some], weight[words], temperature, cap)
             at, inside = _inside(words, columns[some, None], mine[some, None])
-            chosen[some] = z.gather(1, at).where(inside, chosen[some, None])[:, 0]
-            tops[number, some] = z.amax(-1)
-            sums[:, number, some] = _sums(z.sub_(tops[number, some, None]), entropy)
-            del z  # before the next one is made
+            found = _sums_of_tile(hidden[some], weight[words], at, temperature, entropy, cap)
+            own, tops[number, some], sums[:, number, some] = found
+            chosen[some] = own.where(inside, chosen[some, None])[:, 0]
         log_prob, log_total, uncertainty = _joined(tops, sums, chosen, group, entropy)
         ctx.save_for_backward(hidden, weight, columns, mine, log_total, uncertainty)
         ctx.main_grad = getattr(weight, "main_grad", None)
@@ -91,19 +90,13 @@ class _TiledLogProbs(torch.autograd.Function):
         hidden, weight, columns, mine, log_total, uncertainty = ctx.saved_tensors
         gradients = _Gradients(ctx, hidden, weight)
         for _, (words, some) in _tiles(weight, hidden, ctx.cap):
-            z = _tile(hidden[some], weight[words], ctx.temperature, ctx.cap)
-            through_cap = slope_of(z, ctx.cap / ctx.temperature) if ctx.cap else None
-            log_p = z.sub_(log_total[some, None])
             at, inside = _inside(words, columns[some], mine[some])
             to_chosen = to_log_prob[some], at, inside
             to_spread = (to_entropy[some], uncertainty[some]) if ctx.entropy else None
-            slope = to_logits(log_p, to_chosen, to_spread).div_(ctx.temperature)
-            del z, log_p
-            if through_cap is not None:
-                slope.mul_(through_cap)
-            del through_cap
-            gradients.add(words, some, slope)
-            del slope
+            of_tokens = log_total[some], to_chosen, to_spread
+            gradients.add(
+                words, some, _slope(hidden[some], weight[words], *of_tokens, ctx.temperature, ctx.cap)
+            )
         return gradients.of_hidden(ctx.group), *[None] * 7
 
 
@@ -186,6 +179,45 @@ def _tile(hidden: Tensor, weight: Tensor, temperature: float, cap: float | None)
     """z of a tile, float32; the product is rounded to the model's dtype, as that of all logits is."""
     logits = (hidden @ weight.t()).float()
     return (logits if cap is None else cap_(logits, cap)).div_(temperature)
+
+
+def _by_kernels(hidden: Tensor, cap: float | None) -> bool:
+    return hidden.is_cuda and cap is None
+
+
+def _sums_of_tile(
+    hidden: Tensor, weight: Tensor, at: Tensor, temperature: float, entropy: bool, cap: float | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of a tile: z in the columns `at`, ``[tokens, 1]``; the greatest z of each token; and what `_sums` gives
+    for z less that."""
+    if _by_kernels(hidden, cap):
+        logits = hidden @ weight.t()
+        top, *sums = kernels().sums(logits, temperature, entropy)
+        return logits.gather(1, at).float() / temperature, top, torch.stack(sums)
+    z = _tile(hidden, weight, temperature, cap)
+    own, top = z.gather(1, at), z.amax(-1)
+    return own, top, _sums(z.sub_(top[:, None]), entropy)
+
+
+def _slope(
+    hidden: Tensor,
+    weight: Tensor,
+    log_total: Tensor,
+    to_chosen: tuple[Tensor, Tensor, Tensor],
+    to_spread: tuple[Tensor, Tensor] | None,
+    temperature: float,
+    cap: float | None,
+) -> Tensor:
+    """The gradient of a tile's logits; the last are those of `to_logits`."""
+    if _by_kernels(hidden, cap):
+        to_entropy, entropy = to_spread or (None, log_total)
+        return kernels().to_logits(
+            hidden @ weight.t(), log_total, *to_chosen, to_entropy, entropy, temperature
+        )
+    z = _tile(hidden, weight, temperature, cap)
+    through_cap = slope_of(z, cap / temperature) if cap else None
+    slope = to_logits(z.sub_(log_total[:, None]), to_chosen, to_spread).div_(temperature)
+    return slope if through_cap is None else slope.mul_(through_cap)
 
 
 def _inside(words: slice, columns: Tensor, here: Tensor) -> tuple[Tensor, Tensor]:

@@ -96,6 +96,10 @@ class _Turn(torch.autograd.Function):
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
+    if x.is_cuda:
+        from hflow.runtime.engines.megatron.kernels import rotary  # where there is CUDA there is Triton
+
+        return rotary.turned(x, cos.squeeze(1), sin.squeeze(1), sign)
     turned = torch.empty_like(x, memory_format=torch.contiguous_format)
     turning = 2 * cos.shape[-1]
     turned[..., turning:] = x[..., turning:]
