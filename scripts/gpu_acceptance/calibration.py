@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from hflow.plan.cluster_text import cluster_text
 from hflow.runtime.tools.calibrate import calibrate
 from scripts.gpu_acceptance.stage import Figures, Setting, Skipped, main, need
+
+FILE = "calibrated.yaml"  # in the folder of all stages
 
 
 def run(setting: Setting) -> Figures:
     told: dict[str, str] = {}
     cluster = calibrate("acceptance", 1, told.__setitem__)
+    (setting.folder / FILE).write_text(cluster_text(cluster))
     device, sheet = cluster.device, setting.cluster.device
     need(device.platform == setting.device.type, f"it measured a device of platform {device.platform}", {})
     shares = device.calibration

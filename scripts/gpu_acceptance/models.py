@@ -39,18 +39,35 @@ QWEN_1_5B = Size(28, 1536, 12, 2, 8960, 151936, 32768)  # Qwen2.5-1.5B
 TINY = Size(2, 64, 4, 2, 128, 512, 2048)
 
 
-def small_model(folder: Path, vivid: bool = False) -> Path:
-    """Four layers, as `hflow new-model` makes them. `vivid`: with weights far from those of a new model, so
-    that log-probs and gradients are of order 1."""
+def small_model(folder: Path) -> Path:
+    """Four layers, as `hflow new-model` makes them."""
     new_model(folder, layers=4, hidden=128, heads=4, kv_heads=2, ffn=352, alphabet=ALPHABET, force=True)
-    if vivid:
-        model = load(folder, torch.float32)
-        generator = torch.Generator().manual_seed(1)
-        with torch.no_grad():
-            for name, weight in model.named_parameters():
-                drawn = torch.randn(weight.shape, generator=generator) * 0.1 + ("norm" in name)
-                weight.copy_(drawn.bfloat16())  # the same number in float32 and in bf16
-        model.save_pretrained(folder)
+    return folder
+
+
+def vivid_model(folder: Path, family: str = "llama") -> Path:
+    """As `small_model`, with weights far from those of a new model, so that log-probs and gradients are of
+    order 1."""
+    new_model(
+        folder,
+        family=family,
+        layers=4,
+        hidden=128,
+        heads=4,
+        kv_heads=2,
+        ffn=352,
+        alphabet=ALPHABET,
+        force=True,
+    )
+    model = load(folder, torch.float32)
+    generator = torch.Generator().manual_seed(1)
+    # of Gemma's norms, 1 is added by the model
+    one = 0.0 if family.startswith("gemma") else 1.0
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            drawn = torch.randn(weight.shape, generator=generator) * 0.1 + one * ("norm" in name)
+            weight.copy_(drawn.bfloat16())  # the same number in float32 and in bf16
+    model.save_pretrained(folder)
     return folder
 
 

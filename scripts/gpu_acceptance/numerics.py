@@ -21,7 +21,7 @@ from hflow.runtime.engines.megatron.score import score
 from hflow.runtime.engines.megatron.sequences import Sequences
 from hflow.runtime.rows import Rows, from_lists
 from hflow.runtime.worker.world import World
-from scripts.gpu_acceptance.models import END, PADDING, alone, engine, load, small_model
+from scripts.gpu_acceptance.models import END, PADDING, alone, engine, load, vivid_model
 from scripts.gpu_acceptance.stage import Figures, Setting, Skipped, main, need
 from scripts.gpu_acceptance.update import ADAM, update
 
@@ -31,7 +31,7 @@ Scores = tuple[Tensor, Tensor]
 
 
 def run(setting: Setting) -> Figures:
-    folder = small_model(setting.folder / "numerics", vivid=True)
+    folder = vivid_model(setting.folder / "numerics")
     world = alone(setting)
     tokens, lengths = ragged()
     figures = _scores(world, folder, tokens, lengths) | _updates(world, folder, tokens, lengths)

@@ -29,17 +29,24 @@ ADAM: Mapping[str, Any] = {
 MICRO_BATCH = 5
 
 
-def update(
-    model: MegatronModel, tokens: list[list[int]], lengths: list[int], strategy: Strategy
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Gradient and weights after one update over all rows, by name. The engine's weights are lost."""
+def train(
+    model: MegatronModel, tokens: list[list[int]], lengths: list[int], strategy: Strategy, micro_batch: int
+) -> None:
+    """One update over all rows, whose last `lengths` tokens are responses."""
     rows = len(tokens)
     plan = NodePlan(
-        "actor_train", "train", "actor", "megatron", Mesh.of((0,)), MICRO_BATCH, 0.0, 0.0, 0, strategy
+        "actor_train", "train", "actor", "megatron", Mesh.of((0,)), micro_batch, 0.0, 0.0, 0, strategy
     )
     mask = Rows(torch.ones(sum(lengths), dtype=torch.bool), torch.tensor(lengths))
     call = EngineCall(_node(rows), plan, 0, rows, seed=0, step=0)
     model.run(call, {"tokens": from_lists(tokens), "mask": mask})
+
+
+def update(
+    model: MegatronModel, tokens: list[list[int]], lengths: list[int], strategy: Strategy
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Gradient and weights after one update over all rows, by name. The engine's weights are lost."""
+    train(model, tokens, lengths, strategy, MICRO_BATCH)
     after = _read(model)
     for parameter in model.model.parameters():  # read by the weights' own names
         parameter.data.copy_(parameter.main_grad)  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]

@@ -103,7 +103,7 @@ class Decoder:
         return projected if out.bias is None else projected + out.bias
 
     def _attended(self, number: int, x: Tensor, values: Tensor, sight: Sight, cache: KeyValueCache) -> Tensor:
-        """``[rows, new, …]`` of queries and keys that have yet to turn, ``[rows, new, groups, heads + 1, d]``,
+        """``[rows, new, …]`` of queries and keys that are yet to turn, ``[rows, new, groups, heads + 1, d]``,
         of each group the key last. Keys and `values`, ``[rows, new, groups, d]``, go to the cache."""
         turned = _turned(x, *(sight.turns(table)[:, None, None] for table in self.turns[number]))
         queries = turned[:, :, :, :-1]
