@@ -74,10 +74,15 @@ def test_clusters_of_a_kind_differ_in_hosts_only(kind: str) -> None:
     assert len({replace(c, name="", hosts=1) for c in of_hosts}) == 1 < len(of_hosts)
 
 
-@pytest.mark.parametrize("kind", ["h100", "h200"])
-def test_one_gpu_is_one_of_its_host(kind: str) -> None:
-    one, eight = load_cluster(f"{kind}x1"), load_cluster(f"{kind}x8")
+def test_one_gpu_is_one_of_its_host() -> None:
+    one, eight = load_cluster("h100x1"), load_cluster("h100x8")
     assert (one.num_devices, one.device, one.host_link) == (1, eight.device, eight.host_link)
+
+
+def test_a_measured_gpu_has_the_data_sheet_of_its_host() -> None:
+    one, eight = load_cluster("h200x1"), load_cluster("h200x8")
+    measured = {"calibration": eight.device.calibration, "kernel_latency_s": eight.device.kernel_latency_s}
+    assert one.num_devices == 1 and one.device != eight.device == replace(one.device, **measured)
 
 
 def test_memory_that_is_no_plans(tmp_path: Path) -> None:

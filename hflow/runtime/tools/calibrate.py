@@ -1,8 +1,7 @@
 """Measure this machine, as the cluster that plans are made for.
 
 One process per worker takes each measurement while all others take it too, since they share caches,
-memory and power. A value is the median over workers of the median over runs. The GPU path has not been
-tried.
+memory and power. A value is the median over workers of the median over runs.
 """
 
 from __future__ import annotations
