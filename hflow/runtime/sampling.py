@@ -97,7 +97,8 @@ def _inverted(weights: Tensor, u: Tensor) -> Tensor:
     cumulative = sums.cumsum(-1)
     target = u * cumulative[:, -1]
     block = _first_beyond(cumulative, target)[:, None]
-    start = (cumulative - sums).gather(1, block)
+    # Rounding may carry the start beyond the target, and so to a word without weight.
+    start = torch.minimum((cumulative - sums).gather(1, block), target[:, None])
     inside = blocks.gather(1, block[:, :, None].expand(-1, -1, WORDS)).squeeze(1)
     return block.squeeze(1) * WORDS + _first_beyond(start + inside.cumsum(-1), target)
 

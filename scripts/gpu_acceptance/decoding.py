@@ -17,12 +17,8 @@ from hflow.runtime.rows import from_lists
 from scripts.gpu_acceptance.models import END, alone, engine, vivid_model
 from scripts.gpu_acceptance.stage import Figures, Setting, Skipped, main, need
 
-FAMILIES = (
-    "llama",
-    "qwen3",
-    "gemma2",
-    "phi3",
-)  # with norms of heads; windows and capped scores; fused weights
+# with norms of heads; windows and capped scores; fused weights; windows alone
+FAMILIES = ("llama", "qwen3", "gemma2", "phi3", "mistral")
 TRUNCATIONS = (NO_TRUNCATION, Truncation(top_k=9, top_p=0.9))
 ROWS, NEW = 32, 300  # so that a graph is captured again for more places
 TOLERANCE = 1e-4  # of log-probs in float32

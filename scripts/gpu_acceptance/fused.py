@@ -14,12 +14,10 @@ from hflow.runtime.engines.megatron import logprobs
 from scripts.gpu_acceptance.stage import Figures, Setting, Skipped, main, need
 
 CLOSE = 5e-3  # of norms: bf16 rounds once, by 2^-9 at most
-ATTENDED = (
-    (16, 2, 6, 512),
-    (16, 2, 6, 4352),
-    (64, 8, 4, 2048),
-    (4, 8, 4, 16384),
-)  # rows, groups, heads, keys
+ATTENDED = (  # rows, groups, heads, keys, width
+    (16, 2, 6, 512, 128), (16, 2, 6, 4352, 128), (64, 8, 4, 2048, 128), (4, 8, 4, 16384, 128),
+    (8, 1, 32, 2048, 64), (4, 4, 2, 2048, 256),
+)  # fmt: skip
 WIDTH = 128
 
 
@@ -91,7 +89,8 @@ def _logprobs() -> Figures:
     of_tokens = log_total, to_log_prob, columns, mine, to_entropy, entropy
     some = slice(64)
     log_p = (logits[some].double() / temperature).sub_(log_total[some, None])
-    to_chosen, to_spread = (to_log_prob[some], columns[some], mine[some]), (to_entropy[some], entropy[some])
+    to_chosen = to_log_prob[some].double(), columns[some], mine[some]
+    to_spread = to_entropy[some].double(), entropy[some]
     slope = logprobs.to_logits(log_p, to_chosen, to_spread).div_(temperature)
     gradient = to_logits(logits, *of_tokens, temperature)
     times = _microseconds(
@@ -103,11 +102,11 @@ def _logprobs() -> Figures:
     return {"apart": apart, "microseconds": times[:2], "microseconds_of_torch": times[2:]}
 
 
-def _newest(rows: int, groups: int, heads: int, places: int) -> Figures:
+def _newest(rows: int, groups: int, heads: int, places: int, width: int) -> Figures:
     from hflow.runtime.engines.megatron.kernels.newest import attend_newest
 
-    query = _normal(rows, groups, heads, WIDTH)
-    key, value = _normal(2, rows, groups, places + 256, WIDTH)[:, :, :, :places]
+    query = _normal(rows, groups, heads, width)
+    key, value = _normal(2, rows, groups, places + 256, width)[:, :, :, :places]
     present = torch.ones(rows, places, dtype=torch.bool, device="cuda")
     present[:, :5] = present[:, places - 70 :] = False
     mask = present[:, None, None]

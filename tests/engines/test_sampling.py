@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from hflow.runtime.sampling import WORDS, sample, splitmix, uniform
+from hflow.runtime.sampling import WORDS, _inverted, sample, splitmix, uniform
 
 
 def test_splitmix_is_the_published_generator() -> None:
@@ -126,3 +126,10 @@ def test_blocks_of_a_large_vocabulary_draw_what_cumulative_sums_do(words: int) -
     assert logits.gather(1, tokens[:, None]).isfinite().all()
     present = logits[0].isfinite().nonzero().squeeze(1).tolist()
     assert tokens[:3].tolist() == [present[0], present[-1], present[-1]]
+
+
+def test_a_block_that_begins_beyond_the_target_by_rounding() -> None:
+    """0.1 + 0.2 - 0.2 is more than 0.1: the block's first word, of weight 0, would be drawn."""
+    weights = torch.zeros(1, 3 * WORDS, dtype=torch.float64)
+    weights[0, [0, WORDS + 5, 2 * WORDS]] = torch.tensor([0.1, 0.2, 0.7], dtype=torch.float64)
+    assert _inverted(weights, torch.tensor([0.1], dtype=torch.float64)).tolist() == [WORDS + 5]

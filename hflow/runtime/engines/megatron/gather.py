@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+AT_ONCE = 8192  # further places, whose gradients are copied to float32
+
 
 @dataclass(frozen=True)
 class Gather:
@@ -61,9 +63,10 @@ class _ToRows(torch.autograd.Function):
         gather: Gather = ctx.gather
         found = gradient.index_select(0, gather.own)
         if len(gather.more):
-            wide = torch.promote_types(found.dtype, torch.float32)
-            total, more = found.to(wide), gradient.index_select(0, gather.more_at).to(wide)
-            found = _added(total, gather.more, more).to(found.dtype)
+            total = found.to(torch.promote_types(found.dtype, torch.float32))
+            for at, tokens in zip(gather.more_at.split(AT_ONCE), gather.more.split(AT_ONCE)):
+                _add(total, tokens, gradient.index_select(0, at).to(total.dtype))
+            found = total.to(found.dtype)
         rest = len(gather.found_at) - gather.tokens
         return (torch.cat([found, found.new_zeros(rest, *found.shape[1:])]) if rest else found), None
 
@@ -81,8 +84,9 @@ class _FromRows(torch.autograd.Function):
         return found.index_copy_(0, gather.own, gradient[: gather.tokens]), None
 
 
-def _added(total: Tensor, at: Tensor, values: Tensor) -> Tensor:
-    """`total` with `values` added at some of its rows, in the order in which they come."""
+def _add(total: Tensor, at: Tensor, values: Tensor) -> None:
+    """Add `values` to some rows of `total`, in the order in which they come."""
     if total.is_cuda:  # there `index_add_` is atomic, and this sorts first
-        return total.index_put_((at,), values, accumulate=True)
-    return total.index_add_(0, at, values)
+        total.index_put_((at,), values, accumulate=True)
+    else:
+        total.index_add_(0, at, values)

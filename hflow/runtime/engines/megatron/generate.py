@@ -105,14 +105,12 @@ def _generate_batch(
     """Responses of rows that continue ``prompts[prompt_of]``; `ids`: their global row ids."""
     steps = sampling.max_new_tokens
     out = Responses.to_fill(len(prompt_of), steps, prompts.device)
-    static = static_decoding.is_static(model, sampling)
-    length = prompts.shape[1] + steps
-    decoder = Decoder(model, static_decoding.aligned(length) if static else length)
+    decoder = Decoder(model, prompts.shape[1] + steps)
     cache = decoder.cache(len(prompts))
     padded = not bool(present.all())
     logits = decoder(prompts, present if padded else None, cache)[prompt_of]
     cache.repeat(prompt_of)
-    if static:
+    if static_decoding.is_static(model, sampling):
         static_decoding.decode(decoder, cache, logits, present[prompt_of], ids, sampling, out)
         return out
     routes = RouteBuffer.of(recorder, present, prompt_of, steps) if recorder else None

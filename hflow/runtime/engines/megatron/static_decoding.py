@@ -3,13 +3,14 @@
 A decoding step is hundreds of short kernels, each of which takes a CPU longer to launch than it takes to run.
 Here a step reads and writes tensors that stay where they are and asks the device nothing, so that it is
 captured once and replayed with one launch. A graph holds for a number of rows, and of places that attention
-looks at. Rows that have ended stay in the batch, and what they draw is ignored, until few others are left or
-a graph is captured anyway.
+looks at. Rows that have ended stay in the batch, and what they draw is ignored, until few others are left, a
+graph is captured anyway, or it is seen that all have ended.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -26,7 +27,6 @@ from hflow.runtime.sampling import sample, uniform
 from hflow.runtime.truncation import truncate
 
 PLATFORMS = ("cuda",)  # where launching kernels takes longer than running them
-ALIGNED = 16  # numbers of a mask
 STRETCH = 256  # places by which what attention looks at grows
 FEW = 0.25  # of a batch's rows: with so many that go on it is made smaller
 WORTH = 3  # tokens: as many launches as a capture takes
@@ -40,11 +40,6 @@ def is_static(model: GPTModel, sampling: Sampling) -> bool:
     platform = next(model.parameters()).device.type
     changing = shape_of_model(model).moe or sampling.max_kept or sampling.routes
     return platform in PLATFORMS and not changing and collection.tp.size() == 1
-
-
-def aligned(length: int) -> int:
-    """At least `length` places, of which kernels can read masks without copying them first."""
-    return -(-length // ALIGNED) * ALIGNED
 
 
 def decode(
@@ -71,8 +66,7 @@ def decode(
     cache.clear_rest()
     step = StaticStep(decoder, cache, present, ids, sampling, out)
     step.draw(logits)
-    pool = torch.cuda.graph_pool_handle() if logits.is_cuda else None
-    replay: Callable[[], None] = step
+    graphs, replay = Graphs(), step
     look, going = 1 if sampling.ends.texts else LOOK, len(ids)
     for drawn in range(1, sampling.max_new_tokens):
         outgrown = cache.used >= step.places
@@ -84,7 +78,7 @@ def decode(
             step.settle()
             step()  # which also lets libraries prepare what may not be prepared in a capture
             left = min(step.places - cache.used, sampling.max_new_tokens - drawn) - 1
-            replay = _captured(step, pool) if left > WORTH else step
+            replay = graphs.captured(step) if left > WORTH else step
         else:
             replay()
         cache.advance(1)
@@ -139,11 +133,11 @@ class StaticStep:
 
     def draw(self, logits: Tensor) -> None:
         """The next token of each row from its `logits`, ``[rows, vocab]``."""
-        of, out = self.sampling, self.out
-        fault = self.going & (self.faults < 0) & ~logits.isfinite().all(-1)
+        of, out, broken = self.sampling, self.out, ~logits.isfinite().all(-1)
+        fault = self.going & (self.faults < 0) & broken
         self.faults.copy_(self.number.where(fault, self.faults))
-        # Of NaN a token outside the vocabulary might be drawn.
-        logits.masked_fill_((self.faults >= 0)[:, None], 0.0)
+        # Of NaN a token outside the vocabulary might be drawn, also in a row that has ended.
+        logits.masked_fill_(broken[:, None], 0.0)
         if of.truncation:
             truncate(logits, of.temperature, of.truncation)
         u = uniform(of.seed, of.step, self.ids, self.number, of.stream)
@@ -181,22 +175,42 @@ class StaticStep:
         self.going.copy_(going)
 
 
-def _captured(step: StaticStep, pool: Any) -> Callable[[], None]:
-    """What does the same as `step`, with one launch; on a CPU, the step itself.
+class Graphs:
+    """Captures steps of one decoding. Graphs share a pool of memory as long as one of them is there, so the
+    last one stays until the next is made."""
 
-    Args:
-        pool: of the memory that graphs share.
-    """
-    if pool is None:
-        return step
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        # `torch.cuda.graph` first collects garbage and gives free memory back, which takes longer than this
-        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+    def __init__(self) -> None:
+        self._pool: Any = None
+        self._last: torch.cuda.CUDAGraph | None = None
+
+    def captured(self, step: Callable[[], None]) -> Callable[[], None]:
+        """What does the same as `step`, which runs on CUDA, with one launch."""
+        if self._last is None:
+            self._pool = torch.cuda.graph_pool_handle()
         try:
-            step()
-        finally:
-            graph.capture_end()
-    torch.cuda.current_stream().wait_stream(stream)
-    return graph.replay
+            self._last = self._graph(step)
+        except torch.OutOfMemoryError:
+            # Memory that is reserved and not used is given back outside captures only.
+            torch.cuda.empty_cache()
+            self._pool = torch.cuda.graph_pool_handle()
+            self._last = self._graph(step)
+        return self._last.replay
+
+    def _graph(self, step: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        graph, stream = torch.cuda.CUDAGraph(), _capture_stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            # `torch.cuda.graph` collects garbage and gives free memory back, which takes longer than this
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                step()
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream().wait_stream(stream)
+        return graph
+
+
+@cache
+def _capture_stream() -> torch.cuda.Stream:
+    """One for all captures: memory is shared by those on the same stream only."""
+    return torch.cuda.Stream()

@@ -1,7 +1,8 @@
 """Kernels for CUDA, in Triton, which comes with torch where torch knows CUDA: import a module here only then.
 
 Torch's elementwise operations read halves of rows at a third of the memory's speed, and each of them reads
-and writes everything once more. Inside a kernel numbers are float32, and are rounded once.
+and writes everything once more. Inside a kernel sums are float32; numbers are rounded where they are written,
+and where a product of matrices reads them.
 """
 
 from typing import Any

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from hflow.runtime.engines.megatron.kernels import jit
 
-AT_ONCE = 64  # keys of one step of a program
+AT_ONCE = 64  # keys of one step of a program, as long as they take no more than
+KEY_BYTES = 256  # each, so that two steps' keys and values fit beside each other
 LEAST = 16  # sides of the matrices that tensor cores multiply
 PROGRAMS = 512  # that keep a device busy
 
@@ -27,9 +28,11 @@ def attend_newest(query: Tensor, key: Tensor, value: Tensor, present: Tensor) ->
     """
     rows, groups, heads, width = query.shape
     places, query = key.shape[2], query.contiguous()
-    steps = triton.cdiv(places, AT_ONCE)
+    room = AT_ONCE * KEY_BYTES // max(KEY_BYTES, width * key.element_size())
+    at_once = max(LEAST, 1 << (room.bit_length() - 1))  # a power of two
+    steps = triton.cdiv(places, at_once)
     parts = min(steps, triton.cdiv(PROGRAMS, rows * groups))
-    length = triton.cdiv(steps, parts) * AT_ONCE
+    length = triton.cdiv(steps, parts) * at_once
     parts = triton.cdiv(places, length)
     sums = torch.empty(rows * groups, parts, heads, width, dtype=torch.float32, device=query.device)
     tops = torch.empty(2, rows * groups, parts, heads, dtype=torch.float32, device=query.device)
@@ -37,7 +40,7 @@ def attend_newest(query: Tensor, key: Tensor, value: Tensor, present: Tensor) ->
     sizes = max(LEAST, triton.next_power_of_2(heads)), max(LEAST, triton.next_power_of_2(width))
     _parts[(rows * groups, parts)](
         query, key, value, present, sums, *tops.unbind(), groups, heads, width, places, length,
-        *key.stride()[:3], *value.stride()[:3], present.stride(0), width**-0.5, *sizes, AT_ONCE,
+        *key.stride()[:3], *value.stride()[:3], present.stride(0), width**-0.5, *sizes, at_once,
     )  # fmt: skip
     _joined[(rows * groups,)](sums, *tops.unbind(), found, parts, heads, width, *sizes)
     return found
