@@ -85,8 +85,8 @@ def _sample(logits: Tensor, u: Tensor, temperature: float) -> tuple[Tensor, Tens
 def _inverted(weights: Tensor, u: Tensor) -> Tensor:
     """The first token up to which more than a share u of all `weights`, float64 ``[rows, vocab]``, lies.
 
-    Of a large vocabulary first a block of words is found, then a word in it. The cumulative sums of all take
-    an H200 0.25 ms for 27 rows of 151,936, 15 times as long as reading them.
+    Of a large vocabulary first a block of words is found, then a word in it. The cumulative sums of all
+    took an H200 0.25 ms for 16 rows of 151,936, 19 MB that it reads in 0.005.
     """
     rows, words = weights.shape
     if words <= WORDS:

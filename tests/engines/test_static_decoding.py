@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -20,6 +21,7 @@ from hflow.runtime.ends import EndRule
 from hflow.runtime.engines.groups import NewGroup
 from hflow.runtime.engines.megatron import static_decoding
 from hflow.runtime.engines.megatron.generate import Sampling, generate
+from hflow.runtime.engines.megatron.responses import Responses
 from hflow.runtime.engines.sampler import NotFinite
 from hflow.runtime.rows import from_lists
 from hflow.runtime.tokenizer import load_tokenizer
@@ -152,6 +154,67 @@ def broken(rank: int, new_group: NewGroup, folder: str) -> list[str]:
 def test_a_number_that_is_not_finite_is_told_with_its_row(pool: Pool, folders: Folders) -> None:
     [(growing, found)] = pool.run(1, broken, folders.of("qwen2", False))
     assert growing.replace(" is nan", " is not finite") == found and "of row 9" in found
+
+
+def test_an_ended_row_may_be_no_number() -> None:
+    """Nobody reads what it draws, but a token outside the vocabulary would end CUDA's context."""
+    decoder, cache = SimpleNamespace(length=8, windows=[None]), SimpleNamespace(used=2)
+    sampling, out = Sampling(4, 1.0, 7, 2, 1, EndRule(-1)), Responses.to_fill(2, 4, torch.device("cpu"))
+    given: Any = decoder, cache, torch.ones(2, 2, dtype=torch.bool), torch.tensor([3, 4]), sampling, out
+    step = static_decoding.StaticStep(*given)
+    step.going[0] = False
+    step.draw(torch.tensor([[torch.nan] * 5, [0.0] * 5]))
+    assert step.going_after(1) == 1 and 0 <= int(out.tokens[0, 0]) < 5
+    step.draw(torch.tensor([[0.0] * 5, [torch.inf] * 5]))
+    with pytest.raises(NotFinite, match="response token 1 of row 4"):
+        step.going_after(2)
+
+
+class FakeCuda:
+    """torch.cuda, of which captures fail for want of memory as often as told."""
+
+    def __init__(self, failures: int):
+        self.failures, self.pools, self.used, self.emptied = failures, 0, list[int](), 0
+
+    def graph_pool_handle(self) -> int:
+        self.pools += 1
+        return self.pools
+
+    def empty_cache(self) -> None:
+        self.emptied += 1
+
+    def graph(self, graphs: Any, step: Callable[[], None]) -> Any:
+        self.used.append(graphs._pool)
+        if self.failures:
+            self.failures -= 1
+            raise torch.OutOfMemoryError
+        return SimpleNamespace(replay=step)
+
+
+@pytest.mark.parametrize(
+    ("failures", "used", "emptied"), [(0, [1, 1, 1], 0), (1, [1, 2, 2, 2], 1)], ids=["room", "full once"]
+)
+def test_graphs_of_one_decoding_share_a_pool(failures: int, used: list[int], emptied: int) -> None:
+    cuda, graphs = FakeCuda(failures), static_decoding.Graphs()
+    with (
+        patch.object(static_decoding.torch.cuda, "graph_pool_handle", cuda.graph_pool_handle),
+        patch.object(static_decoding.torch.cuda, "empty_cache", cuda.empty_cache),
+        patch.object(static_decoding.Graphs, "_graph", lambda self, step: cuda.graph(self, step)),
+    ):
+        for _ in range(3):
+            graphs.captured(lambda: None)
+    assert (cuda.used, cuda.emptied) == (used, emptied)
+
+
+def test_a_device_that_stays_full_is_told() -> None:
+    cuda = FakeCuda(2)
+    with (
+        patch.object(static_decoding.torch.cuda, "graph_pool_handle", cuda.graph_pool_handle),
+        patch.object(static_decoding.torch.cuda, "empty_cache", cuda.empty_cache),
+        patch.object(static_decoding.Graphs, "_graph", lambda self, step: cuda.graph(self, step)),
+        pytest.raises(torch.OutOfMemoryError),
+    ):
+        static_decoding.Graphs().captured(lambda: None)
 
 
 def test_what_has_changing_shapes_is_not_captured(pool: Pool, folders: Folders) -> None:

@@ -135,7 +135,7 @@ class Decoder:
         if self.shape.explicit_scores:
             terms = self.shape.attention_cap, self._sinks(number)
             return attend_explicitly(query, key, value, *terms, window, sight.present)
-        if sight.takes_turns(new) or (window is not None and window < new):
+        if sight.takes_turns or (window is not None and window < new):
             return attend_within(min(window or new, new), query, key, value, sight.present)
         return attend(query, key, value, sight.mask)
 

@@ -42,9 +42,10 @@ class GrowingSight:
         unmasked = present is None or new == 1 or many
         return GrowingSight(start, new, present, None if unmasked else band(None, new, 0, like, present))
 
-    def takes_turns(self, new: int) -> bool:
-        """Whether masks are made for some of `new` tokens at a time."""
-        return self.present is not None and new > CHUNK
+    @property
+    def takes_turns(self) -> bool:
+        """Whether masks are made for some of the new tokens at a time."""
+        return self.present is not None and self.new > CHUNK
 
     def turns(self, table: Tensor) -> Tensor:
         """The tokens' part of a rotary table, ``[new, d]``."""

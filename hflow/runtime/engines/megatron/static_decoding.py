@@ -29,7 +29,7 @@ from hflow.runtime.truncation import truncate
 PLATFORMS = ("cuda",)  # where launching kernels takes longer than running them
 STRETCH = 256  # places by which what attention looks at grows
 FEW = 0.25  # of a batch's rows: with so many that go on it is made smaller
-WORTH = 3  # tokens: as many launches as a capture takes
+WORTH = 3  # tokens: for fewer no graph is captured (estimated)
 LOOK = 8  # tokens between two looks at which rows go on: the device does not wait meanwhile
 
 
