@@ -59,9 +59,10 @@ def graph_to_resume(
     """
     from hflow.graph.changes import check_changes
     from hflow.plan.chat_dates import keep_dates
+    from hflow.plan.dtypes import keep_dtypes
 
     graph = load_run(given, files, overrides)[0] if given else own_graph(run, former, files, overrides)
-    graph = keep_dates(former, graph)
+    graph = keep_dtypes(former, keep_dates(former, graph))
     for change in check_changes(former, graph, allowed):
         print(f"{change.key}: {change.before} -> {change.after}; {change.meaning}", file=sys.stderr)
     return graph

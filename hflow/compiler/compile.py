@@ -26,6 +26,7 @@ from hflow.plan.balance import idle_balancing
 from hflow.plan.chat_dates import with_dates
 from hflow.plan.cluster import Cluster
 from hflow.plan.digests import digests_of
+from hflow.plan.dtypes import with_dtypes
 from hflow.plan.frozen import unusable_adapters, unusable_patterns
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.plan import VERSION, Plan
@@ -85,6 +86,7 @@ def new_draft(
     if foreign := next(filter(None, (tuple(foreign_tokens(each)) for each in graphs)), None):
         raise HflowError(foreign)
     _refuse_mixed(cluster)
+    graph = with_dtypes(graph, cluster)
     found = spread_pins(parse_pins(pins, graph, cluster), graph)
     engines = generation_engines(options.engines, graph, cluster)
     shapes = _shapes(graph)

@@ -87,11 +87,11 @@ def _priced(draft: Draft, node: Node, plan: NodePlan, room: int, micro: int | No
     rows = micro or (_served_rows(plan, before, work) if is_served else _most_rows(plan, work))
 
     def needed(size: int) -> int:
-        return working_bytes(node.op, shape, model.dtype, work, mesh, size, plan.strategy)
+        return working_bytes(node.op, shape, model.weight_dtype, work, mesh, size, plan.strategy)
 
     while not (is_served or micro) and rows > 1 and needed(rows) > room:
         rows = (rows + 1) // 2
-    time_s = node_time_s(node.op, shape, model.dtype, work, mesh, rows, draft.cluster, plan.strategy)
+    time_s = node_time_s(node.op, shape, model.weight_dtype, work, mesh, rows, draft.cluster, plan.strategy)
     size = plan.memory_bytes if is_served else needed(rows)  # a server has its cache, whoever asks
     return replace(plan, node=node.name, micro_batch=rows, start_s=0.0, time_s=time_s, memory_bytes=size)
 

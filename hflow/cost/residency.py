@@ -157,7 +157,7 @@ def evaluated_residency(
     model: Model, shape: ModelShape, mesh: Mesh, strategy: Strategy, cluster: Cluster
 ) -> Residency:
     """Of the newest weights, while a server evaluates them that samples with older ones: the host's copy."""
-    size = renewed_bytes(shape, model.dtype, mesh, strategy)
+    size = renewed_bytes(shape, model.weight_dtype, mesh, strategy)
     copy = LabelledBytes("newest weights for its server", size)
     if cluster.device.platform == "cpu":
         return Residency(NOTHING, copy, size)
@@ -170,7 +170,9 @@ def _snapshot_bytes(
     """A model that takes over an average is as its trainer's checkpoint says."""
     if use != "train":
         is_older = lag or (model.refresh and not model.refresh.is_average)
-        return snapshot_bytes(shape, mesh, BYTES[model.dtype] if is_older else 0)  # without what is frozen
+        return snapshot_bytes(
+            shape, mesh, BYTES[model.weight_dtype] if is_older else 0
+        )  # without what is frozen
     if shape.adapter:  # what is frozen is in the model's folder
         return snapshot_bytes(shape, mesh, TRAINED_BYTES, trained.freeze, vpp)
     per_parameter = TRAINED_BYTES + AVERAGE_BYTES * trained.averages
@@ -197,7 +199,7 @@ def _without_snapshot(
     tokens: int,
     trained: TrainedWith,
 ) -> Residency:
-    what = shape, model.dtype, mesh
+    what = shape, model.weight_dtype, mesh
     weights = resident_bytes(*what, False, strategy)
     whole = LabelledBytes("weights", weights)
     if use == "train":
@@ -238,7 +240,7 @@ def _without_snapshot(
         weights = renewed_bytes(*what, strategy)
         own_weights = LabelledBytes("own weights", weights)
         return Residency(own_weights, own_weights, weights)
-    pinned = LabelledBytes("weights", pinned_bytes(shape, weights, BYTES[model.dtype], mesh.tp))
+    pinned = LabelledBytes("weights", pinned_bytes(shape, weights, BYTES[model.weight_dtype], mesh.tp))
     return (
         Residency(NOTHING, whole, weights, pinned, weights) if offload else Residency(whole, whole, weights)
     )

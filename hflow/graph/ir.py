@@ -23,6 +23,7 @@ OpKind = Literal["data", "generate", "score", "train", "call", "repeat"]
 MetricKind = Literal["mean", "pass", "majority", "length", "finished"]
 EvaluationTime = Literal["start", "end"]
 Head = Literal["lm", "scalar"]
+WeightDType = Literal["f32", "bf16"]
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ class Model:
     """One set of weights. `path` is a local HF folder, relative to where hflow runs.
 
     `head`: ``lm`` predicts tokens; ``scalar`` gives each position one number (critics, reward and cost
-    models). `adapter`: what of it is trained, or, of a frozen model, added to its weights; None: there is
+    models). `dtype`: of the weights; ``auto``: the cluster decides that the graph is compiled for.
+    `adapter`: what of it is trained, or, of a frozen model, added to its weights; None: there is
     none, and all weights are trained. `base`: the trained model whose frozen weights are this one's too, on
     the same memory; None: it has its own.
     """
@@ -54,11 +56,17 @@ class Model:
     path: str
     head: Head = "lm"
     frozen: bool = False
-    dtype: Literal["f32", "bf16"] = "f32"
+    dtype: WeightDType | Literal["auto"] = "auto"
     refresh: Refresh | None = None
     adapter: AnyAdapter | None = None
     base: str | None = None
     span: Span | None = field(default=None, compare=False)
+
+    @property
+    def weight_dtype(self) -> WeightDType:
+        """`dtype` of a model in a plan, which has one."""
+        assert self.dtype != "auto", f"no cluster has decided the dtype of `{self.name}`"
+        return self.dtype
 
     @property
     def base_owner(self) -> str:

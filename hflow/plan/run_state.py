@@ -251,7 +251,7 @@ def _averages(plan: Plan, model: str) -> Iterator[StateTensor]:
 
 def _older(plan: Plan, older: OlderWeights) -> Iterator[StateTensor]:
     """None before the first step of training has come to them: until then they are those in the folder."""
-    dtype, devices = plan.graph.model(older.model).dtype, reader_of(plan, older).mesh.devices
+    dtype, devices = plan.graph.model(older.model).weight_dtype, reader_of(plan, older).mesh.devices
     for parameter in moved_parameters(plan.shapes[older.model]):
         name = older.prefix + parameter.name
         yield OlderTensor(name, dtype, parameter.shape, older.model, devices, older, parameter, optional=True)

@@ -285,6 +285,6 @@ def _moves(space: SearchSpace, assignments: Assignments) -> dict[str, float]:
         if (edge.model, lies, edge.lag) in seen or (held == lies and not edge.lag):
             continue
         seen.add((edge.model, lies, edge.lag))
-        dtype = draft.graph.model(edge.model).dtype
+        dtype = draft.graph.model(edge.model).weight_dtype
         found[edge.reader] = weights_s(draft.shapes[edge.model], dtype, held, lies, draft.cluster)
     return found

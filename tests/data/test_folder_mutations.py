@@ -70,7 +70,7 @@ def loaded(folder: Path, head: Head) -> tuple[ModelShape, Tokenizer, dict[str, S
     shape = read_shape(str(folder), head=head)
     assert not beyond(token_ids(str(folder)) or {}, shape.vocab) or refused_when_loaded(folder, shape)
     tokenizer = load_tokenizer(folder, shape.vocab)
-    tensors = stored_tensors(Model("actor", str(folder), head), shape)
+    tensors = stored_tensors(Model("actor", str(folder), head, dtype="f32"), shape)
     for name, found in tensors.items():
         with opened(found.file) as file:
             assert tuple(file.get_tensor(name).shape) == found.shape

@@ -40,7 +40,9 @@ def folder(origin: Path, tmp_path: Path) -> Path:
 
 
 def stored(folder: Path, head: Head = "lm", frozen: bool = False) -> dict[str, StoredTensor]:
-    return stored_tensors(Model("actor", str(folder), head, frozen), read_shape(str(folder), head=head))
+    return stored_tensors(
+        Model("actor", str(folder), head, frozen, "f32"), read_shape(str(folder), head=head)
+    )
 
 
 def refusal(folder: Path, head: Head = "lm", frozen: bool = False) -> str:

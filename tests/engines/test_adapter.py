@@ -222,7 +222,7 @@ def test_an_export_is_a_merged_model_and_an_adapter_that_peft_reads(folders: Fol
     shape = replace(read_shape(folder), adapter=adapter)
     own: dict[str, Any] = {n: p.detach() for n, p in load_hf(folder).named_parameters()}
     tensors = ((p.name, (values | own)[p.name]) for p in parameters(shape))
-    export = AdapterExport(Model("actor", folder, adapter=adapter), adapter)
+    export = AdapterExport(Model("actor", folder, dtype="f32", adapter=adapter), adapter)
     write_hf(tmp_path / "export", folder, tensors, export)
     tokens = torch.tensor([some_prompts(6)[3]])
     with torch.no_grad():

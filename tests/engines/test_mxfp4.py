@@ -131,7 +131,7 @@ def test_transformers_engine_generates_the_same(pool: Pool, folders: Folders, tm
 def test_what_is_missing_or_of_another_format_is_named(folders: Folders, tmp_path: Path) -> None:
     folder = tmp_path / "packed"
     packed(folders.of("gpt_oss", False), folder)
-    model, shape = Model("actor", str(folder)), read_shape(str(folder))
+    model, shape = Model("actor", str(folder), dtype="f32"), read_shape(str(folder))
     tensors = load_file(folder / "model-2.safetensors")
     name = next(iter(tensors))
     save_file({**tensors, name: tensors[name].float()}, folder / "model-2.safetensors")

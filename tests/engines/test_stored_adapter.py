@@ -65,7 +65,7 @@ def stored_engine(
     rank: int, new_group: NewGroup, base: str, mesh: Mesh, adapter: str, head: Head = "lm",
     options: dict[str, Any] | None = None, on: MegatronModel | None = None,
 ) -> MegatronModel:  # fmt: skip
-    model = Model("actor", base, head, options is None, adapter=StoredAdapter(adapter))
+    model = Model("actor", base, head, options is None, "f32", adapter=StoredAdapter(adapter))
     shape = replace(read_shape(base).with_head(head), adapter=resolved_adapter(model))
     more = load_tokenizer(base), torch.device("cpu"), options
     return MegatronModel(model, shape, mesh, rank, new_group, *more, base=on.weights if on else None)

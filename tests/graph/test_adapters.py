@@ -19,6 +19,8 @@ from hflow.view.picture.cards import legend
 
 ADAPTED = ["models.actor.adapter.rank=8"]
 
+F32 = ("models.actor.dtype=f32", "models.ref.dtype=f32")  # what models were that did not say it
+
 
 def grpo(*overrides: str) -> Graph:
     return hflow.load("grpo", [*ADAPTED, *overrides])
@@ -70,7 +72,8 @@ def test_dropout_is_written_and_read() -> None:
 
 def test_what_drops_nothing_does_not_say_so() -> None:
     """In JSON, so that hashes stay."""
-    assert graph_hash(grpo()) == graph_hash(grpo("models.actor.adapter.dropout=0.0")) == "c6d29f656e03"
+    plain = grpo(*F32)
+    assert graph_hash(plain) == graph_hash(grpo(*F32, "models.actor.adapter.dropout=0.0")) == "c6d29f656e03"
     assert graph_hash(grpo("models.actor.adapter.dropout=0.05")) != graph_hash(grpo())
 
 
@@ -113,8 +116,9 @@ def test_a_run_may_go_on_with_or_without_a_shared_base() -> None:
 
 def test_what_does_not_share_a_base_does_not_say_so() -> None:
     """In JSON, so that hashes stay."""
-    without = hflow.load("ppo", [*SHARED, "models.critic.base=null"])
-    assert graph_hash(hflow.load("ppo", SHARED)) != graph_hash(without)
+    said = [*SHARED, *F32, "models.critic.dtype=f32", "models.reward.dtype=f32"]
+    without = hflow.load("ppo", [*said, "models.critic.base=null"])
+    assert graph_hash(hflow.load("ppo", said)) != graph_hash(without)
     assert graph_hash(without) == "182b001a50e3"  # as before models could say so
 
 

@@ -16,6 +16,7 @@ from hflow.graph.write.yaml_printer import to_yaml
 from hflow.plan.chat_dates import keep_dates, with_dates
 from hflow.plan.cluster_file import load_cluster
 from hflow.plan.digests import changed_models, digests_of
+from hflow.plan.dtypes import keep_dtypes
 from tests.model_folder import CONFIG
 
 TODAY, LATER = date(2026, 11, 23), date(2026, 11, 24)
@@ -120,7 +121,7 @@ def test_a_plan_has_the_day_and_a_resumed_run_keeps_it(tmp_path: Path) -> None:
     plans = [compile_graph(graph(folder), cluster, today=day) for day in (TODAY, LATER)]
     first, second = (plan.graph.node("asked").options["date"] for plan in plans)
     assert (first, second) == ("2026-11-23", "2026-11-24") and plans[0].hash != plans[1].hash
-    kept = keep_dates(plans[0].graph, graph(folder))
+    kept = keep_dtypes(plans[0].graph, keep_dates(plans[0].graph, graph(folder)))
     assert kept.node("asked").options["date"] == first
     assert not changes(plans[0].graph, kept)
     assert compile_graph(kept, cluster, today=LATER).hash == plans[0].hash

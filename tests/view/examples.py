@@ -124,7 +124,10 @@ GRAPH = Graph(
     name="grpo",
     doc="Group Relative Policy Optimization, arXiv:2402.03300",
     params={"batch": 128, "group": 8},
-    models=(Model("actor", "models/qwen2-7b"), Model("ref", "models/qwen2-7b", frozen=True)),
+    models=(
+        Model("actor", "models/qwen2-7b", dtype="f32"),
+        Model("ref", "models/qwen2-7b", frozen=True, dtype="f32"),
+    ),
     nodes=NODES,
     regions=(Region("step", times=200),),
     evaluation=Evaluation(Ref("reward", "score"), rows=512),

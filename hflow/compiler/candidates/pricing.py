@@ -150,7 +150,7 @@ class Pricing:
                 cache_tokens(work, mesh.dp, config.micro_batch, strategy.engine)
                 for config, work in zip(chosen, self.group.works)
             ]
-            caches = (kv_cache_bytes(self.shape, self.model.dtype, count, mesh) for count in tokens)
+            caches = (kv_cache_bytes(self.shape, self.model.weight_dtype, count, mesh) for count in tokens)
             rest = tuple(_more(ParetoFront((config,)), -cache) for config, cache in zip(chosen, caches))
             kept = self._kept(mesh, strategy, tokens=max(tokens))
             yield from self._fitting(_candidate(mesh, strategy, kept, 0.0, rest))
@@ -194,7 +194,15 @@ class Pricing:
         micro = pin.micro if pin else None
         untrained = untrained_layers(self.shape, self.group.trained.freeze) if node.op == "train" else 0
         return _front(
-            node.op, self.shape, self.model.dtype, work, mesh, strategies, micro, self.cluster, untrained
+            node.op,
+            self.shape,
+            self.model.weight_dtype,
+            work,
+            mesh,
+            strategies,
+            micro,
+            self.cluster,
+            untrained,
         )
 
 

@@ -137,7 +137,7 @@ class WeightSyncs:
         model, layers = draft.graph.model(group.model), draft.shapes[group.model].num_layers
         seconds = 0.0  # a base never changes
         if not group.base:
-            seconds = weights_s(draft.shapes[group.model], model.dtype, held, lies, draft.cluster)
+            seconds = weights_s(draft.shapes[group.model], model.weight_dtype, held, lies, draft.cluster)
         own = lies != held and assignment.candidate.kept.copy_bytes > 0
         alike = {*lies.mesh.devices} == {*held.mesh.devices} and lies_in(held, lies, layers)
         donated_bytes = trainer.candidate.kept.weights if own and not group.lag and alike else 0

@@ -91,7 +91,7 @@ class WeightMoves:
 
     def _edge(self, edge: WeightRead, source: Instance, target: Instance) -> UnloweredWeightEdge:
         draft = self.program.draft
-        dtype = "f32" if self._is_average(edge) else draft.graph.model(source.model).dtype
+        dtype = "f32" if self._is_average(edge) else draft.graph.model(source.model).weight_dtype
         return UnloweredWeightEdge(
             f"{source.model} => {edge.reader}", edge.trainer, edge.reader, draft.shapes[edge.model],
             dtype, source.sharding, target.sharding, source == target,

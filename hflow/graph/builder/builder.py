@@ -78,7 +78,7 @@ class GraphBuilder:
         *,
         head: Head = "lm",
         frozen: bool = False,
-        dtype: str = "f32",
+        dtype: str = "auto",
         refresh_from: str | ModelHandle | None = None,
         refresh_every: int | str | None = None,
         refresh_decay: float | str | None = None,
@@ -98,7 +98,7 @@ class GraphBuilder:
             "path": path,
             "head": head if head != "lm" else None,
             "frozen": frozen or None,
-            "dtype": dtype if dtype != "f32" else None,
+            "dtype": dtype if dtype != "auto" else None,
             "refresh": _said(**{"from": refresh_from}, every=refresh_every, decay=refresh_decay),
             "adapter": _said(
                 path=adapter_path,

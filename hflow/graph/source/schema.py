@@ -132,7 +132,7 @@ class ModelSpec(_Shape):
     path: str
     head: Literal["lm", "scalar"] = "lm"
     frozen: bool = False
-    dtype: Literal["f32", "bf16"] = "f32"
+    dtype: Literal["auto", "f32", "bf16"] = "auto"
     refresh: RefreshSpec | None = None
     adapter: Annotated[AdapterSpec | None, BeforeValidator(_adapter)] = None
     base: str | None = None

@@ -115,7 +115,7 @@ def _known(**entries: Any) -> YamlTree:
 
 def _model(model: Model) -> YamlTree:
     head = model.head if model.head != "lm" else None
-    dtype = model.dtype if model.dtype != "f32" else None
+    dtype = model.dtype if model.dtype != "auto" else None
     refresh = _refresh(model.refresh) if model.refresh else None
     adapter = _adapter(model.adapter) if model.adapter else None
     said = _known(head=head, frozen=model.frozen, dtype=dtype, refresh=refresh, adapter=adapter)

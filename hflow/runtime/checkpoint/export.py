@@ -41,7 +41,7 @@ def export_checkpoint(plan: Plan, checkpoint: Path, folders: Mapping[str, Path])
 
 def _tensors(model: Model, shape: ModelShape, reader: CheckpointReader) -> Iterator[tuple[str, Tensor]]:
     """What an adapter leaves as it is comes from the model's folder."""
-    dtype, moved = TORCH_DTYPES[model.dtype], {p.name for p in moved_parameters(shape)}
+    dtype, moved = TORCH_DTYPES[model.weight_dtype], {p.name for p in moved_parameters(shape)}
     stored = stored_tensors(model, shape.base) if shape.adapter else {}
     for name in (parameter.name for parameter in parameters(shape)):
         if name in moved:

@@ -53,7 +53,7 @@ def export_model(
         return
     model, shape, mesh = plan.graph.model(name), plan.shapes[name], sharding.mesh
     peers = Peers(tuple(sorted(mesh.devices)), world.group(mesh.devices))
-    tensors = _gathered(shape, sharding, weights, TORCH_DTYPES[model.dtype], world, peers)
+    tensors = _gathered(shape, sharding, weights, TORCH_DTYPES[model.weight_dtype], world, peers)
     if world.rank == mesh.devices[0]:
         write_hf(folder, Path(model.path), tensors, adapter_export(model, shape))
     else:

@@ -50,6 +50,6 @@ def execution(plan: Plan, own: NodePlan) -> Execution:
     """One execution of a node with a model, as it was priced."""
     node = plan.graph.node(own.node)
     assert node.model and own.model
-    shape, dtype = plan.shapes[own.model], plan.graph.model(own.model).dtype
+    shape, dtype = plan.shapes[own.model], plan.graph.model(own.model).weight_dtype
     work = workload(node, row_lengths(plan.graph, node))
     return Execution(shape, dtype, work, own.mesh, own.micro_batch, plan.cluster, own.strategy)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from megatron.core.models.gpt import GPTModel
@@ -11,6 +11,7 @@ from megatron.core.tensor_parallel.random import initialize_rng_tracker
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
+from hflow.graph.ir import WeightDType
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.pipeline_stages import stage_chunks, stage_sizes
@@ -38,7 +39,7 @@ GATES = {"silu": SwiGLU, "gelu_tanh": GeGLU}
 def build_model(
     shape: ModelShape,
     mesh: Mesh,
-    dtype: Literal["f32", "bf16"],
+    dtype: WeightDType,
     groups: Groups,
     device: torch.device,
 ) -> GPTModel:
@@ -54,7 +55,7 @@ def build_model(
 def build_chunks(
     shape: ModelShape,
     mesh: Mesh,
-    dtype: Literal["f32", "bf16"],
+    dtype: WeightDType,
     groups: Groups,
     device: torch.device,
     vpp: int,
@@ -68,7 +69,7 @@ def build_chunks(
 def _prepared(
     shape: ModelShape,
     mesh: Mesh,
-    dtype: Literal["f32", "bf16"],
+    dtype: WeightDType,
     groups: Groups,
     device: torch.device,
     vpp: int | None = None,

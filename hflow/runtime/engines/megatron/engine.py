@@ -92,7 +92,7 @@ class MegatronModel(ModelEngine):
         if groups is None:
             return
         self.groups = groups
-        how = shape, mesh, model.dtype, groups, UNWRITTEN if base else device
+        how = shape, mesh, model.weight_dtype, groups, UNWRITTEN if base else device
         # `Interleaved` or a `GPTModel`, as it is wherever a model can generate
         self.model: Any = build_chunks(*how, vpp) if vpp > 1 else build_model(*how)
         if groups.first_stage and not model.frozen:

@@ -96,7 +96,7 @@ class SglangModel(ModelEngine):
         works = [(plan.micro_batch, workload(node)) for node, plan in planned]
         sequence = max(work.sequence for _, work in works)
         rooms = [plan.cached(work.sequence) for (_, plan), (_, work) in zip(planned, works)]
-        size = TORCH_DTYPES[model.dtype].itemsize
+        size = TORCH_DTYPES[model.weight_dtype].itemsize
         reserve = max(
             SERVER_PROFILE.reserve_bytes(shape, size, work, sharding.mesh, rows) for rows, work in works
         )
@@ -106,7 +106,7 @@ class SglangModel(ModelEngine):
         def options(devices: tuple[str, ...]) -> ServerOptions:
             return ServerOptions(
                 model_path=model.path,
-                dtype=DTYPES[model.dtype],
+                dtype=DTYPES[model.weight_dtype],
                 tp=sharding.mesh.tp,
                 devices=devices if device.type == "cuda" else (),
                 cores=() if device.type == "cuda" else together,
@@ -127,7 +127,7 @@ class SglangModel(ModelEngine):
         node = planned[0][0].name
         self._begun: dict[str, Callable[[], Result]] = {}
         self.replica = Replica(node, device, _visible(device), options, groups.tp, stopped, told)
-        dtype = TORCH_DTYPES[model.dtype]
+        dtype = TORCH_DTYPES[model.weight_dtype]
         self._copy_of_weights = partial(ServedWeights, shape, sharding, rank, dtype, device, self.replica)
         self.weights = self._copy_of_weights()
 

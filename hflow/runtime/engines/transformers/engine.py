@@ -87,7 +87,7 @@ def _load(setup: ModelSetup) -> PreTrainedModel:
     options: dict[str, Any] = {"attn_implementation": "eager"} if setup.shape.explicit_scores else {}
     if read_config(Path(setup.model.path) / CONFIG).has("quantization_config"):
         options["quantization_config"] = Mxfp4Config(dequantize=True)  # to bf16, whatever `dtype` says
-    dtype = TORCH_DTYPES[setup.model.dtype]
+    dtype = TORCH_DTYPES[setup.model.weight_dtype]
     made = of_head[setup.shape.head].from_pretrained(
         setup.model.path, dtype=dtype, local_files_only=True, **labels, **options
     )
