@@ -74,8 +74,9 @@ def test_clusters_of_a_kind_differ_in_hosts_only(kind: str) -> None:
     assert len({replace(c, name="", hosts=1) for c in of_hosts}) == 1 < len(of_hosts)
 
 
-def test_one_gpu_is_one_of_its_host() -> None:
-    one, eight = load_cluster("h100x1"), load_cluster("h100x8")
+@pytest.mark.parametrize("kind", ["a100", "h100"])
+def test_one_gpu_is_one_of_its_host(kind: str) -> None:
+    one, eight = load_cluster(f"{kind}x1"), load_cluster(f"{kind}x8")
     assert (one.num_devices, one.device, one.host_link) == (1, eight.device, eight.host_link)
 
 
@@ -93,6 +94,18 @@ def test_memory_that_is_no_plans(tmp_path: Path) -> None:
     assert cluster.device.usable_bytes == 70.5e9
     assert (cluster.host_memory_bytes, cluster.server_bytes) == (512 * 10**9, 4 * 10**9)
     assert cluster.token_step_s == 0.002
+
+
+def test_a_rack_has_the_figures_of_its_data_sheet() -> None:
+    """NVIDIA GB200 NVL72: 180 PFLOP/s (bf16, dense), 13.4 TB of 576 TB/s, NVLink 130 TB/s, 17 TB on CPUs."""
+    rack = load_cluster("gb200x72")
+    assert rack.num_devices * rack.device.flops == 180e15
+    assert rack.num_devices * rack.device.memory_bytes == pytest.approx(13.4e12, rel=0.005)
+    assert rack.num_devices * rack.device.memory_bandwidth == 576e12
+    assert 2 * rack.num_devices * rack.intra_host.bandwidth == pytest.approx(130e12, rel=0.005)
+    assert rack.inter_host == rack.intra_host
+    assert rack.nics_per_host == rack.devices_per_host
+    assert rack.hosts * (rack.host_memory_bytes or 0) == pytest.approx(17e12, rel=0.02)
 
 
 def test_the_papers_testbed() -> None:
