@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+import resource
+import shutil
 import socket
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -12,27 +14,35 @@ import psutil
 import torch
 
 import hflow
+from hflow.doctor.cuda import Cuda, this_cuda
 
 PACKAGES = ("torch", "megatron-core", "ray", "sglang", "transformers")
 
 
 @dataclass(frozen=True)
 class Device:
+    """One that torch may use. `capability`: as ``9.0``."""
+
     name: str
     memory_bytes: int
+    capability: str
 
 
 @dataclass(frozen=True)
 class Machine:
     """`versions` by name, None for what is not installed; `cores` are those that this process may use;
-    `loopback`: whether a port can be opened there, and reached."""
+    `open_files`: how many a process may have open, at most. `shared_bytes`: of /dev/shm, None where there is
+    none. `loopback`: whether a port can be opened there, and reached."""
 
     versions: dict[str, str | None]
     devices: tuple[Device, ...]
     cores: int
     memory_bytes: int
     free_bytes: int
+    shared_bytes: int | None
+    open_files: int
     loopback: bool
+    cuda: Cuda
 
 
 def this_machine() -> Machine:
@@ -44,7 +54,10 @@ def this_machine() -> Machine:
         len(os.sched_getaffinity(0)),
         memory.total,
         memory.available,
+        _shared_bytes(),
+        resource.getrlimit(resource.RLIMIT_NOFILE)[1],
         _reaches_itself(),
+        this_cuda(),
     )
 
 
@@ -57,7 +70,14 @@ def _version(package: str) -> str | None:
 
 def _device(index: int) -> Device:
     found = torch.cuda.get_device_properties(index)
-    return Device(found.name, found.total_memory)
+    return Device(found.name, found.total_memory, f"{found.major}.{found.minor}")
+
+
+def _shared_bytes() -> int | None:
+    try:
+        return shutil.disk_usage("/dev/shm").total
+    except OSError:
+        return None
 
 
 def _reaches_itself() -> bool:
