@@ -40,6 +40,7 @@ def test_all_take_no_longer_than_a_lease() -> None:
     assert sum(acceptance.LIMITS_S.values()) <= 20 * 60
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.slow
 def test_stages_on_a_cpu(tmp_path: Path) -> None:
     code, found = tried(tmp_path, "--device", "cpu", "handover", "numerics")

@@ -88,6 +88,7 @@ def test_parts_add_up_to_what_is_needed() -> None:
     assert len(sizes) == 5 and total == pytest.approx(sum(sizes), abs=0.05 * len(sizes))
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.slow
 def test_the_smallest_cluster_lies_between_powers_of_two() -> None:
     graph = large("safe_rlhf", "llama-70b")

@@ -76,6 +76,7 @@ def peak_of_training(rank: int, new_group: NewGroup, folder: str, dtype: str) ->
     return peak_bytes(lambda: engine.run(call, data))
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "size"), [("f32", 4), ("bf16", 2)])
 def test_a_row_whose_logits_would_not_fit_trains_in_what_the_plan_says(

@@ -107,6 +107,7 @@ def digits(text, answer):
     return graph
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.parametrize("failure", ["sys.exit(0)"])
 def test_a_reward_cannot_end_the_run_silently(
     start: Start, breaking_graph: Path, tiny_model: Path, tmp_path: Path
@@ -117,6 +118,7 @@ def test_a_reward_cannot_end_the_run_silently(
     assert f"details in {run_dir / 'error.txt'}" in output
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.parametrize("failure", ['raise ZeroDivisionError("no such reward")'])
 def test_node_failure_names_its_cause(
     start: Start, breaking_graph: Path, tiny_model: Path, tmp_path: Path

@@ -108,6 +108,7 @@ def assert_same(run: Path, other: Run) -> None:
         assert torch.allclose(ours[key], values, atol=1e-4), key
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.parametrize("name", ["grpo_tiny", pytest.param("ppo_small", marks=LONG)])
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=LONG)])
 def test_a_run_is_that_of_one_host(

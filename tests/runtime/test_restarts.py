@@ -96,6 +96,7 @@ def test_ray_itself_dies(name: str, tiny_model: Path, tmp_path: Path) -> None:
     assert_equal(tmp_path / "killed", tmp_path / "plain")
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.slow
 def test_a_worker_dies_while_it_starts(tiny_model: Path, tmp_path: Path) -> None:
     """Ray then has room for all workers again, also that of the one which had started."""

@@ -394,6 +394,7 @@ def length(text: list[str]) -> list[float]:
 '''
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.slow
 def test_a_lost_worker_is_replaced(tiny_model: Path, tmp_path: Path) -> None:
     """The run begins again by itself from its newest checkpoint, and is the run that nothing happened to."""
@@ -422,6 +423,7 @@ def metrics_of(run: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in line.items() if not k.startswith(TIMES)} for line in lines]
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.slow
 def test_an_interrupted_run_goes_on_from_the_command_line(tiny_model: Path, tmp_path: Path) -> None:
     """The first Ctrl-C ends the step and writes a checkpoint; then the same run goes on with more steps."""

@@ -62,6 +62,7 @@ def parameter_of(worker: Worker, plan: Plan) -> weakref.ref[torch.nn.Parameter]:
     return weakref.ref(next(engine.model.parameters()))  # type: ignore[union-attr]
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.slow
 def test_a_process_for_functions_changes_no_value(tiny_model: Path) -> None:
     """It stays for the next plan, and ends with the worker."""

@@ -53,6 +53,7 @@ def test_every_setting_has_a_case() -> None:
     assert [setting.name for setting in (*cpu.ENVIRONMENT, *cpu.ARGUMENTS)] == list(CASES)
 
 
+@pytest.mark.rotating(3)
 @needs_sglang
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)

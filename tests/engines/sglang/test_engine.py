@@ -156,6 +156,7 @@ def test_it_samples_with_the_weights_that_it_was_given(
     assert run(engine, node, own, step=1).digest != seen[1]
 
 
+@pytest.mark.rotating(3)
 def test_a_server_with_older_weights_evaluates_the_newest(
     engine: SglangModel, plan: hflow.Plan, folder: str
 ) -> None:
@@ -178,6 +179,7 @@ def test_a_server_with_older_weights_evaluates_the_newest(
     assert scheduler(engine).is_running(), "one"
 
 
+@pytest.mark.rotating(3)
 def test_a_killed_scheduler_costs_no_row(
     engine: SglangModel, plan: hflow.Plan, folder: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -215,6 +217,7 @@ def test_a_server_that_hangs_is_replaced(
     assert same(undisturbed, disturbed)
 
 
+@pytest.mark.rotating(3)
 def test_a_server_that_died_meanwhile_is_started_again_for_new_weights(
     engine: SglangModel, plan: hflow.Plan, folder: str
 ) -> None:
@@ -226,6 +229,7 @@ def test_a_server_that_died_meanwhile_is_started_again_for_new_weights(
     assert same(wanted, run(engine, node, own))
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.parametrize("dies", [False, True])
 def test_weights_come_in_flight(
     engine: SglangModel, plan: hflow.Plan, folder: str, caplog: pytest.LogCaptureFixture, dies: bool
@@ -347,6 +351,7 @@ def test_a_server_is_not_awaited_when_nobody_waits(engine: SglangModel, world: W
     world.aborted.clear()
 
 
+@pytest.mark.rotating(3)
 def test_log_probs_that_are_not_finite_are_told_by_their_row(
     engine: SglangModel, plan: hflow.Plan, folder: str
 ) -> None:
