@@ -12,6 +12,7 @@ from itertools import permutations
 from pathlib import Path
 
 import torch
+from torch.cuda import nccl
 
 QUERY = ("name", "driver_version", "clocks.sm", "clocks.max.sm")
 ANSWER_S = 20.0
@@ -78,7 +79,7 @@ def _number(text: str) -> int | None:
 def _nccl() -> str | None:
     if not torch.version.cuda or not torch.distributed.is_nccl_available():
         return None
-    return ".".join(map(str, torch.cuda.nccl.version()))
+    return ".".join(map(str, nccl.version()))
 
 
 def _nvcc() -> str | None:
