@@ -8,6 +8,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.hflow-installed
 SGLANG_STAMP := .venv/.sglang-installed
+CLUSTER ?=
 CUDA ?= $(if $(shell command -v nvidia-smi),yes,no)
 PINS := constraints.txt $(if $(filter yes,$(CUDA)),constraints-cuda.txt)
 # Of a package that several name, the last counts.
@@ -45,8 +46,8 @@ else
 endif
 	@touch $@
 
-demo: setup ## train a tiny model to add: supervised, then GRPO (three minutes on two cores)
-	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/demo.sh
+demo: setup ## train a tiny model to add: supervised, then GRPO (three minutes on two cores; CLUSTER=FILE)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" CLUSTER="$(CLUSTER)" scripts/demo.sh
 
 demo-chat: setup ## train a tiny chat model: templates, rewards, evaluations, samples (four minutes on two cores)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" examples/math_chat/run.sh
