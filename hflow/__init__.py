@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hflow.address_space import RUN_INLINE, RUN_ON_RAY, require_address_space
 from hflow.diagnostics import HflowError
 from hflow.display import Bundle, show_with
+from hflow.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from hflow.graph.builder.builder import GraphBuilder
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from hflow.plan.plan import Plan
     from hflow.runtime.run import Run
 
-__version__ = "0.1.0"
 __all__ = [
     "CheckpointPolicy", "GraphBuilder", "HangPolicy", "HflowError", "ReplanPolicy", "RunConfig",
     "SamplePolicy", "compile", "execute", "load", "run_config",

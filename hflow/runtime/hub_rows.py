@@ -64,7 +64,7 @@ def _library(path: str) -> ModuleType:
     try:
         import datasets
     except ImportError:
-        help_ = "pip install 'hflow[data]'; in hflow's checkout: pip install -e '.[data]'"
+        help_ = "`pip install -e '.[data]'` in hflow's checkout"
         raise refused(f"dataset `{path}` needs the package datasets", help_) from None
     datasets.disable_progress_bars()
     return datasets

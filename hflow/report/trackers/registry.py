@@ -27,5 +27,5 @@ def make_trackers(names: Sequence[str]) -> list[Tracker]:
 
 
 def _missing(name: str) -> Diagnostic:
-    help_ = f"`pip install 'hflow[{name}]'`, or leave it out of `run.trackers`"
+    help_ = f"`pip install -e '.[{name}]'` in hflow's checkout, or leave it out of `run.trackers`"
     return Diagnostic("HF404", f"the tracker `{name}` is not installed", help=help_)

@@ -12,7 +12,6 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,7 @@ from hflow.runtime.checkpoint.manifest import (
 )
 from hflow.runtime.checkpoint.written import WrittenPart
 from hflow.runtime.controller.worker_failure import WorkerReport
+from hflow.version import __version__
 
 FOLDER = "checkpoints"
 COMPLETE = re.compile(r"step-(\d+)")
@@ -223,7 +223,7 @@ def _manifest(plan: Plan, step: int, parts: Sequence[WrittenPart]) -> Manifest:
             pieces.append(Piece(part.name, piece.key, piece.box))
     return Manifest(
         format=FORMAT,
-        hflow=version("hflow"),
+        hflow=__version__,
         time=time.time(),
         step=step,
         graph=plan.graph.name,
