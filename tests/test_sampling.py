@@ -58,27 +58,27 @@ def test_a_cover_has_every_value_and_no_case_too_many() -> None:
 
 
 def test_every_sample_holds_the_cover_and_all_is_all() -> None:
-    assert all(cover(CASES) <= sampled(CASES, seed) for seed in SEEDS)
+    assert all(cover(CASES) <= sampled(CASES, seed, 8) for seed in SEEDS)
     assert sampled(CASES, ALL) == set(range(len(CASES)))
 
 
 def test_a_seed_repeats_its_sample_and_another_draws_another() -> None:
-    assert all(sampled(CASES, seed) == sampled(CASES, seed) for seed in SEEDS)
-    assert len({frozenset(sampled(CASES, seed)) for seed in SEEDS}) > len(SEEDS) / 2
+    assert all(sampled(CASES, seed, 8) == sampled(CASES, seed, 8) for seed in SEEDS)
+    assert len({frozenset(sampled(CASES, seed, 8)) for seed in SEEDS}) > len(SEEDS) / 2
 
 
 def test_samples_come_round_to_every_case() -> None:
     """One of eight is drawn: that 60 seeds miss a given one has a chance of 3e-4."""
-    assert set[int]().union(*(sampled(CASES, seed) for seed in SEEDS)) == set(range(len(CASES)))
-    drawn = [len(sampled(CASES, seed) - cover(CASES)) for seed in SEEDS]
+    assert set[int]().union(*(sampled(CASES, seed, 8) for seed in SEEDS)) == set(range(len(CASES)))
+    drawn = [len(sampled(CASES, seed, 8) - cover(CASES)) for seed in SEEDS]
     assert sum(drawn) / len(drawn) == pytest.approx(12 / 8, abs=0.6), "12 cases, about 3 standard deviations"
 
 
 def test_a_case_is_drawn_whichever_others_there_are() -> None:
     """Tests of the same cases share runs, and one that has more of them must not draw others."""
     for seed in SEEDS:
-        rest = sampled(CASES, seed) - cover(CASES)
-        assert {number for number in rest if number < 8} <= sampled(CASES[:8], seed)
+        rest = sampled(CASES, seed, 8) - cover(CASES)
+        assert {number for number in rest if number < 8} <= sampled(CASES[:8], seed, 8)
 
 
 def test_without_a_cover_there_is_one_case_at_least() -> None:

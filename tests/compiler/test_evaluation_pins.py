@@ -20,7 +20,7 @@ APART = ("actor_train=tp2@0-1", "rollout=tp2@0-1", "ref_logprobs=tp2@0-1")
 @pytest.fixture(scope="module")
 def graph() -> Graph:
     """Its evaluations: `greedy` of 7 rows, `sampled` of 5."""
-    return hflow.load(GRAPH, ["params.model=shape:qwen2.5-0.5b"])
+    return hflow.load(GRAPH, ["params.model=shape:qwen2.5-0.5b", "models.actor.dtype=f32"])
 
 
 def compiled(graph: Graph, *pins: str) -> Plan:

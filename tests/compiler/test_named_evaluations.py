@@ -18,10 +18,11 @@ from hflow.view.terminal.terminal import plan_text
 
 TEST = "test: {rows: 96, sampling: {n: 4}, metrics: {p: {pass: reward.score, k: 2}}, every: 25}"
 SHAPE = "params.model=shape:qwen2.5-0.5b"
+F32 = ("models.actor.dtype=f32", "models.ref.dtype=f32")
 
 
 def compiled(*overrides: str, cluster: str = "a100x8", pins: tuple[str, ...] = ()) -> Plan:
-    graph = hflow.load("algorithms/grpo.yaml", [SHAPE, "eval=null", *overrides])
+    graph = hflow.load("algorithms/grpo.yaml", [SHAPE, *F32, "eval=null", *overrides])
     return hflow.compile(graph, cluster, pins)
 
 

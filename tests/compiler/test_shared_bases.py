@@ -27,6 +27,7 @@ from hflow.view.terminal.remarks import remarks
 from tests.compiler.small_cases import case, scarce_case, space_of
 
 NAMED = ["params.model=shape:llama-7b", "params.reward_model=shape:llama-7b"]
+F32 = [f"models.{name}.dtype=f32" for name in ("actor", "critic", "ref", "reward")]
 ADAPTED = ["models.actor.adapter=16", "models.critic.adapter=16"]
 SHARED = [*ADAPTED, "models.critic.base=actor"]
 
@@ -48,7 +49,7 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 
 def ppo(*overrides: str) -> Graph:
-    return hflow.load("ppo", [*NAMED, *overrides])
+    return hflow.load("ppo", [*NAMED, *F32, *overrides])
 
 
 def compiled(*overrides: str, cluster: str = "a100x8", pins: tuple[str, ...] = (), **options: Any) -> Plan:
