@@ -80,9 +80,9 @@ def served(request: pytest.FixtureRequest, folders: Folders, world: World) -> It
     nodes = [(graph.node(name), plan.node(name)) for name in ("rollout", "greedy")]
     assert plan.shapes["actor"].adapter == adapter
     engine = SglangModel(
-        graph.model("actor"), plan.shapes["actor"], instance_of(nodes[0][0], nodes[0][1].sharding).sharding,
-        0, world.cores, world.group, load_tokenizer(folder), world.device, nodes, False, 0, graph.seed,
-        world.aborted, lambda _: None,
+        plan.graph.model("actor"), plan.shapes["actor"],
+        instance_of(nodes[0][0], nodes[0][1].sharding).sharding, 0, world.cores, world.group,
+        load_tokenizer(folder), world.device, nodes, False, 0, graph.seed, world.aborted, lambda _: None,
     )  # fmt: skip
     yield Served(folder, adapter, plan, engine)
     engine.close()
