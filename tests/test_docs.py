@@ -24,7 +24,9 @@ from hflow.graph.source.schema import OPS, keys_at
 from hflow.plan.cluster_file import load_cluster
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted(page for folder in (".", "algorithms", "docs") for page in (ROOT / folder).glob("*.md"))
+PAGES = sorted(
+    page for folder in (".", "algorithms", "docs", "docs/museum") for page in (ROOT / folder).glob("*.md")
+)
 GRAPH_FILES = (ROOT / "docs/graph-files.md").read_text()
 NODES = (ROOT / "docs/nodes.md").read_text()
 RUNNING = (ROOT / "docs/running.md").read_text()

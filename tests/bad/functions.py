@@ -156,3 +156,8 @@ def log_prob_gap(a: Any, b: Any, mask: Any) -> Any:
 @op("level: i64[rows] -> keep: bool[rows]")
 def easy(level: Any) -> Any:
     return level < 3
+
+
+@op("tokens: i32[rows, seq~], text: str[rows] -> again: i32[rows, seq~]")
+def retokenise(tokens: Any, text: Any) -> Any:
+    return tokens

@@ -6,22 +6,35 @@ from collections.abc import Mapping
 
 from hflow.graph.infer.draft import NodeDraft
 from hflow.graph.infer.regions import maker
-from hflow.graph.ir import Input, Node
+from hflow.graph.ir import Input, Node, Ref
 from hflow.graph.source.problems import Problems
 
 
 def check_sampler(nodes: Mapping[str, Node], drafts: Mapping[str, NodeDraft], problems: Problems) -> None:
-    """HF210 a loss that compares with what was sampled learns from the texts of another model."""
+    """HF210 a loss that compares with what was sampled learns from the texts of another model, or from tokens
+    that a function has made of them."""
     for node in (n for n in nodes.values() if n.op == "train"):
-        draft, text_of = drafts[node.name], sampler_of(node.input("tokens"), nodes)
+        draft, tokens = drafts[node.name], node.input("tokens")
+        text_of = sampler_of(tokens, nodes)
         compares = draft.signature and any(p.tag in ("old", "behaviour") for p in draft.signature.inputs)
-        if not (compares and text_of):
+        if not (compares and tokens and text_of):
             continue
+        made_by = _read_from(tokens, drafts).node
+        if drafts[made_by].op == "call":
+            message = f"`{node.name}` learns from tokens that `{made_by}` made of those of `{text_of.name}`"
+            help_ = f"log-probs are of tokens, not of texts: wire the tokens of `{text_of.name}`"
+            problems.add("HF210", message, draft.input_path("tokens"), help=help_)
         sampler, own = text_of.model_use.model, node.model_use.model
         if sampler != own:
             message = f"`{node.name}` learns from texts that `{sampler}` sampled"
             help_ = f"this loss is for texts that `{own}` itself has sampled"
             problems.add("HF210", message, draft.input_path("tokens"), help=help_)
+
+
+def _read_from(value: Input, drafts: Mapping[str, NodeDraft]) -> Ref:
+    """What an input reads; of what a region hands out, what it is inside."""
+    producer = drafts[value.source.node]
+    return producer.sources[value.source.port] if producer.op == "repeat" else value.source
 
 
 def sampler_of(tokens: Input | None, nodes: Mapping[str, Node]) -> Node | None:

@@ -45,7 +45,11 @@ def _may_exist(ref: Ref, drafts: Mapping[str, NodeDraft], names: set[str]) -> bo
 def _unknown(draft: NodeDraft, ref: Ref, drafts: Mapping[str, NodeDraft]) -> tuple[str, str, str]:
     """Code, message and help for a reference that leads nowhere."""
     producer = drafts.get(ref.node)
-    if producer and producer.model and producer.head and (needs := score.head_of(ref.port)):
+    needs = score.head_of(ref.port)
+    if producer and producer.op == "train" and needs:
+        help_ = f"it computes them while it trains: wire the `{ref.port}` of a generate or score node"
+        return "HF201", f"`{ref.node}` hands out no `{ref.port}`", help_
+    if producer and producer.model and producer.head and needs:
         model = producer.model.model
         message = f"`{ref}`: `{ref.node}` uses `{model}`, which has `head: {producer.head}`"
         return "HF222", message, f"`{ref.port}` takes a model with `head: {needs}`"
