@@ -95,9 +95,9 @@ def test_a_report_tells_what_cuda_needs() -> None:
     ("machine", "words"),
     [
         (replace(MACHINE, shared_bytes=64_000_000), "--shm-size=8g"),
-        (replace(MACHINE, open_files=1024), "ulimit -n"),
+        (replace(MACHINE, open_files=1024), "--ulimit nofile=65536"),
         (replace(MACHINE, cuda=replace(NO_CUDA, seen=(SEEN,))), "make setup CUDA=yes"),
-        (replace(MACHINE, cuda=replace(CUDA, seen=())), "there is no driver"),
+        (replace(MACHINE, cuda=replace(CUDA, seen=())), "no driver answers"),
         (replace(MACHINE, cuda=CUDA), "driver 580.65.06 may be too old for CUDA 13.0"),
         (replace(ON_GPUS, cuda=replace(CUDA, compiler=None)), "install gcc"),
         (replace(ON_GPUS, cuda=replace(CUDA, headers=False)), "install python3-dev"),
@@ -129,11 +129,29 @@ def test_the_driver_is_asked_for_its_gpus(tmp_path: Path, monkeypatch: pytest.Mo
     )
     program(tmp_path, "nvcc", "echo 'Cuda compilation tools, release 12.8, V12.8.93'")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("CC", "/opt/cc")
+    program(tmp_path, "own-cc", "exit 0")
+    monkeypatch.setenv("CC", "own-cc")
     found = this_cuda()
     assert found.seen == (SEEN, SeenByDriver("GRID V100", "580.65.06", None, None))
-    assert (found.nvcc, found.compiler) == ("12.8", "/opt/cc")
+    assert (found.nvcc, found.compiler) == ("12.8", str(tmp_path / "own-cc"))
     assert found.version == torch.version.cuda
+
+
+def test_a_compiler_that_is_named_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert this_cuda().compiler is None
+
+
+def test_a_driver_that_torch_cannot_use_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch counts the devices of any driver, and fails when it is asked about one."""
+
+    def fails(index: int) -> None:
+        raise RuntimeError("the NVIDIA driver on your system is too old")
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", fails)
+    assert this_machine().devices == ()
 
 
 @pytest.mark.parametrize("text", ["echo 'NVIDIA-SMI has failed'; exit 9", "echo Unable to determine"])

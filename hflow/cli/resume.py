@@ -58,19 +58,27 @@ def graph_to_resume(
         HflowError: HF411 for differences that were not allowed; as `hflow.graph.load.load`.
     """
     from hflow.graph.changes import check_changes
-    from hflow.plan.chat_dates import keep_dates
-    from hflow.plan.dtypes import keep_dtypes
 
-    graph = load_run(given, files, overrides)[0] if given else own_graph(run, former, files, overrides)
-    graph = keep_dtypes(former, keep_dates(former, graph))
+    if given:
+        graph = _as_begun(former, load_run(given, files, overrides)[0])
+    else:
+        graph = own_graph(run, former, files, overrides)
     for change in check_changes(former, graph, allowed):
         print(f"{change.key}: {change.before} -> {change.after}; {change.meaning}", file=sys.stderr)
     return graph
 
 
+def _as_begun(former: Any, graph: Any) -> Any:
+    """`graph`, in which what it does not say is as the run began: dates, and dtypes."""
+    from hflow.plan.chat_dates import keep_dates
+    from hflow.plan.dtypes import keep_dtypes
+
+    return keep_dtypes(former, keep_dates(former, graph))
+
+
 def own_graph(run: Path, former: Any, files: Sequence[Path], overrides: Sequence[str]) -> Any:
-    """The graph of a run's folder, changed. Functions named by file are looked up beside the file that named
-    them."""
+    """The graph of a run's folder, changed; what it does not say is as the run began. Functions named by file
+    are looked up beside the file that named them."""
     from hflow.bounded_read import UnreadableError, read_text
     from hflow.graph.load import checked
     from hflow.graph.source.document import MAX_BYTES, parse
@@ -82,4 +90,4 @@ def own_graph(run: Path, former: Any, files: Sequence[Path], overrides: Sequence
     place = next((node.span.file for node in former.nodes if node.span), str(run / GRAPH))
     found = checked(parse(text, place), tuple(overrides), tuple(files))
     print_diagnostics(found.warnings)
-    return found.graph
+    return _as_begun(former, found.graph)

@@ -47,11 +47,16 @@ class Cuda:
 
 
 def this_cuda() -> Cuda:
-    pairs = list(permutations(range(torch.cuda.device_count()), 2))
+    pairs = list(permutations(range(num_devices()), 2))
     reached = sum(torch.cuda.can_device_access_peer(*pair) for pair in pairs)
     return Cuda(
         _seen(), torch.version.cuda, _nccl(), _nvcc(), _compiler(), _has_headers(), (reached, len(pairs))
     )
+
+
+def num_devices() -> int:
+    """That torch can use: it also counts those that the driver has, however old that is."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def _seen() -> tuple[SeenByDriver, ...]:
@@ -88,9 +93,13 @@ def _nvcc() -> str | None:
 
 
 def _compiler() -> str | None:
-    """The one that Triton takes (`triton.runtime.build`)."""
-    return os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    """The one that Triton takes (`triton.runtime.build`), if it is there."""
+    named = os.environ.get("CC")
+    return shutil.which(named) if named else shutil.which("gcc") or shutil.which("clang")
 
 
 def _has_headers() -> bool:
-    return (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file()
+    """Where Triton looks: Debian's scheme has them in no folder that exists."""
+    scheme = sysconfig.get_default_scheme()
+    folder = sysconfig.get_paths("posix_prefix" if scheme == "posix_local" else scheme)["include"]
+    return (Path(folder) / "Python.h").is_file()

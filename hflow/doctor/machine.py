@@ -14,7 +14,7 @@ import psutil
 import torch
 
 import hflow
-from hflow.doctor.cuda import Cuda, this_cuda
+from hflow.doctor.cuda import Cuda, num_devices, this_cuda
 
 PACKAGES = ("torch", "megatron-core", "ray", "sglang", "transformers")
 
@@ -50,7 +50,7 @@ def this_machine() -> Machine:
     own = {"hflow": hflow.__version__, "python": platform.python_version()}
     return Machine(
         own | {name: _version(name) for name in PACKAGES},
-        tuple(_device(index) for index in range(torch.cuda.device_count())),
+        tuple(_device(index) for index in range(num_devices())),
         len(os.sched_getaffinity(0)),
         memory.total,
         memory.available,

@@ -93,7 +93,7 @@ def _suggestions(machine: Machine, trials: Sequence[Trial]) -> Iterator[str]:
     if machine.shared_bytes is not None and machine.shared_bytes < LEAST_SHARED_BYTES:
         yield "Ray and SGLang share memory in /dev/shm, which is small: docker run --shm-size=8g"
     if 0 <= machine.open_files < FEWEST_OPEN_FILES:
-        yield "Ray opens thousands of files: ulimit -n 65536, or nofile in /etc/security/limits.conf"
+        yield "Ray opens thousands of files: nofile in limits.conf, or docker run --ulimit nofile=65536"
     yield from _suggestions_of_cuda(machine.cuda, bool(machine.devices))
 
 
@@ -105,7 +105,7 @@ def _suggestions_of_cuda(cuda: Cuda, is_used: bool) -> Iterator[str]:
         drivers = f"driver {cuda.seen[0].driver} may be too old for CUDA {cuda.version}"
         yield f"torch finds no GPU: CUDA_VISIBLE_DEVICES may hide them, or {drivers}"
     elif cuda.version and not is_used:
-        yield "torch has CUDA, and there is no driver: for a GPU install one, or docker run --gpus all"
+        yield "torch has CUDA, and no driver answers nvidia-smi: install one, or docker run --gpus all"
     if is_used and not cuda.compiler:
         yield "Triton compiles hflow's kernels with a C compiler: install gcc, or name one in CC"
     if is_used and not cuda.headers:

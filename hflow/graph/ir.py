@@ -24,6 +24,7 @@ MetricKind = Literal["mean", "pass", "majority", "length", "finished"]
 EvaluationTime = Literal["start", "end"]
 Head = Literal["lm", "scalar"]
 WeightDType = Literal["f32", "bf16"]
+ModelDType = Literal["auto", "f32", "bf16"]
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Model:
     path: str
     head: Head = "lm"
     frozen: bool = False
-    dtype: WeightDType | Literal["auto"] = "auto"
+    dtype: ModelDType = "auto"
     refresh: Refresh | None = None
     adapter: AnyAdapter | None = None
     base: str | None = None

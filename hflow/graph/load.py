@@ -21,11 +21,11 @@ from hflow.graph.checks.checks import (
     check_unused,
 )
 from hflow.graph.checks.evaluations import check_evaluations
-from hflow.graph.checks.log_probs import check_sampler, check_staleness
+from hflow.graph.checks.log_probs import check_sampled_tokens, check_sampler, check_staleness
 from hflow.graph.checks.run import check_reward, check_run, drafted_metric_names
 from hflow.graph.checks.training import check_freezes, check_schedules
 from hflow.graph.checks.typed import typed_nodes
-from hflow.graph.infer.bases import shared_bases
+from hflow.graph.infer.bases import settled_dtypes, shared_bases
 from hflow.graph.infer.drafting import draft_nodes, node_names
 from hflow.graph.infer.regions import check_ages, check_borders
 from hflow.graph.infer.wiring import check_wiring
@@ -185,6 +185,7 @@ def _graph(spec: GraphSpec, document: Document, problems: Problems) -> Graph | N
     check_bases(drafts, spec, problems)
     check_staleness(nodes, drafts, problems)
     check_sampler(nodes, drafts, problems)
+    check_sampled_tokens(nodes, drafts, problems)
     check_schedules(nodes, drafts, spec.loop.times, problems)
     check_freezes(nodes, drafts, problems)
     if spec.eval:
@@ -215,14 +216,14 @@ def _graph(spec: GraphSpec, document: Document, problems: Problems) -> Graph | N
 
 def _models(spec: GraphSpec, document: Document) -> tuple[Model, ...]:
     """Without those that are another one's base."""
-    shared = shared_bases(spec)
+    shared, dtypes = shared_bases(spec), settled_dtypes(spec)
     return tuple(
         Model(
             name,
             m.path,
             m.head,
             m.frozen,
-            m.dtype,
+            dtypes[name],
             Refresh(m.refresh.from_, m.refresh.every, m.refresh.decay) if m.refresh else None,
             _adapter(m.adapter) if m.adapter else None,
             m.base,

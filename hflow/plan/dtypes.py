@@ -28,8 +28,8 @@ def keep_dtypes(former: Graph, graph: Graph) -> Graph:
 
 
 def _with(graph: Graph, dtype_of: Callable[[Model], WeightDType | None]) -> Graph:
-    """`graph`, in which models that leave their dtype open have their `dtype_of`, if there is one."""
-    models = tuple(
-        replace(m, dtype=found) if m.dtype == "auto" and (found := dtype_of(m)) else m for m in graph.models
-    )
+    """`graph`, in which models that leave their dtype open have their `dtype_of`, if there is one. With the
+    base of another model, they have its dtype."""
+    decided = {m.name: m.dtype if m.dtype != "auto" else dtype_of(m) or m.dtype for m in graph.models}
+    models = tuple(replace(m, dtype=decided[m.base_owner]) for m in graph.models)
     return graph if models == graph.models else replace(graph, models=models)

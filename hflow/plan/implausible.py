@@ -97,7 +97,7 @@ OF_LINKS: Mapping[tuple[str, str], Plausible] = {
         _BYTES_PER_S,
         {"cpu": (1e5, 2e13), "cuda": (1e6, 2e13)},
         {"cpu": (1e8, 2e11), "cuda": (1e9, 1e12)},
-        (*_RATES, *_BITS),
+        (*_BITS, *_RATES),
     ),
     ("host", "bandwidth"): Plausible(_BYTES_PER_S, _alike((1e7, 1e13)), _alike((1e9, 2e12)), _RATES),
     ("intra_host", "latency"): _LINK_S,

@@ -36,7 +36,7 @@ def test_a_frozen_model_of_the_same_folder_is_the_base() -> None:
 
 @pytest.mark.parametrize(
     "other",
-    ["models.ref.path=models/other", "models.ref.dtype=bf16", "nodes.prompts.with.tokenizer=ref"],
+    ["models.ref.path=models/other", "nodes.prompts.with.tokenizer=ref"],
 )
 def test_another_model_is_none(other: str) -> None:
     more = ["nodes.prompts.with.tokenizer=actor"] if "path" in other else []
@@ -104,6 +104,20 @@ def test_the_builder_writes_a_shared_base() -> None:
     actor = g.model("actor", path="models/tiny", adapter_rank=8)
     g.model("critic", path="models/tiny", head="scalar", adapter_rank=4, base=actor)
     assert "base: actor}" in g.yaml()
+
+
+@pytest.mark.parametrize("said", ["models.actor.dtype=f32", "models.ref.dtype=f32"])
+def test_models_that_share_weights_have_the_dtype_that_is_said_of_one(said: str) -> None:
+    graph = grpo(said)
+    assert [(model.name, model.dtype) for model in graph.models] == [("actor", "f32")]
+    shared = hflow.load("ppo", [*SHARED, said.replace("ref", "critic")])
+    dtypes = {model.name: model.dtype for model in shared.models}
+    assert dtypes == {"actor": "f32", "critic": "f32", "reward": "auto"}
+
+
+def test_models_of_two_dtypes_share_no_weights() -> None:
+    graph = grpo("models.actor.dtype=f32", "models.ref.dtype=bf16")
+    assert [(model.name, model.dtype) for model in graph.models] == [("actor", "f32"), ("ref", "bf16")]
 
 
 def test_a_run_may_go_on_with_or_without_a_shared_base() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import hflow
+from hflow.cli.resume import own_graph
 from hflow.diagnostics import HflowError
 from hflow.graph.changes import check_changes
 from hflow.graph.ir import Graph
@@ -73,6 +75,33 @@ def test_a_resumed_run_does_not_change_its_dtype_unasked(model: str) -> None:
     with pytest.raises(HflowError) as caught:
         check_changes(former, said, ())
     assert "the other dtype" in str(caught.value)
+
+
+def test_a_model_on_the_base_of_another_has_its_dtype(model: str) -> None:
+    """Also where the other's was known before: its weights are in memory once."""
+    adapted = grpo(model, "models.actor.adapter=8")
+    judge = replace(adapted.models[0], name="judge", frozen=True, base="actor")
+    with_judge = replace(adapted, models=(*adapted.models, judge))
+    kept = keep_dtypes(hflow.compile(adapted, "local").graph, with_judge)
+    assert dtypes(kept) == {"actor": "f32", "judge": "f32"}
+
+
+def test_a_plan_without_a_dtype_is_refused(model: str, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    hflow.compile(grpo(model), "local").save(file)
+    plan = json.loads(file.read_text())
+    plan["step"]["graph"]["models"][0]["dtype"] = "auto"
+    file.write_text(json.dumps(plan))
+    with pytest.raises(HflowError, match="has no dtype"):
+        load_plan(file)
+
+
+def test_the_graph_of_a_run_keeps_its_dtype(model: str, tmp_path: Path) -> None:
+    """`compile --from RUN --set …` reads the run's graph file, which may say none."""
+    former = hflow.compile(grpo(model), "local").graph
+    (tmp_path / "graph.yaml").write_text(to_yaml(grpo(model)))
+    again = own_graph(tmp_path, former, (), ("nodes.actor_train.with.lr=2e-6",))
+    assert dtypes(again) == {"actor": "f32", "ref": "f32"}
 
 
 def test_a_model_that_comes_in_is_left_to_the_cluster(model: str) -> None:

@@ -62,7 +62,7 @@ def _problem(name: str, model: ModelSpec, spec: GraphSpec, trained: set[str]) ->
         return f"no node trains `{untrained}`: models share the base of a trained one", help_
     for key in ("path", "dtype"):
         own, its = getattr(model, key), getattr(other, key)
-        if own != its:
+        if own != its and "auto" not in (own, its):
             message = f"`{name}` has `{key}: {own}`, `{owner}` has `{key}: {its}`"
             return message, "both models begin in one folder, in one dtype"
     if (model.head, other.head) == ("lm", "scalar"):

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from hflow.graph.infer.draft import NodeDraft
-from hflow.graph.infer.regions import maker
+from hflow.graph.infer.regions import maker, text_source
 from hflow.graph.ir import Input, Node, Ref
 from hflow.graph.source.problems import Problems
 
 
 def check_sampler(nodes: Mapping[str, Node], drafts: Mapping[str, NodeDraft], problems: Problems) -> None:
-    """HF210 a loss that compares with what was sampled learns from the texts of another model, or from tokens
-    that a function has made of them."""
-    for node in (n for n in nodes.values() if n.op == "train"):
-        draft, tokens = drafts[node.name], node.input("tokens")
-        text_of = sampler_of(tokens, nodes)
-        compares = draft.signature and any(p.tag in ("old", "behaviour") for p in draft.signature.inputs)
-        if not (compares and tokens and text_of):
+    """HF210 a loss that compares with what was sampled learns from the texts of another model."""
+    for node in _comparing(nodes, drafts):
+        draft, text_of = drafts[node.name], sampler_of(node.input("tokens"), nodes)
+        if not text_of:
             continue
-        made_by = _read_from(tokens, drafts).node
-        if drafts[made_by].op == "call":
-            message = f"`{node.name}` learns from tokens that `{made_by}` made of those of `{text_of.name}`"
-            help_ = f"log-probs are of tokens, not of texts: wire the tokens of `{text_of.name}`"
-            problems.add("HF210", message, draft.input_path("tokens"), help=help_)
         sampler, own = text_of.model_use.model, node.model_use.model
         if sampler != own:
             message = f"`{node.name}` learns from texts that `{sampler}` sampled"
@@ -31,10 +23,51 @@ def check_sampler(nodes: Mapping[str, Node], drafts: Mapping[str, NodeDraft], pr
             problems.add("HF210", message, draft.input_path("tokens"), help=help_)
 
 
-def _read_from(value: Input, drafts: Mapping[str, NodeDraft]) -> Ref:
-    """What an input reads; of what a region hands out, what it is inside."""
-    producer = drafts[value.source.node]
-    return producer.sources[value.source.port] if producer.op == "repeat" else value.source
+def check_sampled_tokens(
+    nodes: Mapping[str, Node], drafts: Mapping[str, NodeDraft], problems: Problems
+) -> None:
+    """HF210 a loss that compares with what was sampled, or whoever makes its log-probs, reads tokens that a
+    function has made of sampled ones."""
+    readers = {
+        r.name: r for node in _comparing(nodes, drafts) for r in _readers_of_tokens(node, nodes, drafts)
+    }
+    for reader in readers.values():
+        tokens = reader.input("tokens")
+        sampler = sampler_of(tokens, nodes)
+        if not tokens or not sampler:
+            continue
+        made_by = _inside(tokens.source, drafts).node
+        if drafts[made_by].op == "call":
+            message = f"`{reader.name}` reads tokens that `{made_by}` made of those of `{sampler.name}`"
+            origin = tokens.type.dims[-1].factors[0].origin or sampler.name
+            own = text_source(origin, "tokens", drafts)
+            help_ = "log-probs are of tokens, not of texts" + (f": wire `{own}`" if own else "")
+            problems.add("HF210", message, drafts[reader.name].input_path("tokens"), help=help_)
+
+
+def _comparing(nodes: Mapping[str, Node], drafts: Mapping[str, NodeDraft]) -> Iterator[Node]:
+    """Train nodes whose loss takes log-probs of what was sampled."""
+    for node in (n for n in nodes.values() if n.op == "train"):
+        signature = drafts[node.name].signature
+        if signature and any(p.tag in ("old", "behaviour") for p in signature.inputs):
+            yield node
+
+
+def _readers_of_tokens(
+    node: Node, nodes: Mapping[str, Node], drafts: Mapping[str, NodeDraft]
+) -> Iterator[Node]:
+    """A node, the generate and score nodes whose tokens or log-probs it reads, and the turns before these."""
+    yield node
+    for value in node.inputs:
+        producer = nodes[_inside(value.source, drafts).node]
+        if producer.op in ("generate", "score"):
+            yield from _readers_of_tokens(producer, nodes, drafts)
+
+
+def _inside(source: Ref, drafts: Mapping[str, NodeDraft]) -> Ref:
+    """A value; of what a region hands out, what it is inside."""
+    producer = drafts[source.node]
+    return producer.sources.get(source.port, source) if producer.op == "repeat" else source
 
 
 def sampler_of(tokens: Input | None, nodes: Mapping[str, Node]) -> Node | None:

@@ -46,8 +46,9 @@ def _unknown(draft: NodeDraft, ref: Ref, drafts: Mapping[str, NodeDraft]) -> tup
     """Code, message and help for a reference that leads nowhere."""
     producer = drafts.get(ref.node)
     needs = score.head_of(ref.port)
-    if producer and producer.op == "train" and needs:
-        help_ = f"it computes them while it trains: wire the `{ref.port}` of a generate or score node"
+    if producer and producer.op == "train" and needs and producer.head == needs:
+        kinds = "generate or score" if ref.port == "logprobs" else "score"
+        help_ = f"it computes its own while it trains: wire the `{ref.port}` of a {kinds} node"
         return "HF201", f"`{ref.node}` hands out no `{ref.port}`", help_
     if producer and producer.model and producer.head and needs:
         model = producer.model.model

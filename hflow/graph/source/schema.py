@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from hflow.graph.adapter import ADAPTER_TARGETS, AdapterTarget
+from hflow.graph.ir import ModelDType
 from hflow.graph.run_config import TrackerName
 
 NAME_PATTERN = r"^[a-z_][a-z0-9_]*$"
@@ -132,7 +133,7 @@ class ModelSpec(_Shape):
     path: str
     head: Literal["lm", "scalar"] = "lm"
     frozen: bool = False
-    dtype: Literal["auto", "f32", "bf16"] = "auto"
+    dtype: ModelDType = "auto"
     refresh: RefreshSpec | None = None
     adapter: Annotated[AdapterSpec | None, BeforeValidator(_adapter)] = None
     base: str | None = None

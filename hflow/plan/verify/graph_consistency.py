@@ -30,6 +30,8 @@ def broken_graph(graph: Graph) -> Iterator[str]:
         yield from (f"two {kind} are called `{name}`" for name in twice)
     models = {m.name for m in graph.models}
     for model in graph.models:
+        if model.dtype == "auto":
+            yield f"model `{model.name}` has no dtype"
         if model.refresh and model.refresh.model not in models:
             yield f"model `{model.name}` takes over the weights of `{model.refresh.model}`, which is no model"
         if model.base is not None and not _has_base(graph, model):

@@ -157,7 +157,7 @@ def _in_flight(plan: Plan) -> Iterator[Remark]:
 
 
 def _slow_products(plan: Plan) -> Iterator[Remark]:
-    """f32 is what graph files say by default, and rarely what is wanted of a GPU."""
+    """f32 is rarely what is wanted of a GPU."""
     names = [model.name for model in plan.graph.models if model.dtype == "f32"]
     rate = F32_RATE[plan.cluster.device.platform]
     if names and rate < 1:
