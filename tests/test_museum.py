@@ -165,13 +165,19 @@ def test_a_run_of_it_ends_and_says_why(name: str, adder: str, tmp_path: Path) ->
 def test_a_run_that_is_resumed_at_the_end_of_an_epoch_goes_on(adder: str, tmp_path: Path) -> None:
     """Eight rows, four a step: an epoch is two steps."""
     rows = tmp_path / "rows.jsonl"
-    rows.write_text(
-        "".join(json.dumps({"question": f"{n}+1=", "answer": f"{n + 1}"}) + "\n" for n in range(8))
-    )
-    data = [f'nodes.prompts.with.dataset="{rows}"', "run.checkpoint={every: 2}"]
+    made = ({"metadata": {"expression": f"{n} + 1"}, "answer": f"{n + 1}"} for n in range(8))
+    rows.write_text("".join(json.dumps(row) + "\n" for row in made))
+    of_these = tmp_path / "of_these.yaml"
+    of_these.write_text(f'nodes: {{prompts: {{with: {{dataset: "{rows}", size: null, options: null}}}}}}')
     inline = ["--workers", "inline"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    words = ["algorithms/grpo.yaml", *settings(adder, *SMALL, *data), *inline]
+    words = [
+        "algorithms/grpo.yaml",
+        "-f",
+        str(of_these),
+        *settings(adder, *SMALL, "run.checkpoint={every: 2}"),
+        *inline,
+    ]
     for run, steps in ((whole, 4), (parts, 2)):
         done = execute(run, *words, *settings(f"params.steps={steps}"))
         assert done.returncode == 0, done.stderr
@@ -189,7 +195,7 @@ def test_a_run_that_is_resumed_at_the_end_of_an_epoch_goes_on(adder: str, tmp_pa
     found = [
         [json.loads(line) for line in (r / "metrics.jsonl").read_text().splitlines()] for r in (whole, parts)
     ]
-    losses = [[line["actor_train.loss"] for line in lines] for lines in found]
+    losses = [[line["loss.actor_train"] for line in lines] for lines in found]
     assert len(losses[0]) == 4 and losses[0] == losses[1]
 
 

@@ -52,7 +52,7 @@ def test_a_missing_tracker_is_told_before_there_is_a_run(
 ) -> None:
     monkeypatch.setattr(registry, "find_spec", lambda name: None)
     plan = hflow.compile(hflow.load(GRPO, [f"params.model={tiny_model}"]), "local1")
-    with pytest.raises(HflowError, match=r"(?s)HF404.*not installed.*hflow\[tensorboard\]"):
+    with pytest.raises(HflowError, match=r"(?s)HF404.*not installed.*pip install -e '\.\[tensorboard\]'"):
         hflow.execute(plan, run_dir=tmp_path / "run", workers="inline", config=CONFIG)
     with pytest.raises(HflowError, match="HF404"):  # without views there are no trackers
         execute(plan, tmp_path / "run", workers="inline", config=CONFIG)
