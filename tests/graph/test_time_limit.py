@@ -18,10 +18,11 @@ from hflow.plan.verify.graph_consistency import broken_graph
 
 GRPO = Path("algorithms/grpo.yaml")
 LIMIT = "nodes.reward.with.timeout_s"
+F32 = ("models.actor.dtype=f32", "models.ref.dtype=f32")  # as a plan's graph has it
 
 
 def limited(value: object) -> Graph:
-    return load(GRPO, (f"{LIMIT}={value}",))
+    return load(GRPO, (f"{LIMIT}={value}", *F32))
 
 
 def test_a_graph_without_it_is_as_it_was() -> None:
@@ -35,7 +36,7 @@ def test_it_is_read_and_written(written: object, meant: float) -> None:
     graph = limited(written)
     assert time_limit_s(graph.node("reward")) == meant and time_limit_s(graph.node("advantages")) is None
     assert load_text(to_yaml(graph), str(GRPO)) == graph
-    assert list(broken_graph(graph)) == [] and list(broken_graph(load(GRPO))) == []
+    assert list(broken_graph(graph)) == [] and list(broken_graph(load(GRPO, F32))) == []
 
 
 def test_a_param_may_give_it() -> None:
@@ -99,6 +100,6 @@ def test_python_gives_it() -> None:
 
 @pytest.mark.parametrize(("before", "after"), [(None, 2), (2, None), (2, 3)])
 def test_a_run_may_go_on_with_another(before: int | None, after: int | None) -> None:
-    old, new = (load(GRPO) if value is None else limited(value) for value in (before, after))
+    old, new = (load(GRPO, F32) if value is None else limited(value) for value in (before, after))
     (change,) = changes(old, new)
     assert change.key == LIMIT and change.harmless and "no value depends on it" in change.meaning
