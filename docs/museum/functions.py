@@ -8,7 +8,7 @@ from hflow.ops.op import op
 @op("tokens: i32[rows, seq~], text: str[rows] -> again: i32[rows, seq~]")
 def retokenise(tokens, text):
     """Make tokens of sampled texts, as a chat endpoint does when it is given the conversation so far."""
-    raise NotImplementedError
+    raise NotImplementedError("a graph with this is refused before anything runs")
 
 
 @op("text: str[rows] -> score: f32[rows]")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hflow.diagnostics import did_you_mean
+from hflow.graph.infer.bases import settled_dtypes
 from hflow.graph.infer.draft import NodeDraft
 from hflow.graph.source.problems import Problems
 from hflow.graph.source.schema import GraphSpec, ModelSpec
@@ -60,9 +61,11 @@ def _problem(name: str, model: ModelSpec, spec: GraphSpec, trained: set[str]) ->
         if untrained == owner:
             help_ = "let the frozen model have the base of a trained one"
         return f"no node trains `{untrained}`: models share the base of a trained one", help_
-    for key in ("path", "dtype"):
-        own, its = getattr(model, key), getattr(other, key)
-        if own != its and "auto" not in (own, its):
+    for key, own, its in (
+        ("path", model.path, other.path),
+        ("dtype", model.dtype, settled_dtypes(spec)[owner]),
+    ):
+        if own not in (its, "auto"):
             message = f"`{name}` has `{key}: {own}`, `{owner}` has `{key}: {its}`"
             return message, "both models begin in one folder, in one dtype"
     if (model.head, other.head) == ("lm", "scalar"):
