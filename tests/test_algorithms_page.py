@@ -13,6 +13,8 @@ import pytest
 
 from hflow.graph.ir import Graph
 from hflow.graph.load import load
+from hflow.plan.origin import Origin
+from hflow.view.picture.carried_origin import with_origin
 from hflow.view.picture.svg import graph_svg
 
 ROOT = Path(__file__).parent.parent
@@ -55,7 +57,8 @@ def graph_of(name: str) -> Graph:
 
 
 def picture(name: str) -> str:
-    return graph_svg(graph_of(name)) + "\n"
+    graph = graph_of(name)
+    return with_origin(graph_svg(graph), Origin(graph.text)) + "\n"
 
 
 def bare_lines(text: str) -> list[str]:

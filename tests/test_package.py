@@ -79,3 +79,5 @@ def test_it_checks_compiles_and_runs_what_it_ships(site: Path, tmp_path: Path) -
     run(site, tmp_path, "exec", "grpo", *model, *few, "--run-dir", "run")
     assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == 2
     assert (tmp_path / "run/export/actor/model.safetensors").is_file()
+    made_from = run(site, tmp_path, "show", "--from", "run/export/actor")
+    assert made_from == (tmp_path / "run/graph.yaml").read_text()

@@ -7,19 +7,15 @@ import sys
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
 import hflow
 from hflow.address_space import TORCH_BYTES, require_address_space
 from hflow.cli.arguments import (
-    Files,
-    GraphFile,
-    Overrides,
     load_graph,
     print_diagnostics,
-    refuse_plan,
     width,
     write_text,
 )
@@ -29,6 +25,7 @@ from hflow.cli.plan_commands import compile_command, explain_command
 from hflow.cli.run_commands import app as runs_app
 from hflow.cli.run_commands import export_command
 from hflow.cli.sample_commands import samples_command, watch_command
+from hflow.cli.show_command import show_command
 from hflow.cli.sweep_command import sweep_command
 from hflow.diagnostics import Diagnostic, HflowError, Terminated
 from hflow.ending_signals import EndingSignals
@@ -67,55 +64,7 @@ def root(
 app.command("check")(check_command)
 
 
-@app.command()
-def show(
-    graph: GraphFile,
-    file: Files = None,
-    set_: Overrides = None,
-    resolved: Annotated[
-        bool,
-        typer.Option(
-            "--resolved/--ir",
-            help="The graph file after extends, -f, --set and expressions, each value with its origin; or the"
-            " graph with every type inferred.",
-        ),
-    ] = False,
-    svg: Annotated[Path | None, typer.Option("--svg", help="Draw the graph into this file instead.")] = None,
-    prompts: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="The first N rows of its data, as models read them, instead."),
-    ] = None,
-) -> None:
-    """Print what a graph file comes to, as text, or draw it."""
-    from hflow.graph import load
-    from hflow.graph.write import printer
-    from hflow.graph.write import resolved as resolving
-
-    refuse_plan(graph)
-    if resolved:  # before it is checked: it helps to find out what is wrong
-        print(resolving.resolved(load.assembled(load.read_graph(graph), set_ or (), file or ())), end="")
-    checked = load_graph(graph, file, set_)
-    if prompts:
-        _print_prompts(checked, prompts)
-    if svg:
-        _draw(checked, svg)
-    elif not (resolved or prompts):
-        print(printer.ir(checked), end="")
-
-
-def _print_prompts(graph: Any, count: int) -> None:
-    require_address_space(TORCH_BYTES, "show --prompts")
-    from hflow.runtime.tools.first_prompts import first_prompts
-
-    for text in first_prompts(graph, count):
-        print(text)
-
-
-def _draw(graph: Any, path: Path) -> None:
-    from hflow.view.picture.svg import graph_svg
-
-    write_text(path, graph_svg(graph) + "\n")
-    print(f"drew {path}")
+app.command("show")(show_command)
 
 
 @app.command()

@@ -12,8 +12,10 @@ from hflow import units
 from hflow.diagnostics import Diagnostic
 from hflow.diagnostics import render as render_diagnostic
 from hflow.graph.ir import Graph
+from hflow.plan.origin import origin_of
 from hflow.plan.plan import Plan
 from hflow.view.measured import Compared, Metrics, compare
+from hflow.view.picture.carried_origin import with_origin
 from hflow.view.picture.chart import line_chart
 from hflow.view.picture.figure import Figure
 from hflow.view.picture.gantt import plan_gantt, run_gantt
@@ -76,7 +78,7 @@ def report_html(report: RunReport) -> str:
         figures=_figures(report),
         problems=[render_diagnostic(d) for d in report.diagnostics],
         charts=[*_held_out(report), *_charts(graph, report.metrics)],
-        graph=Markup(plan_svg(plan)),
+        graph=Markup(with_origin(plan_svg(plan), origin_of(plan))),
         plan=plan_text(plan),
         compared=_compared(compare(plan, _of_plan(report))),
         planned=Markup(plan_gantt(plan)),

@@ -15,6 +15,7 @@ from hflow.plan.digests import MORE_TEMPLATES
 from hflow.plan.families.family import Family
 from hflow.plan.families.registry import FAMILIES, shape_of
 from hflow.plan.model_config import CONFIG, read_config
+from hflow.plan.origin import GRAPH_FILE, PLAN_FILE
 from hflow.plan.parameters import SCALAR_HEAD
 from hflow.runtime.adapter_export import AdapterExport
 from hflow.runtime.file_parts import joined
@@ -31,6 +32,7 @@ def write_hf(
     source: Path | str,
     tensors: Iterable[tuple[str, Tensor]],
     adapter: AdapterExport | None = None,
+    more: Mapping[str, str] | None = None,
 ) -> None:
     """Write `tensors` beside the configuration and tokenizer files of `source`.
 
@@ -47,6 +49,7 @@ def write_hf(
         source: the folder of the model that the weights were trained from.
         tensors: names and values of parameters, joined here to the tensors that files of the family have.
         adapter: merges the adapter's among the tensors into the others, and writes them by themselves, too.
+        more: further files, their texts by name: what the model was made from (`hflow.plan.origin`).
 
     Raises:
         HflowError: HF406 when a file cannot be read or written.
@@ -60,12 +63,14 @@ def write_hf(
         _describe(new / CONFIG, FAMILIES[shape.family], written)
         if adapter:
             adapter.write(new)
+        for name, text in (more or {}).items():
+            (new / name).write_text(text)
 
 
 def _copy_companions(source: Path, target: Path) -> None:
-    """Everything but weights: config.json, tokenizer, generation settings, chat template."""
+    """Everything but weights, and what those were made from: configuration, tokenizer, chat template."""
     for file in sorted(source.iterdir()):
-        if file.is_file() and not file.name.endswith(WEIGHT_SUFFIXES):
+        if file.is_file() and not file.name.endswith((*WEIGHT_SUFFIXES, GRAPH_FILE, PLAN_FILE)):
             shutil.copyfile(file, target / file.name)
     for template in sorted((source / MORE_TEMPLATES).glob("*.jinja")):
         (target / MORE_TEMPLATES).mkdir(exist_ok=True)

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from hflow.diagnostics import HflowError
 from hflow.plan.layout import Mesh
+from hflow.plan.origin import GRAPH_FILE, PLAN_FILE
 from hflow.runtime import hf
 from hflow.runtime.engines.groups import NewGroup
 from hflow.runtime.tokenizer import load_tokenizer
@@ -93,6 +94,19 @@ def test_bf16_weights_say_so_in_config(folders: Folders, tmp_path: Path) -> None
     hf.write_hf(tmp_path / "half", source, state.items())
     assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == "bfloat16"
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "half").dtype == torch.bfloat16
+
+
+def test_what_a_source_was_made_from_is_not_said_of_its_copy(folders: Folders, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(folders.of("llama", False), source)
+    (source / GRAPH_FILE).write_text("of the source")
+    (source / PLAN_FILE).write_text("of the source")
+    tensors = load_hf(str(source)).state_dict()
+    hf.write_hf(tmp_path / "without", source, tensors.items())
+    assert not {GRAPH_FILE, PLAN_FILE} & {file.name for file in (tmp_path / "without").iterdir()}
+    hf.write_hf(tmp_path / "with", source, tensors.items(), more={GRAPH_FILE: "of the copy"})
+    assert (tmp_path / "with" / GRAPH_FILE).read_text() == "of the copy"
+    assert not (tmp_path / "with" / PLAN_FILE).exists()
 
 
 def test_a_failure_leaves_the_old_folder(folders: Folders, tmp_path: Path) -> None:

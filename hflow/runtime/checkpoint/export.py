@@ -11,6 +11,7 @@ from torch import Tensor
 from hflow.graph.ir import Model
 from hflow.plan.frozen import moved_parameters
 from hflow.plan.model_shape import ModelShape
+from hflow.plan.origin import origin_files
 from hflow.plan.parameters import parameters
 from hflow.plan.plan import Plan
 from hflow.plan.run_state import run_state
@@ -36,7 +37,7 @@ def export_checkpoint(plan: Plan, checkpoint: Path, folders: Mapping[str, Path])
         for name, folder in folders.items():
             model, shape = plan.graph.model(name), plan.shapes[name]
             tensors = _tensors(model, shape, reader)
-            write_hf(folder, Path(model.path), tensors, adapter_export(model, shape))
+            write_hf(folder, Path(model.path), tensors, adapter_export(model, shape), origin_files(plan))
 
 
 def _tensors(model: Model, shape: ModelShape, reader: CheckpointReader) -> Iterator[tuple[str, Tensor]]:

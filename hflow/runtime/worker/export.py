@@ -11,6 +11,7 @@ from torch import Tensor
 from hflow.plan.edges import CopySet
 from hflow.plan.layout import Box
 from hflow.plan.model_shape import ModelShape
+from hflow.plan.origin import origin_files
 from hflow.plan.parameters import Parameter, parameters, weight_boxes
 from hflow.plan.plan import Plan
 from hflow.plan.reshard import lower
@@ -55,7 +56,7 @@ def export_model(
     peers = Peers(tuple(sorted(mesh.devices)), world.group(mesh.devices))
     tensors = _gathered(shape, sharding, weights, TORCH_DTYPES[model.weight_dtype], world, peers)
     if world.rank == mesh.devices[0]:
-        write_hf(folder, Path(model.path), tensors, adapter_export(model, shape))
+        write_hf(folder, Path(model.path), tensors, adapter_export(model, shape), origin_files(plan))
     else:
         for _ in tensors:
             pass

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from hflow import units
 from hflow.graph.ir import Graph
+from hflow.plan.origin import Origin, origin_of
 from hflow.plan.plan import Plan
 from hflow.view.measured import Metrics
+from hflow.view.picture.carried_origin import with_origin
 from hflow.view.picture.chart import line_chart
 from hflow.view.picture.svg import graph_svg, plan_svg
 from hflow.view.terminal.terminal import plan_text
@@ -20,12 +22,15 @@ def graph_bundle(graph: Graph) -> dict[str, str]:
         f"  {node.name:<16} {node.op:<9} {', '.join(f'{o.port}: {o.type}' for o in node.outputs)}".rstrip()
         for node in graph.nodes
     ]
-    return {"image/svg+xml": graph_svg(graph), "text/plain": "\n".join([head, *lines])}
+    return {
+        "image/svg+xml": with_origin(graph_svg(graph), Origin(graph.text)),
+        "text/plain": "\n".join([head, *lines]),
+    }
 
 
 def plan_bundle(plan: Plan) -> dict[str, str]:
     """MIME bundle of a plan; the text is its table."""
-    return {"image/svg+xml": plan_svg(plan), "text/plain": plan_text(plan)}
+    return {"image/svg+xml": with_origin(plan_svg(plan), origin_of(plan)), "text/plain": plan_text(plan)}
 
 
 def run_bundle(

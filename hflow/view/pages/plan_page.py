@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from hflow import units
+from hflow.plan.origin import origin_of
 from hflow.plan.plan import Plan
+from hflow.view.picture.carried_origin import with_origin
 from hflow.view.picture.figure import Figure
 from hflow.view.picture.gantt import plan_gantt
 from hflow.view.picture.memory_chart import memory_chart
@@ -38,7 +40,7 @@ def plan_html(plan: Plan) -> str:
         doc=plan.graph.doc,
         figures=_figures(plan),
         remarks=[(label, text.replace("->", WHOLE_ARROW)) for label, text in remarks(plan)],
-        graph=Markup(plan_svg(plan)),
+        graph=Markup(with_origin(plan_svg(plan), origin_of(plan))),
         steps=STEPS,
         gantt=Markup(plan_gantt(plan, steps=STEPS)),
         memory=Markup(memory_chart(plan)),

@@ -1,0 +1,114 @@
+"""The command that shows what a graph file comes to, or gets one back out of a picture or a model."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hflow.address_space import TORCH_BYTES, require_address_space
+from hflow.cli.arguments import Files, Overrides, load_graph, refuse_plan, write_text
+from hflow.diagnostics import Diagnostic, HflowError
+
+
+def show_command(
+    graph: Annotated[
+        Path | None,
+        typer.Argument(help="A graph file, or the name of an algorithm: grpo.", show_default=False),
+    ] = None,
+    file: Files = None,
+    set_: Overrides = None,
+    resolved: Annotated[
+        bool,
+        typer.Option(
+            "--resolved/--ir",
+            help="The graph file after extends, -f, --set and expressions, each value with its origin; or the"
+            " graph with every type inferred.",
+        ),
+    ] = False,
+    svg: Annotated[Path | None, typer.Option("--svg", help="Draw the graph into this file instead.")] = None,
+    prompts: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="The first N rows of its data, as models read them, instead."),
+    ] = None,
+    from_: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="PATH",
+            help="Print the graph file that a picture, a page or an exported model was made from.",
+        ),
+    ] = None,
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", metavar="FOLDER", help="With --from: write graph.yaml, and plan.json, there."),
+    ] = None,
+) -> None:
+    """Print what a graph file comes to, as text, or draw it."""
+    if from_:
+        if graph or file or set_ or resolved or svg or prompts:
+            raise HflowError(Diagnostic("HF001", "--from goes with --to alone"))
+        _give_back(from_, to)
+        return
+    if not graph or to:
+        message = "--to goes with --from" if to else "say which graph: a file, or the name of an algorithm"
+        raise HflowError(Diagnostic("HF001", message, help="`hflow show --help` lists the options"))
+    _show(graph, file, set_, resolved, svg, prompts)
+
+
+def _show(
+    graph: Path,
+    file: list[Path] | None,
+    set_: list[str] | None,
+    resolved: bool,
+    svg: Path | None,
+    prompts: int | None,
+) -> None:
+    from hflow.graph import load
+    from hflow.graph.write import printer
+    from hflow.graph.write import resolved as resolving
+
+    refuse_plan(graph)
+    if resolved:  # before it is checked: it helps to find out what is wrong
+        print(resolving.resolved(load.assembled(load.read_graph(graph), set_ or (), file or ())), end="")
+    checked = load_graph(graph, file, set_)
+    if prompts:
+        _print_prompts(checked, prompts)
+    if svg:
+        _draw(checked, svg)
+    elif not (resolved or prompts):
+        print(printer.ir(checked), end="")
+
+
+def _print_prompts(graph: Any, count: int) -> None:
+    require_address_space(TORCH_BYTES, "show --prompts")
+    from hflow.runtime.tools.first_prompts import first_prompts
+
+    for text in first_prompts(graph, count):
+        print(text)
+
+
+def _draw(graph: Any, path: Path) -> None:
+    from hflow.plan.origin import Origin
+    from hflow.view.picture.carried_origin import with_origin
+    from hflow.view.picture.svg import graph_svg
+
+    write_text(path, with_origin(graph_svg(graph), Origin(graph.text)) + "\n")
+    print(f"drew {path}")
+
+
+def _give_back(path: Path, to: Path | None) -> None:
+    from hflow.report.read_origin import read_origin
+
+    origin = read_origin(path)
+    if to is None:
+        print(origin.graph, end="")
+        if origin.plan:
+            print("it has a plan, too: --to FOLDER writes both", file=sys.stderr)
+        return
+    for name, text in {"graph.yaml": origin.graph, "plan.json": origin.plan}.items():
+        if text:
+            write_text(to / name, text)
+            print(f"wrote {to / name}")
