@@ -32,6 +32,42 @@ def test_shown_metrics_stand_in_place_of_reward_and_losses() -> None:
     assert numbers({**metrics, "tokens": 640}, shown)[:3] == expected
 
 
+STEP = {
+    "step": 4,
+    "loss.actor_train": -0.0012,
+    "reward_mean": 0.42,
+    "rollout.response_length": 317.25,
+    "correct.score": 0.25,
+    "format.score": 0.8,
+    "actor_train.kl": 0.001234,
+    "actor_train.grad_norm": 0.3123,
+    **TIMES,
+}
+
+
+@pytest.mark.parametrize(
+    ("width", "line"),
+    [
+        (80, "step  5/30  reward 0.420  loss -0.0012  correct 0.250  5,321 tokens/s  0.81 s"),
+        (
+            120,
+            "step  5/30  reward 0.420  loss -0.0012  correct 0.250  format 0.800  length 317.2  kl 0.0012"
+            "  5,321 tokens/s  0.81 s",
+        ),
+    ],
+)
+def test_a_line_is_filled_with_what_else_there_is(width: int, line: str) -> None:
+    log = StringIO()
+    RunProgress(30, str, Console(file=log, width=width)).step(STEP)
+    assert log.getvalue() == line + "\n" and len(line) <= width
+
+
+def test_one_reward_is_not_said_twice_and_text_is_no_number() -> None:
+    metrics = {name: value for name, value in STEP.items() if name != "format.score"}
+    metrics["actor_train.kl"] = "none"
+    assert numbers(metrics, width=200)[2:4] == ["length 317.2", "grad 0.31"]
+
+
 def test_lines_of_a_log_are_whole_and_a_live_line_fits() -> None:
     shown = [f"node.metric_{number}" for number in range(9)]
     metrics = {"step": 4, **dict.fromkeys(shown, 0.5), **TIMES}

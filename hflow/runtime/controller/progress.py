@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,6 +19,9 @@ from rich.progress import (
 )
 
 POLL_S, QUIET_POLL_S = 0.5, 1.0
+GAP = "  "
+# Of the name in a line, the metric and its format.
+FURTHER = (("length", "response_length", ".1f"), ("kl", "kl", ".4f"), ("grad", "grad_norm", ".2f"))
 BAR_WIDTH = 76  # of what stands beside the numbers in the live line
 
 
@@ -34,7 +37,7 @@ class RunProgress:
         record: Callable[[str], None] = lambda _: None,
         shown: Sequence[str] = (),
     ):
-        """`shown`: the metrics in the line of a step; none: reward and losses."""
+        """`shown`: the metrics in the line of a step; none: reward, losses, and what else fits."""
         self.steps, self.console, self.shown = steps, console, shown
         self._where, self._record = where, record
         self._live = self._bar() if console.is_terminal else None
@@ -72,12 +75,14 @@ class RunProgress:
         self.console.print(text, highlight=False, soft_wrap=True)
 
     def step(self, metrics: dict[str, Any]) -> None:
-        parts = numbers(metrics, self.shown)
         if self._live:
-            text = _fitting(parts, self.console.width - BAR_WIDTH)
+            width = self.console.width - BAR_WIDTH
+            text = _fitting(numbers(metrics, self.shown, width), width)
             self._live.update(self._task, completed=metrics["step"] + 1, numbers=text)
             return
-        self.say("  ".join([f"step {metrics['step'] + 1:>{len(str(self.steps))}}/{self.steps}", *parts]))
+        head = f"step {metrics['step'] + 1:>{len(str(self.steps))}}/{self.steps}"
+        parts = numbers(metrics, self.shown, self.console.width - len(head) - len(GAP))
+        self.say(GAP.join([head, *parts]))
 
     def _poll(self) -> None:
         last = ""
@@ -91,21 +96,39 @@ class RunProgress:
                     self._record(node)
 
 
-def numbers(metrics: Mapping[str, Any], shown: Sequence[str] = ()) -> list[str]:
+def numbers(metrics: Mapping[str, Any], shown: Sequence[str] = (), width: int = 0) -> list[str]:
     """``reward 0.42``, ``loss -0.0012``, ``5321 tokens/s``, ``0.81 s`` of one step's metrics; of several
     train nodes, the losses are named like ``loss.critic_train``.
 
     Args:
         shown: the metrics that stand there in place of reward and losses. One that the step has not is ``-``.
+        width: characters of a line. Without `shown` it is filled with what fits of the single rewards, the
+            length of responses, the KL divergence and the norm of the gradient, in this order.
     """
     chosen = [f"{name} {_short(metrics.get(name))}" for name in shown] or _usual(metrics)
-    return [*chosen, f"{metrics['tokens_per_s']:,.0f} tokens/s", f"{metrics['time_s']:.2f} s"]
+    ends = [f"{metrics['tokens_per_s']:,.0f} tokens/s", f"{metrics['time_s']:.2f} s"]
+    for part in () if shown else _further(metrics):
+        if len(GAP.join([*chosen, part, *ends])) > width:
+            break
+        chosen.append(part)
+    return [*chosen, *ends]
 
 
 def _usual(metrics: Mapping[str, Any]) -> list[str]:
     parts = [f"reward {metrics['reward_mean']:.3f}"] if "reward_mean" in metrics else []
     losses = [name for name in metrics if name.startswith("loss.")]
     return parts + [f"{name if len(losses) > 1 else 'loss'} {metrics[name]:+.4f}" for name in losses]
+
+
+def _further(metrics: Mapping[str, Any]) -> Iterator[str]:
+    """Of several nodes of a kind, the first one's; rewards where they are parts of a sum."""
+    rewards = [name for name in metrics if name.endswith(".score")]
+    for name in rewards if len(rewards) > 1 else ():
+        yield f"{name.removesuffix('.score')} {metrics[name]:.3f}"
+    for shown, metric, form in FURTHER:
+        found = next((name for name in metrics if name.endswith(f".{metric}")), None)
+        if found and isinstance(metrics[found], int | float):
+            yield f"{shown} {metrics[found]:{form}}"
 
 
 def _short(value: Any) -> str:
@@ -118,7 +141,7 @@ def _fitting(parts: Sequence[str], width: int) -> str:
     """As many of the parts, from the first, as fit into one line; the first in any case."""
     text = parts[0]
     for part in parts[1:]:
-        if len(text) + 2 + len(part) > width:
+        if len(text) + len(GAP) + len(part) > width:
             return text
-        text += f"  {part}"
+        text += GAP + part
     return text
