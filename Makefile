@@ -29,6 +29,8 @@ $(STAMP): pyproject.toml $(PINS)
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(CONSTRAINTS) > .venv/constraints.txt
 	$(BIN)/python -m pip install --quiet $$(grep '^torch==' .venv/constraints.txt)
+	@# What hflow was called before: two distributions would share one command.
+	@$(BIN)/python -m pip uninstall --quiet --yes hflow 2>/dev/null || true
 	$(BIN)/python -m pip install --quiet --constraint .venv/constraints.txt --editable '.[tasks,math,data,tensorboard,wandb,mlflow,dev]'
 	@touch $@
 
@@ -68,10 +70,11 @@ check: setup ## before a commit: lint, types, walls, and the fast tests (three m
 		$(BIN)/python -m pytest -q $(BESIDE) -m 'not slow' $(FAST); tests=$$?; \
 		wait $$types && exit $$tests
 
-test: setup lint ## before a merge: lint, every test on a sample of its cases, and the notebooks
+test: setup lint ## before a merge: lint, every test on a sample of its cases, notebooks, and README's commands
 	$(BIN)/python -m pytest $(BESIDE) -m 'not one_ray'
 	$(BIN)/python -m pytest $(SHARED)
 	$(BIN)/python -m pytest --nbmake notebooks
+	tests/newcomer.sh README.md
 
 acceptance: setup lint ## before a release: every case and the long runs, written to tests/acceptance.md (hours)
 	@rm -rf $(RESULTS) && mkdir -p $(RESULTS)
@@ -80,6 +83,7 @@ acceptance: setup lint ## before a release: every case and the long runs, writte
 	-HFLOW_SAMPLE=all $(BIN)/python -m pytest $(SHARED) --junitxml=$(RESULTS)/shared.xml
 	-$(BIN)/python -m pytest --nbmake notebooks --junitxml=$(RESULTS)/notebooks.xml
 	$(BIN)/python scripts/acceptance.py $(addprefix $(RESULTS)/,beside.xml shared.xml notebooks.xml)
+	tests/newcomer.sh README.md docs/tutorial.md
 
 lint: setup ## ruff, pyright, and the walls between packages
 	$(BIN)/ruff check .

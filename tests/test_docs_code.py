@@ -15,7 +15,7 @@ import hflow
 from hflow.diagnostics import HflowError, render
 from hflow.graph.infer.functions import read_function
 from hflow.graph.ir import Graph
-from hflow.graph.load import check, check_text, load_text
+from hflow.graph.load import check, check_text, load, load_text
 from hflow.graph.write.formatter import format_text
 from hflow.graph.write.printer import ir
 from hflow.graph.write.yaml_printer import to_yaml
@@ -25,6 +25,7 @@ PAGES = sorted(page for folder in (".", "algorithms", "docs") for page in (ROOT 
 BLOCK = re.compile(r"(?:^`(?P<file>[\w/]+\.\w+)`:\n\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```", re.M | re.S)
 OF_PLAN = "error[HF305]"
 ERROR = re.compile(r"^(?:error|warning)\[HF\d+\]: ")
+OVERRIDE = re.compile(r"--> --set (.*):1:\d+\n")
 PLACE = re.compile(r"--> ([\w./]+):(\d+):\d+\n\d+ \| (.*)\n")
 
 
@@ -123,11 +124,23 @@ def test_the_builders_programs_make_graphs() -> None:
         assert ir(again) == ir(graph)
 
 
+def check_override(page: Path, folder: Path, override: str, shown: str) -> None:
+    """Of the one graph file that the page has."""
+    write_named(page, folder)
+    (file,) = (match["file"] for match in BLOCK.finditer(page.read_text()) if match["language"] == "yaml")
+    with pytest.raises(HflowError) as refused:
+        load(file, [override])
+    assert str(refused.value) == shown
+
+
 @by_page(pages_with("text", "error[HF"))
 def test_diagnostics_are_those_of_the_line_that_they_show(page: Path, folder: Path) -> None:
-    """A page shows what one changed line in algorithms/grpo.yaml leads to."""
+    """A page shows what one changed line in algorithms/grpo.yaml, or a `--set`, leads to."""
     for _, shown in blocks(page, "text"):
         if not ERROR.match(shown) or OF_PLAN in shown:
+            continue
+        if override := OVERRIDE.search(shown):
+            check_override(page, folder, override[1], shown.rstrip("\n"))
             continue
         place = PLACE.search(shown)
         assert place
