@@ -84,6 +84,15 @@ def wait_until(process: subprocess.Popen[str], is_so: Callable[[], bool]) -> Non
         time.sleep(0.002)
 
 
+def wait_for_line(process: subprocess.Popen[str], text: str) -> None:
+    assert process.stdout
+    told = ""
+    while text not in told:
+        line = process.stdout.readline()
+        assert line, told
+        told += line
+
+
 def assert_ended(process: subprocess.Popen[str], code: int, run_dir: Path, temporary: Path) -> str:
     output, _ = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == code, output
@@ -128,7 +137,8 @@ def test_a_second_signal_does_not_stop_the_cleaning_up(
     wait_until(process, run_dir.is_dir)
     time.sleep(delay)
     process.send_signal(signal.SIGTERM)
-    time.sleep(SOON.uniform(0.3, 0.4))
+    wait_for_line(process, "ending the workers")  # Python hears of two signals that come at once as of one
+    time.sleep(SOON.uniform(0.2, 0.3))
     process.send_signal(signal.SIGSTOP)  # or it may end after the look at its summary
     has_ended = json.loads((run_dir / "summary.json").read_text())["status"] == "interrupted"
     process.send_signal(signal.SIGTERM)
