@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # at run time hflow.runtime.engines.megatron must come first
 RUNS, WARM_UP = 9, 2
 LAYERS, VOCABULARY = 4, 128
 TOGETHER = 64  # rows that are decoded at once
+REDUCED = 32  # all-reduces of a layer's output, one after the other
 
 
 @dataclass(frozen=True)
@@ -226,8 +227,27 @@ def all_reduce_s(seat: Seat, size_bytes: int) -> float:
 
 
 def link_latency_s(seat: Seat) -> float:
-    """A ring all-reduce over two ranks is two operations, so an empty one takes twice the latency."""
-    return all_reduce_s(seat, 4) / 2
+    """Seconds besides those for bytes of each of the two operations that a ring all-reduce over two ranks is.
+
+    As in layers, all-reduces follow products, so that one rank waits for the other, and on CPUs the thread
+    that sends has to be woken beside threads that compute. Nothing of this is seen by an all-reduce alone.
+    """
+    hidden, turns = seat.setting.sizes.hidden, range(REDUCED)
+    a, weight = seat.tensor(TOGETHER, hidden), seat.tensor(hidden, hidden)
+    values = torch.ones(TOGETHER * hidden, device=seat.device)
+
+    def products() -> None:
+        for _ in turns:
+            torch.matmul(a, weight)
+
+    def between() -> None:
+        for _ in turns:
+            torch.matmul(a, weight)
+            dist.all_reduce(values, group=seat.pair)
+
+    both_s, products_s = seat.median_s(between), seat.median_s(products)
+    bytes_s = 4 * len(values) / link_bandwidth(seat)
+    return max((both_s - products_s) / REDUCED - bytes_s, all_reduce_s(seat, 4)) / 2
 
 
 def link_bandwidth(seat: Seat) -> float:
