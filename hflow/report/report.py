@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 from markupsafe import Markup
@@ -24,7 +25,8 @@ from hflow.view.picture.svg import plan_svg
 from hflow.view.terminal.terminal import plan_text
 from hflow.view.timeline import last_step
 
-FIRST = ("loss", "reward_mean", "tokens_per_s")  # charts in this order, then all others by name
+FIRST = ("reward_mean", "loss", "tokens_per_s")  # charts in this order, then all others by name
+STILL = 1e-6  # a metric that changes by less, or by this share of itself, has no chart
 NOT_CHARTED = ("step", "time_s", "digest.")
 
 
@@ -70,6 +72,8 @@ def report_html(report: RunReport) -> str:
     """The page, complete."""
     plan, graph = report.plan, report.plan.graph
     step = last_step(report.events)
+    held_out, charts = _held_out(report), _charts(graph, report.metrics)
+    leading = [chart for chart in charts if chart.name == FIRST[0]]
     return render(
         "report.html",
         title=graph.name,
@@ -77,7 +81,9 @@ def report_html(report: RunReport) -> str:
         status=str(report.summary.get("status", "unknown")),
         figures=_figures(report),
         problems=[render_diagnostic(d) for d in report.diagnostics],
-        charts=[*_held_out(report), *_charts(graph, report.metrics)],
+        leading=[*held_out, *leading],
+        charts=[chart for chart in charts if chart not in leading],
+        still=_still(graph, report.metrics),
         graph=Markup(with_origin(plan_svg(plan), origin_of(plan))),
         plan=plan_text(plan),
         compared=_compared(compare(plan, _of_plan(report))),
@@ -154,12 +160,33 @@ def _by_step(found: Mapping[str, Any]) -> dict[int, float]:
 
 
 def _charts(graph: Graph, metrics: Sequence[Metrics]) -> list[Chart]:
-    """One per numeric metric; the reward, which a run also writes as `reward_mean`, is shown once."""
+    """One for each numeric metric that changes; of reward, losses and speed in any case."""
+    names = _numeric(graph, metrics)
+    return [_chart(n, metrics) for n in names if n.startswith(FIRST) or not _is_still(n, metrics)]
+
+
+def _still(graph: Graph, metrics: Sequence[Metrics]) -> list[str]:
+    """``actor_train.lr 0.0001`` of each metric without a chart."""
+    names = _numeric(graph, metrics)
+    still = [name for name in names if not name.startswith(FIRST) and _is_still(name, metrics)]
+    return [f"{name} {_chart(name, metrics).latest}" for name in still]
+
+
+def _numeric(graph: Graph, metrics: Sequence[Metrics]) -> list[str]:
+    """In order; the reward, which a run also writes as `reward_mean`, is shown once."""
     names = {name for line in metrics for name, value in line.items() if isinstance(value, int | float)}
     if "reward_mean" in names:
         names.discard(graph.reward)
-    charted = sorted((n for n in names if not n.startswith(NOT_CHARTED)), key=_chart_order)
-    return [_chart(name, metrics) for name in charted]
+    return sorted((n for n in names if not n.startswith(NOT_CHARTED)), key=_chart_order)
+
+
+def _is_still(name: str, metrics: Sequence[Metrics]) -> bool:
+    """In every step the same number, but for rounding."""
+    values = [line.get(name) for line in metrics]
+    known = [value for value in values if value is not None and isfinite(value)]
+    if len(known) < len(values) or len(values) < 2:
+        return False
+    return max(known) - min(known) <= STILL * max(1.0, *map(abs, known))
 
 
 def _chart_order(name: str) -> tuple[int, str]:

@@ -127,7 +127,7 @@ def test_labels_of_an_axis_stand_where_their_values_are(low: float, spread: floa
 
 
 def test_a_metric_with_two_names_is_charted_once() -> None:
-    lines = [{"step": i, "reward.score": i / 4, "reward_mean": i / 4, "tokens": 9} for i in range(4)]
+    lines = [{"step": i, "reward.score": i / 4, "reward_mean": i / 4, "tokens": 9 + i} for i in range(4)]
     html = report_html(RunReport(PLAN, lines, {"status": "running"}))
     assert "<h3>reward_mean " in html and "<h3>reward.score " not in html and "<h3>tokens " in html
 
@@ -152,12 +152,29 @@ def test_evaluations_in_between_are_charted(key: type) -> None:
     )
 
 
-def test_different_metrics_of_equal_values_are_all_charted() -> None:
+def test_different_metrics_of_equal_values_are_all_told() -> None:
     """As when every reward is 0: then the gradient is 0 too."""
-    names = ("loss.actor_train", "reward_mean", "actor_train.grad_norm", "other.score")
-    lines = [{"step": i, "reward.score": 0.0, **dict.fromkeys(names, 0.0)} for i in range(4)]
+    first, others = ("loss.actor_train", "reward_mean"), ("actor_train.grad_norm", "other.score")
+    lines = [{"step": i, "reward.score": 0.0, **dict.fromkeys((*first, *others), 0.0)} for i in range(4)]
     html = report_html(RunReport(PLAN, lines, {"status": "running"}))
-    assert all(f"<h3>{name} " in html for name in names) and "<h3>reward.score " not in html
+    assert all(f"<h3>{name} " in html for name in first) and "<h3>reward.score " not in html
+    assert "<p>The same in every step, but for rounding: actor_train.grad_norm 0, other.score 0.</p>" in html
+
+
+def test_what_changes_by_rounding_alone_has_no_chart() -> None:
+    lines = [
+        {"step": i, "lr": 1e-4, "off": 3e-7 * i, "kl": 1e-4 * i, "gone": None if i else 1.0} for i in range(4)
+    ]
+    html = report_html(RunReport(PLAN, lines, {"status": "running"}))
+    charted = re.findall(r"<h3>(\S+) <span>", html)
+    assert charted == ["gone", "kl"]
+    assert "The same in every step, but for rounding: lr 0.0001, off 9e-07." in html
+
+
+def test_evaluations_and_reward_come_first() -> None:
+    summary = {**SUMMARY, "eval": {"before": 0.1, "after": 0.8, "by_step": {0: 0.1, 40: 0.8}}}
+    charted = re.findall(r"<h3>([^<]*) <span>", report_html(RunReport(PLAN, metric_lines(), summary)))
+    assert charted[:3] == ["held-out reward.score", "reward_mean", "loss.actor_train"]
 
 
 def test_chart_of_nothing_and_of_a_constant() -> None:
