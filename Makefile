@@ -82,8 +82,8 @@ acceptance: setup lint ## before a release: every case and the long runs, writte
 	-HFLOW_SAMPLE=all $(BIN)/python -m pytest $(BESIDE) -m 'not one_ray' --junitxml=$(RESULTS)/beside.xml
 	-HFLOW_SAMPLE=all $(BIN)/python -m pytest $(SHARED) --junitxml=$(RESULTS)/shared.xml
 	-$(BIN)/python -m pytest --nbmake notebooks --junitxml=$(RESULTS)/notebooks.xml
-	$(BIN)/python scripts/acceptance.py $(addprefix $(RESULTS)/,beside.xml shared.xml notebooks.xml)
-	tests/newcomer.sh README.md docs/tutorial.md
+	@tests/newcomer.sh README.md docs/tutorial.md; followed=$$?; \
+		$(BIN)/python scripts/acceptance.py $(addprefix $(RESULTS)/,beside.xml shared.xml notebooks.xml) && exit $$followed
 
 lint: setup ## ruff, pyright, and the walls between packages
 	$(BIN)/ruff check .

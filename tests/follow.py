@@ -28,12 +28,14 @@ def script(text: str) -> Iterator[str]:
     for block in BLOCK.findall(text):
         for line in block.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
+            if not words:
+                continue
             if words[0] != "hflow" or words[1] == "calibrate":  # which measures for minutes
                 yield f"echo {shlex.quote(f'left out: {shlex.join(words)}')}"
                 continue
             command = shlex.join(shortened(words) if words[1] == "exec" else words)
             yield f"echo {shlex.quote(f'$ {command}')}"
-            yield f"if {command}; then exit 1; fi" if FAILS in line else command
+            yield f"status=0; {command} || status=$?; test $status = 1" if FAILS in line else command
 
 
 def shortened(words: list[str]) -> list[str]:

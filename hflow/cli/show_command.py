@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,7 +39,7 @@ def show_command(
         typer.Option(
             "--from",
             metavar="PATH",
-            help="Print the graph file that a picture, a page or an exported model was made from.",
+            help="Print the graph file that a picture, a page, an exported model or a run was made from.",
         ),
     ] = None,
     to: Annotated[
@@ -104,11 +105,21 @@ def _give_back(path: Path, to: Path | None) -> None:
 
     origin = read_origin(path)
     if to is None:
-        print(origin.graph, end="")
+        print(_shown(origin.graph) if sys.stdout.isatty() else origin.graph, end="")
         if origin.plan:
             print("it has a plan, too: --to FOLDER writes both", file=sys.stderr)
         return
-    for name, text in {"graph.yaml": origin.graph, "plan.json": origin.plan}.items():
+    texts = {to / "graph.yaml": origin.graph, to / "plan.json": origin.plan}
+    if there := next((file for file in texts if os.path.lexists(file)), None):
+        raise HflowError(Diagnostic("HF001", f"`{there}` is there already", help="--to another folder"))
+    for file, text in texts.items():
         if text:
-            write_text(to / name, text)
-            print(f"wrote {to / name}")
+            write_text(file, text)
+            print(f"wrote {file}")
+
+
+def _shown(text: str) -> str:
+    """Without signs that a terminal would obey: the file may be a stranger's."""
+    from hflow.report.runs_text import printable
+
+    return "\n".join(map(printable, text.split("\n")))

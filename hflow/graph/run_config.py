@@ -79,7 +79,7 @@ class RunConfig:
     again. `elastic`: when lost devices do not come back within `wait_s`, go on with those that are left.
     `hang`: when it counts as hung, which is a failure. `samples`: which of them are kept. `trackers`: where
     metrics and samples go as well, while the run goes on. `replan`: when it goes on under another plan.
-    `show`: the metrics in the line of each step; none: reward and losses."""
+    `show`: the metrics in the line of each step; none: reward, losses, and what else fits."""
 
     checkpoint: CheckpointPolicy = CheckpointPolicy()
     export: Export = "last"

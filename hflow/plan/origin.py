@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hflow.plan.plan import Plan, to_json
+from hflow.plan.plan import Plan, to_json, without_places
 
 GRAPH_FILE, PLAN_FILE = "hflow_graph.yaml", "hflow_plan.json"  # in the folder of an exported model
 
@@ -21,7 +21,8 @@ class Origin:
 
 
 def origin_of(plan: Plan) -> Origin:
-    return Origin(plan.graph.text, to_json(plan) + "\n")
+    """Where the graph file lies is nobody's business who is given what was made of it."""
+    return Origin(plan.graph.text, to_json(without_places(plan)) + "\n")
 
 
 def origin_files(plan: Plan) -> dict[str, str]:

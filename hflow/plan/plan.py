@@ -268,18 +268,27 @@ def _without_places(program: Program | None) -> Program | None:
     return replace(program, graph=_bare(program.graph)) if program else None
 
 
-def _bare(value: Any) -> Any:
-    """The same without places in files and source text."""
+def _bare(value: Any, keeps_text: bool = False) -> Any:
+    """The same without places in files and, unless it `keeps_text`, source text."""
     if isinstance(value, Span):
         return None
     if is_dataclass(value) and not isinstance(value, type):
-        kept = {f.name: _bare(getattr(value, f.name)) for f in fields(value) if f.init}
-        return type(value)(**(kept | ({"text": ""} if isinstance(value, Graph) else {})))
+        kept: dict[str, Any] = {
+            f.name: _bare(getattr(value, f.name), keeps_text) for f in fields(value) if f.init
+        }
+        if isinstance(value, Graph) and not keeps_text:
+            kept["text"] = ""
+        return type(value)(**kept)
     if isinstance(value, tuple):
-        return tuple(map(_bare, cast(tuple[Any, ...], value)))
+        return tuple(_bare(inner, keeps_text) for inner in cast(tuple[Any, ...], value))
     if isinstance(value, Mapping):
-        return {key: _bare(inner) for key, inner in cast(Mapping[str, Any], value).items()}
+        return {key: _bare(inner, keeps_text) for key, inner in cast(Mapping[str, Any], value).items()}
     return value
+
+
+def without_places(plan: Plan) -> Plan:
+    """The plan, without the paths and lines of the files that its graph was read from."""
+    return cast(Plan, _bare(plan, keeps_text=True))
 
 
 def graph_hash(graph: Graph) -> str:

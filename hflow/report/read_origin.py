@@ -26,6 +26,8 @@ def read_origin(path: Path) -> Origin:
         missing = error.reason == "missing"
         message = f"`{path}` does not exist" if missing else f"`{path}` cannot be read: {error}"
         raise HflowError(Diagnostic("HF001", message)) from None
+    except OSError as error:
+        raise HflowError(Diagnostic("HF001", f"`{path}` cannot be read: {error.strerror}")) from None
     if not found:
         raise HflowError(Diagnostic("HF001", f"`{path}` carries no graph file", help=_HELP))
     return found

@@ -26,7 +26,7 @@ from hflow.view.terminal.terminal import plan_text
 from hflow.view.timeline import last_step
 
 FIRST = ("reward_mean", "loss", "tokens_per_s")  # charts in this order, then all others by name
-STILL = 1e-6  # a metric that changes by less, or by this share of itself, has no chart
+STILL = 1e-6  # a metric that changes by this share of itself, or stays below it, has no chart
 NOT_CHARTED = ("step", "time_s", "digest.")
 
 
@@ -181,12 +181,14 @@ def _numeric(graph: Graph, metrics: Sequence[Metrics]) -> list[str]:
 
 
 def _is_still(name: str, metrics: Sequence[Metrics]) -> bool:
-    """In every step the same number, but for rounding."""
+    """In every step the same number, but for rounding; rates of learning may be as small as that."""
     values = [line.get(name) for line in metrics]
     known = [value for value in values if value is not None and isfinite(value)]
     if len(known) < len(values) or len(values) < 2:
         return False
-    return max(known) - min(known) <= STILL * max(1.0, *map(abs, known))
+    largest = max(map(abs, known))
+    is_small = largest <= STILL and not name.endswith(".lr")
+    return is_small or max(known) - min(known) <= STILL * largest
 
 
 def _chart_order(name: str) -> tuple[int, str]:

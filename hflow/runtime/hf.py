@@ -64,7 +64,7 @@ def write_hf(
         if adapter:
             adapter.write(new)
         for name, text in (more or {}).items():
-            (new / name).write_text(text)
+            (new / name).write_text(text, encoding="utf-8")
 
 
 def _copy_companions(source: Path, target: Path) -> None:

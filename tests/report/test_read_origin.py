@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 import hflow
 from hflow.cli.app import app
 from hflow.diagnostics import HflowError
-from hflow.plan.origin import GRAPH_FILE, PLAN_FILE, Origin, origin_files
-from hflow.plan.plan import Plan, to_json
+from hflow.plan.origin import GRAPH_FILE, PLAN_FILE, Origin, origin_files, origin_of
+from hflow.plan.plan import Plan, to_json, without_places
 from hflow.plan.plan_file import load_plan
 from hflow.report.read_origin import read_origin
 from hflow.report.report import RunReport, report_html
@@ -51,7 +51,8 @@ def test_a_page_gives_the_plan_back(page: str, plan: Plan, tmp_path: Path) -> No
     }[page]()
     (tmp_path / "page").write_text(made)
     shown("--from", str(tmp_path / "page"), "--to", str(tmp_path / "again"))
-    assert load_plan(tmp_path / "again/plan.json") == plan
+    again = load_plan(tmp_path / "again/plan.json")
+    assert again == without_places(plan) and again.hash == plan.hash
     assert hflow.load(tmp_path / "again/graph.yaml") == hflow.load("algorithms/grpo.yaml", SIZES)
 
 
@@ -59,7 +60,38 @@ def test_a_page_gives_the_plan_back(page: str, plan: Plan, tmp_path: Path) -> No
 def test_a_folder_gives_both_back(names: tuple[str, str], plan: Plan, tmp_path: Path) -> None:
     for name, text in zip(names, origin_files(plan).values()):
         (tmp_path / name).write_text(text)
-    assert read_origin(tmp_path) == Origin(plan.graph.text, to_json(plan) + "\n")
+    assert read_origin(tmp_path) == origin_of(plan)
+
+
+def test_nobody_is_told_where_the_graph_file_was(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        "hflow: 1\nextends: grpo\nname: mine\n\nnodes:\n  rollout:\n    with: {n: 4}\n"
+    )
+    plan = hflow.compile(hflow.load(tmp_path / "mine.yaml", SIZES), "h100x8")
+    assert str(tmp_path) in to_json(plan)
+    assert not any(str(tmp_path) in text or str(Path.cwd()) in text for text in origin_files(plan).values())
+
+
+def test_nothing_is_overwritten(plan: Plan, tmp_path: Path) -> None:
+    (tmp_path / "x.svg").write_text(with_origin("<svg>\n</svg>", Origin(plan.graph.text)))
+    (tmp_path / "to").mkdir()
+    (tmp_path / "to/plan.json").write_text("mine")
+    with pytest.raises(HflowError, match=r"HF001.*plan\.json` is there already"):
+        words = ["show", "--from", str(tmp_path / "x.svg"), "--to", str(tmp_path / "to")]
+        CliRunner().invoke(app, words, catch_exceptions=False)
+    assert [file.name for file in (tmp_path / "to").iterdir()] == ["plan.json"]
+
+
+def test_graph_and_plan_are_of_one_picture(plan: Plan) -> None:
+    alone = with_origin("<svg>\n</svg>", Origin("graph of the first"))
+    both = with_origin("<svg>\n</svg>", origin_of(plan))
+    assert carried_origin(f"<p>{alone}</p>{both}") == Origin("graph of the first")
+    assert carried_origin(f"<p>{both}</p>{alone}") == origin_of(plan)
+
+
+@pytest.mark.timeout(60)
+def test_elements_without_an_end_take_no_time() -> None:
+    assert carried_origin('<metadata id="hflow-graph">' * 10**6) is None
 
 
 def test_texts_stay_as_they_are_and_pictures_xml(plan: Plan) -> None:
@@ -85,6 +117,8 @@ def test_what_is_not_there_or_no_text_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "x.png").write_bytes(b"\x89PNG\xff")
     with pytest.raises(HflowError, match="HF001.*cannot be read: it is not UTF-8"):
         read_origin(tmp_path / "x.png")
+    with pytest.raises(HflowError, match="HF001.*cannot be read: File name too long"):
+        read_origin(tmp_path / ("x" * 300))
 
 
 def test_a_graph_without_a_plan_writes_one_file(plan: Plan, tmp_path: Path) -> None:

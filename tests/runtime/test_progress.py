@@ -8,8 +8,10 @@ from threading import Event
 import pytest
 from rich.console import Console
 
+import hflow
+from hflow.graph.ir import Graph
 from hflow.runtime.controller import progress
-from hflow.runtime.controller.progress import RunProgress, numbers
+from hflow.runtime.controller.progress import RunProgress, further_metrics, numbers
 
 TIMES = {"tokens_per_s": 5321.4, "time_s": 0.812}
 
@@ -32,17 +34,44 @@ def test_shown_metrics_stand_in_place_of_reward_and_losses() -> None:
     assert numbers({**metrics, "tokens": 640}, shown)[:3] == expected
 
 
+REWARDS = """
+  correct:
+    op: call
+    fn: hflow.ops.rewards.exact_match
+    in: {text: rollout.text, answer: prompts.answer}
+
+  score:
+    op: call
+    fn: hflow.ops.rewards.format_match
+    in: {text: rollout.text}
+    with: {pattern: "[0-9]+"}
+
+  reward:
+    fn: hflow.ops.rewards.add
+    in: {text: null, answer: null, score: correct.score, other: score.score}
+"""
 STEP = {
     "step": 4,
     "loss.actor_train": -0.0012,
     "reward_mean": 0.42,
+    "actor_train.grad_norm": 0.3123,
     "rollout.response_length": 317.25,
     "correct.score": 0.25,
-    "format.score": 0.8,
+    "score.score": 0.8,
+    "reward.score": 0.42,
     "actor_train.kl": 0.001234,
-    "actor_train.grad_norm": 0.3123,
+    "time_s.score": 0.001,
+    "digest.score": "1f",
     **TIMES,
 }
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Graph:
+    """GRPO with a reward of two parts, of which one has a name that other metrics end in."""
+    file = tmp_path_factory.mktemp("graph") / "two.yaml"
+    file.write_text(f"hflow: 1\nextends: grpo\nname: two\n\nnodes:{REWARDS}")
+    return hflow.load(file)
 
 
 @pytest.mark.parametrize(
@@ -51,21 +80,32 @@ STEP = {
         (80, "step  5/30  reward 0.420  loss -0.0012  correct 0.250  5,321 tokens/s  0.81 s"),
         (
             120,
-            "step  5/30  reward 0.420  loss -0.0012  correct 0.250  format 0.800  length 317.2  kl 0.0012"
+            "step  5/30  reward 0.420  loss -0.0012  correct 0.250  score 0.800  length 317.2  kl 0.0012"
             "  5,321 tokens/s  0.81 s",
         ),
     ],
 )
-def test_a_line_is_filled_with_what_else_there_is(width: int, line: str) -> None:
-    log = StringIO()
-    RunProgress(30, str, Console(file=log, width=width)).step(STEP)
+def test_a_line_is_filled_with_what_else_there_is(width: int, line: str, graph: Graph) -> None:
+    log, further = StringIO(), further_metrics(graph)
+    RunProgress(30, str, Console(file=log, width=width), further=further).step(STEP)
     assert log.getvalue() == line + "\n" and len(line) <= width
 
 
-def test_one_reward_is_not_said_twice_and_text_is_no_number() -> None:
-    metrics = {name: value for name, value in STEP.items() if name != "format.score"}
-    metrics["actor_train.kl"] = "none"
-    assert numbers(metrics, width=200)[2:4] == ["length 317.2", "grad 0.31"]
+def test_what_is_no_number_is_left_out(graph: Graph) -> None:
+    metrics = {**STEP, "actor_train.kl": "none", "correct.score": "1f", "score.score": None}
+    assert numbers(metrics, (), further_metrics(graph), 200)[2:4] == ["length 317.2", "grad 0.31"]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "names"),
+    [
+        ("grpo", ["rollout.response_length", "actor_train.kl", "actor_train.grad_norm"]),
+        ("ppo", ["rollout.response_length", "actor_train.kl", "actor_train.grad_norm"]),
+        ("sft", ["actor_train.kl", "actor_train.grad_norm"]),
+    ],
+)
+def test_one_reward_is_not_said_twice_and_the_actor_is_meant(algorithm: str, names: list[str]) -> None:
+    assert [each.name for each in further_metrics(hflow.load(f"algorithms/{algorithm}.yaml"))] == names
 
 
 def test_lines_of_a_log_are_whole_and_a_live_line_fits() -> None:

@@ -158,17 +158,25 @@ def test_different_metrics_of_equal_values_are_all_told() -> None:
     lines = [{"step": i, "reward.score": 0.0, **dict.fromkeys((*first, *others), 0.0)} for i in range(4)]
     html = report_html(RunReport(PLAN, lines, {"status": "running"}))
     assert all(f"<h3>{name} " in html for name in first) and "<h3>reward.score " not in html
-    assert "<p>The same in every step, but for rounding: actor_train.grad_norm 0, other.score 0.</p>" in html
+    assert "<p>The same in every step, or below 1e-6: actor_train.grad_norm 0, other.score 0.</p>" in html
 
 
 def test_what_changes_by_rounding_alone_has_no_chart() -> None:
+    """A small rate of learning that rises is no rounding."""
     lines = [
-        {"step": i, "lr": 1e-4, "off": 3e-7 * i, "kl": 1e-4 * i, "gone": None if i else 1.0} for i in range(4)
+        {
+            "step": i,
+            "a.lr": 1e-4,
+            "b.lr": 1e-7 * i,
+            "off": 3e-7 * i,
+            "kl": 1e-4 * i,
+            "gone": i and None,
+        }
+        for i in range(4)
     ]
     html = report_html(RunReport(PLAN, lines, {"status": "running"}))
-    charted = re.findall(r"<h3>(\S+) <span>", html)
-    assert charted == ["gone", "kl"]
-    assert "The same in every step, but for rounding: lr 0.0001, off 9e-07." in html
+    assert re.findall(r"<h3>(\S+) <span>", html) == ["b.lr", "gone", "kl"]
+    assert "The same in every step, or below 1e-6: a.lr 0.0001, off 9e-07." in html
 
 
 def test_evaluations_and_reward_come_first() -> None:

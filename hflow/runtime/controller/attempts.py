@@ -22,7 +22,7 @@ from hflow.runtime.controller.former_run import FormerRun, former_run
 from hflow.runtime.controller.hang_report import HUNG, HangReport
 from hflow.runtime.controller.load_run import load_run, place_and_load
 from hflow.runtime.controller.pool import Pool
-from hflow.runtime.controller.progress import RunProgress
+from hflow.runtime.controller.progress import RunProgress, further_metrics
 from hflow.runtime.controller.run_folder import RunFolder
 from hflow.runtime.controller.run_views import RunViews
 from hflow.runtime.controller.shared_folder import writers
@@ -96,8 +96,9 @@ class Attempts:
         checkpoints = Checkpoints(folder.path, plan, policy, size, folder.event, self._say, first)
         grace_s, shown = folder.config.grace_s, folder.config.show
         notice = f"ending the step and writing a checkpoint within {grace_s:g} s; the next signal leaves"
+        further = further_metrics(plan.graph)
         with (
-            RunProgress(plan.graph.steps, pool.where, self.console, folder.now, shown) as progress,
+            RunProgress(plan.graph.steps, pool.where, self.console, folder.now, shown, further) as progress,
             _removing(checkpoints),
         ):
             with self.signals.graceful(grace_s, notice) if policy.on_signal else nullcontext():

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -18,11 +19,37 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from hflow.graph.ir import Graph
+
 POLL_S, QUIET_POLL_S = 0.5, 1.0
 GAP = "  "
-# Of the name in a line, the metric and its format.
-FURTHER = (("length", "response_length", ".1f"), ("kl", "kl", ".4f"), ("grad", "grad_norm", ".2f"))
 BAR_WIDTH = 76  # of what stands beside the numbers in the live line
+
+
+@dataclass(frozen=True)
+class FurtherMetric:
+    """`name`: in a step's metrics; `label`, `form`: what a line calls it, and the format of its number."""
+
+    name: str
+    label: str
+    form: str
+
+
+def further_metrics(graph: Graph) -> tuple[FurtherMetric, ...]:
+    """The rewards that the one of `graph` is made of, how long responses are, and of the first model that is
+    sampled from and trained, the KL divergence and the norm of the gradient."""
+    judges = [n for n in graph.nodes if n.op == "call" or (n.op == "score" and graph.model_of(n).frozen)]
+    scores = [n.name for n in judges if n.output("score") and f"{n.name}.score" != graph.reward]
+    samplers = [n for n in graph.nodes if n.op == "generate"]
+    sampled = {n.model_use.model for n in samplers}
+    trainers = [n for n in graph.nodes if n.op == "train"]
+    trainers.sort(key=lambda n: n.model_use.model not in sampled)
+    return (
+        *(FurtherMetric(f"{name}.score", name, ".3f") for name in scores if graph.reward),
+        *(FurtherMetric(f"{n.name}.response_length", "length", ".1f") for n in samplers[:1]),
+        *(FurtherMetric(f"{n.name}.kl", "kl", ".4f") for n in trainers[:1]),
+        *(FurtherMetric(f"{n.name}.grad_norm", "grad", ".2f") for n in trainers[:1]),
+    )
 
 
 class RunProgress:
@@ -36,9 +63,10 @@ class RunProgress:
         console: Console,
         record: Callable[[str], None] = lambda _: None,
         shown: Sequence[str] = (),
+        further: Sequence[FurtherMetric] = (),
     ):
-        """`shown`: the metrics in the line of a step; none: reward, losses, and what else fits."""
-        self.steps, self.console, self.shown = steps, console, shown
+        """`shown`: the metrics in the line of a step; none: reward, losses, and what fits of `further`."""
+        self.steps, self.console, self.shown, self.further = steps, console, shown, further
         self._where, self._record = where, record
         self._live = self._bar() if console.is_terminal else None
         self._stop = threading.Event()
@@ -77,11 +105,11 @@ class RunProgress:
     def step(self, metrics: dict[str, Any]) -> None:
         if self._live:
             width = self.console.width - BAR_WIDTH
-            text = _fitting(numbers(metrics, self.shown, width), width)
+            text = _fitting(numbers(metrics, self.shown, self.further, width), width)
             self._live.update(self._task, completed=metrics["step"] + 1, numbers=text)
             return
         head = f"step {metrics['step'] + 1:>{len(str(self.steps))}}/{self.steps}"
-        parts = numbers(metrics, self.shown, self.console.width - len(head) - len(GAP))
+        parts = numbers(metrics, self.shown, self.further, self.console.width - len(head) - len(GAP))
         self.say(GAP.join([head, *parts]))
 
     def _poll(self) -> None:
@@ -96,18 +124,25 @@ class RunProgress:
                     self._record(node)
 
 
-def numbers(metrics: Mapping[str, Any], shown: Sequence[str] = (), width: int = 0) -> list[str]:
+def numbers(
+    metrics: Mapping[str, Any],
+    shown: Sequence[str] = (),
+    further: Sequence[FurtherMetric] = (),
+    width: int = 0,
+) -> list[str]:
     """``reward 0.42``, ``loss -0.0012``, ``5321 tokens/s``, ``0.81 s`` of one step's metrics; of several
     train nodes, the losses are named like ``loss.critic_train``.
 
     Args:
-        shown: the metrics that stand there in place of reward and losses. One that the step has not is ``-``.
-        width: characters of a line. Without `shown` it is filled with what fits of the single rewards, the
-            length of responses, the KL divergence and the norm of the gradient, in this order.
+        shown: the metrics that stand there in place of all others but the last two. One that the step has not
+            is ``-``.
+        further: what stands behind the losses, as far as a line of `width` characters has room.
     """
     chosen = [f"{name} {_short(metrics.get(name))}" for name in shown] or _usual(metrics)
     ends = [f"{metrics['tokens_per_s']:,.0f} tokens/s", f"{metrics['time_s']:.2f} s"]
-    for part in () if shown else _further(metrics):
+    told = () if shown else (each for each in further if isinstance(metrics.get(each.name), int | float))
+    for each in told:
+        part = f"{each.label} {metrics[each.name]:{each.form}}"
         if len(GAP.join([*chosen, part, *ends])) > width:
             break
         chosen.append(part)
@@ -118,17 +153,6 @@ def _usual(metrics: Mapping[str, Any]) -> list[str]:
     parts = [f"reward {metrics['reward_mean']:.3f}"] if "reward_mean" in metrics else []
     losses = [name for name in metrics if name.startswith("loss.")]
     return parts + [f"{name if len(losses) > 1 else 'loss'} {metrics[name]:+.4f}" for name in losses]
-
-
-def _further(metrics: Mapping[str, Any]) -> Iterator[str]:
-    """Of several nodes of a kind, the first one's; rewards where they are parts of a sum."""
-    rewards = [name for name in metrics if name.endswith(".score")]
-    for name in rewards if len(rewards) > 1 else ():
-        yield f"{name.removesuffix('.score')} {metrics[name]:.3f}"
-    for shown, metric, form in FURTHER:
-        found = next((name for name in metrics if name.endswith(f".{metric}")), None)
-        if found and isinstance(metrics[found], int | float):
-            yield f"{shown} {metrics[found]:{form}}"
 
 
 def _short(value: Any) -> str:
