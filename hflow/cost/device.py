@@ -42,9 +42,13 @@ def products_s(
     flops: float, parameters: float, work: Work, dtype: str, device: DeviceKind, parts: int = 1
 ) -> float:
     """Products with `parameters` weights that are split over `parts` devices: the larger of computing and of
-    reading the weights (roofline)."""
-    reading = stream_s(parameters * BYTES[dtype], device)
-    return max(flops / rate(device, work, dtype), reading) / parts
+    reading the weights (roofline). In decoding their sum, where it was measured how fast weights are read:
+    a CPU has to bring each weight into its caches, and its products of a few rows hide nothing of that."""
+    computing, size = flops / rate(device, work, dtype), parameters * BYTES[dtype]
+    share = device.calibration.decode_weights_efficiency
+    if work == "decode" and share is not None:
+        return (computing + size / (device.memory_bandwidth * share)) / parts
+    return max(computing, stream_s(size, device)) / parts
 
 
 def attention_work(shape: ModelShape, tokens: float, context: float) -> float:

@@ -18,7 +18,9 @@ class Calibration:
     The first three are shares of `DeviceKind.flops`: of training, of a forward pass over whole sequences,
     and of reading a prompt into the KV cache. Decoding is bound by memory: its share is of
     `DeviceKind.memory_bandwidth`. Its products, of one token of each row, reach `decode_efficiency` of the
-    FLOP/s; where that is None, as much as those of prompts. The defaults suit large models on GPUs.
+    FLOP/s; where that is None, as much as those of prompts. They read all weights meanwhile; where
+    `decode_weights_efficiency` is given, before, at that share of the memory bandwidth. The defaults suit
+    large models on GPUs.
     """
 
     train_efficiency: float = 0.5
@@ -26,6 +28,7 @@ class Calibration:
     prefill_efficiency: float = 0.5
     decode_bandwidth_efficiency: float = 0.75
     decode_efficiency: float | None = None
+    decode_weights_efficiency: float | None = None
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,7 @@ class _Calibration(_Base):
     prefill_efficiency: Share | None = None
     decode_bandwidth_efficiency: Share | None = None
     decode_efficiency: Share | None = None
+    decode_weights_efficiency: Share | None = None
 
 
 class _Device(_Base):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -192,7 +192,9 @@ def _unsaid_of_cluster(cluster: Cluster) -> dict[str, Any]:
 
 
 def _unsaid_of_kind(kind: DeviceKind) -> dict[str, Any]:
-    return {"calibration": {"decode_efficiency": True}} if kind.calibration.decode_efficiency is None else {}
+    """Shares that are None, all of which came after the first plans had been hashed."""
+    shares = asdict(kind.calibration)
+    return {"calibration": {name: True for name, share in shares.items() if share is None}}
 
 
 def _unsaid_of_program(program: Program, named: bool = True) -> dict[str, Any]:

@@ -186,6 +186,11 @@ def test_many_rows_decode_at_the_rate_of_products(plain: Cluster) -> None:
     slow = replace(plain, device=replace(plain.device, calibration=shares))
     tokens = decode_s(Execution(LLAMA, "bf16", Workload(rows, 0, 2), ONE, rows, slow))
     assert tokens == pytest.approx(2 * (2 * MATRICES * rows / 156e12 + cache))
+    first = replace(shares, decode_weights_efficiency=0.25)
+    slow = replace(plain, device=replace(plain.device, calibration=first))
+    tokens = decode_s(Execution(LLAMA, "bf16", Workload(rows, 0, 2), ONE, rows, slow))
+    reading = 2 * MATRICES / (2.039e12 / 4)
+    assert tokens == pytest.approx(2 * (reading + 2 * MATRICES * rows / 156e12 + cache))
 
 
 def test_what_the_cache_does_not_hold_waits_for_the_next_wave(a100: Cluster) -> None:

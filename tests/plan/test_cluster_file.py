@@ -126,6 +126,10 @@ def test_everything_is_read(tmp_path: Path) -> None:
     more = GOOD.replace("{train_efficiency: 0.4}", "{train_efficiency: 0.4, decode_efficiency: 0.3}")
     cluster = load_cluster(written(tmp_path, more))
     assert cluster.device.calibration == Calibration(0.4, 0.5, 0.5, 0.75, 0.3)
+    assert cluster.device.calibration.decode_weights_efficiency is None, "read while products compute"
+    more = more.replace("decode_efficiency: 0.3", "decode_efficiency: 0.3, decode_weights_efficiency: 0.6")
+    cluster = load_cluster(written(tmp_path, more))
+    assert cluster.device.calibration == Calibration(0.4, 0.5, 0.5, 0.75, 0.3, 0.6)
     assert load_cluster(written(tmp_path, cluster_text(cluster))) == cluster
 
 

@@ -76,6 +76,17 @@ def test_of_a_gpu_all_memory_is_told_and_what_is_no_plans(monkeypatch: pytest.Mo
     assert on_cpu.host_memory_bytes is None and not on_cpu.device.reserve_bytes
 
 
+def test_on_cpus_decoding_has_rates_of_its_own() -> None:
+    rates = dict.fromkeys(MEASUREMENTS, 1000000000.0)
+    rates |= {"matrix_flops": 8e9, "decode_flops": 2e9, "memory_bandwidth": 4e9, "decode_weights": 3e9}
+    calibrated = calibration._cluster("mine", Setting("cpu", 1, 2, 1), rates).device.calibration
+    assert calibrated.decode_efficiency == 2 / 8
+    assert calibrated.decode_weights_efficiency == 3 / 4
+    gpu = {name: rate for name, rate in rates.items() if not name.startswith("decode")}
+    calibrated = calibration._cluster("mine", Setting("cpu", 1, 2, 1), gpu).device.calibration
+    assert calibrated.decode_efficiency is None and calibrated.decode_weights_efficiency is None
+
+
 def _fail(rank: int) -> None:
     raise RuntimeError("no memory left")
 

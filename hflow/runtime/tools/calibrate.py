@@ -143,6 +143,7 @@ def _cluster(name: str, setting: Setting, measured: Mapping[str, float]) -> Clus
     m = {key: float(f"{value:.{DIGITS}g}") for key, value in measured.items()}
     score, train = (_share(m[key], m["matrix_flops"]) for key in ("score_flops", "train_flops"))
     decode = _share(m["decode_flops"], m["matrix_flops"]) if "decode_flops" in m else None
+    weights = _share(m["decode_weights"], m["memory_bandwidth"]) if "decode_weights" in m else None
     # A single GPU has no other to send to; and there is one host, so `inter_host` is never used.
     link = Link(m["link_bandwidth"], m["link_latency_s"]) if "link_bandwidth" in m else NO_LINK
     host = Link(m["host_bandwidth"], HOST_LATENCY_S) if "host_bandwidth" in m else None
@@ -156,7 +157,8 @@ def _cluster(name: str, setting: Setting, measured: Mapping[str, float]) -> Clus
         memory_bandwidth=m["memory_bandwidth"],
         efficiency=train,
         layer_overhead_s=m["layer_overhead_s"],
-        calibration=Calibration(train, score, score, 1.0, decode),  # of a memory bandwidth that was reached
+        # All of the memory bandwidth, which was reached.
+        calibration=Calibration(train, score, score, 1.0, decode, weights),
     )
     return Cluster(name, device, 1, setting.workers, link, link, host, host_memory_bytes=_host_bytes(setting))
 

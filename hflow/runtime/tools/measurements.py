@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hflow import units
-from hflow.plan.flops import forward_flops
+from hflow.plan.flops import forward_flops, matmul_parameters
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
 from hflow.runtime.ends import EndRule
@@ -190,12 +190,19 @@ def layer_overhead_s(seat: Seat) -> float:
 
 
 def decode_flops(seat: Seat) -> float:
-    """FLOP/s of decoding steps of many rows, in which layers take their least time besides."""
+    """FLOP/s of what further rows add to a decoding step of one."""
+    sizes = seat.setting.sizes
+    many_s, one_s = (_token_step_s(seat, sizes.hidden, rows) for rows in (TOGETHER, 1))
+    flops = forward_flops(_shape(sizes.hidden), TOGETHER - 1, sizes.decoded / 2)
+    return flops / max(many_s - one_s, many_s / 4)
+
+
+def decode_weights(seat: Seat) -> float:
+    """Bytes/s of weights that a decoding step of one row reads, in which layers take their least time
+    besides."""
     hidden = seat.setting.sizes.hidden
-    step_s, least_s = _token_step_s(seat, hidden, TOGETHER), _token_step_s(seat, 64, 1)
-    return forward_flops(_shape(hidden), TOGETHER, seat.setting.sizes.decoded / 2) / max(
-        step_s - least_s, step_s / 4
-    )
+    step_s, least_s = _token_step_s(seat, hidden, 1), _token_step_s(seat, 64, 1)
+    return matmul_parameters(_shape(hidden)) * seat.setting.dtype.itemsize / max(step_s - least_s, step_s / 4)
 
 
 def _token_step_s(seat: Seat, hidden: int, rows: int) -> float:
@@ -284,6 +291,7 @@ MEASUREMENTS: Mapping[str, Measurement] = {
     "train_flops": Measurement("model, and backward", train_flops, _flops),
     "layer_overhead_s": Measurement("layer, least time", layer_overhead_s, _microseconds),
     "decode_flops": Measurement("model, one token a row", decode_flops, _flops, _cpus),
+    "decode_weights": Measurement("model, weights read", decode_weights, units.rate, _cpus),
     "memory_bandwidth": Measurement("copy in memory", memory_bandwidth, units.rate),
     "host_bandwidth": Measurement("copy from host memory", host_bandwidth, units.rate, _gpus),
     "link_bandwidth": Measurement("link of two workers", link_bandwidth, units.rate, _pair),
