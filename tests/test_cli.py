@@ -104,7 +104,9 @@ def test_compile_json_has_the_promised_keys(model: str, tmp_path: Path) -> None:
         "hash", "graph", "cluster", "step_time_s", "tokens_per_s", "search", "nodes", "edges", "memory",
         "hosts", "placement", "path", "idle",
     }  # fmt: skip
-    assert plan["search"].keys() == {"seconds", "gap", "explored", "bound_s", "planner", "unsearched"}
+    assert plan["search"].keys() == {
+        "seconds", "gap", "explored", "bound_s", "planner", "unsearched", "tried_engines",
+    }  # fmt: skip
     train = next(n for n in plan["nodes"] if n["name"] == "actor_train")
     assert train["layout"] == {"pp": 1, "tp": 2, "dp": 1, "cp": 1} and train["devices"] == [0, 1]
     assert train.keys() >= {

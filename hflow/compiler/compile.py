@@ -7,7 +7,8 @@ from dataclasses import replace
 from datetime import date
 
 from hflow.compiler.base_pins import spread_pins
-from hflow.compiler.engines import generation_engines
+from hflow.compiler.cheapest_engine import cheapest
+from hflow.compiler.engines import NodeEngines, engine_choices
 from hflow.compiler.gc_pause import gc_pause
 from hflow.compiler.options import DEFAULTS, PlannerOptions
 from hflow.compiler.passes.candidates import candidates
@@ -54,24 +55,37 @@ def compile_graph(
 
     Args:
         today: what chat templates that ask for the date write, where the graph says none; default: the
-        present
-            day, local time.
+            present day, local time.
         pins: texts like ``actor_train=tp2,dp2@0-3``.
-        after: called with the name of each pass and what it has made.
+        after: called with the name of each pass and what it has made, for each choice of engines.
 
     Raises:
-        HflowError: HF212, HF226, HF302-HF305, HF307, HF308, HF310,
-        HF311.
+        HflowError: HF212, HF226, HF302-HF305, HF307, HF308, HF310, HF311.
     """
     graph = with_dates(graph, today or date.today())
     with gc_pause():
-        draft = new_draft(graph, cluster, pins, options)
-        for step in PASSES:
-            draft = step(draft)
-            if after:
-                after(step.__name__, draft)
+        first = new_draft(graph, cluster, pins, options)
+        choices = engine_choices(options.engines, first.graph, cluster)
+        budget_s = options.budget_s and options.budget_s / len(choices)
+        first = replace(first, options=replace(options, budget_s=budget_s))
+
+        def planned(engines: NodeEngines) -> Plan:
+            return _plan(_passed(replace(first, engines=engines), after))
+
+        return cheapest(choices, planned)
+
+
+def _passed(draft: Draft, after: Callable[[str, Draft], None] | None) -> Draft:
+    for step in PASSES:
+        draft = step(draft)
+        if after:
+            after(step.__name__, draft)
+    return draft
+
+
+def _plan(draft: Draft) -> Plan:
     return Plan(
-        VERSION, cluster, draft.shapes, draft.nodes, draft.step, draft.evaluation, draft.memory,
+        VERSION, draft.cluster, draft.shapes, draft.nodes, draft.step, draft.evaluation, draft.memory,
         draft.step_time_s, _tokens_per_step(draft.graph), draft.search, digests_of(draft.graph),
         draft.evaluations,
     )  # fmt: skip
@@ -80,15 +94,18 @@ def compile_graph(
 def new_draft(
     graph: Graph, cluster: Cluster, pins: Iterable[str] = (), options: PlannerOptions = DEFAULTS
 ) -> Draft:
-    """What the first pass is given. Raises HflowError HF212, HF230, HF302-HF304, HF307, HF308, HF310,
-    HF311."""
+    """What the first pass is given; of engines to be chosen by price it has the first ones.
+
+    Raises:
+        HflowError: HF212, HF230, HF302-HF304, HF307, HF308, HF310, HF311.
+    """
     graphs = (graph, *(named_graph(graph, evaluation) for evaluation in graph.evaluations))
     if foreign := next(filter(None, (tuple(foreign_tokens(each)) for each in graphs)), None):
         raise HflowError(foreign)
     _refuse_mixed(cluster)
     graph = with_dtypes(graph, cluster)
     found = spread_pins(parse_pins(pins, graph, cluster), graph)
-    engines = generation_engines(options.engines, graph, cluster)
+    engines, *_ = engine_choices(options.engines, graph, cluster)
     shapes = _shapes(graph)
     too_few = (problem for each in graphs for problem in too_few_positions(each, shapes))
     adapters = (*unusable_adapters(graph, shapes), *unfit_adapters(graph, shapes))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hflow.compiler.compile import compile_graph
+from hflow.compiler.engines import engines_of
 from hflow.compiler.options import PlannerOptions
 from hflow.compiler.plan_pins import pins_of
 from hflow.diagnostics import HflowError
@@ -22,7 +23,7 @@ def replan(plan: Plan, cluster: Cluster) -> Plan:
     Raises:
         HflowError: as `compile_graph`.
     """
-    return compile_graph(plan.graph, cluster, (), _options(plan))
+    return compile_graph(plan.graph, cluster, (), PlannerOptions(engines=engines_of(plan)))
 
 
 def replan_for_lengths(plan: Plan, seen: Mapping[str, SeenLengths]) -> tuple[Plan | None, Plan]:
@@ -36,18 +37,13 @@ def replan_for_lengths(plan: Plan, seen: Mapping[str, SeenLengths]) -> tuple[Pla
         HflowError: as `compile_graph`.
     """
     graph = with_lengths(plan.graph, seen)
-    return repriced(plan, graph, plan.cluster), compile_graph(graph, plan.cluster, (), _options(plan))
+    options = PlannerOptions(engines=engines_of(plan))
+    return repriced(plan, graph, plan.cluster), compile_graph(graph, plan.cluster, (), options)
 
 
 def repriced(plan: Plan, graph: Graph, cluster: Cluster) -> Plan | None:
     """`graph` on `cluster`, planned as `plan` is; None where it has no such plan."""
     try:
-        return compile_graph(graph, cluster, pins_of(plan), _options(plan))
+        return compile_graph(graph, cluster, pins_of(plan), PlannerOptions(engines=engines_of(plan)))
     except HflowError:
         return None
-
-
-def _options(plan: Plan) -> PlannerOptions:
-    """The engines that generate."""
-    generates = [node.name for node in plan.graph.nodes if node.op == "generate"]
-    return PlannerOptions(engines=tuple(f"{name}={plan.node(name).engine}" for name in generates))

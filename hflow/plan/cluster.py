@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 from hflow.plan.cached_hash import CachedHash
-from hflow.plan.engine_registry import DEFAULT_ENGINE, GenerationEngine
+from hflow.plan.engine_registry import DEFAULT_ENGINE, EngineChoice
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Cluster(CachedHash):
     host_link: Link | None = None
     nics_per_host: int = 1
     more: tuple[HostGroup, ...] = ()
-    generate_engine: GenerationEngine = DEFAULT_ENGINE
+    generate_engine: EngineChoice = DEFAULT_ENGINE
     host_memory_bytes: int | None = None
     server_bytes: int = 0
     token_step_s: float = 0.0

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from hflow.diagnostics import Diagnostic, HflowError, did_you_mean, ordered
 from hflow.graph.source.document import Document, KeyPath, read
 from hflow.plan.cluster import Calibration, Cluster, DeviceKind, HostGroup, Link
-from hflow.plan.engine_registry import DEFAULT_ENGINE, GenerationEngine
+from hflow.plan.engine_registry import DEFAULT_ENGINE, EngineChoice
 from hflow.plan.implausible import implausible
 from hflow.shipped import find
 
@@ -79,7 +79,7 @@ class _Group(_Base):
 
 
 class _Engines(_Base):
-    generate: GenerationEngine = DEFAULT_ENGINE
+    generate: EngineChoice = DEFAULT_ENGINE
     server_gb: Overhead = 0.0
     token_step: Seconds = 0.0
 

@@ -16,8 +16,11 @@ from hflow.plan.engines import megatron, sglang, transformers
 
 GenerationEngine = Literal["megatron", "sglang", "transformers"]
 EngineName = Literal[GenerationEngine, "python"]
+EngineChoice = Literal["auto", GenerationEngine]  # `auto`: the one with which a step is shortest
 
 GENERATION_ENGINES: tuple[GenerationEngine, ...] = get_args(GenerationEngine)
+ENGINE_CHOICES: tuple[EngineChoice, ...] = ("auto", *GENERATION_ENGINES)
+AUTO_ENGINES: tuple[GenerationEngine, ...] = ("megatron", "sglang")  # transformers is there to compare with
 DEFAULT_ENGINE: GenerationEngine = "megatron"  # of nodes with a model, where nobody chooses
 MODELLESS_ENGINE: EngineName = "python"  # of nodes without
 

@@ -20,6 +20,7 @@ from hflow.graph.ir import Graph, Model, Node
 from hflow.plan.cluster import Cluster, DeviceKind
 from hflow.plan.digests import Digests
 from hflow.plan.edges import Edge, WeightEdge
+from hflow.plan.engine_registry import GenerationEngine
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.program import Program
@@ -59,12 +60,22 @@ class DeviceMemory:
 
 
 @dataclass(frozen=True)
+class TriedEngines:
+    """The shortest step with these engines, as pairs of a generate node and its engine; None: there is no
+    plan. `reason`: why there is none, or why it could not be run where the one that was chosen can."""
+
+    engines: tuple[tuple[str, GenerationEngine], ...]
+    step_time_s: float | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class Search:
     """How the plan was found. `explored`: complete plans that were priced. `bound_s`: no plan has a shorter
     step; `gap`: by what part of the step's time the plan may be worse than the best one; None when that is
     not proven, because the planner proves nothing, or because plans that were not searched may be shorter:
     those with nodes `unsearched` on other devices, as `try_pin` puts one. `searched_gap`: the same as `gap`,
-    of the plans that were searched."""
+    of the plans that were searched. `tried_engines`: where engines were chosen by their price."""
 
     explored: int
     gap: float | None
@@ -73,6 +84,7 @@ class Search:
     unsearched: tuple[str, ...] = ()
     try_pin: str = ""
     searched_gap: float | None = None
+    tried_engines: tuple[TriedEngines, ...] = ()
 
 
 @dataclass(frozen=True)

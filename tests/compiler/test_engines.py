@@ -9,7 +9,7 @@ import pytest
 
 import hflow
 from hflow.compiler.compile import new_draft
-from hflow.compiler.engines import generation_engines
+from hflow.compiler.engines import engine_choices
 from hflow.compiler.options import DEFAULTS
 from hflow.compiler.passes.candidates import candidates
 from hflow.compiler.passes.weight_edges import weight_edges
@@ -21,6 +21,7 @@ from hflow.diagnostics import HflowError
 from hflow.graph.ir import Graph
 from hflow.plan.cluster import Cluster
 from hflow.plan.cluster_file import load_cluster
+from hflow.plan.cluster_text import cluster_text
 from hflow.plan.edges import WeightEdge
 from hflow.plan.engines.sglang import SERVER_PROFILE
 from hflow.plan.frozen import moved_parameters
@@ -52,9 +53,9 @@ def grpo() -> Graph:
 
 
 def test_the_user_goes_before_the_cluster(grpo: Graph) -> None:
-    assert generation_engines((), grpo, load_cluster("a100x8")) == {"rollout": "megatron"}
-    assert generation_engines((), grpo, served("a100x8")) == {"rollout": "sglang"}
-    assert generation_engines(("rollout=megatron",), grpo, served("a100x8")) == {"rollout": "megatron"}
+    assert engine_choices((), grpo, load_cluster("a100x8")) == ({"rollout": "megatron"},)
+    assert engine_choices((), grpo, served("a100x8")) == ({"rollout": "sglang"},)
+    assert engine_choices(("rollout=megatron",), grpo, served("a100x8")) == ({"rollout": "megatron"},)
 
 
 def test_a_cluster_file_may_say_it(tmp_path: Path) -> None:
@@ -68,11 +69,52 @@ def test_a_cluster_file_may_say_it(tmp_path: Path) -> None:
 
 def test_every_bad_choice_is_told(grpo: Graph) -> None:
     with pytest.raises(HflowError) as caught:
-        generation_engines(
-            ("rolout=sglang", "actor_train=sglang", "rollout=vllm"), grpo, load_cluster("local")
-        )
+        engine_choices(("rolout=sglang", "actor_train=sglang", "rollout=vllm"), grpo, load_cluster("local"))
     assert [d.code for d in caught.value.diagnostics] == ["HF310"] * 3
     assert "did you mean `rollout`" in str(caught.value)
+
+
+def test_auto_takes_the_engine_with_the_shorter_step(grpo: Graph) -> None:
+    """Rows that end early are replaced at once on SGLang alone: it is sooner where lengths vary and rows wait
+    for their turn, and where all are equally long it only has to be given the weights."""
+    varied = large("grpo", "llama-7b", "nodes.rollout.lengths={mean: 64}")
+    pins = "rollout=tp2,dp4,micro16@0-7", "actor_train=tp2,dp4@0-7"
+    for graph, best in ((grpo, "megatron"), (varied, "sglang")):
+        alone = {
+            engine: planned(graph, load_cluster("a100x8"), *pins, engines=(f"rollout={engine}",))
+            for engine in ("megatron", "sglang")
+        }
+        auto = planned(graph, load_cluster("a100x8"), *pins, engines=("rollout=auto",))
+        steps = {engine: plan.step_time_s for engine, plan in alone.items()}
+        assert auto.step_time_s == min(steps.values()) == steps[best]
+        assert auto.node("rollout").engine == best and auto.hash == alone[best].hash
+        assert {dict(t.engines)["rollout"]: t.step_time_s for t in auto.search.tried_engines} == steps
+        assert auto.search.explored == sum(plan.search.explored for plan in alone.values())
+        assert auto.search.bound_s == min(plan.search.bound_s for plan in alone.values())
+
+
+def test_a_cluster_may_leave_the_engine_open(grpo: Graph, tmp_path: Path) -> None:
+    cluster = replace(load_cluster("a100x8"), generate_engine="auto")
+    (tmp_path / "mine.yaml").write_text(cluster_text(cluster))
+    assert load_cluster(tmp_path / "mine.yaml") == cluster
+    assert engine_choices((), grpo, cluster) == ({"rollout": "megatron"}, {"rollout": "sglang"})
+    assert engine_choices(("rollout=sglang",), grpo, cluster) == ({"rollout": "sglang"},)
+    remax = large("remax", "llama-7b")
+    assert len(engine_choices((), remax, cluster)) == 2, "both nodes sample with one model"
+
+
+def test_auto_leaves_out_what_cannot_run() -> None:
+    """Gemma's layers are none of SGLang's here; and of weights in flight, Megatron knows nothing."""
+    gemma = large("grpo", "gemma-2-2b", "nodes.rollout.lengths={mean: 64}")
+    pins = "rollout=tp2,dp4,micro16@0-7", "actor_train=tp2,dp4@0-7"
+    plan = planned(gemma, load_cluster("h100x8"), *pins, engines=("rollout=auto",))
+    assert plan.node("rollout").engine == "megatron"
+    (able, unable) = plan.search.tried_engines
+    assert (able.step_time_s or 0) > (unable.step_time_s or 0), "it would have been sooner"
+    assert not able.reason and "SGLang" in unable.reason
+    assert "rollout on SGLang: " in plan_text(plan, 120)
+    flying = large("async_grpo", "llama-7b", IN_FLIGHT)
+    assert engine_choices(("rollout=auto",), flying, load_cluster("a100x8")) == ({"rollout": "sglang"},)
 
 
 def test_a_server_shares_no_weights(grpo: Graph) -> None:

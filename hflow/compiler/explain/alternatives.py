@@ -17,6 +17,7 @@ from hflow.compiler.candidates.meshes import (
 from hflow.compiler.candidates.node_groups import Candidate, NodeGroup, node_groups
 from hflow.compiler.candidates.shared_bases import alike, sharing_groups
 from hflow.compiler.compile import new_draft
+from hflow.compiler.engines import engines_of
 from hflow.compiler.explain.min_memory import min_memory
 from hflow.compiler.options import PlannerOptions
 from hflow.compiler.passes.weight_edges import weight_edges
@@ -94,7 +95,8 @@ def check_explained(graph: Graph, node: str) -> None:
 
 def _question(plan: Plan, pins: Iterable[str], options: PlannerOptions, node: str) -> _Question:
     check_explained(plan.graph, node)
-    draft = weight_edges(new_draft(plan.graph, plan.cluster, pins, replace(options, planner="exact")))
+    exact = replace(options, planner="exact", engines=engines_of(plan))
+    draft = weight_edges(new_draft(plan.graph, plan.cluster, pins, exact))
     all_groups = node_groups(draft.graph, draft.engines, draft.evaluation_graph)
     group = next(g for g in all_groups if node in {n.name for n in g.nodes})
     own = _placed_together(draft.graph, group, all_groups)

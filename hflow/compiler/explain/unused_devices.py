@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hflow.compiler.candidates.meshes import meshes, refusal
 from hflow.compiler.candidates.node_groups import NodeGroup, node_groups
-from hflow.compiler.engines import generation_engines
+from hflow.compiler.engines import engine_choices, engines_of
 from hflow.compiler.state import Draft
 from hflow.graph.evaluation import evaluation_graph
 from hflow.plan.layout import Mesh
@@ -22,9 +22,7 @@ def undivided(plan: Plan) -> str:
 
 
 def _unpinned(plan: Plan) -> Draft:
-    names = (node.name for node in plan.graph.nodes if node.op == "generate")
-    texts = tuple(f"{name}={plan.node(name).engine}" for name in names)
-    engines = generation_engines(texts, plan.graph, plan.cluster)
+    (engines,) = engine_choices(engines_of(plan), plan.graph, plan.cluster)
     step = Program(plan.graph, (), ())
     return Draft(plan.graph, evaluation_graph(plan.graph), plan.cluster, plan.shapes, step, engines=engines)
 

@@ -18,7 +18,13 @@ from hflow.plan.replicas import Instance, instance_of
 def check_runnable(plan: Plan) -> None:
     """Raises HflowError HF406 with every model that no engine can build, and every node that none can run as
     planned; asks nothing of the file system."""
-    problems = (
+    if problems := unrunnable(plan):
+        raise HflowError(problems)
+
+
+def unrunnable(plan: Plan) -> tuple[Diagnostic, ...]:
+    """What `check_runnable` raises, if anything."""
+    return (
         *_models(plan),
         *_nodes(plan),
         *_engines(plan),
@@ -27,8 +33,6 @@ def check_runnable(plan: Plan) -> None:
         *_optimizers(plan),
         *_vocabularies(plan),
     )
-    if problems:
-        raise HflowError(problems)
 
 
 def _models(plan: Plan) -> Iterator[Diagnostic]:

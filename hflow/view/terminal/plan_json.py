@@ -66,7 +66,7 @@ def measured_json(plan: Plan, metrics: Sequence[Metrics]) -> list[dict[str, Any]
 
 def _search(search: Search, seconds: float) -> dict[str, Any]:
     """`gap` and `bound_s` are null where nothing is proven; `unsearched`: nodes not all places of which were
-    searched."""
+    searched; `tried_engines`: empty where none were to be chosen by price."""
     return {
         "seconds": seconds,
         "gap": search.gap,
@@ -74,6 +74,10 @@ def _search(search: Search, seconds: float) -> dict[str, Any]:
         "bound_s": None if search.gap is None else search.bound_s,
         "planner": search.planner,
         "unsearched": list(search.unsearched),
+        "tried_engines": [
+            {"engines": dict(tried.engines), "step_time_s": tried.step_time_s, "reason": tried.reason}
+            for tried in search.tried_engines
+        ],
     }
 
 

@@ -13,6 +13,7 @@ from hflow.cost.host_memory import alike_hosts, host_memory
 from hflow.graph.adapter import StoredAdapter
 from hflow.graph.ir import Model
 from hflow.plan.cluster import Cluster
+from hflow.plan.engine_registry import profile_of
 from hflow.plan.frozen import trained_share
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.plan import DeviceMemory, Plan
@@ -36,6 +37,7 @@ def remarks(plan: Plan) -> list[Remark]:
         *memory,
         *_hosts(plan),
         *path,
+        *_engines(plan),
         *evaluations(plan),
         *_offloads(plan),
         *_adapters(plan),
@@ -149,6 +151,14 @@ def _unproven(plan: Plan) -> Iterator[Remark]:
     if search.unsearched:
         missed = f"not all places of {', '.join(search.unsearched)} were searched"
         yield "note", f"not proven best: {missed} (to try one: --pin {search.try_pin})"
+
+
+def _engines(plan: Plan) -> Iterator[Remark]:
+    """The step with each of the engines that were tried."""
+    for tried in plan.search.tried_engines:
+        names = ", ".join(f"{node} on {profile_of(engine).title}" for node, engine in tried.engines)
+        step = "" if tried.step_time_s is None else f"a step of {units.seconds(tried.step_time_s)}"
+        yield "engine", f"{names}: {'; but '.join(filter(None, (step, tried.reason)))}"
 
 
 def _in_flight(plan: Plan) -> Iterator[Remark]:

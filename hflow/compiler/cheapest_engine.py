@@ -1,0 +1,56 @@
+"""Of the engines that a generate node may run on, those with which a step is shortest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from hflow.compiler.engines import NodeEngines
+from hflow.compiler.planner.incumbent import RESOLUTION
+from hflow.diagnostics import HflowError
+from hflow.plan.plan import Plan, Search, TriedEngines
+from hflow.plan.verify.runnable import unrunnable
+
+
+def cheapest(choices: Sequence[NodeEngines], planned: Callable[[NodeEngines], Plan]) -> Plan:
+    """The plan with the shortest step of those that `planned` makes with each of `choices`; the first of
+    equal ones. What an engine cannot run counts only where no other can. The search tells what was tried.
+
+    Raises:
+        HflowError: of the first choice, where there is a plan with none.
+    """
+    if len(choices) == 1:
+        return planned(choices[0])
+    outcomes = [_outcome(engines, planned) for engines in choices]
+    plans = [outcome for outcome in outcomes if isinstance(outcome, Plan)]
+    if not plans:
+        raise next(outcome for outcome in outcomes if isinstance(outcome, HflowError))
+    best = min(plans, key=lambda plan: (len(unrunnable(plan)), plan.step_time_s))
+    tried = tuple(_tried(engines, outcome, best) for engines, outcome in zip(choices, outcomes, strict=True))
+    return replace(best, search=replace(_proven(best, plans), tried_engines=tried))
+
+
+def _outcome(engines: NodeEngines, planned: Callable[[NodeEngines], Plan]) -> Plan | HflowError:
+    try:
+        return planned(engines)
+    except HflowError as error:
+        return error
+
+
+def _tried(engines: NodeEngines, outcome: Plan | HflowError, best: Plan) -> TriedEngines:
+    pairs = tuple(engines.items())
+    if isinstance(outcome, HflowError):
+        return TriedEngines(pairs, None, outcome.diagnostics[0].message)
+    more = [found for found in unrunnable(outcome) if found not in unrunnable(best)]
+    return TriedEngines(pairs, outcome.step_time_s, more[0].message if more else "")
+
+
+def _proven(best: Plan, plans: Sequence[Plan]) -> Search:
+    """No plan with any of the engines that can run it is shorter than the lowest of their bounds."""
+    able = [plan.search for plan in plans if len(unrunnable(plan)) == len(unrunnable(best))]
+    explored = sum(plan.search.explored for plan in plans)
+    if any(search.gap is None for search in able):
+        return replace(best.search, explored=explored, gap=None)
+    bound_s, step_s = min(search.bound_s for search in able), best.step_time_s
+    gap = 1 - bound_s / step_s if bound_s < step_s * (1 - RESOLUTION) else 0.0
+    return replace(best.search, explored=explored, gap=gap, bound_s=bound_s, searched_gap=gap)
