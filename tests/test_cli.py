@@ -36,7 +36,10 @@ def same(text, answer):
 HFLOW = [sys.executable, "-m", "hflow.cli.app"]
 FLAGS = {
     "check": ["graph", "-f", "--file", "--set", "--json"],
-    "show": ["graph", "-f", "--file", "--set", "--resolved", "--ir", "--svg", "--prompts", "--from", "--to"],
+    "show": [
+        "graph", "-f", "--file", "--set", "--resolved", "--ir", "--python", "--svg", "--prompts", "--from",
+        "--to",
+    ],
     "fmt": ["files", "--check"],
     "schema": [],
     "new": ["name", "--from", "--force"],

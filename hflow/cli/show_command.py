@@ -29,6 +29,9 @@ def show_command(
             " graph with every type inferred.",
         ),
     ] = False,
+    python: Annotated[
+        bool, typer.Option("--python", help="The Python that builds the same graph, instead.")
+    ] = False,
     svg: Annotated[Path | None, typer.Option("--svg", help="Draw the graph into this file instead.")] = None,
     prompts: Annotated[
         int | None,
@@ -49,37 +52,44 @@ def show_command(
 ) -> None:
     """Print what a graph file comes to, as text, or draw it."""
     if from_:
-        if graph or file or set_ or resolved or svg or prompts:
+        if graph or file or set_ or resolved or python or svg or prompts:
             raise HflowError(Diagnostic("HF001", "--from goes with --to alone"))
         _give_back(from_, to)
         return
     if not graph or to:
         message = "--to goes with --from" if to else "say which graph: a file, or the name of an algorithm"
         raise HflowError(Diagnostic("HF001", message, help="`hflow show --help` lists the options"))
-    _show(graph, file, set_, resolved, svg, prompts)
-
-
-def _show(
-    graph: Path,
-    file: list[Path] | None,
-    set_: list[str] | None,
-    resolved: bool,
-    svg: Path | None,
-    prompts: int | None,
-) -> None:
-    from hflow.graph import load
-    from hflow.graph.write import printer
-    from hflow.graph.write import resolved as resolving
-
     refuse_plan(graph)
     if resolved:  # before it is checked: it helps to find out what is wrong
-        print(resolving.resolved(load.assembled(load.read_graph(graph), set_ or (), file or ())), end="")
+        _print_resolved(graph, file, set_)
     checked = load_graph(graph, file, set_)
+    if python:
+        _print_python(graph, file, set_)
+    _show(checked, svg, prompts, printed=resolved or python)
+
+
+def _print_resolved(graph: Path, file: list[Path] | None, set_: list[str] | None) -> None:
+    from hflow.graph.load import assembled, read_graph
+    from hflow.graph.write.resolved import resolved
+
+    print(resolved(assembled(read_graph(graph), set_ or (), file or ())), end="")
+
+
+def _print_python(graph: Path, file: list[Path] | None, set_: list[str] | None) -> None:
+    from hflow.graph.load import assembled, read_graph
+    from hflow.graph.write.python_printer import to_python
+
+    print(to_python(assembled(read_graph(graph), set_ or (), file or ())), end="")
+
+
+def _show(checked: Any, svg: Path | None, prompts: int | None, printed: bool) -> None:
+    from hflow.graph.write import printer
+
     if prompts:
         _print_prompts(checked, prompts)
     if svg:
         _draw(checked, svg)
-    elif not (resolved or prompts):
+    elif not (printed or prompts):
         print(printer.ir(checked), end="")
 
 
