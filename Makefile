@@ -15,7 +15,7 @@ PINS := constraints.txt $(if $(filter yes,$(CUDA)),constraints-cuda.txt)
 CONSTRAINTS = awk -F '==' '!/^ *\#/ && NF { pins[$$1] = $$0 } END { for (name in pins) print pins[name] }' $(PINS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-sglang demo demo-chat check test acceptance lint bench clean
+.PHONY: help setup setup-sglang demo demo-chat check test acceptance lint site bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -83,6 +83,7 @@ acceptance: setup lint ## before a release: every case and the long runs, writte
 	-HFLOW_SAMPLE=all $(BIN)/python -m pytest $(SHARED) --junitxml=$(RESULTS)/shared.xml
 	-$(BIN)/python -m pytest --nbmake notebooks --junitxml=$(RESULTS)/notebooks.xml
 	@tests/newcomer.sh README.md docs/tutorial.md; followed=$$?; \
+		$(MAKE) site || followed=1; \
 		$(BIN)/python scripts/acceptance.py $(addprefix $(RESULTS)/,beside.xml shared.xml notebooks.xml) && exit $$followed
 
 lint: setup ## ruff, pyright, and the walls between packages
@@ -90,6 +91,10 @@ lint: setup ## ruff, pyright, and the walls between packages
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/pyright --project pyproject.toml
+
+site: setup ## the documentation as HTML: build/site/html/index.html (three minutes: it plans every algorithm)
+	$(BIN)/python -m scripts.site
+	$(BIN)/zensical build --strict
 
 bench: setup ## every benchmark; each prints one JSON line last
 	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script; done

@@ -31,11 +31,19 @@ def model_params(algorithm: str) -> tuple[str, ...]:
 
 def large(algorithm: str, shape: str, *overrides: str) -> Graph:
     """`algorithms/<algorithm>.yaml` with all models of the named `shape`, e.g. ``llama-7b``."""
-    file = ROOT / f"algorithms/{algorithm}.yaml"
-    models = [f"models.{m.name}.dtype=bf16" for m in hflow.load(file).models]
+    return hflow.load(_file(algorithm), [*settings(algorithm, shape), *overrides])
+
+
+def settings(algorithm: str, shape: str) -> list[str]:
+    """What ``--set`` says for such a graph."""
+    models = [f"models.{m.name}.dtype=bf16" for m in hflow.load(_file(algorithm)).models]
     sizes = _params(algorithm) | MORE.get(algorithm, {})
     params = [f"params.{name}={value}".format(shape=shape) for name, value in sizes.items()]
-    return hflow.load(file, [*params, *models, *_lengths(algorithm), *overrides])
+    return [*params, *models, *_lengths(algorithm)]
+
+
+def _file(algorithm: str) -> Path:
+    return ROOT / f"algorithms/{algorithm}.yaml"
 
 
 def _params(algorithm: str) -> dict[str, object]:

@@ -1,0 +1,52 @@
+"""Write the pages of the site, of which MkDocs makes HTML (mkdocs.yml): `make site` does both.
+
+    python -m scripts.site [--to build/site/pages]
+
+Pages of the repository keep their text, and get links that are right in the site. A page for each algorithm
+and one of all commands are made from the code.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from shutil import rmtree
+
+from scripts.site.commands import commands_page
+from scripts.site.gallery import algorithm_page, title_of
+from scripts.site.learning import learning_page
+from scripts.site.moved_links import moved_links
+from scripts.site.sitemap import ROOT, Sitemap
+
+
+def write_site(target: Path) -> None:
+    """All pages, and the files that they link to, in the folder `target`, which is made anew."""
+    rmtree(target, ignore_errors=True)
+    site = Sitemap.of_repository()
+    for source, page in site.pages.items():
+        write(target / page, moved_links((ROOT / source).read_text(), source, page, site))
+    for name in site.algorithms:
+        print(f"{title_of(name)} …", flush=True)
+        write(target / f"algorithms/{name}.md", algorithm_page(name))
+    write(target / "learning.md", learning_page())
+    write(target / "commands.md", commands_page())
+    write(target / "site.css", (Path(__file__).parent / "site.css").read_text())
+    for source, copy in site.files.items():
+        path = target / copy
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes((ROOT / source).read_bytes())
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Write the pages of the site.")
+    parser.add_argument("--to", type=Path, default=ROOT / "build/site/pages")
+    write_site(parser.parse_args().to)
+
+
+if __name__ == "__main__":
+    main()
