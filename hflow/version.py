@@ -1,3 +1,8 @@
-"""The version of hflow, which the package's metadata has from here."""
+"""The version of hflow: that of its distribution, which has it from the newest tag."""
 
-__version__ = "0.1.0"
+from importlib.metadata import PackageNotFoundError, version
+
+try:
+    __version__ = version("hflow-rlhf")
+except PackageNotFoundError:  # a checkout that nobody installed
+    __version__ = "0+unknown"
