@@ -23,15 +23,19 @@ def dpo(
     *,
     beta: float = 0.1,
     label_smoothing: float = 0.0,
+    nll_coef: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Prefer the chosen response by more than the reference does (DPO, arXiv:2305.18290).
 
         h = sum over the mask of (logprobs - ref_logprobs)              of a response
         margin = beta * (h of the chosen one - h of the rejected one)
-        loss = -(1 - e) log sigmoid(margin) - e log sigmoid(-margin),   e = label_smoothing
+        loss = -(1 - e) log sigmoid(margin) - e log sigmoid(-margin)    e = label_smoothing
+               - nll_coef * mean over the mask of logprobs              of the chosen one
 
     Chosen is the response of the highest score, rejected that of the lowest; without scores the first and
-    the last. e is the share of labels taken to be wrong (conservative DPO, Mitchell 2023).
+    the last. e is the share of labels taken to be wrong (conservative DPO, Mitchell 2023). The margin may
+    grow while both responses become less likely, the chosen one too (arXiv:2410.08847); `nll_coef` holds
+    against that (Iterative RPO, arXiv:2404.19733, has 1).
 
     Args:
         logprobs, ref_logprobs: ``[pairs, k, T]``, right-padded, k responses to one prompt.
@@ -54,5 +58,7 @@ def dpo(
     chosen, rejected = score.argmax(1, keepdim=True), score.argmin(1, keepdim=True)
     margin = (rewards.gather(1, chosen) - rewards.gather(1, rejected))[:, 0]
     loss = -(1 - label_smoothing) * logsigmoid(margin) - label_smoothing * logsigmoid(-margin)
+    likelihood = logprobs.masked_fill(~mask, 0).sum(2) / mask.sum(2).clamp(min=1)
+    loss = loss - nll_coef * likelihood.gather(1, chosen)[:, 0]
     loss = loss.masked_fill((chosen == rejected)[:, 0], 0)  # the first is both: all scores are equal
     return loss, margin, (1 + margin.sign()) / 2

@@ -14,7 +14,7 @@ from hflow.graph.scaled import with_batch, with_responses
 
 FILES = {path.stem: path for path in sorted(Path("algorithms").glob("*.yaml"))}
 # files that write out a minibatch of all rows
-WHOLE = {"remax": 128, "online_dpo": 256, "on_policy_distillation": 512, "reinforce_pp": 512, "rloo": 512}
+WHOLE = {"remax": 512, "online_dpo": 256, "on_policy_distillation": 512, "reinforce_pp": 512, "rloo": 512}
 ROLLOUT = ("nodes.rollout.lengths.mean=2", "nodes.rollout.lengths.p90=4", "nodes.prompts.lengths.mean=5")
 FUNCTION = """
 from hflow.ops.op import op

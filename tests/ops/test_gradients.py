@@ -47,7 +47,7 @@ LOSSES: dict[str, Loss] = {
     "value_clip": lambda x, y: value_clip(x, y["other"], y["per_token"], mask(), clip=0.5)[0],
     "gspo": lambda x, y: gspo(x, y["old"], tensor(PER_ROW), mask(), clip=0.3, clip_high=0.5)[0],
     "dpo": lambda x, y: dpo(
-        x.reshape(PAIRS), y["ref"].reshape(PAIRS), mask().reshape(PAIRS), label_smoothing=0.1
+        x.reshape(PAIRS), y["ref"].reshape(PAIRS), mask().reshape(PAIRS), label_smoothing=0.1, nll_coef=0.3
     )[0],
     "reverse_kl": lambda x, y: reverse_kl(x, y["old"], y["ref"], mask())[0],
 }

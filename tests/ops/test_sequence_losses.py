@@ -62,6 +62,24 @@ def test_dpo(beta: float, smoothing: float, scores: list[list[float]] | None, or
         assert accuracy[pair].item() == float(expected[1] > 0)
 
 
+@pytest.mark.parametrize("scores,order", [(None, (0, 1)), ([[0.0, 2.0]] * 2, (1, 0))])
+def test_dpo_holds_the_chosen_response_likely(
+    scores: list[list[float]] | None, order: tuple[int, int]
+) -> None:
+    """By the mean log-prob of its tokens (arXiv:2404.19733, equation 1)."""
+    given = (
+        grouped(LOGPROBS),
+        grouped(REF),
+        mask().reshape(2, 2, 5),
+        None if scores is None else tensor(scores),
+    )
+    alone, held = dpo(*given)[0], dpo(*given, nll_coef=0.7)[0]
+    for pair in range(2):
+        row = 2 * pair + order[0]
+        likelihood = sum(LOGPROBS[row][c] for c in tokens(row)) / max(1, len(tokens(row)))
+        assert held[pair].item() == pytest.approx(alone[pair].item() - 0.7 * likelihood, abs=1e-12)
+
+
 def test_dpo_takes_the_best_and_the_worst_of_many() -> None:
     """Without scores the first and the last; each response has one token, of log-ratio 1, 2, 3, 4."""
     gains = tensor([[[1.0], [2.0], [3.0], [4.0]]])

@@ -168,6 +168,7 @@ _SFT = (
 _DPO = (
     said("beta", "beta of hflow.ops.preferences.dpo"),
     said("label_smoothing", "label_smoothing of hflow.ops.preferences.dpo"),
+    said("rpo_alpha", "nll_coef of hflow.ops.preferences.dpo"),
     said("loss_type", "loss of train", "`sigmoid` is `hflow.ops.preferences.dpo`"),
     unsaid(
         "loss_weights, f_divergence_type, ld_alpha, use_weighting, discopop_tau",
