@@ -12,6 +12,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from scripts.site import __main__ as site
+from scripts.site.both_forms import with_python
 from scripts.site.commands import commands_page
 from scripts.site.gallery import algorithm_page, title_of
 from scripts.site.moved_links import moved_links
@@ -68,6 +69,18 @@ def test_links_are_right_in_the_site(written: str, there: str) -> None:
 def test_links_out_of_a_folder() -> None:
     text = moved("[a](../../docs/plans.md) [b](task.py)", "examples/math_chat/README.md")
     assert text == "[a](../plans.md) [b](../files/examples/math_chat/task.py)"
+
+
+def test_graph_files_have_the_same_in_python_beside_them() -> None:
+    part, wrong = "```yaml\nnodes: {}\n```\n", "```yaml\nhflow: 1\nextends: grpo\nname: no\nnode: {}\n```\n"
+    whole = "```yaml\nhflow: 1\nextends: grpo\nname: mine\n\nparams: {batch: 64}\n```\n"
+    shown = with_python(f"{part}\n{wrong}\n{whole}after", "docs/plans.md")
+    assert shown.startswith(f'{part}\n{wrong}\n=== "Graph file"\n\n    ```yaml\n    hflow: 1\n')
+    assert shown.endswith("\n    graph = g.graph()\n    ```\nafter")
+    assert (
+        '=== "Python"\n\n    ```python\n    import hflow\n\n    g = hflow.GraphBuilder(\n        "mine",'
+        in shown
+    )
 
 
 def test_the_page_of_an_algorithm_has_its_graph_and_plans() -> None:

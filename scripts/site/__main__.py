@@ -2,8 +2,8 @@
 
     python -m scripts.site [--to build/site/pages]
 
-Pages of the repository keep their text, and get links that are right in the site. A page for each algorithm
-and one of all commands are made from the code.
+Pages of the repository keep their text; links are made right, and graph files get a tab with Python. A page
+for each algorithm and one of all commands are made from the code.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 from pathlib import Path
 from shutil import rmtree
 
+from scripts.site.both_forms import with_python
 from scripts.site.commands import commands_page
 from scripts.site.gallery import algorithm_page, title_of
 from scripts.site.learning import learning_page
@@ -24,7 +25,8 @@ def write_site(target: Path) -> None:
     rmtree(target, ignore_errors=True)
     site = Sitemap.of_repository()
     for source, page in site.pages.items():
-        write(target / page, moved_links((ROOT / source).read_text(), source, page, site))
+        text = moved_links((ROOT / source).read_text(), source, page, site)
+        write(target / page, with_python(text, source))
     for name in site.algorithms:
         print(f"{title_of(name)} …", flush=True)
         write(target / f"algorithms/{name}.md", algorithm_page(name))

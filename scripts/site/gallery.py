@@ -14,6 +14,7 @@ from hflow.graph.write.python_printer import to_python
 from hflow.plan.plan import Plan
 from hflow.units import seconds
 from hflow.view.terminal.terminal import plan_text
+from scripts.site.both_forms import tab
 from scripts.site.learning import curve_of
 from scripts.site.sitemap import ROOT
 from tests.compiler.workloads import settings
@@ -67,10 +68,10 @@ def _parts(name: str) -> Iterator[str]:
 
 def _forms(name: str, text: str) -> Iterator[str]:
     whole = assembled(read_graph(ROOT / f"algorithms/{name}.yaml"))
-    yield _tab("Graph file", _fence("yaml", text))
+    yield tab("Graph file", "yaml", text)
     if "\nextends:" in text:
-        yield _tab("With what it extends", _fence("yaml", dump(whole)))
-    yield _tab("Python", _fence("python", to_python(whole)))
+        yield tab("With what it extends", "yaml", dump(whole))
+    yield tab("Python", "python", to_python(whole))
 
 
 def _plans(name: str) -> Iterator[str]:
@@ -80,8 +81,7 @@ def _plans(name: str) -> Iterator[str]:
         ["| cluster | models | a step | tokens/s | device hours a step |", "|---|---|---|---|---|", *rows]
     )
     for example, plan, command in plans:
-        shown = _fence("sh", command) + "\n" + _fence("text", plan_text(plan, 110))
-        yield _tab(example.cluster, shown)
+        yield tab(example.cluster, "text", f"$ {command}\n\n{plan_text(plan, 110)}")
 
 
 def _planned(name: str, example: Example) -> tuple[Plan, str]:
@@ -100,12 +100,3 @@ def _row(example: Example, plan: Plan) -> str:
     step_s, devices = plan.step_time_s, len(plan.cluster.devices)
     rate, hours = plan.tokens_per_step / step_s, devices * step_s / 3600
     return f"| {example.cluster} | {example.shape} | {seconds(step_s)} | {rate:,.0f} | {hours:.3g} |"
-
-
-def _tab(title: str, text: str) -> str:
-    indented = "\n".join(f"    {line}" if line else line for line in text.splitlines())
-    return f'=== "{title}"\n\n{indented}'
-
-
-def _fence(language: str, text: str) -> str:
-    return f"```{language}\n{text.rstrip()}\n```\n"
