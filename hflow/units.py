@@ -1,9 +1,14 @@
-"""Numbers as people read them: seconds, bytes, counts, sets of devices."""
+"""Numbers and texts as people read them: seconds, bytes, counts, sets of devices, what others wrote."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import floor, log10
+
+
+def printable(text: str) -> str:
+    """A text without signs that a terminal would obey, or cannot show."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def seconds(value: float) -> str:

@@ -17,6 +17,7 @@ from hflow.cli.arguments import (
     Overrides,
     Pins,
     load_graph,
+    print_diagnostics,
     width,
     write_text,
 )
@@ -25,6 +26,7 @@ from hflow.cli.planning import make_plan, read_cluster
 from hflow.cli.sensitivities import try_sensitivities
 from hflow.compiler.options import DEFAULTS, PlacementPolicy, Planner, PlannerOptions
 from hflow.diagnostics import Diagnostic, HflowError
+from hflow.plan.missing_data import missing_data
 
 AfterPass = Literal["weight_edges", "candidates", "place", "lower_edges", "schedule", "check_memory", "all"]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the plan's table as one JSON object.")]
@@ -100,6 +102,7 @@ def compile_command(
         _check_explained(loaded, explain)
     old = _read(diff) if diff else _former(output, loaded.name)
     old = run.as_planned(loaded, machines) if run and not old else old
+    print_diagnostics(missing_data(loaded))
     started = time.perf_counter()
     plan = make_plan(loaded, machines, pin, options, _printer(print_after, ascii_only))
     seconds = time.perf_counter() - started

@@ -46,7 +46,7 @@ def rm_command(
     """Remove run folders, or single checkpoints. Nothing is removed if one of the names is refused."""
     from hflow import units
     from hflow.report.remove_runs import find_removable, remove
-    from hflow.report.runs_text import printable
+    from hflow.units import printable
 
     found = find_removable(names, folder or context.obj or RUNS, force)
     for target in found:
@@ -80,7 +80,7 @@ def export_command(
     require_address_space(TORCH_BYTES, "export")
     from hflow import units
     from hflow.report.export_run import export_run
-    from hflow.report.runs_text import printable
+    from hflow.units import printable
 
     for done in export_run(run, folder or RUNS, model, to, lambda text: print(text, file=sys.stderr)):
         after = units.plural(done.step, "step")
@@ -90,7 +90,8 @@ def export_command(
 
 def _list(given: Path | None, as_json: bool) -> None:
     from hflow.report.runs import list_runs
-    from hflow.report.runs_text import printable, runs_json, runs_text
+    from hflow.report.runs_text import runs_json, runs_text
+    from hflow.units import printable
 
     folder, nothing_yet = given or RUNS, given is None and not RUNS.exists()
     shown = printable(str(folder))

@@ -15,11 +15,11 @@ from hflow.plan.plan_file import load_plan
 from hflow.plan.run_state import trained_models
 from hflow.report.named_run import named_run, no_checkpoint, no_run
 from hflow.report.runs import MANIFEST, checkpoint_folders, is_run, size_on_disk
-from hflow.report.runs_text import printable
 from hflow.runtime.checkpoint.export import export_checkpoint
 from hflow.runtime.controller.checkpoints import best_of, scores
 from hflow.runtime.controller.former_run import evaluations_of, named_evaluations_of, read_lines
 from hflow.runtime.model_folder import check_files
+from hflow.units import printable
 
 BEST = "best"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hflow.diagnostics import Diagnostic, did_you_mean
 from hflow.report.runs import checkpoint_folders, is_run
-from hflow.report.runs_text import printable
+from hflow.units import printable
 
 MAX_DIGITS = 18  # of a number of steps
 

@@ -12,7 +12,7 @@ from hflow.diagnostics import Diagnostic, HflowError
 from hflow.report.named_run import named_run, no_checkpoint, no_run
 from hflow.report.run_status import SUMMARY, read_summary, run_status
 from hflow.report.runs import MANIFEST, MARKS, checkpoint_folders, is_run, size_on_disk
-from hflow.report.runs_text import printable
+from hflow.units import printable
 
 
 @dataclass(frozen=True)

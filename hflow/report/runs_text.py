@@ -33,17 +33,12 @@ def runs_json(runs: Sequence[ListedRun]) -> str:
     return json.dumps([_entry(run) for run in runs])
 
 
-def printable(name: str) -> str:
-    """A name of a file without signs that a terminal would obey, or cannot show."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in name)
-
-
 def _row(run: ListedRun, now: float) -> tuple[str, ...]:
     planned = "?" if run.planned_steps is None else str(run.planned_steps)
     kept = f"{len(run.checkpoints)}, step {run.checkpoints[-1]}" if run.checkpoints else "-"
     best = "-" if run.best is None else f"{run.best:.4g}"
     size, age = units.size(run.size_bytes), _age(now - run.began)
-    return printable(run.name), run.status, f"{run.steps}/{planned}", best, run.best_of, kept, size, age
+    return units.printable(run.name), run.status, f"{run.steps}/{planned}", best, run.best_of, kept, size, age
 
 
 def _age(seconds: float) -> str:
@@ -55,8 +50,8 @@ def _age(seconds: float) -> str:
 def _entry(run: ListedRun) -> dict[str, Any]:
     """`printable` names: JSON has no other for a name that is not Unicode."""
     return {
-        "name": printable(run.name),
-        "path": printable(str(run.path)),
+        "name": units.printable(run.name),
+        "path": units.printable(str(run.path)),
         "status": run.status,
         "steps": run.steps,
         "planned_steps": run.planned_steps,

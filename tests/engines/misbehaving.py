@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -92,6 +94,14 @@ def holds_the_lock(x: Tensor) -> None:
 def prints(x: Tensor) -> Tensor:
     print("y" * 50_000_000)
     print("z" * 50_000_000, file=sys.stderr)
+    return x
+
+
+def warns(x: Tensor) -> Tensor:
+    print("one")
+    warnings.warn("two", stacklevel=1)
+    logging.getLogger("three").warning("four")
+    sys.stderr.write("five")
     return x
 
 

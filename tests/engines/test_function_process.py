@@ -25,6 +25,7 @@ from hflow.runtime.engines.protocol import EngineCall, NodeError, Stopped
 from hflow.runtime.engines.python.call import run_call
 from hflow.runtime.engines.python.engine import PythonEngine, runs_apart
 from hflow.runtime.engines.python.function_process import FunctionProcess
+from hflow.runtime.engines.python.written_lines import CHARACTERS, MOST, WrittenLines
 from hflow.runtime.rows import Rows
 
 pytestmark = pytest.mark.slow
@@ -193,6 +194,28 @@ def test_output_goes_where_the_workers_goes(capfd: pytest.CaptureFixture[str]) -
     out, err = capfd.readouterr()
     counts = out.count("y"), err.count("z")  # not the texts: pytest would show them
     assert counts == (50_000_000, 50_000_000)
+
+
+def test_what_functions_write_is_kept_by_node() -> None:
+    process = FunctionProcess([], threading.Event())
+    assert run(process, "warns") == [1, 2, 3, 4]
+    process.end()
+    lines, left_out = process.written.take()
+    texts = [text for _, text in lines]
+    assert {node for node, _ in lines} == {"judge"} and left_out == 0
+    assert "one" in texts and "four" in texts and "five" in texts
+    assert any(text.endswith("UserWarning: two") for text in texts)
+    assert process.written.take() == ([], 0)
+
+
+def test_of_many_lines_the_first_are_kept() -> None:
+    written = WrittenLines("reward")
+    for number in range(MOST + 30):
+        written.add(b"\xff" + b"x" * number + b" \r")
+    lines, left_out = written.take()
+    assert lines[2] == ("reward", "\ufffdxx") and (len(lines), left_out) == (MOST, 30)
+    written.add(b"y" * 2 * CHARACTERS)
+    assert written.take() == ([("reward", "y" * CHARACTERS)], 0)
 
 
 def test_a_fork_that_comes_back_answers_nothing(process: FunctionProcess) -> None:

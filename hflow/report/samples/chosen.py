@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hflow.diagnostics import Diagnostic, HflowError, did_you_mean
-from hflow.report.runs_text import printable
 from hflow.runtime.samples.files import read_samples, sample_files
+from hflow.units import printable
 
 Sample = dict[str, Any]  # a row, by column
 ALIASES = ("reward", "advantage")  # columns that say once more what another does

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.text import Text
 
 from hflow import units
-from hflow.report.runs_text import printable
 from hflow.report.samples.chosen import ChosenSamples, Sample
+from hflow.units import printable
 
 MOST = {"prompt": 600, "response": 1600}  # characters that are shown
 INDENT = 10

@@ -9,8 +9,8 @@ from statistics import median
 from rich.text import Text
 
 from hflow import units
-from hflow.report.runs_text import printable
 from hflow.report.watch.watched_run import WatchedRun
+from hflow.units import printable
 from hflow.view.terminal.terminal import measured_text
 
 BARS = "▁▂▃▄▅▆▇█"

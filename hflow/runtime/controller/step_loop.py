@@ -16,6 +16,7 @@ from hflow.runtime.controller.pool import Pool, WorkerCall
 from hflow.runtime.controller.progress import RunProgress
 from hflow.runtime.controller.run_folder import RunFolder
 from hflow.runtime.controller.worker_failure import WorkerReport
+from hflow.runtime.controller.workers_log import WorkersLog
 from hflow.runtime.replan.replanner import NewPlan, Replanner
 from hflow.runtime.run import Run
 
@@ -46,6 +47,7 @@ class StepLoop:
         self.is_left = False  # whether it ended with steps left
         self.switch: tuple[NewPlan, int] | None = None  # the plan to go on under, after so many steps
         self._may_end, self._replanner = may_end, replanner
+        self._log = WorkersLog(folder.path, progress.say)
         self._sent: deque[WorkerCall] = deque()
         self._ended = time.perf_counter()
 
@@ -113,6 +115,8 @@ class StepLoop:
 
     def _record(self, call: WorkerCall, reports: Sequence[WorkerReport]) -> None:
         began, self._ended = self._ended, time.perf_counter()
+        if call[0] == "run":
+            self._log.add(call[1], reports)
         match call:
             case "checkpoint", int(done), _:
                 self.checkpoints.began(done, reports)

@@ -219,11 +219,11 @@ class Worker:
     def _run(self, number: int, evaluation: bool, name: str, samples: SampleRequest | None) -> Report:
         assert self.plan and self.world and self.interpreter
         if samples is None:
-            return self.interpreter.run(number, evaluation, name) | self._written()
+            return self.interpreter.run(number, evaluation, name) | self._written() | self._output()
         parts = SampleParts(self.plan, self.world.rank, samples.rows)
         report = self.interpreter.run(number, evaluation, name, parts)
         has_written = parts.write(Path(samples.folder), self.interpreter.engines.python.tokenizer)
-        return report | self._written() | {"samples": has_written}
+        return report | self._written() | self._output() | {"samples": has_written}
 
     def _checkpoint(self, step: int, folder: Path) -> Report:
         assert self.interpreter and self._writer
@@ -241,6 +241,12 @@ class Worker:
     def _written(self) -> Report:
         """The parts of checkpoints that were written meanwhile."""
         return {"written": self._writer.collect() if self._writer else []}
+
+    def _output(self) -> Report:
+        """What users' functions wrote meanwhile, if anything."""
+        lines, left_out = self._functions.written.take() if self._functions else ([], 0)
+        rank = self.world.rank if self.world else 0
+        return {"output": {"rank": rank, "lines": lines, "left_out": left_out}} if lines else {}
 
     def _export(self, name: str, folder: Path) -> Report:
         assert self.world and self.plan and self.interpreter

@@ -23,6 +23,7 @@ from hflow.graph.infer.kinds.call import time_limit_s
 from hflow.runtime.engines.protocol import EngineCall, NodeError, Result, Stopped
 from hflow.runtime.engines.python.function_channel import BadMessageError, FunctionChannel, FunctionMessage
 from hflow.runtime.engines.python.remote_call import question, result_of
+from hflow.runtime.engines.python.written_lines import WrittenLines
 from hflow.runtime.rows import Rows
 
 POLL_S = 0.05  # between two looks whether to go on waiting
@@ -63,8 +64,10 @@ class FunctionProcess:
         ours.setblocking(False)
         self._connection = ours
         self._channel = FunctionChannel(ours, self._wait)
-        assert self._process.stderr is not None
-        self._errors = _Tail(self._process.stderr)
+        assert self._process.stdout is not None and self._process.stderr is not None
+        self.written = WrittenLines()
+        self._prints = _Tail(self._process.stdout, 1, self.written)
+        self._errors = _Tail(self._process.stderr, 2, self.written)
 
     @property
     def alive(self) -> bool:
@@ -83,6 +86,7 @@ class FunctionProcess:
         try:
             if self._pid is None:
                 self._pid = int(self._channel.receive().fields["ready"])
+            self.written.node = call.node.name
             answered = self._ask(question(call, inputs), time_limit_s(call.node))
         except Stopped:
             self.end()
@@ -112,6 +116,7 @@ class FunctionProcess:
         except subprocess.TimeoutExpired:  # its guard has been stopped
             self._process.kill()
             self._process.wait()
+        self._prints.wait()
         self._errors.wait()
         self._connection.close()
 
@@ -168,13 +173,13 @@ class FunctionProcess:
 
 
 class _Tail:
-    """Hands a process's stderr on to this one's, and keeps its end."""
+    """Hands a process's output on to this one's `descriptor` and, in lines, to `written`; keeps its end."""
 
-    def __init__(self, stream: IO[bytes]) -> None:
-        self._stream = stream
+    def __init__(self, stream: IO[bytes], descriptor: int, written: WrittenLines) -> None:
+        self._stream, self._descriptor, self._written = stream, descriptor, written
         self._kept = b""
         self._count = 0
-        self._thread = threading.Thread(target=self._read, name="functions' stderr", daemon=True)
+        self._thread = threading.Thread(target=self._read, name="functions' output", daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
@@ -197,11 +202,18 @@ class _Tail:
         return "\n".join(f"  {line[:LINE_CHARACTERS]}" for line in told[-LAST_LINES:])
 
     def _read(self) -> None:
+        begun = b""
         while chunk := os.read(self._stream.fileno(), 4096):
             self._kept = (self._kept + chunk)[-KEPT_BYTES:]
             self._count += 1
             with suppress(OSError):  # nobody reads it any more
-                os.write(2, chunk)
+                os.write(self._descriptor, chunk)
+            *lines, begun = (begun + chunk).split(b"\n")
+            for line in lines:
+                self._written.add(line)
+            begun = begun[:KEPT_BYTES]  # of a line that does not end
+        if begun:
+            self._written.add(begun)
         self._stream.close()
 
 
@@ -220,6 +232,7 @@ def _start(
     return subprocess.Popen(
         [*program, os.pathsep.join(sys.path), *map(str, descriptors), *references],
         stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         pass_fds=descriptors,
         start_new_session=True,
