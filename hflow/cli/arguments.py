@@ -37,7 +37,7 @@ EngineOptions = Annotated[
     typer.Option(
         "--engine",
         metavar="NODE=sglang",
-        help="What a generate node runs on: megatron, sglang, transformers; auto: the first or the second.",
+        help="What a generate node runs on: megatron, sglang, transformers, or auto: one of the first two.",
     ),
 ]
 

@@ -60,6 +60,8 @@ def show_command(
         message = "--to goes with --from" if to else "say which graph: a file, or the name of an algorithm"
         raise HflowError(Diagnostic("HF001", message, help="`hflow show --help` lists the options"))
     refuse_plan(graph)
+    if resolved and python:
+        raise HflowError(Diagnostic("HF001", "--python prints a program, --resolved a file: one of them"))
     if resolved:  # before it is checked: it helps to find out what is wrong
         _print_resolved(graph, file, set_)
     checked = load_graph(graph, file, set_)
@@ -130,6 +132,6 @@ def _give_back(path: Path, to: Path | None) -> None:
 
 def _shown(text: str) -> str:
     """Without signs that a terminal would obey: the file may be a stranger's."""
-    from hflow.report.runs_text import printable
+    from hflow.units import printable
 
     return "\n".join(map(printable, text.split("\n")))

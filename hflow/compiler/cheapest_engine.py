@@ -46,11 +46,16 @@ def _tried(engines: NodeEngines, outcome: Plan | HflowError, best: Plan) -> Trie
 
 
 def _proven(best: Plan, plans: Sequence[Plan]) -> Search:
-    """No plan with any of the engines that can run it is shorter than the lowest of their bounds."""
-    able = [plan.search for plan in plans if len(unrunnable(plan)) == len(unrunnable(best))]
+    """No plan with any of the engines is shorter than the lowest of their bounds. Where one of them proves
+    nothing, or had a shorter plan that could not be run, others may be shorter."""
     explored = sum(plan.search.explored for plan in plans)
-    if any(search.gap is None for search in able):
-        return replace(best.search, explored=explored, gap=None)
-    bound_s, step_s = min(search.bound_s for search in able), best.step_time_s
+    searches = [plan.search for plan in plans]
+    unproven = next((search for search in searches if search.gap is None), None)
+    if unproven:
+        told = replace(best.search, unsearched=unproven.unsearched, try_pin=unproven.try_pin)
+        return replace(told, explored=explored, gap=None, bound_s=0.0)
+    bound_s, step_s = min(search.bound_s for search in searches), best.step_time_s
+    if any(plan.step_time_s < step_s for plan in plans):
+        return replace(best.search, explored=explored, gap=None, bound_s=0.0)
     gap = 1 - bound_s / step_s if bound_s < step_s * (1 - RESOLUTION) else 0.0
     return replace(best.search, explored=explored, gap=gap, bound_s=bound_s, searched_gap=gap)

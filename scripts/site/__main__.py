@@ -1,6 +1,6 @@
 """Write the pages of the site, of which MkDocs makes HTML (mkdocs.yml): `make site` does both.
 
-    python -m scripts.site [--to build/site/pages]
+    python -m scripts.site
 
 Pages of the repository keep their text; links are made right, and graph files get a tab with Python. A page
 for each algorithm and one of all commands are made from the code.
@@ -8,7 +8,6 @@ for each algorithm and one of all commands are made from the code.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from shutil import rmtree
 
@@ -44,11 +43,5 @@ def write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Write the pages of the site.")
-    parser.add_argument("--to", type=Path, default=ROOT / "build/site/pages")
-    write_site(parser.parse_args().to)
-
-
 if __name__ == "__main__":
-    main()
+    write_site(ROOT / "build/site/pages")

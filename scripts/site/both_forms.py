@@ -21,8 +21,8 @@ def with_python(text: str, source: str) -> str:
 
 
 def _both(block: str, graph: str, file: str) -> str:
-    document = parse(graph, file)
     try:
+        document = parse(graph, file)
         check_document(document)
     except HflowError:
         return block

@@ -40,9 +40,7 @@ def _place(target: str, source: str, page: str, site: Sitemap) -> str:
         return target
     path, hash_, fragment = target.partition("#")
     there = site.place((ROOT / source).parent.joinpath(path).resolve())
-    if not there or not (ROOT / source).parent.joinpath(path).resolve().is_relative_to(ROOT):
-        return ""
-    return f"{os.path.relpath(there, Path(page).parent)}{hash_}{fragment}"
+    return f"{os.path.relpath(there, Path(page).parent)}{hash_}{fragment}" if there else ""
 
 
 def _html(target: str) -> str:

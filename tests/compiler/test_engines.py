@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import hflow
+from hflow.compiler.cheapest_engine import cheapest
 from hflow.compiler.compile import new_draft
 from hflow.compiler.engines import engine_choices
 from hflow.compiler.options import DEFAULTS
@@ -26,7 +27,7 @@ from hflow.plan.edges import WeightEdge
 from hflow.plan.engines.sglang import SERVER_PROFILE
 from hflow.plan.frozen import moved_parameters
 from hflow.plan.parameters import num_parameters
-from hflow.plan.plan import Plan
+from hflow.plan.plan import Plan, Search
 from hflow.plan.program import Await, Call, Release, SyncWeights
 from hflow.plan.verify.consistency import inconsistencies
 from hflow.plan.workload import workload
@@ -103,6 +104,24 @@ def test_a_cluster_may_leave_the_engine_open(grpo: Graph, tmp_path: Path) -> Non
     assert len(engine_choices((), remax, cluster)) == 2, "both nodes sample with one model"
 
 
+def test_auto_proves_no_more_than_its_searches(grpo: Graph) -> None:
+    """Nothing, if one of them proves nothing; and nothing of plans that an engine could not run."""
+    plans = {
+        engine: planned(grpo, load_cluster("a100x8"), *COLOCATED, engines=(f"rollout={engine}",))
+        for engine in ("megatron", "sglang")
+    }
+    choices = engine_choices(("rollout=auto",), grpo, load_cluster("a100x8"))
+    open_ended = Search(3, None, unsearched=("rollout",), try_pin="rollout=@0-3", searched_gap=0.0)
+    given = plans | {"sglang": replace(plans["sglang"], search=open_ended)}
+    found = cheapest(choices, lambda engines: given[engines["rollout"]]).search
+    assert found.gap is None and found.unsearched == ("rollout",) and found.try_pin == "rollout=@0-3"
+    assert found.explored == 3 + plans["megatron"].search.explored
+    gapped = replace(plans["sglang"].search, bound_s=plans["megatron"].step_time_s / 2)
+    given = plans | {"sglang": replace(plans["sglang"], search=gapped)}
+    found = cheapest(choices, lambda engines: given[engines["rollout"]]).search
+    assert found.gap == pytest.approx(0.5)
+
+
 def test_auto_leaves_out_what_cannot_run() -> None:
     """Gemma's layers are none of SGLang's here; and of weights in flight, Megatron knows nothing."""
     gemma = large("grpo", "gemma-2-2b", "nodes.rollout.lengths={mean: 64}")
@@ -112,6 +131,7 @@ def test_auto_leaves_out_what_cannot_run() -> None:
     (able, unable) = plan.search.tried_engines
     assert (able.step_time_s or 0) > (unable.step_time_s or 0), "it would have been sooner"
     assert not able.reason and "SGLang" in unable.reason
+    assert plan.search.gap is None, "another layout might be run, for all that is known"
     assert "rollout on SGLang: " in plan_text(plan, 120)
     flying = large("async_grpo", "llama-7b", IN_FLIGHT)
     assert engine_choices(("rollout=auto",), flying, load_cluster("a100x8")) == ({"rollout": "sglang"},)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -9,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from hflow.diagnostics import HflowError
 from hflow.graph.ir import Graph
 from hflow.graph.load import assembled, load_text, read_graph
 from hflow.graph.source.document import parse
 from hflow.graph.write.printer import ir
 from hflow.graph.write.python_printer import to_python
-from hflow.graph.write.python_text import WIDTH
+from hflow.graph.write.python_text import WIDTH, literal
 
 ROOT = Path(__file__).parent.parent.parent
 FILES = sorted([*ROOT.glob("algorithms/*.yaml"), *ROOT.glob("examples/*/*.yaml")])
@@ -117,6 +119,58 @@ def test_expressions_and_overrides_stay() -> None:
     program = to_python(assembled(read_graph(ROOT / "algorithms/grpo.yaml"), ["params.batch=64"]))
     assert '"batch": 64,' in program and 'batch="${ batch }",' in program
     assert built(program).node("actor_train").rows == 64 * 8
+
+
+ODD = """\
+hflow: 1
+name: odd
+params: {signal: judge.score, spread: 0.5}
+models: {actor: {path: models/tiny}, judge: {path: models/tiny, head: scalar, frozen: true}}
+loop: {name: step, times: 3}
+nodes:
+  prompts:
+    op: data
+    with: {dataset: rows.jsonl, batch: 8, prompt: "{{ q }}", max_prompt_tokens: 8, shuffle: false}
+    out: {tokens: "i32[batch, prompt~]", _id: "str[batch]"}
+  rollout: {op: generate, model: actor, in: {prompt: prompts.tokens}, with: {n: 2, max_new_tokens: 4}}
+  judge_: {op: score, model: judge, in: {tokens: rollout.tokens}}
+  judge: {op: score, model: judge, in: {tokens: rollout.tokens}}
+  limited:
+    op: call
+    fn: ./odd.py:limited
+    in: {name: "${ signal }", other: judge_.score, which: prompts._id}
+    with: {limit: null, spread: "${ spread }"}
+  baseline:
+    op: call
+    fn: hflow.ops.baselines.moving_baseline
+    in: {score: limited.score, baseline: {from: baseline.baseline, lag: 1, init: 0}}
+"""
+FUNCTION = """\
+from hflow.ops.op import op
+
+@op("name: f32[rows*k], other: f32[rows*k], which: str[rows] -> score: f32[rows*k]")
+def limited(name, other, which, *, limit: float | None = 1.0, spread: float = 0.0):
+    return name
+"""
+
+
+def test_names_that_are_taken_and_options_that_are_null(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node called as a model, another one as what it would be called then; inputs called as parameters of
+    the builder; an expression that names a value."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "odd.py").write_text(FUNCTION)
+    program = to_python(assembled(parse(ODD, "odd.yaml")))
+    assert "judge__ = g.score(" in program and "limit=None" in program and 'prompts["_id"]' in program
+    assert ir(built(program)) == ir(load_text(ODD, "odd.yaml"))
+    assert literal({"x": [math.inf, -math.inf]}) == '{"x": [float("inf"), float("-inf")]}'
+
+
+def test_an_input_that_is_a_keyword_of_the_builder_is_refused() -> None:
+    text = EVERYTHING.replace("in: {score: scores.score, baseline:", "in: {after: scores.score, baseline:")
+    with pytest.raises(HflowError, match="HF106.*`after` of `baseline`"):
+        to_python(assembled(parse(text, "everything.yaml")))
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)

@@ -115,6 +115,7 @@ class GraphBuilder:
     def data(
         self,
         name: str,
+        /,
         *,
         out: Mapping[str, str],
         after: Sequence[Named] = (),
@@ -129,6 +130,7 @@ class GraphBuilder:
     def generate(
         self,
         name: str,
+        /,
         *,
         model: str | ModelHandle,
         lag: int | str = 0,
@@ -145,6 +147,7 @@ class GraphBuilder:
     def score(
         self,
         name: str,
+        /,
         *,
         model: str | ModelHandle,
         lag: int | str = 0,
@@ -162,6 +165,7 @@ class GraphBuilder:
         self,
         name: str,
         fn: str | Callable[..., Any],
+        /,
         *,
         timeout_s: float | str | None = None,
         after: Sequence[Named] = (),
@@ -176,6 +180,7 @@ class GraphBuilder:
     def train(
         self,
         name: str,
+        /,
         *,
         model: str | ModelHandle,
         loss: str | Callable[..., Any],

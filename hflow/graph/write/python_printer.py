@@ -4,21 +4,54 @@ from __future__ import annotations
 
 import keyword
 from collections.abc import Iterable, Iterator, Mapping
+from inspect import signature
 from typing import Any, cast
 
+from hflow.diagnostics import Diagnostic, HflowError
+from hflow.graph.builder.builder import GraphBuilder
 from hflow.graph.source.document import Document
+from hflow.graph.source.expressions import substitute
 from hflow.graph.write.python_text import Arguments, Code, call, literal
 
 INDENT = "    "
 TAKEN = ("g", "graph", "hflow")  # names that the program itself has
+NAMING = ("in", "after", "model", "fn", "loss")  # keys of a node that name others
 METHODS = ("until", "out")  # of a region, and no outputs
 Spec = Mapping[str, Any]
 
 
 def to_python(document: Document) -> str:
     """The program, of an assembled document (`hflow.graph.load.assembled`) that is a right graph. Expressions
-    stay as they were written. The section ``run`` is no part of a graph, and left out."""
-    return "\n".join(_Program(cast(Spec, document.root.plain())).lines()) + "\n"
+    stay as they were written, but for those that name nodes and models. The section ``run`` is no part of a
+    graph, and left out.
+
+    Raises:
+        HflowError: HF106 for an input or an option that is called as a keyword of the builder.
+    """
+    written, values = (cast(Spec, each.root.plain()) for each in (document, substitute(document)[0]))
+    if clashes := tuple(_clashes(document, written["nodes"])):
+        raise HflowError(clashes)
+    nodes = {name: _named(spec, values["nodes"][name]) for name, spec in written["nodes"].items()}
+    return "\n".join(_Program({**written, "nodes": nodes}).lines()) + "\n"
+
+
+def _named(written: Spec, values: Spec) -> Spec:
+    """A node as it was written, but for what names others."""
+    node = {**written, **{key: values[key] for key in NAMING if key in written}}
+    inner: Spec = written.get("nodes", {})
+    return {**node, "nodes": {name: _named(spec, values["nodes"][name]) for name, spec in inner.items()}}
+
+
+def _clashes(document: Document, nodes: Spec) -> Iterator[Diagnostic]:
+    for name, spec in nodes.items():
+        yield from _clashes(document, spec.get("nodes", {}))
+        if spec["op"] == "repeat":
+            continue
+        parameters = signature(getattr(GraphBuilder, spec["op"])).parameters.values()
+        keywords = {each.name for each in parameters if each.kind is each.KEYWORD_ONLY} - {"timeout_s"}
+        for given in sorted(keywords & {*spec.get("in", {}), *spec.get("with", {})}):
+            message = f"`{given}` of `{name}` cannot be said in Python: it is a keyword of the builder"
+            yield Diagnostic("HF106", message, document.root.span)
 
 
 class _Program:
@@ -51,7 +84,7 @@ class _Program:
         return [("", self.file["name"]), *said, ("steps", loop["times"]), *named]
 
     def _model(self, spec: Spec) -> Arguments:
-        refresh, adapter = _under("every", spec.get("refresh")), _under("rank", spec.get("adapter"))
+        refresh, adapter = dict(spec.get("refresh") or {}), _under("rank", spec.get("adapter"))
         if refresh:
             refresh["from"] = _variable_of(refresh["from"], self.models)
         if "targets" in adapter:
@@ -74,9 +107,8 @@ class _Program:
 
     def _region(self, name: str, spec: Spec) -> Iterator[str]:
         arguments = [("", name), *self._after(spec), *_all(spec, "op", "after", "nodes", "until", "out")]
-        *before, last = call("with g.repeat", arguments)
         variable = self._new_variable(name)
-        yield from (*before, f"{last} as {variable}:")
+        yield from call("with g.repeat", arguments, end=f" as {variable}:")
         yield from self._written(spec["nodes"], 1)
         self.nodes[name] = variable
         until, out = spec.get("until"), spec.get("out", {})
@@ -88,9 +120,9 @@ class _Program:
             yield from call(f"{variable}.out", outputs)
 
     def _node(self, name: str, spec: Spec, depth: int) -> Iterator[str]:
-        said = [(key, spec[key]) for key in ("lengths", "out", "timeout_s") if spec.get(key)]
+        said = [(key, spec[key]) for key in ("lengths", "out") if spec.get(key)]
         inputs = [(port, self._source(value)) for port, value in spec.get("in", {}).items()]
-        repeat, options = _all(spec.get("repeat", {})), _all(spec.get("with", {}))
+        repeat, options = _all(spec.get("repeat", {})), list(spec.get("with", {}).items())
         arguments = [*self._runs(spec), *self._after(spec), *said, *repeat, *inputs, *options]
         return self._made(name, spec["op"], arguments, self.nodes, depth)
 
@@ -118,15 +150,17 @@ class _Program:
 
     def _new_variable(self, name: str) -> str:
         """The name, if Python and the program leave it free: a model and a node may have the same one."""
-        taken = keyword.iskeyword(name) or name in (*TAKEN, *self.models.values(), *self.nodes.values())
-        return f"{name}_" if taken else name
+        taken = {*TAKEN, *self.models.values(), *self.nodes.values()}
+        while keyword.iskeyword(name) or name in taken:
+            name += "_"
+        return name
 
     def _output(self, reference: str) -> Code | str:
         """`node.port`."""
         node, _, port = reference.partition(".")
         if not (variable := self.nodes.get(node)):
             return reference
-        usable = port.isidentifier() and not keyword.iskeyword(port) and port not in METHODS
+        usable = not (keyword.iskeyword(port) or port.startswith("_") or port in METHODS)
         return Code(f"{variable}.{port}" if usable else f"{variable}[{literal(port)}]")
 
     def _source(self, value: str | Spec) -> Code | str:

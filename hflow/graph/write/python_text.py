@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import keyword
 from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
 from typing import Any, cast
 
 WIDTH = 100
@@ -18,13 +19,17 @@ class Code(str):
 Arguments = list[tuple[str, Any]]  # a keyword, or "", and a value
 
 
-def call(head: str, arguments: Arguments, depth: int = 0) -> list[str]:
-    """``head(...)`` on one line if there is room at that depth, else an argument on each."""
+def call(head: str, arguments: Arguments, depth: int = 0, end: str = "") -> list[str]:
+    """``head(...)end`` on one line if there is room at that depth, else an argument on each."""
     texts = [f"{_before(name)}{literal(value)}{_behind(name)}" for name, value in arguments]
-    line = f"{head}({', '.join(texts)})"
+    line = f"{head}({', '.join(texts)}){end}"
     if len(INDENT) * depth + len(line) <= WIDTH:
         return [line]
-    return [f"{head}(", *_indented(_lines(_before(n), v, _behind(n), depth + 1) for n, v in arguments), ")"]
+    return [
+        f"{head}(",
+        *_indented(_lines(_before(n), v, _behind(n), depth + 1) for n, v in arguments),
+        f"){end}",
+    ]
 
 
 def literal(value: Any) -> str:
@@ -41,6 +46,8 @@ def literal(value: Any) -> str:
             return f"{{{', '.join(entries)}}}"
         case list() | tuple():
             return f"[{', '.join(map(literal, cast('Sequence[Any]', value)))}]"
+        case float() if not isfinite(value):
+            return f'float("{value}")'
         case _:
             return repr(value)
 
