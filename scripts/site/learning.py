@@ -15,12 +15,15 @@ HEAD = """\
 # Learning curves
 
 Every algorithm begins with one model, which supervised training has taught to answer {first:.0%} of two-digit
-sums, and trains on {answers:,} answers with the settings of its file; {seeds} seeds, on {machine}, {date}
-(`python benchmarks/learning.py`). Figures are greedy answers to 512 held-out sums that are exactly right.
+sums, and trains on {answers:,} answers with the settings of its file; up to {seeds} seeds, on {machine},
+{date} (`python benchmarks/learning.py`). Figures are greedy answers to 512 held-out sums that are exactly
+right.
 
 They tell how much each gets out of an answer to one tiny task with one learning rate, not how they compare
 elsewhere. PPO and Safe RLHF have the rule as their reward, as all others do; the teacher of on-policy
-distillation is a model that GRPO trained; DPO learns from pairs in its file, and is measured at its end.
+distillation is a model that GRPO trained. Safe RLHF and DPO are told right answers by a loss and by
+pairs, of sums that are not held out. REINFORCE with one or few answers to a prompt (ReMax, RLOO) has the
+noisiest gradient, and CISPO cuts no update off. TRL's trainers have the same model, sums and settings.
 """
 
 
