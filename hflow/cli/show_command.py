@@ -78,8 +78,8 @@ def _print_resolved(graph: Path, file: list[Path] | None, set_: list[str] | None
 
 
 def _print_python(graph: Path, file: list[Path] | None, set_: list[str] | None) -> None:
+    from hflow.graph.builder.python_printer import to_python
     from hflow.graph.load import assembled, read_graph
-    from hflow.graph.write.python_printer import to_python
 
     print(to_python(assembled(read_graph(graph), set_ or (), file or ())), end="")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from hflow.diagnostics import HflowError
+from hflow.graph.builder.python_printer import to_python
 from hflow.graph.load import assembled, check_document
 from hflow.graph.source.document import parse
-from hflow.graph.write.python_printer import to_python
 from scripts.site.sitemap import ROOT
 
 WHOLE = re.compile(r"^```yaml\n((?:#.*\n)*hflow: 1\n.*?)^```\n", re.MULTILINE | re.DOTALL)

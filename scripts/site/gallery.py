@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 import hflow
+from hflow.graph.builder.python_printer import to_python
 from hflow.graph.load import assembled, read_graph
 from hflow.graph.source.document import dump
-from hflow.graph.write.python_printer import to_python
 from hflow.plan.plan import Plan
 from hflow.units import seconds
 from hflow.view.terminal.terminal import plan_text

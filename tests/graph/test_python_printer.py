@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from hflow.diagnostics import HflowError
+from hflow.graph.builder.python_printer import to_python
+from hflow.graph.builder.python_text import WIDTH, literal
 from hflow.graph.ir import Graph
 from hflow.graph.load import assembled, load_text, read_graph
 from hflow.graph.source.document import parse
 from hflow.graph.write.printer import ir
-from hflow.graph.write.python_printer import to_python
-from hflow.graph.write.python_text import WIDTH, literal
 
 ROOT = Path(__file__).parent.parent.parent
 FILES = sorted([*ROOT.glob("algorithms/*.yaml"), *ROOT.glob("examples/*/*.yaml")])

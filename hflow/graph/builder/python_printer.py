@@ -9,9 +9,9 @@ from typing import Any, cast
 
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.graph.builder.builder import GraphBuilder
+from hflow.graph.builder.python_text import Arguments, Code, call, literal
 from hflow.graph.source.document import Document
 from hflow.graph.source.expressions import substitute
-from hflow.graph.write.python_text import Arguments, Code, call, literal
 
 INDENT = "    "
 TAKEN = ("g", "graph", "hflow")  # names that the program itself has
