@@ -92,11 +92,11 @@ lint: setup ## ruff, pyright, and the walls between packages
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/pyright --project pyproject.toml
 
-site: setup ## the documentation as HTML: build/site/html/index.html (three minutes: it plans every algorithm)
+site: setup ## the documentation as HTML: build/site/html/index.html (some minutes: it plans every algorithm)
 	$(BIN)/python -m scripts.site
 	$(BIN)/zensical build --strict
 
-bench: setup ## every benchmark but learning.py, which takes an hour; each prints one JSON line last
+bench: setup ## every benchmark but learning.py, which trains for long; each prints one JSON line last
 	@set -e; for script in $(filter-out benchmarks/learning.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python $$script; done
 
 clean: ## remove .venv, caches and the demo's runs; other runs stay

@@ -3,7 +3,7 @@
     python benchmarks/learning.py [--only grpo,rloo] [--seeds 3] [--jobs 2] [--folder runs/learning]
                                   [--trl-python PATH] [--save]
 
-A random model is warmed up by SFT as in `make demo`, until it adds one sum in seven. From there each
+A random model is warmed up by SFT as in `make demo`, until it can do some of the sums. From there each
 algorithm trains on `BUDGET` answers, with the settings of its file; held-out sums are answered greedily
 before, after, and nine times in between. Whatever an algorithm samples beside what it trains on is not
 counted (DAPO's groups that are all right or all wrong, ReMax's greedy answers). PPO and Safe RLHF have the

@@ -22,8 +22,8 @@ right.
 They tell how much each gets out of an answer to one tiny task with one learning rate, not how they compare
 elsewhere. PPO and Safe RLHF have the rule as their reward, as all others do; the teacher of on-policy
 distillation is a model that GRPO trained. Safe RLHF and DPO are told right answers by a loss and by
-pairs, of sums that are not held out. REINFORCE with one or few answers to a prompt (ReMax, RLOO) has the
-noisiest gradient, and CISPO cuts no update off. TRL's trainers have the same model, sums and settings.
+pairs, of sums that are not held out. TRL's trainers have the same model and sums, and the same settings as
+far as it has them.
 """
 
 

@@ -44,5 +44,5 @@ def _place(target: str, source: str, page: str, site: Sitemap) -> str:
 
 
 def _html(target: str) -> str:
-    """MkDocs turns only links in Markdown into links to pages."""
+    """Only links in Markdown are turned into links to pages by what makes the site."""
     return target.replace(".md", ".html") if not re.match(r"\w+:", target) else target
