@@ -15,7 +15,7 @@ PINS := constraints.txt $(if $(filter yes,$(CUDA)),constraints-cuda.txt)
 CONSTRAINTS = awk -F '==' '!/^ *\#/ && NF { pins[$$1] = $$0 } END { for (name in pins) print pins[name] }' $(PINS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-sglang demo demo-chat check test acceptance lint site bench clean
+.PHONY: help setup setup-sglang demo demo-chat check test acceptance lint site package bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -95,6 +95,10 @@ lint: setup ## ruff, pyright, and the walls between packages
 site: setup ## the documentation as HTML: build/site/html/index.html (some minutes: it plans every algorithm)
 	$(BIN)/python -m scripts.site
 	$(BIN)/zensical build --strict
+
+package: setup ## the source distribution, and the wheel that is made from it, in dist/
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
 
 bench: setup ## every benchmark but learning.py, which trains for long; each prints one JSON line last
 	@set -e; for script in $(filter-out benchmarks/learning.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python $$script; done

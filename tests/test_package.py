@@ -1,4 +1,5 @@
-"""The wheel, installed outside of the checkout, is all that hflow needs of itself."""
+"""The wheel, made from the source distribution and installed outside of the checkout, is all that hflow needs
+of itself."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -23,10 +25,17 @@ def pip(*words: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    pip("wheel", "--no-deps", "--wheel-dir", str(folder), str(ROOT))
-    (found,) = folder.glob("*.whl")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the source distribution and the wheel that was made from it."""
+    folder = tmp_path_factory.mktemp("built")
+    build = [sys.executable, "-m", "build", "--outdir", str(folder), str(ROOT)]
+    subprocess.run(build, check=True, capture_output=True, timeout=240)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> Path:
+    (found,) = built.glob("*.whl")
     return found
 
 
@@ -64,6 +73,14 @@ def test_it_says_what_it_is(wheel: Path) -> None:
         assert {f"hflow/{folder}/{file.name}" for file in (ROOT / folder).glob("*.yaml")} <= names
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/"))]
     assert "Provides-Extra: sglang" in metadata
+
+
+def test_its_source_is_what_the_package_needs(built: Path) -> None:
+    (archive,) = built.glob("*.tar.gz")
+    with tarfile.open(archive) as file:
+        names = {name.split("/")[1] for name in file.getnames()}
+    assert {"hflow", "algorithms", "clusters", "pyproject.toml", "README.md", "LICENSE"} <= names
+    assert not names & {"tests", "benchmarks", "docs", ".venv"}
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="a copy without its history")
