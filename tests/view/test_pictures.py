@@ -86,6 +86,19 @@ def test_gantt_bars_are_as_long_as_the_times() -> None:
     )
 
 
+@pytest.mark.parametrize("width", [300, 700, 3000])
+def test_gantt_names_every_bar(width: int) -> None:
+    """In it, by a number in it with the name beside the number below, or among what is too short to see."""
+    svg = ET.fromstring(plan_gantt(PLAN, width))
+    texts = ["".join(e.itertext()) for e in svg.iter(f"{SVG}text")]
+    bars = [(g.findtext(f"{SVG}title", ""), g.findtext(f"{SVG}text", "")) for g in svg.iter(f"{SVG}g")]
+    nodes = [(title.partition(" (")[0], label) for title, label in bars if "(call)" in title]
+    assert len({name for name, _ in nodes}) == len(PLAN.nodes)
+    for name, label in nodes:
+        unseen = {name, f"{name},", f"too short to see: {name}", f"too short to see: {name},"}
+        assert label == name or (f"{label} {name}" in texts if label else not unseen.isdisjoint(texts))
+
+
 def test_measured_gantt_has_a_line_per_device() -> None:
     texts = {e.text for e in ET.fromstring(run_gantt(PLAN, measured_events(), 1)).iter(f"{SVG}text")}
     assert {f"device {d}" for d in range(8)} <= texts

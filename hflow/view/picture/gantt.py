@@ -8,23 +8,25 @@ from typing import Any
 
 from hflow import units
 from hflow.plan.plan import Plan
+from hflow.view.picture.gantt_legend import CHAR, GanttLegend, gantt_legend, is_node
 from hflow.view.picture.palette import NO_MODEL, Colours, node_colours
 from hflow.view.picture.rendering import render
 from hflow.view.picture.ticks import ticks
 from hflow.view.timeline import Bar, Track, end_s, measured_tracks, steady_tracks
 
-RIGHT, ROW, CHAR = 24, 29, 6.7
+RIGHT, ROW, AXIS = 24, 29, 24
 LEAST_LEFT, MOST_LEFT = 96, 230  # pixels for the names of devices
 TRANSFER: Colours = ("#d0d5dd", "#667085")
 
 
 @dataclass(frozen=True)
 class DrawnBar:
-    """A bar in pixels; `thin` for what is not a node."""
+    """A bar in pixels; `thin` for what is not a node. `label` stands `inset` pixels from its left end."""
 
     x: float
     width: float
     label: str
+    inset: float
     tooltip: str
     fill: str
     line: str
@@ -64,8 +66,9 @@ def _draw(
     left = min(MOST_LEFT, max(LEAST_LEFT, 20 + round(CHAR * max(map(len, labels), default=0))))
     scale = (width - left - RIGHT) / end
     colours = node_colours(plan.graph)
+    legend = gantt_legend(tracks, scale, width - left - RIGHT)
     rows = [
-        GanttRow(8 + ROW * i, label, tuple(_bar(bar, left, scale, colours) for bar in track.bars))
+        GanttRow(8 + ROW * i, label, tuple(_bar(bar, left, scale, colours, legend) for bar in track.bars))
         for i, (label, track) in enumerate(zip(labels, tracks))
     ]
     axis = 10 + ROW * len(rows)
@@ -74,22 +77,27 @@ def _draw(
         "gantt.svg",
         title=title,
         width=width,
-        height=axis + 24,
+        height=axis + AXIS + round(legend.height),
         axis=axis,
         left=left,
         right=RIGHT,
         rows=rows,
         ticks=marks,
+        legend=[(each, colours.get(each.node, NO_MODEL)[1]) for each in legend.names],
+        legend_top=axis + AXIS,
         boundaries=[round(left + t * scale, 1) for t in boundaries_s],
     )
 
 
-def _bar(bar: Bar, left: float, scale: float, colours: Mapping[str, Colours]) -> DrawnBar:
-    thin = bar.kind != "call"
+def _bar(
+    bar: Bar, left: float, scale: float, colours: Mapping[str, Colours], legend: GanttLegend
+) -> DrawnBar:
+    thin = not is_node(bar)
     fill, line = TRANSFER if thin else colours.get(bar.node, NO_MODEL)
     width = max(1.0, bar.seconds * scale)
-    fits = not thin and len(bar.name) * CHAR + 12 <= width
+    label = legend.label(bar, width)
+    inset = 7.0 if label == bar.name else round((width - CHAR * len(label)) / 2, 1)
     took = units.seconds(bar.seconds)
     tooltip = f"{bar.name} ({bar.kind}): {took}, from {bar.start_s:.3f} s to {bar.end_s:.3f} s"
     x = left + bar.start_s * scale
-    return DrawnBar(round(x, 1), round(width, 1), bar.name if fits else "", tooltip, fill, line, thin)
+    return DrawnBar(round(x, 1), round(width, 1), label, inset, tooltip, fill, line, thin)
