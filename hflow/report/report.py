@@ -85,6 +85,7 @@ def report_html(report: RunReport) -> str:
         charts=[chart for chart in charts if chart not in leading],
         still=_still(graph, report.metrics),
         graph=Markup(with_origin(plan_svg(plan), origin_of(plan))),
+        narrow_graph=Markup(plan_svg(plan, narrow=True)),
         plan=plan_text(plan),
         compared=_compared(compare(plan, _of_plan(report))),
         planned=Markup(plan_gantt(plan)),

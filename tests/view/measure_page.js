@@ -1,5 +1,5 @@
-// In a page: tells the one around it every text that is seen and every picture, with their boxes in pixels,
-// and whether one can scroll sideways to them.
+// In a page: tells the one around it every text and every picture that is seen, with their boxes in pixels, and
+// whether one can scroll sideways to a text.
 addEventListener("load", () => {
   const box = rect => [rect.left, rect.top, rect.right, rect.bottom].map(n => Math.round(10 * n) / 10);
   const boxOf = node => box(node.getBoundingClientRect());
@@ -19,7 +19,8 @@ addEventListener("load", () => {
   }
   const cards = svg => [...svg.querySelectorAll('rect[rx="7"]')].map(card =>
     ({box: boxOf(card), texts: [...card.parentElement.querySelectorAll("text")].map(boxOf)}));
-  const pictures = [...document.querySelectorAll("svg")].map(svg =>
+  const shown = [...document.querySelectorAll("svg")].filter(svg => svg.getBoundingClientRect().width);
+  const pictures = shown.map(svg =>
     ({box: boxOf(svg), texts: [...svg.querySelectorAll("text")].map(boxOf), cards: cards(svg)}));
   const wide = document.documentElement.scrollWidth;
   parent.postMessage(JSON.stringify({width: innerWidth, wide, texts, pictures}), "*");

@@ -27,9 +27,9 @@ ADVANCE = 0.602  # width of a character of DejaVu Sans Mono and Menlo, in font s
 class Picture:
     """The parts of a picture, by what they look like."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, narrow: bool = False) -> None:
         self.graph = graph
-        self.root = ET.fromstring(graph_svg(graph))
+        self.root = ET.fromstring(graph_svg(graph, narrow))
         self.groups = [g for g in self.root.iter(f"{SVG}g") if g.find(f"{SVG}title") is not None]
 
     def cards(self) -> dict[str, ET.Element]:
@@ -121,9 +121,12 @@ GRAPHS: dict[str, Callable[[], Graph]] = {
 }
 
 
-@pytest.fixture(params=GRAPHS, scope="module")
+@pytest.fixture(
+    params=[(name, narrow) for narrow in (False, True) for name in GRAPHS], ids=str, scope="module"
+)
 def picture(request: pytest.FixtureRequest) -> Picture:
-    return Picture(GRAPHS[request.param]())
+    name, narrow = request.param
+    return Picture(GRAPHS[name](), narrow)
 
 
 def test_every_node_has_a_card_and_cards_do_not_overlap(picture: Picture) -> None:
@@ -185,6 +188,22 @@ def test_every_value_and_every_feedback_has_a_line(picture: Picture) -> None:
         assert all(f"{node.name} after {first}" in said for first in node.after)
 
 
+@pytest.mark.parametrize("name", GRAPHS)
+def test_cards_below_each_other_have_lanes_of_their_own_beside_them(name: str) -> None:
+    """Upright lines of two values never lie on each other, and all else stands in one column."""
+    picture = Picture(GRAPHS[name](), narrow=True)
+    boxes = [box_of(g.find(f"{SVG}rect")) for g in picture.cards().values()]
+    assert {(box.x, box.right) for box in boxes} == {(0, boxes[0].right)}
+    upright: dict[tuple[float, float], list[Rectangle]] = {}
+    for line in picture.lines().values():
+        leaves = path_points(line)[0]
+        upright.setdefault(leaves, []).extend(piece for piece in pieces(line) if piece.width == 0)
+    for a, b in combinations(upright, 2):
+        assert not any(
+            p.x == q.x and p.y < q.bottom and q.y < p.bottom for p in upright[a] for q in upright[b]
+        )
+
+
 def test_colours_have_dark_ones(picture: Picture) -> None:
     drawn = (e.get(what) for e in picture.root.iter() for what in ("fill", "stroke"))
     assert {colour for colour in drawn if colour and colour != "none"} <= {*DARK, "#000"}
@@ -213,17 +232,19 @@ def test_several_trainers_hand_on_the_weights_of_the_last() -> None:
     }
 
 
-def test_a_region_is_a_frame_around_its_nodes_and_says_its_rule() -> None:
+@pytest.mark.parametrize("narrow", [False, True])
+def test_a_region_is_a_frame_around_its_nodes_and_says_its_rule(narrow: bool) -> None:
     graph = GRAPHS["dapo"]()
-    picture = Picture(graph)
+    picture = Picture(graph, narrow)
     (frame,) = (g for g in picture.groups if g[1].get("rx") == "12")
     border = box_of(frame.find(f"{SVG}rect"))
-    assert "until 128 rows kept, ≤ 16 rounds" in [t.text for t in frame.findall(f"{SVG}text")]
+    assert "until 128 rows kept, ≤ 16 rounds" in ", ".join(t.text or "" for t in frame.findall(f"{SVG}text"))
     for name, card in picture.cards().items():
         box = box_of(card.find(f"{SVG}rect"))
         if graph.node(name).region == "sampling":
             assert inside(box, border)
         elif name == "sampling":
-            assert box.x < border.right < box.right, "the outlet stands on the border"
+            across = box.y < border.bottom < box.bottom if narrow else box.x < border.right < box.right
+            assert across, "the outlet stands on the border"
         else:
             assert not overlap(box, border)

@@ -36,6 +36,10 @@ def test_graph_svg_is_as_reviewed(golden: Callable[[str, str], None]) -> None:
     golden("view/graph.svg", graph_svg(GRAPH))
 
 
+def test_narrow_graph_svg_is_as_reviewed(golden: Callable[[str, str], None]) -> None:
+    golden("view/graph_narrow.svg", graph_svg(GRAPH, narrow=True))
+
+
 def test_plan_svg_is_as_reviewed(golden: Callable[[str, str], None]) -> None:
     golden("view/plan.svg", plan_svg(PLAN))
 
@@ -44,8 +48,9 @@ def test_gantt_is_as_reviewed(golden: Callable[[str, str], None]) -> None:
     golden("view/gantt.svg", plan_gantt(PLAN))
 
 
-def test_graph_svg_shows_every_node_and_every_edge_with_its_type() -> None:
-    svg = graph_svg(GRAPH)
+@pytest.mark.parametrize("narrow", [False, True])
+def test_graph_svg_shows_every_node_and_every_edge_with_its_type(narrow: bool) -> None:
+    svg = graph_svg(GRAPH, narrow)
     texts = {element.text for element in ET.fromstring(svg).iter(f"{SVG}text")}
     assert {n.name for n in GRAPH.nodes} <= texts
     shown = titles(svg)
@@ -281,7 +286,7 @@ def test_report_is_one_file_without_scripts() -> None:
     html = report_html(RunReport(PLAN, metric_lines(), SUMMARY, measured_events()))
     page = parse(html)
     assert "script" not in page.tags and not page.loaded and "@import" not in html
-    assert page.tags.count("svg") == 3 + 3  # charts; graph, planned and measured step
+    assert page.tags.count("svg") == 3 + 4  # charts; graph, wide and narrow, planned and measured step
     assert "0.117 → 0.806" in html and "20 min 40 s" in html and "17.3 k" in html
 
 

@@ -23,7 +23,7 @@ def test_a_plan_is_one_page_without_scripts(plan: Plan) -> None:
     html = plan_html(plan)
     page = parse(html)
     assert "script" not in page.tags and not page.loaded and "@import" not in html and "url(" not in html
-    assert page.tags.count("svg") == 3  # graph, time line, memory
+    assert page.tags.count("svg") == 4  # graph, wide and narrow, time line, memory
     assert page.tags.count("table") == 2
     assert plan.hash in html and f"idle for {idle_fraction(plan):.0%}" in html
 

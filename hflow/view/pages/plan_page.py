@@ -41,6 +41,7 @@ def plan_html(plan: Plan) -> str:
         figures=_figures(plan),
         remarks=[(label, text.replace("->", WHOLE_ARROW)) for label, text in remarks(plan)],
         graph=Markup(with_origin(plan_svg(plan), origin_of(plan))),
+        narrow_graph=Markup(plan_svg(plan, narrow=True)),
         steps=STEPS,
         gantt=Markup(plan_gantt(plan, steps=STEPS)),
         memory=Markup(memory_chart(plan)),

@@ -32,6 +32,11 @@ class Label:
     anchor: str = "start"
     halo: bool = False
 
+    @property
+    def right(self) -> float:
+        """The end of a text that starts at `x`."""
+        return self.x + text_width(self.content, self.size)
+
 
 @dataclass(frozen=True)
 class Pill:

@@ -60,7 +60,8 @@ def value_lines(
         usable = box.height - (2 * ENTRY if node.name in reserved else 0)
         for number, line in enumerate(own, 1):
             end = (box.x, box.y + usable * number / (len(own) + 1))
-            drawn.append(_value_line(graph, node, line, [*starts[line], *at.bends[line.link], end], lowering))
+            path = curve([*starts[line], *at.bends[line.link], end])
+            drawn.append(value_line(graph, node, line, path, arrow_head(end), lowering))
     return tuple(sorted(drawn, key=lambda line: line.colour != FAINT))
 
 
@@ -77,13 +78,13 @@ def _arrival(start: Sequence[Point], bends: Sequence[Point]) -> tuple[float, flo
     return [*start, *bends][-1][1], start[0][1]
 
 
-def _value_line(
-    graph: Graph, node: Node, line: Connection, points: Sequence[Point], lowering: Lowering
+def value_line(
+    graph: Graph, node: Node, line: Connection, path: str, head: str, lowering: Lowering
 ) -> DrawnLine:
+    """A value into `node`, or an order, with its types and what a plan says of it."""
     says = [f"{i.source} -> {node.name}.{i.port}: {i.type}" for i in line.inputs]
     order = f"{line.link.target} after {line.link.source}"
     title = "\n".join(filter(None, (*(says or [order]), lowering(line.link.source, node.name))))
-    path, head = curve(points), arrow_head(points[-1])
     if not line.inputs:
         first = graph.node(line.link.source).model
         same = first and node.model and first.model == node.model.model
@@ -141,7 +142,7 @@ def feedback_lines(
         for target in way.feedback.targets:
             points = _points(graph, way, target, lane, at, backwards, upright)
             lowered = lowering(way.feedback.source, target) if way.feedback.model else ""
-            lines.append(_feedback_line(way.feedback, target, points, colour, lowered))
+            lines.append(feedback_line(way.feedback, target, points, colour, lowered))
         crossed = sorted({x for below in ways[number:] for x in below.uprights})
         labels.append(_label(way, lane, crossed, colour))
     uprights = [x for way in ways for x in way.uprights]
@@ -192,9 +193,10 @@ def _points(
     return [*trunk, (up, channel), (inner, channel), (inner, y), (box.x, y)]
 
 
-def _feedback_line(
+def feedback_line(
     feedback: Feedback, target: str, points: Sequence[Point], colour: str, lowered: str
 ) -> DrawnLine:
+    """Into the left of a card."""
     head = f"{feedback.source} => {target}: {feedback.label}"
     title = "\n".join(filter(None, (head, lowered)))
     return DrawnLine(corners(points), arrow_head(points[-1]), title, colour, 1.4, "6 4")
@@ -225,4 +227,4 @@ def _own_loops(
         points = [start, (right, start[1]), (right, low), (left, low), (left, into), (box.x, into)]
         label_at = (round(box.x + box.width / 2), low + 13)
         label = Label(*label_at, loop.label, MUTED, LABEL_SIZE, anchor="middle", halo=True)
-        yield _feedback_line(loop, name, points, MUTED, ""), label
+        yield feedback_line(loop, name, points, MUTED, ""), label

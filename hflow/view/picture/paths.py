@@ -29,10 +29,11 @@ def corners(points: Sequence[Point], radius: float = 9) -> str:
     return "".join([*path, f"L{_pair(points[-1])}"])
 
 
-def arrow_head(tip: Point) -> str:
-    """A triangle that points to the right."""
+def arrow_head(tip: Point, leftwards: bool = False) -> str:
+    """A triangle that points to the right, or to the left."""
     x, y = tip
-    return f"M{_pair((x - HEAD, y - 3.5))}L{_pair(tip)}L{_pair((x - HEAD, y + 3.5))}z"
+    back = x + HEAD if leftwards else x - HEAD
+    return f"M{_pair((back, y - 3.5))}L{_pair(tip)}L{_pair((back, y + 3.5))}z"
 
 
 def _towards(start: Point, end: Point, distance: float) -> Point:
