@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,10 +31,11 @@ from hflow.plan.parameters import num_parameters
 from hflow.plan.plan import Plan, Search
 from hflow.plan.program import Await, Call, Release, SyncWeights
 from hflow.plan.verify.consistency import inconsistencies
+from hflow.plan.verify.runnable import unrunnable
 from hflow.plan.workload import workload
 from hflow.view.terminal.terminal import plan_text
 from tests.compiler.test_planner import agrees
-from tests.compiler.workloads import large
+from tests.compiler.workloads import ROOT, large, settings
 
 COLOCATED = "actor_train=tp2,dp4@0-7", "rollout=tp2,dp4@0-7"
 
@@ -319,3 +321,18 @@ def test_the_planner_and_the_passes_agree(algorithm: str, cluster: str, server_g
         machines = replace(machines, device=replace(machines.device, memory_bytes=10**12))
     draft = candidates(weight_edges(new_draft(graph, machines, (), replace(DEFAULTS, budget_s=0.0))))
     agrees(draft, SearchSpace(draft), budget_s=0.0)
+
+
+def test_sglang_splits_only_the_vocabularies_that_it_cuts_as_hflow_does(tmp_path: Path) -> None:
+    """It rounds others up before it cuts them (HF406 in a plan by hand); pins to them are refused."""
+    config = {
+        "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "intermediate_size": 11008, "vocab_size": 32002, "max_position_embeddings": 4096, "eos_token_id": 2,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    graph = hflow.load(ROOT / "algorithms/grpo.yaml", [*settings("grpo", ""), f"params.model={tmp_path}"])
+    plan = planned(graph, served("h100x8"))
+    assert plan.node("rollout").mesh.tp == 1 and not unrunnable(plan)
+    assert planned(graph, served("h100x8"), "rollout=tp2,dp4", engines=("rollout=megatron",))
+    with pytest.raises(HflowError, match="the 32002 tokens are no multiple of 64"):
+        planned(graph, served("h100x8"), "rollout=tp2,dp4")

@@ -132,6 +132,9 @@ def _model_refusal(shape: ModelShape, mesh: Mesh, node: Node, engine: EngineProf
     for count, what in ((shape.num_heads, "heads"), (shape.vocab, "vocabulary")):
         if count % mesh.tp:
             return f"tp{mesh.tp} does not divide {count} {what}"
+    if mesh.tp > 1 and shape.vocab % engine.vocab_unit:
+        no_multiple = f"the {shape.vocab} tokens are no multiple of {engine.vocab_unit}"
+        return f"{engine.title} does not split the vocabulary over tp{mesh.tp}: {no_multiple}"
     if shape.mlp_width % mesh.tp:
         return f"tp{mesh.tp} does not divide the MLP width {shape.mlp_width}"
     if not stage_sizes(shape.num_layers, mesh.pp):
