@@ -115,16 +115,17 @@ class Mesh(CachedHash):
         return tuple(map(tuple, found.values()))
 
     def __str__(self) -> str:
-        return f"{self._sizes} @{device_text(self.devices)}"
+        return f"{self.sizes_text} @{device_text(self.devices)}"
 
     @property
     def short_text(self) -> str:
         """``dp8 tp2 @0-15 regrouped``: without the order of the devices, which may take lines."""
         ascending = tuple(sorted(self.devices))
-        return f"{self._sizes} @{device_text(ascending)}" + " regrouped" * (ascending != self.devices)
+        return f"{self.sizes_text} @{device_text(ascending)}" + " regrouped" * (ascending != self.devices)
 
     @property
-    def _sizes(self) -> str:
+    def sizes_text(self) -> str:
+        """``dp8 tp2``: without the devices."""
         return " ".join(f"{name}{size}" for name, size in self.axes if size > 1) or "dp1"
 
 

@@ -169,10 +169,15 @@ def test_where_all_models_are_pinned_memory_is_what_lacks() -> None:
     assert found.code == "HF305" and "fits into the memory of `a100x8`" in found.message
 
 
+def test_a_pin_of_devices_is_not_told_of_others() -> None:
+    found = refusal(large("sft", "llama-34b"), cluster("a100x8", hosts=2), "actor_train=@8-15")
+    assert found.code == "HF302" and "tp8: needs " in found.help and "@0-7" not in found.help
+
+
 def test_a_pinned_layout_tells_how_much_it_lacks() -> None:
     """7B parameters with 18 bytes each on one device."""
     graph = large("sft", "llama-7b")
     found = refusal(graph, cluster("a100x8"), "actor_train=dp8,zero0")
     needs = num_parameters(NAMED_SHAPES["llama-7b"]) * 18 / 1e9
-    size = float(found.help.removeprefix("dp8 @0-7: needs ").split()[0])
+    size = float(found.help.removeprefix("dp8: needs ").split()[0])
     assert found.code == "HF302" and found.help.endswith("of 72.0 GB") and needs < size < needs + 20

@@ -66,7 +66,7 @@ def _reasons(draft: Draft, group: NodeGroup) -> Iterator[str]:
     of: dict[str, list[Mesh]] = {}
     for mesh in tuple(meshes(draft, group))[-MOST:]:
         of.setdefault(_reason(draft, group, mesh), []).append(mesh)
-    return (f"{', '.join(map(str, alike))}: {reason}" for reason, alike in of.items())
+    return (f"{', '.join(mesh.sizes_text for mesh in alike)}: {reason}" for reason, alike in of.items())
 
 
 def _reason(draft: Draft, group: NodeGroup, mesh: Mesh) -> str:
