@@ -171,7 +171,7 @@ def test_where_all_models_are_pinned_memory_is_what_lacks() -> None:
 
 def test_a_pin_of_devices_is_not_told_of_others() -> None:
     found = refusal(large("sft", "llama-34b"), cluster("a100x8", hosts=2), "actor_train=@8-15")
-    assert found.code == "HF302" and "tp8: needs " in found.help and "@0-7" not in found.help
+    assert found.code == "HF302" and "pp2 tp4: needs " in found.help and "@0-7" not in found.help
 
 
 def test_a_pinned_layout_tells_how_much_it_lacks() -> None:
