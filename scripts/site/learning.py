@@ -15,14 +15,15 @@ HEAD = """\
 # Learning curves
 
 Every algorithm begins with one model, which supervised training has taught to answer {first:.0%} of two-digit
-sums, and trains on {answers:,} answers with the settings of its file; up to {seeds} seeds, on {machine},
+sums, and trains on {answers:,} answers with the settings of its file; {seeds}, on {machine},
 {date} (`python benchmarks/learning.py`). Figures are greedy answers to 512 held-out sums that are exactly
 right.
 
 They tell how much each gets out of an answer to one tiny task with one learning rate, not how they compare
 elsewhere. PPO and Safe RLHF have the rule as their reward, as all others do; the teacher of on-policy
 distillation is a model that GRPO trained. Safe RLHF and DPO are told right answers by a loss and by
-pairs, of sums that are not held out. TRL's trainers have the same model and sums, and the same settings as
+pairs, of sums that are not held out. GRPO with a tool is not among them: this model knows no tags with which
+to call one. TRL's trainers have the same model and sums, and the same settings as
 far as it has them.
 """
 
@@ -55,7 +56,8 @@ def learning_page() -> str:
         return "# Learning curves\n\nNothing was measured yet.\n"
     by = sorted(found["algorithms"].items(), key=lambda each: -mean(each[1]["final"]))
     first = mean(mean(next(iter(each["curve"].values()))) for _, each in by)
-    seeds = max(len(each["final"]) for _, each in by)
+    counts = sorted({len(each["final"]) for _, each in by})
+    seeds = " to ".join(map(str, counts[:1] + counts[1:][-1:])) + " seeds"
     head = HEAD.format(
         first=first, answers=found["answers"], seeds=seeds, machine=found["machine"], date=found["date"]
     )
