@@ -20,7 +20,7 @@ from hflow.cli.arguments import (
     print_diagnostics,
 )
 from hflow.cli.planning import make_plan, read_cluster
-from hflow.cli.resume import former_config, former_plan, graph_to_resume
+from hflow.cli.resume import former_config, former_plan, graph_to_resume, named
 from hflow.compiler.options import PlannerOptions
 from hflow.diagnostics import Diagnostic, HflowError
 
@@ -47,7 +47,9 @@ def exec_command(
     workers: Annotated[Workers, typer.Option(help="inline: one worker in this process.")] = Workers.ray,
     resume: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="Go on with this run folder, from its newest checkpoint."),
+        typer.Option(
+            metavar="RUN", help="Go on with this run, by name or folder, from its newest checkpoint."
+        ),
     ] = None,
     allow: Annotated[
         list[str] | None,
@@ -60,6 +62,7 @@ def exec_command(
     --resume no graph is needed; --cluster, --pin, --engine and --set then make another plan of the run's own.
     """
     require_address_space(*(RUN_INLINE if workers is Workers.inline else RUN_ON_RAY))
+    resume = named(resume) if resume else None
     if resume:
         plan, config = _resumed(resume, graph, cluster, pin, engine, file or (), set_ or (), allow or ())
     elif graph is None or allow:

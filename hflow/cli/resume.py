@@ -8,9 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from hflow.cli.arguments import load_run, print_diagnostics
+from hflow.cli.run_commands import RUNS
 from hflow.diagnostics import Diagnostic, HflowError
 
 GRAPH, PLAN = "graph.yaml", "plan.json"
+
+
+def named(run: Path) -> Path:
+    """The folder of a run that is named by it, or by its name in ``runs/``."""
+    return run if run.exists() or not (RUNS / run / PLAN).is_file() else RUNS / run
 
 
 def former_plan(run: Path) -> Any:

@@ -14,12 +14,13 @@ from hflow.plan.plan import Plan
 from hflow.plan.plan_file import load_plan
 from hflow.plan.run_state import trained_models
 from hflow.report.named_run import named_run, no_checkpoint, no_run
+from hflow.report.run_status import read_summary
 from hflow.report.runs import MANIFEST, checkpoint_folders, is_run, size_on_disk
 from hflow.runtime.checkpoint.export import export_checkpoint
 from hflow.runtime.controller.checkpoints import best_of, scores
 from hflow.runtime.controller.former_run import evaluations_of, named_evaluations_of, read_lines
 from hflow.runtime.model_folder import check_files
-from hflow.units import printable
+from hflow.units import plural, printable
 
 BEST = "best"
 
@@ -43,7 +44,7 @@ def export_run(
         name: of a run in `runs`, or its path; with ``@STEP`` or ``@best`` that checkpoint.
         model: this one alone.
         to: its folder; by default ``export/MODEL-step-N`` in the run's.
-        tell: hears of checkpoints that are passed over.
+        tell: hears of checkpoints that are passed over, and of models that are newer than all of them.
 
     Raises:
         HflowError: HF407 when there is no such run or checkpoint, HF306 when its plan cannot be read, HF202
@@ -68,8 +69,18 @@ def export_run(
                 raise
             tell(f"passed over: {error}")
             continue
+        if not which:
+            _tell_of_end(run, step, tell)
         return [Exported(model, step, path, size_on_disk(path)) for model, path in targets.items()]
     raise AssertionError(steps)
+
+
+def _tell_of_end(run: Path, step: int, tell: Callable[[str], None]) -> None:
+    """Where what the run trained at its end, which is in its folder, is newer than its newest checkpoint."""
+    summary, folder = read_summary(run), run / "export"
+    if summary and summary.status == "finished" and (summary.steps or 0) > step and folder.is_dir():
+        ended = f"the run ended after {plural(summary.steps or 0, 'step')}"
+        tell(f"note: {ended}; what it had trained then is in `{printable(str(folder))}`")
 
 
 def _chosen(plan: Plan, model: str | None, to: Path | None) -> Sequence[str]:

@@ -120,7 +120,8 @@ def execute(
         if run.status == "failed":
             _say(console, f"the run failed; details in {folder.path / 'error.txt'}")
         if run.status != "finished" and (steps := list(complete(folder.path))):
-            _say(console, f"to go on from step {max(steps)}: hflow exec --resume {folder.path}")
+            flags = " --workers inline" if workers == "inline" else ""
+            _say(console, f"to go on from step {max(steps)}: hflow exec --resume {folder.path}{flags}")
         if folder.problem and folder.problem is not told:
             _say(console, str(folder.problem))
         if run.status == "interrupted":

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from hflow.cli.resume import named
 from hflow.diagnostics import HflowError
 from hflow.runtime.controller.former_run import former_run
 
@@ -43,3 +44,28 @@ def test_a_process_that_began_later_is_another_one(run: Path) -> None:
     before = time.time() - 3600
     os.utime(run / "summary.json", (before, before))
     assert former_run(run, lambda _: None).step == 0
+
+
+@pytest.mark.parametrize("status", ["failed", "interrupted", "running"])
+def test_a_run_without_checkpoints_begins_anew(run: Path, status: str) -> None:
+    (run / "summary.json").write_text(json.dumps({"status": status}))
+    assert former_run(run, lambda _: None).step == 0
+
+
+def test_but_not_one_that_has_finished(run: Path) -> None:
+    """It would train again what it has trained, and write over its models."""
+    (run / "summary.json").write_text(json.dumps({"status": "finished", "steps": 5}))
+    with pytest.raises(HflowError, match="has finished, and left no checkpoint") as caught:
+        former_run(run, lambda _: None)
+    assert f"`--set params.model={run}/export/MODEL`" in caught.value.diagnostics[0].help
+
+
+def test_a_run_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("runs/first", "runs/second", "second"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "plan.json").touch()
+    assert named(Path("first")) == Path("runs/first")
+    assert named(Path("runs/first")) == Path("runs/first")
+    assert named(Path("second")) == Path("second")
+    assert named(Path("third")) == Path("third")

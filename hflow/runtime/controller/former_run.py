@@ -55,8 +55,8 @@ def former_run(folder: Path, tell: Callable[[HflowError], None], before: float =
         before: those of this step and later ones are not looked at.
 
     Raises:
-        HflowError: HF407 when there is no run, or it is still running; HF412 when there are checkpoints and
-            none can be used.
+        HflowError: HF407 when there is no run, it is still running, or it has finished and left no
+            checkpoint; HF412 when there are checkpoints and none can be used.
     """
     if not (folder / "events.jsonl").is_file() or not (folder / "plan.json").is_file():
         help_ = "`hflow runs` lists runs"
@@ -66,6 +66,8 @@ def former_run(folder: Path, tell: Callable[[HflowError], None], before: float =
         message = f"the run in `{folder}` is still running (process {summary['pid']})"
         raise HflowError(Diagnostic("HF407", message))
     checkpoint = newest_usable(folder, tell, before)
+    if checkpoint is None and summary.get("status") == "finished":
+        raise HflowError(_finished(folder))
     step = read_manifest(checkpoint).step if checkpoint else 0
     metrics = {line["step"]: line for line in read_lines(folder / "metrics.jsonl") if line["step"] < step}
     events = list(read_lines(folder / "events.jsonl"))
@@ -84,6 +86,15 @@ def former_run(folder: Path, tell: Callable[[HflowError], None], before: float =
         {key: by_step for key, by_step in named.items() if by_step} if checkpoint else {},
         tuple(ran.values()),
         float(summary.get("wall_s") or 0.0),
+    )
+
+
+def _finished(folder: Path) -> Diagnostic:
+    """From the beginning it would train again what it has trained, and write over its models."""
+    message = f"the run in `{folder}` has finished, and left no checkpoint to go on from"
+    to_begin = f"a new run can begin with what it trained, `--set params.model={folder}/export/MODEL`"
+    return Diagnostic(
+        "HF407", message, help=f"{to_begin}; `run: {{checkpoint: {{every: N}}}}` keeps checkpoints"
     )
 
 
