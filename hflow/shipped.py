@@ -33,9 +33,13 @@ def find_graph(name: str | Path) -> Path:
     algorithm of that name.
 
     Raises:
-        HflowError: HF001 for a bare name that is none of them, with the nearest that is.
+        HflowError: HF001 for a bare name that is none of them, with the nearest that is, and for a file that
+            is not there and is called like an algorithm.
     """
     path = Path(name)
+    if not is_bare(path) and not os.path.lexists(path) and path.stem in known("algorithms"):
+        message = f"cannot read `{path}`: no such file"
+        raise HflowError(Diagnostic("HF001", message, help=f"`{path.stem}` alone means hflow's own"))
     found = path if is_file(path) or not is_bare(path) else algorithm(str(name), Path())
     if found:
         return found

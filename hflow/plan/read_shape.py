@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from difflib import get_close_matches
 from pathlib import Path
 
 from hflow.bounded_read import UnreadableError
@@ -43,11 +44,28 @@ def _unread(path: str, file: Path, error: UnreadableError, span: Span | None, ti
         return Diagnostic("HF303", f"`{file}` cannot be read: {error}", span)
     if _is_hub_name(path):
         command = f"hf download {path} --local-dir {MODELS}/{path.split('/')[1]}"
-        help_ = f"nothing is downloaded by itself: `{command}`, and `path` is that folder"
+        help_ = f"nothing is downloaded by itself: `{command}`, and `path` is that folder{_without(path)}"
         return Diagnostic("HF303", f"no file `{file}`", span, help_)
+    if near := get_close_matches(path, _folders_beside(path), n=1):
+        return Diagnostic("HF303", f"no file `{file}`", span, f"did you mean `{near[0]}`?")
     command = " ".join(filter(None, ("hflow new-model", path, tiny)))
     help_ = f"`path` is a local folder with an HF model, nothing is downloaded; `{command}` makes a tiny one"
+    help_ += _without(path)
     return Diagnostic("HF303", f"no file `{file}`", span, help_)
+
+
+def _without(path: str) -> str:
+    """More help, where a well-known model is called like the folder that is not there."""
+    name = path.rpartition("/")[2].lower().removesuffix("-instruct")
+    return f"; to plan without weights: `{NAMED}{name}`" if name in NAMED_SHAPES else ""
+
+
+def _folders_beside(path: str) -> list[str]:
+    """Models beside the folder that is not there."""
+    try:
+        return [str(folder) for folder in Path(path).parent.iterdir() if (folder / CONFIG).is_file()]
+    except OSError:
+        return []
 
 
 def _is_hub_name(path: str) -> bool:

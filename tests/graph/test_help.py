@@ -57,6 +57,10 @@ def test_the_graph_is_right() -> None:
 
 INTEGER = "with a point or an exponent it is no integer"
 WIRE = "write it under `in`; in Python, give an output of a node, not a text"
+NEAREST = "the nearest that do: 2 and 4"
+WITH = "options of a node stand under `with`: `with: {clip_grad: 0.5}`"
+OPS = "needs an op; ops: data, generate, score, train, call, repeat"
+INHERITED = "one that the file inherits is removed by `size: null`"
 SPACE = "put a space after the colon: `tokens: examples.tokens`"
 
 
@@ -65,7 +69,7 @@ SPACE = "put a space after the colon: `tokens: examples.tokens`"
     [
         ("times: 3", "times: rows", 'if `rows` is a param, write `"${ rows }"`'),
         ("hflow.ops.losses.neg", "neg", "did you mean `hflow.ops.losses.negative_log_likelihood`?"),
-        ("rows: 8", "rows: 3", "`rows` is set at graph.yaml:3"),
+        ("rows: 8", "rows: 3", f"{NEAREST}; `rows` is set at graph.yaml:3"),
         ("rows: 8", "rows: 4e0", f"write `4`: {INTEGER}; `rows` is set at graph.yaml:3"),
         ("times: 3", "times: 1e3", f"write `1000`: {INTEGER}"),
         ("models/tiny}", "models/tiny, frozen: yes}", "write `true`: in YAML 1.2, `yes` is a text"),
@@ -75,6 +79,9 @@ SPACE = "put a space after the colon: `tokens: examples.tokens`"
         ("in: {tokens: examples.tokens}", "in: tokens:examples.tokens", SPACE),
         ("  train:\n", "  train\n", "a key is followed by a colon and a space"),
         ("lr: 1e-4", "lr: 1e-4, mask: examples.mask", f"`mask` is an input: {WIRE}"),
+        ("    with: {lr: 1e-4}\n", "    with: {lr: 1e-4}\n    clip_grad: 0.5\n", WITH),
+        ("  train:\n", "  trian: {with: {lr: 1e-5}}\n  train:\n", f"did you mean `train`? A new node {OPS}"),
+        ("dataset: d.jsonl", "dataset: d.jsonl, size: 8", f"remove it; {INHERITED}"),
         ("lr: 1e-4", "lr: 1e-4, reward: examples.mask", f"`examples.mask` names a value: {WIRE}"),
     ],
 )
@@ -84,8 +91,32 @@ def test_help(old: str, new: str, help_: str) -> None:
 
 def test_a_param_set_on_the_command_line_is_said_to_be() -> None:
     problem = found(GRAPH, "params.rows=3")
-    assert problem.code == "HF219" and problem.help == "`rows` is set by `--set params.rows=3`"
+    assert problem.code == "HF219" and problem.help == f"{NEAREST}; `rows` is set by `--set params.rows=3`"
     assert problem.span and problem.span.line == GRAPH.splitlines().index(REPEAT) + 1
+
+
+@pytest.mark.parametrize("param, help_", [("num_generations", "in hflow: `n` of `generate`"), ("mine", "")])
+def test_a_param_of_another_library_is_told_ours(param: str, help_: str) -> None:
+    (warning,) = check_text(edited("rows: 8", f"rows: 8, {param}: 4"), "graph.yaml")[1]
+    assert warning.code == "HF227" and (help_ in warning.help if help_ else "hflow" not in warning.help)
+
+
+def test_an_evaluation_of_no_rows() -> None:
+    text = Path("algorithms/grpo.yaml").read_text()
+    with pytest.raises(HflowError) as caught:
+        check_text(text, "grpo.yaml", ["params.holdout=0"])
+    assert caught.value.diagnostics[0].help.startswith("without evaluation: `eval: null`")
+
+
+def test_an_algorithm_is_not_looked_for_in_folders_that_are_not_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(HflowError, match="`grpo` alone means hflow's own"):
+        hflow.load("algorithms/grpo.yaml")
+    Path("mine.yaml").write_text("hflow: 1\nextends: algorithms/grpo.yaml\nname: mine\n")
+    with pytest.raises(HflowError, match="`extends: grpo` is hflow's own"):
+        hflow.load("mine.yaml")
 
 
 def test_an_empty_node_is_shown_on_its_own_line() -> None:
@@ -135,7 +166,7 @@ def test_an_error_shows_place_and_help(tmp_path: Path) -> None:
         f"   --> {file}:18:25",
         f"18 | {REPEAT}",
         "   |                         ^^^^^^^^^^^",
-        f"   = help: `rows` is set at {file}:3",
+        f"   = help: {NEAREST}; `rows` is set at {file}:3",
     ]
 
 

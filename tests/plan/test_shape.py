@@ -500,3 +500,18 @@ def test_a_name_on_the_hub_is_no_folder(path: str, command: str) -> None:
     with pytest.raises(HflowError) as caught:
         read_shape(path)
     assert f"`{command}`" in caught.value.diagnostics[0].help
+
+
+@pytest.mark.parametrize("path", ["Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b", "models/Qwen2.5-7B"])
+def test_a_model_that_is_not_here_can_be_planned_by_its_shape(path: str) -> None:
+    with pytest.raises(HflowError) as caught:
+        read_shape(path)
+    assert caught.value.diagnostics[0].help.endswith("to plan without weights: `shape:qwen2.5-7b`")
+
+
+def test_a_misspelt_folder(tmp_path: Path) -> None:
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny/config.json").write_text("{}")
+    with pytest.raises(HflowError) as caught:
+        read_shape(str(tmp_path / "tinny"))
+    assert caught.value.diagnostics[0].help == f"did you mean `{tmp_path / 'tiny'}`?"

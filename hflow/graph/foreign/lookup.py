@@ -61,6 +61,11 @@ def own_keys(name: str) -> frozenset[str]:
     return frozenset(own.rpartition(".")[2] for own in owns)
 
 
+def is_option(name: str, op: str) -> bool:
+    """Whether `name` is an option of nodes of the kind `op` that the tables tell of."""
+    return any(f"{name} of {op}" in each.ours for each in foreign_names(name))
+
+
 def _normalised(name: str) -> str:
     return name.strip().lstrip("+-").lower().replace("-", "_")
 

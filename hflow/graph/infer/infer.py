@@ -172,12 +172,12 @@ class _Inference:
         path = (*draft.path, "repeat", "minibatch")
         if node.rows % size:
             message = f"minibatch {size} does not divide the {node.rows} rows of `{draft.name}`"
-            self.problems.add("HF219", message, path)
+            self.problems.add("HF219", message, path, help=_that_divide(node.rows, size, group))
         elif size % group:
             message = (
                 f"minibatch {size} splits the groups of {group} rows that the loss of `{draft.name}` compares"
             )
-            self.problems.add("HF219", message, path)
+            self.problems.add("HF219", message, path, help=_that_divide(node.rows, size, group))
         return Repeat(written.epochs, size)
 
     def _loss_group(self, draft: NodeDraft, node: Node) -> int:
@@ -213,7 +213,9 @@ class _Inference:
         now = [ref for port, ref in sources.items() if port not in draft.carried]
         if required - sources.keys() or any(ref not in self.types for ref in now):
             return
-        help_ = f"wire `{DERIVED}`: no other input says which texts it belongs to"
+        makers = [f"{name}.{DERIVED}" for name, other in self.drafts.items() if other.op == "generate"]
+        wire = f"write `{DERIVED}: {makers[0]}`" if makers else f"wire `{DERIVED}`"
+        help_ = f"{wire}: no other input says which texts it belongs to"
         message = f"`{draft.name}` lacks its input `{DERIVED}`"
         self.problems.add("HF207", message, draft.path, key=True, help=help_)
 
@@ -244,3 +246,11 @@ def _same_names(declared: Dim, actual: Dim) -> bool:
     names = [f.name for f in declared.factors]
     written = ([f.name for f in actual.factors], [f.name for f in actual.significant])
     return declared.ragged == actual.ragged and names in written
+
+
+def _that_divide(rows: int, size: int, group: int) -> str:
+    """The nearest numbers below and above `size` that divide `rows` into whole groups."""
+    dividing = [group * n for n in range(1, rows // group + 1) if rows % (group * n) == 0]
+    below, above = [n for n in dividing if n < size][-1:], [n for n in dividing if n > size][:1]
+    near = " and ".join(map(str, below + above))
+    return f"the nearest that do: {near}" if near else ""

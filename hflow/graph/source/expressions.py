@@ -17,6 +17,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from hflow.diagnostics import Diagnostic, did_you_mean
+from hflow.graph.foreign.lookup import answer
 from hflow.graph.source.document import Document, Item, KeyPath, Scalar
 
 MAX_LENGTH = 200
@@ -136,7 +137,7 @@ def substitute(
 
 
 def _unread(document: Document, name: str) -> Diagnostic:
-    help_ = f"read it somewhere (`${{ {name} }}`), or remove it"
+    help_ = "\n".join(filter(None, (f"read it somewhere (`${{ {name} }}`), or remove it", answer(name))))
     span = document.span(("params", name), key=True)
     return Diagnostic("HF227", f"nothing reads the param `{name}`", span, help_, "warning")
 

@@ -115,6 +115,8 @@ def _read_parent(path: str, extends: Item) -> Document:
 def _near_files(path: Path) -> str:
     """Help for a file that is not there: the one beside it, or the algorithm, with the nearest name."""
     bare = is_bare(Path(path.name))
+    if path.stem in known("algorithms"):
+        return f"`extends: {path.stem}` is hflow's own"
     try:
         names = [file.stem if bare else file.name for file in path.parent.iterdir() if file.suffix == ".yaml"]
     except OSError:

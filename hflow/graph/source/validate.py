@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from hflow.diagnostics import Diagnostic, did_you_mean
-from hflow.graph.foreign.lookup import help_for_unknown, own_keys
+from hflow.graph.foreign.lookup import help_for_unknown, is_option, own_keys
 from hflow.graph.options import brief, spelling_help
 from hflow.graph.source.document import Document, KeyPath
 from hflow.graph.source.schema import (
@@ -161,7 +161,7 @@ def _diagnostic(document: Document, error: ErrorDetails, path: KeyPath) -> Diagn
             return Diagnostic("HF101", f"{where} has no `{key}`", document.span(path[:-1], key=True))
         case "union_tag_not_found":
             message = f"`{'.'.join(map(str, path))}` has no `op`"
-            help_ = "ops: " + ", ".join(OPS)
+            help_ = "; ".join(filter(None, (_meant_node(document, path), "ops: " + ", ".join(OPS))))
             return Diagnostic("HF101", message, document.span(path, key=True), help_)
         case "union_tag_invalid":
             tag = str(error.get("ctx", {}).get("tag"))
@@ -172,8 +172,12 @@ def _diagnostic(document: Document, error: ErrorDetails, path: KeyPath) -> Diagn
         case "extra_forbidden":
             node = document.get(node_path(path) or ())
             op = node.child("op") if node else None
-            known = keys_at(path[:-1], str(op.value) if op else None) or ()
-            help_ = help_for_unknown(key, known, "keys")
+            kind = str(op.value) if op else ""
+            known = keys_at(path[:-1], kind or None) or ()
+            if path[:-1] == node_path(path) and is_option(key, kind):
+                help_ = f"options of a node stand under `with`: `with: {{{key}: {brief(error['input'])}}}`"
+            else:
+                help_ = help_for_unknown(key, known, "keys")
             return Diagnostic("HF102", f"unknown key `{key}`", document.span(path, key=True), help_)
         case "string_pattern_mismatch" if error.get("ctx", {}).get("pattern") == NAME_PATTERN:
             name = str(error["input"])
@@ -187,9 +191,22 @@ def _diagnostic(document: Document, error: ErrorDetails, path: KeyPath) -> Diagn
         case _:
             expected = "a reference `node.port`" if _is_source(path) else _expectation(error)
             message = f"`{key}` must be {expected}, got {brief(error['input'])}"
-            help_ = _hint(kind, key, error["input"])
+            help_ = "without evaluation: `eval: null`" if path == ("eval", "rows") else ""
+            help_ = help_ or _hint(kind, key, error["input"])
             help_ = "; ".join(filter(None, [help_, document.where_set(path)]))
             return Diagnostic("HF103", message, document.span(path), help_)
+
+
+def _meant_node(document: Document, path: KeyPath) -> str:
+    """Help for a node that says something of another one, which the file inherits, under a similar name."""
+    own = document.get(path[:-1])
+    beside = (
+        [str(name) for name in own.value if name != path[-1]]
+        if own and isinstance(own.value, Mapping)
+        else []
+    )
+    near = difflib.get_close_matches(str(path[-1]), beside, n=1)
+    return f"did you mean `{near[0]}`? A new node needs an op" if near else ""
 
 
 def _hint(kind: str, key: str, value: Any) -> str:

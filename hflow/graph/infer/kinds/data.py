@@ -108,7 +108,8 @@ def option_problems(declared: Mapping[str, ValueType], written: Mapping[str, Any
     for reason, names in effects.items():
         for name in names:
             if name in written:
-                yield OptionProblem("HF212", f"`{name}` has no effect: {reason}", name)
+                help_ = f"remove it; one that the file inherits is removed by `{name}: null`"
+                yield OptionProblem("HF212", f"`{name}` has no effect: {reason}", name, help_)
     yield from chat.option_problems(written, bool(ragged), responds)
     for name in ("prompt", "response", *chat.TEMPLATES):
         value = written.get(name)
