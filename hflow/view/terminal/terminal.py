@@ -28,6 +28,7 @@ LABEL = 9  # width of the words at the left margin
 MOVES = "─"  # fills bars of transfers, weights, and what goes to and from the host's memory
 _ASCII = str.maketrans({"▕": "|", "▏": "|", "·": ".", "…": "~", "↻": "*", "≤": "<=", "─": "-"})
 
+FAR_OFF = "! more than 25% off; `hflow calibrate` measures a machine for the plans to come"
 MEASURED_COLUMNS: tuple[Column, ...] = (
     ("node", "left"),
     ("predicted", "right"),
@@ -77,7 +78,9 @@ def measured_text(plan: Plan, metrics: Sequence[Metrics], width: int = 100) -> s
         metrics: the lines of ``metrics.jsonl``, one per step.
     """
     nodes = compare(plan, metrics)
-    return table(MEASURED_COLUMNS, [_compared(row) for row in (*nodes, total(nodes))], width)
+    rows = (*nodes, total(nodes))
+    text = table(MEASURED_COLUMNS, [_compared(row) for row in rows], width)
+    return f"{text}\n{FAR_OFF}" if any(row.is_off for row in rows) else text
 
 
 def _compared(row: Compared) -> tuple[str, ...]:
