@@ -37,7 +37,7 @@ def find_graph(name: str | Path) -> Path:
             is not there and is called like an algorithm.
     """
     path = Path(name)
-    if not is_bare(path) and not os.path.lexists(path) and path.stem in known("algorithms"):
+    if not is_bare(path) and not os.path.lexists(path) and is_shipped(path.stem):
         message = f"cannot read `{path}`: no such file"
         raise HflowError(Diagnostic("HF001", message, help=f"`{path.stem}` alone means hflow's own"))
     found = path if is_file(path) or not is_bare(path) else algorithm(str(name), Path())
@@ -71,6 +71,11 @@ def is_file(path: Path) -> bool:
 def known(folder: str) -> list[str]:
     """The names that there are in `folder` here and in that of hflow itself."""
     return sorted({file.stem for f in _folders(folder) for file in f.glob("*.yaml")})
+
+
+def is_shipped(name: str) -> bool:
+    """Whether hflow itself has an algorithm of that name."""
+    return _first(name, _folders("algorithms")[1:]) is not None
 
 
 def _folders(folder: str) -> tuple[Path, ...]:

@@ -46,11 +46,9 @@ def _unread(path: str, file: Path, error: UnreadableError, span: Span | None, ti
         command = f"hf download {path} --local-dir {MODELS}/{path.split('/')[1]}"
         help_ = f"nothing is downloaded by itself: `{command}`, and `path` is that folder{_without(path)}"
         return Diagnostic("HF303", f"no file `{file}`", span, help_)
-    if near := get_close_matches(path, _folders_beside(path), n=1):
-        return Diagnostic("HF303", f"no file `{file}`", span, f"did you mean `{near[0]}`?")
     command = " ".join(filter(None, ("hflow new-model", path, tiny)))
     help_ = f"`path` is a local folder with an HF model, nothing is downloaded; `{command}` makes a tiny one"
-    help_ += _without(path)
+    help_ = "; ".join([*_near(path), help_]) + _without(path)
     return Diagnostic("HF303", f"no file `{file}`", span, help_)
 
 
@@ -60,12 +58,14 @@ def _without(path: str) -> str:
     return f"; to plan without weights: `{NAMED}{name}`" if name in NAMED_SHAPES else ""
 
 
-def _folders_beside(path: str) -> list[str]:
-    """Models beside the folder that is not there."""
+def _near(path: str) -> list[str]:
+    """Help for a folder that is not there: the one beside it with a model and nearly that name, if any."""
     try:
-        return [str(folder) for folder in Path(path).parent.iterdir() if (folder / CONFIG).is_file()]
+        beside = [folder.name for folder in Path(path).parent.iterdir() if (folder / CONFIG).is_file()]
     except OSError:
         return []
+    near = get_close_matches(Path(path).name, beside, n=1, cutoff=0.75)
+    return [f"did you mean `{Path(path).parent / name}`?" for name in near]
 
 
 def _is_hub_name(path: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hflow.diagnostics import Diagnostic, HflowError, did_you_mean
@@ -57,7 +57,7 @@ def export_run(
     plan = load_plan(run / "plan.json")
     models = _chosen(plan, model, to)
     _check_origins(plan, models)
-    steps = _steps(run, plan, which)
+    steps = _steps(run, plan, models, which)
     folders = dict(checkpoint_folders(run))
     for step, older in zip(steps, (*steps[1:], None)):
         targets = {model: to or run / "export" / f"{model}-step-{step}" for model in models}
@@ -70,17 +70,35 @@ def export_run(
             tell(f"passed over: {error}")
             continue
         if not which:
-            _tell_of_end(run, step, tell)
+            _tell_of_end(run, models, step, tell)
         return [Exported(model, step, path, size_on_disk(path)) for model, path in targets.items()]
     raise AssertionError(steps)
 
 
-def _tell_of_end(run: Path, step: int, tell: Callable[[str], None]) -> None:
-    """Where what the run trained at its end, which is in its folder, is newer than its newest checkpoint."""
-    summary, folder = read_summary(run), run / "export"
-    if summary and summary.status == "finished" and (summary.steps or 0) > step and folder.is_dir():
-        ended = f"the run ended after {plural(summary.steps or 0, 'step')}"
-        tell(f"note: {ended}; what it had trained then is in `{printable(str(folder))}`")
+def _tell_of_end(run: Path, models: Sequence[str], step: int, tell: Callable[[str], None]) -> None:
+    """Where what the run has trained at its end is newer than its newest checkpoint."""
+    summary = read_summary(run)
+    if summary and summary.steps > step:
+        ended = f"the run ended after {plural(summary.steps, 'step')}"
+        for model, folder in _at_end(run, models).items():
+            tell(f"note: {ended}; `{model}` as it was then is in `{printable(str(folder))}`")
+
+
+def _at_end(run: Path, models: Sequence[str]) -> dict[str, Path]:
+    """Folders that a finished run has written its last weights to."""
+    summary = read_summary(run)
+    if not summary or summary.status != "finished" or read_run_config(run / FILE).export != "last":
+        return {}
+    folders = {model: run / "export" / model for model in models}
+    return {model: folder for model, folder in folders.items() if folder.is_dir()}
+
+
+def _without_checkpoint(run: Path, models: Sequence[str]) -> Diagnostic:
+    at_end = (
+        f"`{model}` as it was at the end is in `{printable(str(folder))}`"
+        for model, folder in _at_end(run, models).items()
+    )
+    return replace(no_checkpoint(run), help="; ".join(at_end))
 
 
 def _chosen(plan: Plan, model: str | None, to: Path | None) -> Sequence[str]:
@@ -113,13 +131,13 @@ def _check_origins(plan: Plan, models: Sequence[str]) -> None:
             raise HflowError(Diagnostic("HF406", message, help=help_))
 
 
-def _steps(run: Path, plan: Plan, which: str) -> list[int]:
+def _steps(run: Path, plan: Plan, models: Sequence[str], which: str) -> list[int]:
     """The steps whose checkpoints are to be tried, in this order."""
     steps = sorted((s for s, path in checkpoint_folders(run) if (path / MANIFEST).is_file()), reverse=True)
     if which == BEST:
         return [_best(run, plan, steps)]
     if not steps:
-        raise HflowError(no_checkpoint(run))
+        raise HflowError(_without_checkpoint(run, models))
     if which and int(which) not in steps:
         raise HflowError(no_checkpoint(run, f"of step {int(which)}"))
     return [int(which)] if which else steps

@@ -32,11 +32,9 @@ def no_run(run: Path, folder: Path) -> Diagnostic:
 def no_checkpoint(run: Path, which: str = "") -> Diagnostic:
     """A run has none, or none that is `which`."""
     known = ", ".join(str(at) for at, _ in sorted(checkpoint_folders(run)))
-    ended = f"what it had trained at its end is in `{printable(str(run / 'export'))}`"
-    helps = [f"its checkpoints: {known}" if known else "it has none"] if which else []
-    help_ = "; ".join(helps + [ended] * (not known and (run / "export").is_dir()))
+    help_ = f"its checkpoints: {known}" if known else "it has none"
     wanted = f"no checkpoint {which}".rstrip()
-    return Diagnostic("HF407", f"`{printable(str(run))}` has {wanted}", help=help_)
+    return Diagnostic("HF407", f"`{printable(str(run))}` has {wanted}", help=help_ if which else "")
 
 
 def _found(name: str, folder: Path) -> Path:

@@ -57,7 +57,7 @@ def test_the_graph_is_right() -> None:
 
 INTEGER = "with a point or an exponent it is no integer"
 WIRE = "write it under `in`; in Python, give an output of a node, not a text"
-NEAREST = "the nearest that do: 2 and 4"
+NEAREST = "the nearest that fit: 2 and 4"
 WITH = "options of a node stand under `with`: `with: {clip_grad: 0.5}`"
 OPS = "needs an op; ops: data, generate, score, train, call, repeat"
 INHERITED = "one that the file inherits is removed by `size: null`"

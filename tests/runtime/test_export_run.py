@@ -144,9 +144,8 @@ def test_a_damaged_newest_is_passed_over_and_told(runs: Path) -> None:
     done = export_run("ppo", runs, "actor", None, told.append)
     assert [d.step for d in done] == [STEPS - 1] and not (runs / "ppo/export/actor-step-3").exists()
     assert told[0].startswith("passed over: error[HF412]") and "checksum" in told[0]
-    assert told[1:] == [
-        f"note: the run ended after {STEPS} steps; what it had trained then is in `{runs / 'ppo/export'}`"
-    ]
+    at_end = f"`actor` as it was then is in `{runs / 'ppo/export/actor'}`"
+    assert told[1:] == [f"note: the run ended after {STEPS} steps; {at_end}"]
     assert refused(runs, f"ppo@{STEPS}").startswith("HF412")  # the one that was asked for, and no other
     for step in (1, 2):
         shutil.rmtree(runs / "ppo" / "checkpoints" / name_of(step))
@@ -171,7 +170,11 @@ def test_what_is_not_there(runs: Path) -> None:
     assert told.startswith("HF001") and told.endswith("say which: --model actor or --model critic")
     shutil.rmtree(runs / "ppo" / "checkpoints")
     assert refused(runs, "ppo").startswith("HF407") and "has no checkpoint; " in refused(runs, "ppo")
-    assert refused(runs, "ppo").endswith(f"what it had trained at its end is in `{runs / 'ppo/export'}`")
+    assert f"; `actor` as it was at the end is in `{runs / 'ppo/export/actor'}`; `critic`" in refused(
+        runs, "ppo"
+    )
+    (runs / "ppo/run.yaml").write_text("run: {export: none}\n")
+    assert refused(runs, "ppo").endswith("has no checkpoint; ")
     assert refused(runs, "ppo@1") == refused(runs, "ppo")
 
 

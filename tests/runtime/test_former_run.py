@@ -55,9 +55,13 @@ def test_a_run_without_checkpoints_begins_anew(run: Path, status: str) -> None:
 def test_but_not_one_that_has_finished(run: Path) -> None:
     """It would train again what it has trained, and write over its models."""
     (run / "summary.json").write_text(json.dumps({"status": "finished", "steps": 5}))
+    with pytest.raises(HflowError) as caught:
+        former_run(run, lambda _: None)
+    assert "params.model" not in caught.value.diagnostics[0].help
+    (run / "export/actor").mkdir(parents=True)
     with pytest.raises(HflowError, match="has finished, and left no checkpoint") as caught:
         former_run(run, lambda _: None)
-    assert f"`--set params.model={run}/export/MODEL`" in caught.value.diagnostics[0].help
+    assert f"`--set params.model={run}/export/actor`" in caught.value.diagnostics[0].help
 
 
 def test_a_run_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

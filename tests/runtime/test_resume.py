@@ -327,7 +327,7 @@ def test_damaged_checkpoints_alone_do_not_begin_the_run_anew(
     folder = up_to(undisturbed.folder, 1, tmp_path / "run")
     metrics = (folder / "metrics.jsonl").read_text().splitlines()[:1]
     flip_a_bit(folder / "checkpoints" / name_of(1))
-    with pytest.raises(HflowError, match="without any the run begins anew") as caught:
+    with pytest.raises(HflowError, match="without any, a run that has not finished begins anew") as caught:
         execute(plan, folder, pool=workers, config=EVERY, resume=True)
     assert caught.value.diagnostics[0].code == "HF412"
     next((folder / "checkpoints" / name_of(1)).glob("rank-*")).unlink()

@@ -1,4 +1,4 @@
-"""Pages as a browser lays them out, on a phone, a small window and a large one: measured from the DOM.
+"""Pages as a browser lays them out, on a phone, a tablet and in two windows: measured from the DOM.
 
 Needs Chromium, which CI installs; elsewhere the tests are skipped where it is missing.
 """
@@ -23,7 +23,7 @@ from tests.compiler.workloads import large
 from tests.view.test_pictures import PLAN, SUMMARY, measured_events, metric_lines
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-WIDTHS = (390, 1000, 1600)
+WIDTHS = (390, 800, 1000, 1600)
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not CHROMIUM, reason="no Chromium"),

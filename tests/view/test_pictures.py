@@ -20,8 +20,10 @@ from hflow.view.measured import measured_times
 from hflow.view.pages.notebook import graph_bundle, plan_bundle, run_bundle
 from hflow.view.picture.chart import line_chart
 from hflow.view.picture.gantt import plan_gantt, run_gantt
+from hflow.view.picture.gantt_legend import gantt_legend
 from hflow.view.picture.svg import graph_svg, plan_svg
 from hflow.view.picture.ticks import ticks
+from hflow.view.timeline import Bar, Track
 from tests.view.examples import GRAPH, NODE_PLANS, OFFLOAD_PLAN, PLAN, SUMMARY, measured_events, metric_lines
 from tests.view.pages import parse
 
@@ -102,6 +104,12 @@ def test_gantt_names_every_bar(width: int) -> None:
     for name, label in nodes:
         unseen = {name, f"{name},", f"too short to see: {name}", f"too short to see: {name},"}
         assert label == name or (f"{label} {name}" in texts if label else not unseen.isdisjoint(texts))
+
+
+def test_a_bar_without_room_is_not_named_below_where_another_one_has_its_name() -> None:
+    long, short = (Bar("train", "call", 0.0, end_s) for end_s in (9.0, 0.01))
+    legend = gantt_legend([Track((0,), (long,)), Track((1,), (short,))], 10.0, 500.0)
+    assert legend.names == () and legend.label(long, 90.0) == "train" and legend.label(short, 0.1) == ""
 
 
 def test_measured_gantt_has_a_line_per_device() -> None:

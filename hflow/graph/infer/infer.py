@@ -32,6 +32,7 @@ def infer(drafts: Mapping[str, NodeDraft], order: Sequence[str], problems: Probl
     return inference.nodes
 
 
+TRIED = 10_000  # numbers below and above a minibatch, to find one that divides its rows
 _SCALAR = ValueType("f32", ())  # what may be carried from step to step
 
 
@@ -172,12 +173,12 @@ class _Inference:
         path = (*draft.path, "repeat", "minibatch")
         if node.rows % size:
             message = f"minibatch {size} does not divide the {node.rows} rows of `{draft.name}`"
-            self.problems.add("HF219", message, path, help=_that_divide(node.rows, size, group))
+            self.problems.add("HF219", message, path, help=_that_fit(node.rows, size, group))
         elif size % group:
             message = (
                 f"minibatch {size} splits the groups of {group} rows that the loss of `{draft.name}` compares"
             )
-            self.problems.add("HF219", message, path, help=_that_divide(node.rows, size, group))
+            self.problems.add("HF219", message, path, help=_that_fit(node.rows, size, group))
         return Repeat(written.epochs, size)
 
     def _loss_group(self, draft: NodeDraft, node: Node) -> int:
@@ -214,7 +215,7 @@ class _Inference:
         if required - sources.keys() or any(ref not in self.types for ref in now):
             return
         makers = [f"{name}.{DERIVED}" for name, other in self.drafts.items() if other.op == "generate"]
-        wire = f"write `{DERIVED}: {makers[0]}`" if makers else f"wire `{DERIVED}`"
+        wire = f"write `{DERIVED}: {makers[0]}`" if len(makers) == 1 else f"wire `{DERIVED}`"
         help_ = f"{wire}: no other input says which texts it belongs to"
         message = f"`{draft.name}` lacks its input `{DERIVED}`"
         self.problems.add("HF207", message, draft.path, key=True, help=help_)
@@ -248,9 +249,13 @@ def _same_names(declared: Dim, actual: Dim) -> bool:
     return declared.ragged == actual.ragged and names in written
 
 
-def _that_divide(rows: int, size: int, group: int) -> str:
-    """The nearest numbers below and above `size` that divide `rows` into whole groups."""
-    dividing = [group * n for n in range(1, rows // group + 1) if rows % (group * n) == 0]
-    below, above = [n for n in dividing if n < size][-1:], [n for n in dividing if n > size][:1]
-    near = " and ".join(map(str, below + above))
-    return f"the nearest that do: {near}" if near else ""
+def _that_fit(rows: int, size: int, group: int) -> str:
+    """The nearest minibatches below and above `size` that divide `rows` into whole groups."""
+    whole, rest = divmod(rows, group)
+    if rest:
+        return ""
+    at = min(size // group, whole)
+    below = next((n for n in range(at, max(0, at - TRIED), -1) if whole % n == 0), None)
+    above = next((n for n in range(at + 1, min(whole, at + TRIED) + 1) if whole % n == 0), None)
+    near = " and ".join(str(group * n) for n in (below, above) if n)
+    return f"the nearest that fit: {near}" if near else ""

@@ -26,7 +26,7 @@ from hflow.graph.source.document import Document, Item, KeyPath, read
 from hflow.graph.source.key_order import in_order
 from hflow.graph.source.run_section import opened, unfolded
 from hflow.graph.source.schema import node_path
-from hflow.shipped import algorithm, is_bare, is_file, known
+from hflow.shipped import algorithm, is_bare, is_file, is_shipped, known
 
 MAX_PARENTS = 8
 _NOT_INHERITED = ("name", "doc", "extends")
@@ -115,7 +115,7 @@ def _read_parent(path: str, extends: Item) -> Document:
 def _near_files(path: Path) -> str:
     """Help for a file that is not there: the one beside it, or the algorithm, with the nearest name."""
     bare = is_bare(Path(path.name))
-    if path.stem in known("algorithms"):
+    if is_shipped(path.stem):
         return f"`extends: {path.stem}` is hflow's own"
     try:
         names = [file.stem if bare else file.name for file in path.parent.iterdir() if file.suffix == ".yaml"]

@@ -191,8 +191,8 @@ def _diagnostic(document: Document, error: ErrorDetails, path: KeyPath) -> Diagn
         case _:
             expected = "a reference `node.port`" if _is_source(path) else _expectation(error)
             message = f"`{key}` must be {expected}, got {brief(error['input'])}"
-            help_ = "without evaluation: `eval: null`" if path == ("eval", "rows") else ""
-            help_ = help_ or _hint(kind, key, error["input"])
+            is_no_eval = path == ("eval", "rows") and error["input"] == 0
+            help_ = "without evaluation: `eval: null`" if is_no_eval else _hint(kind, key, error["input"])
             help_ = "; ".join(filter(None, [help_, document.where_set(path)]))
             return Diagnostic("HF103", message, document.span(path), help_)
 

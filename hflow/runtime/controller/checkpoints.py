@@ -198,7 +198,7 @@ def newest_usable(run: Path, tell: Callable[[HflowError], None], before: float) 
         return folder
     if steps:
         names = " ".join(f"{run}@{step}" for step in steps)
-        help_ = f"`hflow runs rm {names}` removes them; without any the run begins anew"
+        help_ = f"`hflow runs rm {names}` removes them; without any, a run that has not finished begins anew"
         raise damaged(run / FOLDER, f"none of {units.plural(len(steps), 'checkpoint')} is whole", help_)
     return None
 

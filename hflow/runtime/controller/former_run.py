@@ -92,10 +92,12 @@ def former_run(folder: Path, tell: Callable[[HflowError], None], before: float =
 def _finished(folder: Path) -> Diagnostic:
     """From the beginning it would train again what it has trained, and write over its models."""
     message = f"the run in `{folder}` has finished, and left no checkpoint to go on from"
-    to_begin = f"a new run can begin with what it trained, `--set params.model={folder}/export/MODEL`"
-    return Diagnostic(
-        "HF407", message, help=f"{to_begin}; `run: {{checkpoint: {{every: N}}}}` keeps checkpoints"
+    models = sorted(path for path in (folder / "export").glob("*") if path.is_dir())
+    begin = (
+        [f"a new run can begin with what it trained, as `--set params.model={models[0]}`"] if models else []
     )
+    keep = "`run: {checkpoint: {every: N}}` is for those that are to go on"
+    return Diagnostic("HF407", message, help="; ".join([*begin, keep]))
 
 
 def _summary(folder: Path) -> dict[str, Any]:

@@ -84,7 +84,8 @@ def _one_before(former: FormerRun | None, failure: WorkerFailure, say: Callable[
     tell: Callable[[HflowError], None] = lambda error: say(f"passed over: {error}")  # noqa: E731
     older = former_run(former.folder, tell, before=former.step)
     if older.checkpoint is None:
-        help_ = f"`hflow runs rm {former.folder}@{former.step}` removes it; without any the run begins anew"
+        help_ = f"`hflow runs rm {former.folder}@{former.step}` removes it"
+        help_ += "; without any, a run that has not finished begins anew"
         raise WorkerFailure(replace(found, help=found.help or help_), failure.trace) from failure
     tell(failure)
     return older

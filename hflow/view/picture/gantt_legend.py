@@ -53,7 +53,8 @@ def gantt_legend(tracks: Sequence[Track], scale: float, width: float) -> GanttLe
     nameless = [bar for bar in nodes if not _has_room(bar.name, bar.seconds * scale)]
     numbered = {bar.name: bar for bar in nameless if bar.seconds * scale >= NUMBER_WIDTH}
     numbers = {name: str(number) for number, name in enumerate(numbered, 1)}
-    unseen = [name for name in dict.fromkeys(bar.name for bar in nameless) if name not in numbers]
+    shown = {bar.name for bar in nodes if _has_room(bar.name, bar.seconds * scale)} | numbers.keys()
+    unseen = [name for name in dict.fromkeys(bar.name for bar in nameless) if name not in shown]
     entries = [LegendName(0, 0, numbers[name], name, bar.node) for name, bar in numbered.items()]
     names = _in_lines([*entries, *_listed(unseen)], width)
     return GanttLegend(numbers, names, names[-1].y + LINE if names else 0.0)
