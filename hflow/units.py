@@ -22,6 +22,13 @@ def seconds(value: float) -> str:
     return f"{value:.2f} s" if value < 1 else f"{value:.1f} s"
 
 
+def interval(low: float, high: float) -> str:
+    """``0.42 to 0.72 s``, ``98 ms to 0.12 s``."""
+    first, last = seconds(low), seconds(high)
+    number, *unit = first.split(" ")
+    return f"{number} to {last}" if unit == last.split(" ")[1:] else f"{first} to {last}"
+
+
 def size(num_bytes: float) -> str:
     """Decimal bytes: ``15.2 GB``, ``3.1 MB``, ``512 B``; ``-`` for nothing."""
     if num_bytes == 0:

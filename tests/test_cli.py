@@ -104,11 +104,11 @@ def test_compile_json_has_the_promised_keys(model: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
     assert plan.keys() >= {
-        "hash", "graph", "cluster", "step_time_s", "tokens_per_s", "search", "nodes", "edges", "memory",
-        "hosts", "placement", "path", "idle",
+        "hash", "graph", "cluster", "step_time_s", "step_interval_s", "tokens_per_s", "search", "nodes",
+        "edges", "memory", "hosts", "placement", "path", "idle",
     }  # fmt: skip
     assert plan["search"].keys() == {
-        "seconds", "gap", "explored", "bound_s", "planner", "unsearched", "tried_engines",
+        "seconds", "gap", "explored", "bound_s", "planner", "unsearched", "tried_engines", "pinned",
     }  # fmt: skip
     train = next(n for n in plan["nodes"] if n["name"] == "actor_train")
     assert train["layout"] == {"pp": 1, "tp": 2, "dp": 1, "cp": 1} and train["devices"] == [0, 1]
@@ -116,6 +116,7 @@ def test_compile_json_has_the_promised_keys(model: str, tmp_path: Path) -> None:
         "micro_batch",
         "start_s",
         "time_s",
+        "time_interval_s",
         "memory_bytes",
         "zero",
         "recompute",

@@ -75,7 +75,8 @@ class Search:
     step; `gap`: by what part of the step's time the plan may be worse than the best one; None when that is
     not proven, because the planner proves nothing, or because plans that were not searched may be shorter:
     those with nodes `unsearched` on other devices, as `try_pin` puts one. `searched_gap`: the same as `gap`,
-    of the plans that were searched. `tried_engines`: where engines were chosen by their price."""
+    of the plans that were searched. `tried_engines`: where engines were chosen by their price. `pinned`:
+    nodes that were given a place or a layout, in all plans that were searched."""
 
     explored: int
     gap: float | None
@@ -85,6 +86,7 @@ class Search:
     try_pin: str = ""
     searched_gap: float | None = None
     tried_engines: tuple[TriedEngines, ...] = ()
+    pinned: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,8 @@ def place(draft: Draft) -> Draft:
     if found.choice is None:
         raise HflowError(infeasible(draft))
     nodes = node_plans(draft.graph, space.groups, found.choice.assignments, found.choice.configs)
-    return replace(draft, nodes=nodes, search=_told(space, found))
+    search = replace(_told(space, found), pinned=tuple(pin.node for pin in draft.pins))
+    return replace(draft, nodes=nodes, search=search)
 
 
 def _told(space: SearchSpace, found: SearchResult) -> Search:

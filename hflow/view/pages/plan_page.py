@@ -20,7 +20,7 @@ from hflow.view.terminal.program_text import program_text
 from hflow.view.terminal.remarks import idle_fraction, remarks
 from hflow.view.terminal.stages import EDGE_COLUMNS, STAGE_COLUMNS, edge_rows, stage_rows
 from hflow.view.terminal.table import Column
-from hflow.view.terminal.terminal import cluster_text, search_text
+from hflow.view.terminal.terminal import cluster_text, likely, search_text
 
 STEPS = 3  # of a long run, on the time line
 WHOLE_ARROW = "-\u2060>"  # a word joiner, so that no line ends within it
@@ -55,7 +55,7 @@ def _figures(plan: Plan) -> list[Figure]:
     rate = plan.tokens_per_step / plan.step_time_s if plan.step_time_s else 0.0
     used = f"on {units.plural(len(plan.devices), 'device')}, idle for {idle_fraction(plan):.0%}"
     return [
-        Figure("per step", units.seconds(plan.step_time_s), "predicted, of a long run"),
+        Figure("per step", units.seconds(plan.step_time_s), f"predicted, of a long run; {likely(plan)}"),
         Figure("tokens per second", units.count(rate), used),
         Figure("cluster", plan.cluster.name, cluster_text(plan.cluster).replace("   ", ", ")),
         Figure("plan", plan.hash, search_text(plan.search)),

@@ -8,6 +8,7 @@ from typing import Any
 import networkx as nx
 
 from hflow.cost.host_memory import alike_hosts, host_memory
+from hflow.cost.prediction_interval import node_interval, step_interval
 from hflow.graph.ir import Graph, Input, Node, Region
 from hflow.plan.edges import Edge, WeightEdge
 from hflow.plan.layout import Mesh
@@ -26,11 +27,12 @@ def plan_json(plan: Plan, search_s: float) -> dict[str, Any]:
         "graph": plan.graph.name,
         "cluster": plan.cluster.name,
         "step_time_s": plan.step_time_s,
+        "step_interval_s": list(step_interval(plan)),
         "tokens_per_s": plan.tokens_per_step / plan.step_time_s if plan.step_time_s else 0.0,
         "search": _search(plan.search, search_s),
         "regions": [_region(plan.graph, region) for region in plan.graph.regions[1:]],
         "carried": [_carried(node, value) for node, value in plan.graph.edges() if value.lag],
-        "nodes": [_node(n, plan.graph.node(n.node).region) for n in plan.nodes],
+        "nodes": [_node(plan, n) for n in plan.nodes],
         "edges": [_edge(plan.graph, e) for e in plan.step.edges],
         **({"evaluations": list(map(_evaluation, plan.evaluations))} if plan.evaluations else {}),
         "memory": [_memory(m) for m in plan.memory],
@@ -74,6 +76,7 @@ def _search(search: Search, seconds: float) -> dict[str, Any]:
         "bound_s": None if search.gap is None else search.bound_s,
         "planner": search.planner,
         "unsearched": list(search.unsearched),
+        "pinned": list(search.pinned),
         "tried_engines": [
             {"engines": dict(tried.engines), "step_time_s": tried.step_time_s, "reason": tried.reason}
             for tried in search.tried_engines
@@ -118,10 +121,12 @@ def _carried(reader: Node, value: Input) -> dict[str, Any]:
     return {"source": str(value.source), "target": reader.name, "lag": value.lag, "init": value.init}
 
 
-def _node(node: NodePlan, region: str) -> dict[str, Any]:
+def _node(plan: Plan, node: NodePlan) -> dict[str, Any]:
+    """`time_interval_s` is null of nodes without a model."""
+    interval = node_interval(plan, node)
     return {
         "name": node.node,
-        "region": region,
+        "region": plan.graph.node(node.node).region,
         "kind": node.kind,
         "model": node.model,
         "engine": node.engine,
@@ -130,6 +135,7 @@ def _node(node: NodePlan, region: str) -> dict[str, Any]:
         "micro_batch": node.micro_batch,
         "start_s": node.start_s,
         "time_s": node.time_s,
+        "time_interval_s": list(interval) if interval else None,
         "memory_bytes": node.memory_bytes,
         "zero": node.strategy.zero,
         "recompute": node.strategy.recompute,

@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Sequence
 
 from hflow import units
+from hflow.cost.prediction_interval import step_interval
 from hflow.graph.ir import Graph, Region
 from hflow.plan.cluster import Cluster
 from hflow.plan.edges import WeightEdge
@@ -97,18 +98,29 @@ def _header(plan: Plan, width: int) -> str:
         units.plural(len(edges) - num_weights, "data edge"),
         units.plural(num_weights, "weight edge"),
     )
-    tokens = f"{units.count(plan.tokens_per_step / plan.step_time_s)} tokens/s" if plan.step_time_s else "-"
-    step = f"{units.seconds(plan.step_time_s)} per step"
     lines = [
         (graph.name, ", ".join(counts)),
         ("cluster", f"{plan.cluster.name}: {cluster_text(plan.cluster)}"),
-        ("plan", f"{plan.hash}   {step}   {tokens}   {search_text(plan.search)}"),
+        ("plan", f"{plan.hash}   {search_text(plan.search)}"),
+        ("step", _step(plan)),
         *(("rounds", f"{IN_ROUNDS}{region.name}: {_rounds(graph, region)}") for region in graph.regions[1:]),
         *(("carried", value) for value in words.all_carried(graph)),
         *(("lengths", text) for text in planned_lengths(graph)),
         *(("cache", text) for text in planned_caches(plan)),
     ]
     return labelled(lines, width)
+
+
+def _step(plan: Plan) -> str:
+    if not plan.step_time_s:
+        return "-"
+    tokens = units.count(plan.tokens_per_step / plan.step_time_s)
+    return f"{units.seconds(plan.step_time_s)} ({likely(plan)})   {tokens} tokens/s"
+
+
+def likely(plan: Plan) -> str:
+    """The interval in which a step's time probably lies."""
+    return f"likely {units.interval(*step_interval(plan))}"
 
 
 def cluster_text(cluster: Cluster) -> str:
@@ -128,18 +140,24 @@ def cluster_text(cluster: Cluster) -> str:
 
 
 def search_text(search: Search) -> str:
-    """``1,234 plans compared, gap 0%``; with the bound where there is a gap, and the planner if not ours."""
+    """``1,234 plans compared, proven best``; where it is not, why; and the planner if not ours."""
     planner = "" if search.planner == "exact" else f"{search.planner}: "
+    pinned = f" with {units.plural(len(search.pinned), 'node')} pinned" if search.pinned else ""
     compared = f"{search.explored:,} {'plan' if search.explored == 1 else 'plans'} compared"
+    return f"{planner}{compared}, {_proven(search)}{pinned}"
+
+
+def _proven(search: Search) -> str:
     if search.gap is None:
-        return f"{planner}{compared}, not proven best"
-    bound = f" (no plan under {units.seconds(search.bound_s)})" if search.gap else ""
-    return f"{planner}{compared}, gap {_percent(search.gap)}{bound}"
+        return "not proven best"
+    if not search.gap:
+        return "proven best"
+    return f"gap {_percent(search.gap)} (no plan under {units.seconds(search.bound_s)})"
 
 
 def _percent(gap: float) -> str:
     """A gap never rounds to none."""
-    return f"{gap:.0%}" if not gap or gap >= 0.005 else "<1%"
+    return f"{gap:.0%}" if gap >= 0.005 else "<1%"
 
 
 def _rounds(graph: Graph, region: Region) -> str:

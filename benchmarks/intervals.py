@@ -1,0 +1,165 @@
+"""How wide the interval around a prediction has to be, and whether it holds for what it was not made of.
+
+    python benchmarks/intervals.py [--save]
+
+Cases are the held-out rows of `benchmarks/published.py` (GPUs) and the runs of `benchmarks/calibrated.py`
+(CPUs), of their newest results: nothing is predicted or run anew. By what is timed, the interval is that of
+the ratios of measured to predicted times, without the `OUTSIDE` part of them, half at each end. How much it
+holds is counted for each group of cases (a model of a system, or an algorithm) with the interval that the
+other groups alone would give. What is printed has to be in `hflow/cost/prediction_interval.py`, as a test
+checks. The last line is one JSON object; with --save it also goes to benchmarks/results/, and its table to
+docs/predictions.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from hflow.cost.prediction_interval import Interval, TimedKind
+from hflow.plan.engine_profile import Platform
+
+ROOT = Path(__file__).resolve().parent
+PAGE = ROOT.parent / "docs/predictions.md"
+BEGIN, END = "<!-- Intervals: benchmarks/intervals.py -->\n", "<!-- End of intervals -->\n"
+OUTSIDE = 0.1
+OTHER_ENGINES = ("DeepSpeed-Chat", "NeMo-Aligner")  # which generate otherwise than what is predicted of them
+KINDS: Mapping[str, TimedKind] = {"training": "train", "generation": "generate"}
+NODES: Mapping[str, TimedKind] = {
+    "rollout": "generate",
+    "greedy": "generate",
+    "actor_train": "train",
+    "critic_train": "train",
+    "step": "step",
+}  # of `calibrated.py`; all others score
+EXPERTS = ("qwen3-30b-a3b", "qwen3-235b-a22b", "deepseek-v3")
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """`ratio`: of the measured time to the predicted one. `group`: of cases that are alike."""
+
+    platform: Platform
+    timed: TimedKind
+    group: str
+    ratio: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Intervals around predictions.")
+    parser.add_argument("--save", action="store_true", help="write results/intervals-DATE.json and the page")
+    options = parser.parse_args()
+    result = report(cases())
+    print(table(result))
+    line = json.dumps(result)
+    if options.save:
+        (ROOT / f"results/intervals-{result['date']}.json").write_text(line + "\n")
+        PAGE.write_text(with_table(PAGE.read_text(), table(result)))
+    print(line)
+
+
+def cases() -> list[Case]:
+    return [*published_cases(newest("published")), *measured_cases(newest("calibrated"))]
+
+
+def newest(name: str) -> Json:
+    """Results are named by date, so the last one is the newest."""
+    return json.loads(max((ROOT / "results").glob(f"{name}-*.json")).read_text())
+
+
+def published_cases(result: Json) -> Iterator[Case]:
+    """Held-out rows of systems whose engines are predicted. Steps of models with experts are kept apart."""
+    for row in result["rows"]:
+        if "error" not in row or row["use"] != "held out" or row["system"] in OTHER_ENGINES:
+            continue
+        too_fast = 1 + row["error"]  # of tokens per second; of seconds too slow
+        ratio = 1 / too_fast if row["unit"] == "s" else too_fast
+        group = f"{row['system']} {row['model']}"
+        if timed := KINDS.get(row["kind"]):
+            yield Case("cuda", timed, group, ratio)
+        elif row["kind"] != "transition":
+            yield Case("cuda", "step with experts" if row["model"] in EXPERTS else "step", group, ratio)
+
+
+def measured_cases(result: Json) -> Iterator[Case]:
+    for case in result["cases"]:
+        for each in case["times"]:
+            timed = NODES.get(each["name"], "score")
+            yield Case("cpu", timed, case["algorithm"], each["measured_s"] / each["predicted_s"])
+
+
+def interval(ratios: Sequence[float]) -> Interval:
+    """Of which at most `OUTSIDE` lie outside, at each end half."""
+    ordered, left_out = sorted(ratios), int(len(ratios) * OUTSIDE / 2)
+    return Interval(round(ordered[left_out], 2), round(ordered[-1 - left_out], 2))
+
+
+def of_kind(found: Sequence[Case], platform: Platform, timed: TimedKind) -> list[Case]:
+    """The cases that an interval is made of: steps with experts are so few that they count all steps."""
+    also = ("step",) if timed == "step with experts" else ()
+    return [case for case in found if case.platform == platform and case.timed in (timed, *also)]
+
+
+def holds(case: Case, others: Sequence[Case]) -> bool:
+    low, high = interval([other.ratio for other in others])
+    return low <= case.ratio <= high
+
+
+def report(found: Sequence[Case]) -> Json:
+    kinds = {(case.platform, case.timed): case for case in found}
+    lines = [_line(found, case.platform, case.timed) for case in kinds.values()]
+    gpu = [line for line in lines if line["platform"] == "cuda"]
+    return {
+        "benchmark": "intervals",
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "intervals": lines,
+        "held_of_published": round(sum(x["held"] for x in gpu) / sum(x["cases"] for x in gpu), 3),
+        "median_half_width_of_published": round(
+            median((x["high"] - x["low"]) / 2 for x in gpu for _ in range(x["cases"])), 3
+        ),
+    }
+
+
+def _line(found: Sequence[Case], platform: Platform, timed: TimedKind) -> Json:
+    own = [case for case in found if (case.platform, case.timed) == (platform, timed)]
+    used = of_kind(found, platform, timed)
+    low, high = interval([case.ratio for case in used])
+    held = sum(holds(case, [other for other in used if other.group != case.group]) for case in own)
+    return {"platform": platform, "timed": timed, "low": low, "high": high, "cases": len(own), "held": held}
+
+
+def table(result: Json) -> str:
+    """In Markdown, and what all lines of GPUs come to."""
+    heads = ("what", "on", "interval, of what is predicted", "cases", "inside, by the other groups' interval")
+    lines = [_cells(line) for line in result["intervals"]]
+    text = "".join(f"| {' | '.join(cells)} |\n" for cells in (heads, ["---"] * len(heads), *lines))
+    held, width = result["held_of_published"], result["median_half_width_of_published"]
+    return f"{text}\nOf all cases of GPUs {held:.1%} are inside; the median half-width is {width:.0%}.\n"
+
+
+def _cells(line: Json) -> list[str]:
+    on = {"cuda": "GPUs", "cpu": "CPUs"}[line["platform"]]
+    return [
+        line["timed"],
+        on,
+        f"{line['low']:.2f} to {line['high']:.2f}",
+        str(line["cases"]),
+        str(line["held"]),
+    ]
+
+
+def with_table(page: str, made: str) -> str:
+    """The page with another table between its two marks."""
+    before, rest = page.split(BEGIN)
+    return before + BEGIN + "\n" + made + "\n" + END + rest.split(END)[1]
+
+
+if __name__ == "__main__":
+    main()
