@@ -18,6 +18,7 @@ import datetime
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil, floor
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,7 +30,7 @@ ROOT = Path(__file__).resolve().parent
 PAGE = ROOT.parent / "docs/predictions.md"
 BEGIN, END = "<!-- Intervals: benchmarks/intervals.py -->\n", "<!-- End of intervals -->\n"
 OUTSIDE = 0.1
-OTHER_ENGINES = ("DeepSpeed-Chat", "NeMo-Aligner")  # which generate otherwise than what is predicted of them
+OTHER_ENGINES = ("DeepSpeed-Chat", "NeMo-Aligner")  # whose generation is not what is predicted of them
 KINDS: Mapping[str, TimedKind] = {"training": "train", "generation": "generate"}
 NODES: Mapping[str, TimedKind] = {
     "rollout": "generate",
@@ -95,20 +96,26 @@ def measured_cases(result: Json) -> Iterator[Case]:
             yield Case("cpu", timed, case["algorithm"], each["measured_s"] / each["predicted_s"])
 
 
-def interval(ratios: Sequence[float]) -> Interval:
-    """Of which at most `OUTSIDE` lie outside, at each end half."""
-    ordered, left_out = sorted(ratios), int(len(ratios) * OUTSIDE / 2)
-    return Interval(round(ordered[left_out], 2), round(ordered[-1 - left_out], 2))
+def interval(ratios: Sequence[float], outside: float = OUTSIDE) -> Interval:
+    """Of which at most the part `outside` lies outside, half at each end; rounded so that none comes to."""
+    ordered, left_out = sorted(ratios), int(len(ratios) * outside / 2)
+    return Interval(floor(100 * ordered[left_out]) / 100, ceil(100 * ordered[-1 - left_out]) / 100)
+
+
+def interval_of(found: Sequence[Case], timed: TimedKind) -> Interval:
+    """Of cases with experts, which are few, none is left out."""
+    ratios = [case.ratio for case in found]
+    return interval(ratios, 0.0) if timed == "step with experts" else interval(ratios)
 
 
 def of_kind(found: Sequence[Case], platform: Platform, timed: TimedKind) -> list[Case]:
-    """The cases that an interval is made of: steps with experts are so few that they count all steps."""
+    """The cases that an interval is made of: that of steps with experts holds all other steps, too."""
     also = ("step",) if timed == "step with experts" else ()
     return [case for case in found if case.platform == platform and case.timed in (timed, *also)]
 
 
 def holds(case: Case, others: Sequence[Case]) -> bool:
-    low, high = interval([other.ratio for other in others])
+    low, high = interval_of(others, case.timed)
     return low <= case.ratio <= high
 
 
@@ -116,21 +123,27 @@ def report(found: Sequence[Case]) -> Json:
     kinds = {(case.platform, case.timed): case for case in found}
     lines = [_line(found, case.platform, case.timed) for case in kinds.values()]
     gpu = [line for line in lines if line["platform"] == "cuda"]
+    steps = [line for line in gpu if line["timed"].startswith("step")]
     return {
         "benchmark": "intervals",
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         "intervals": lines,
-        "held_of_published": round(sum(x["held"] for x in gpu) / sum(x["cases"] for x in gpu), 3),
+        "held_of_published": _held(gpu),
+        "held_of_published_steps": _held(steps),
         "median_half_width_of_published": round(
             median((x["high"] - x["low"]) / 2 for x in gpu for _ in range(x["cases"])), 3
         ),
     }
 
 
+def _held(lines: Sequence[Json]) -> float:
+    return round(sum(x["held"] for x in lines) / max(1, sum(x["cases"] for x in lines)), 3)
+
+
 def _line(found: Sequence[Case], platform: Platform, timed: TimedKind) -> Json:
     own = [case for case in found if (case.platform, case.timed) == (platform, timed)]
     used = of_kind(found, platform, timed)
-    low, high = interval([case.ratio for case in used])
+    low, high = interval_of(used, timed)
     held = sum(holds(case, [other for other in used if other.group != case.group]) for case in own)
     return {"platform": platform, "timed": timed, "low": low, "high": high, "cases": len(own), "held": held}
 
@@ -140,8 +153,9 @@ def table(result: Json) -> str:
     heads = ("what", "on", "interval, of what is predicted", "cases", "inside, by the other groups' interval")
     lines = [_cells(line) for line in result["intervals"]]
     text = "".join(f"| {' | '.join(cells)} |\n" for cells in (heads, ["---"] * len(heads), *lines))
-    held, width = result["held_of_published"], result["median_half_width_of_published"]
-    return f"{text}\nOf all cases of GPUs {held:.1%} are inside; the median half-width is {width:.0%}.\n"
+    held, steps = result["held_of_published"], result["held_of_published_steps"]
+    width = f"the median half-width is {result['median_half_width_of_published']:.0%}, that of training"
+    return f"{text}\nOf all cases of GPUs {held:.0%} are inside, of steps {steps:.0%}; {width}.\n"
 
 
 def _cells(line: Json) -> list[str]:

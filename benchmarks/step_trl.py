@@ -1,4 +1,4 @@
-"""A step of GRPO and of PPO by hflow beside TRL: the same work on the same model, machine and precision.
+"""A step of GRPO and of PPO by hflow beside TRL: the same work on the same model and machine.
 
     python benchmarks/step_trl.py [--folder .trl] [--rounds 12] [--only NAME …] [--save]
     python benchmarks/step_trl.py --trl-python PATH --trl-ppo-python PATH
@@ -6,19 +6,20 @@
 TRL needs environments of its own: `--folder` keeps them (made by pip on the first run, with this
 environment's torch), or name the interpreters. TRL 1.16 has GRPOTrainer; 1.12 is the last with PPOTrainer.
 
-Model: Qwen2 of 4 layers of 256 with random float32 weights, 3 M parameters. 64 rows a step: 16 prompts of 32
-tokens with 4 answers of 32 tokens each (PPO: 64 prompts with one), one update. `grpo, ragged` has prompts
-of 8 to 32 tokens, and answers that end by chance: the model's weights give the end of the text a
-probability of 1/32 at every token, cut at 128, so lengths have the same distribution on both sides
-(mean 31). For equal lengths the weights make the end all but impossible. No answer is
-rewarded, which costs the same time.
+Model: Qwen2 of 4 layers of 256 with random weights, 3 M parameters. 64 rows a step: 16 prompts of 32 tokens
+with 4 answers of 32 tokens each (PPO: 64 prompts with one), one update; `grpo, long prompts` has 8 of 256
+tokens with 8 answers of 64. `grpo, ragged` has prompts of 8 to 32 tokens, and answers that end by chance: the
+model's weights give the end of the text a probability of 1/32 at every token, cut at 128, so lengths have the
+same distribution on both sides (mean 31). For equal lengths the weights make the end all but impossible. No
+answer is rewarded, which costs the same time.
 
 Rows: TRL as it comes (its default of 8 rows at once, checkpointing), and at its best: one micro-batch, no
 checkpointing, for PPO Python's garbage frozen; its optimizer is fused and its attention SDPA either way.
 `static cache` is GRPO's best with that. hflow: 2 workers of 1 thread and 1 worker of 2 threads, with the
-planner's plan. All have 2 cores, 2 threads and float32. Contestants take turns, a step each; medians over
-rounds, the first two left out. Tokens are prompt and answer of every row, without padding. `speedup` is the
-better of hflow's tokens per second over the better of TRL's.
+planner's plan. All have 2 cores, 2 threads and float32, but for `bf16`: there TRL's weights and Adam are in
+bf16; hflow's weights too, but Adam and a copy of the weights are in float32. Contestants take turns, a step
+each; medians over rounds, the first two left out. Tokens are prompt and answer of every row, without padding.
+`speedup` is the better of hflow's tokens per second over the better of TRL's.
 """
 
 from __future__ import annotations

@@ -23,8 +23,10 @@ def seconds(value: float) -> str:
 
 
 def interval(low: float, high: float) -> str:
-    """``0.42 to 0.72 s``, ``98 ms to 0.12 s``."""
+    """``0.42 to 0.72 s``, ``98 ms to 0.12 s``, ``<1 ms``."""
     first, last = seconds(low), seconds(high)
+    if first == last:
+        return first
     number, *unit = first.split(" ")
     return f"{number} to {last}" if unit == last.split(" ")[1:] else f"{first} to {last}"
 

@@ -48,7 +48,9 @@ def main() -> None:
     )
     tokenizer = PreTrainedTokenizerFast.from_pretrained(contest.folder / "lm")
     model = AutoModelForCausalLM.from_pretrained(
-        contest.folder / "lm", dtype=torch.float32, attn_implementation="sdpa"
+        contest.folder / "lm",
+        dtype=torch.bfloat16 if work.dtype == "bf16" else torch.float32,
+        attn_implementation="sdpa",
     )
     trainer = GRPOTrainer(
         model,

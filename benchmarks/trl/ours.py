@@ -53,6 +53,8 @@ def _graph(contest: Contest) -> Graph:
     params |= {"kl_coef": work.kl_coef} if work.kl_coef else {}
     params |= {"reward_model": folder / "scalar"} if work.algorithm == "ppo" else {"group": work.samples}
     overrides = [f"params.{name}={value}" for name, value in params.items()]
+    overrides += [f"models.actor.dtype={work.dtype}"]
+    overrides += [f"nodes.prompts.with.max_prompt_tokens={work.longest}"]
     return hflow.load(HERE / f"{work.algorithm}.yaml", overrides)
 
 

@@ -22,6 +22,7 @@ class Work:
     """`prompts` times `samples` responses of at most `new` tokens; prompts of `shortest` to `longest` tokens.
 
     `eos_rate`: the chance of every token of a response to be its last; 0 makes all responses `new` long.
+    `dtype`: f32 or bf16, of weights and of what is computed with them.
     """
 
     algorithm: str
@@ -32,6 +33,7 @@ class Work:
     longest: int = 32
     eos_rate: float = 0.0
     kl_coef: float = 0.0
+    dtype: str = "f32"
 
     @property
     def rows(self) -> int:
@@ -58,6 +60,9 @@ WORKS = {
     "grpo": Work("grpo"),
     "grpo with reference": Work("grpo_reference", kl_coef=0.04),
     "grpo, ragged": Work("grpo", new=128, shortest=8, eos_rate=1 / 32),
+    "grpo, long prompts": Work("grpo", prompts=8, samples=8, new=64, shortest=256, longest=256),
+    "grpo, bf16": Work("grpo", dtype="bf16"),
+    "grpo, ragged, bf16": Work("grpo", new=128, shortest=8, eos_rate=1 / 32, dtype="bf16"),
     "ppo": Work("ppo", prompts=64, samples=1, kl_coef=0.05),
 }
 

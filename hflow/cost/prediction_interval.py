@@ -1,10 +1,10 @@
 """The interval in which a time probably lies, around what is predicted.
 
 `RATIOS` are quantiles of measured by predicted times, of cases to which nothing was fitted: figures that
-others have published of GPUs, and runs of hflow on the two workers of one machine without GPUs. Nine in ten
-of them lie inside. `benchmarks/intervals.py` makes them; ``docs/predictions.md`` says of how many cases, and
-how many each interval holds that it was not made of. Of scores on GPUs nothing is published: they are taken
-to be as far off as training.
+others have published of GPUs, and runs of hflow on two workers of a calibrated machine without GPUs. Nine in
+ten of them lie inside, of fewer than twenty all. `benchmarks/intervals.py` makes them; the page
+``docs/predictions.md`` says of how many cases, and how many each interval holds that it was not made of. Of
+scores on GPUs nothing is published: they are taken to be as far off as training.
 """
 
 from __future__ import annotations
@@ -30,35 +30,47 @@ RATIOS: Mapping[Platform, Mapping[TimedKind, Interval]] = {
     "cuda": {
         "train": Interval(0.87, 1.23),
         "score": Interval(0.87, 1.23),
-        "generate": Interval(0.83, 1.49),
-        "step": Interval(0.91, 1.49),
-        "step with experts": Interval(0.91, 1.74),
+        "generate": Interval(0.82, 1.5),
+        "step": Interval(0.91, 1.5),
+        "step with experts": Interval(0.88, 2.67),
     },
     "cpu": {
-        "train": Interval(0.76, 1.41),
-        "score": Interval(0.9, 1.63),
+        "train": Interval(0.76, 1.42),
+        "score": Interval(0.89, 1.64),
         "generate": Interval(0.8, 1.46),
-        "step": Interval(0.82, 1.4),
+        "step": Interval(0.82, 1.41),
     },
 }
 _NODES: Mapping[str, TimedKind] = {"train": "train", "score": "score", "generate": "generate"}
 
 
-def step_interval(plan: Plan) -> Interval:
-    """Of the plan's step. A step that generates nothing is timed as training is."""
-    ratios = RATIOS[plan.cluster.device.platform]
-    if not any(node.kind == "generate" for node in plan.nodes):
-        return _around(plan.step_time_s, ratios["train"])
+def step_interval(plan: Plan) -> Interval | None:
+    """Of the plan's step; None where nothing is known of steps like it, or it takes no time.
+
+    A step that generates nothing is timed as its training is, or its scores. Without generation, nothing is
+    known of models with experts.
+    """
+    return _around(plan, plan.step_time_s, _kind_of_step(plan))
+
+
+def _kind_of_step(plan: Plan) -> TimedKind | None:
+    kinds = {node.kind for node in plan.nodes}
     experts = any(shape.moe for shape in plan.shapes.values())
-    timed = "step with experts" if experts and "step with experts" in ratios else "step"
-    return _around(plan.step_time_s, ratios[timed])
+    if "generate" in kinds:
+        return "step with experts" if experts else "step"
+    return None if experts else next((kind for name, kind in _NODES.items() if name in kinds), None)
 
 
 def node_interval(plan: Plan, node: NodePlan) -> Interval | None:
-    """Of one execution of a node with a model; None for others, of which nothing is known."""
-    timed = _NODES.get(node.kind)
-    return _around(node.time_s, RATIOS[plan.cluster.device.platform][timed]) if timed else None
+    """Of what a node takes in a step; None of those without a model, or with experts."""
+    experts = bool(node.model and plan.shapes[node.model].moe)
+    return None if experts else _around(plan, node.time_s, _NODES.get(node.kind))
 
 
-def _around(seconds: float, ratios: Interval) -> Interval:
-    return Interval(seconds * ratios.low, seconds * ratios.high)
+def _around(plan: Plan, seconds: float, timed: TimedKind | None) -> Interval | None:
+    device = plan.cluster.device
+    measured = device.platform == "cuda" or device.calibration.decode_weights_efficiency is not None
+    if not (seconds and timed and measured):  # of CPUs, a cluster file that nobody measured says little
+        return None
+    ratios = RATIOS[device.platform].get(timed)
+    return Interval(seconds * ratios.low, seconds * ratios.high) if ratios else None

@@ -76,7 +76,7 @@ class Search:
     not proven, because the planner proves nothing, or because plans that were not searched may be shorter:
     those with nodes `unsearched` on other devices, as `try_pin` puts one. `searched_gap`: the same as `gap`,
     of the plans that were searched. `tried_engines`: where engines were chosen by their price. `pinned`:
-    nodes that were given a place or a layout, in all plans that were searched."""
+    nodes of the step of which a pin says something, in all plans that were searched."""
 
     explored: int
     gap: float | None

@@ -51,6 +51,19 @@ def test_what_a_pin_leaves_open_is_as_in_the_step(
     assert {n.node: n.mesh for n in plan.all_nodes if n.node != "rollout@greedy"} == others
 
 
+def test_the_search_tells_pins_of_the_step_alone(graph: Graph) -> None:
+    plan = compiled(graph, *APART, "rollout@greedy=dp2@2-3")
+    assert sorted(plan.search.pinned) == ["actor_train", "ref_logprobs", "rollout"]
+    assert compiled(graph, "rollout@greedy=@5").search.pinned == ()
+
+
+def test_the_search_tells_no_pins_that_a_shared_base_has_spread() -> None:
+    """`actor_train`'s pin says of `critic_train` where its base lies, too."""
+    paths = [f"params.{name}=shape:qwen2.5-0.5b" for name in ("model", "reward_model")]
+    graph = hflow.load(GRAPH.with_name("adapted_ppo.yaml"), paths)
+    assert compiled(graph, "actor_train=dp2@0-1").search.pinned == ("actor_train",)
+
+
 def test_each_device_of_its_own_receives_the_whole_model(graph: Graph) -> None:
     """Of dp2, in f32; the step's own layout is the trainer's, so nothing moves to it."""
     plan = compiled(graph, *APART, "rollout@greedy=dp2@2-3")

@@ -178,10 +178,10 @@ def test_layouts_say_how_memory_is_saved() -> None:
         (Search(9999, 0.001, 29.7), "9,999 plans compared, gap <1% (no plan under 29.7 s)"),
         (Search(12, 0.031, 0.5), "12 plans compared, gap 3% (no plan under 0.50 s)"),
         (Search(3, None, planner="hybridflow"), "hybridflow: 3 plans compared, not proven best"),
-        (Search(1, 0.0, pinned=("rollout",)), "1 plan compared, proven best with 1 node pinned"),
+        (Search(1, 0.0, pinned=("rollout",)), "1 plan compared with 1 node pinned, proven best"),
         (
             Search(2, 0.5, 1.0, pinned=("a", "b")),
-            "2 plans compared, gap 50% (no plan under 1.0 s) with 2 nodes pinned",
+            "2 plans compared with 2 nodes pinned, gap 50% (no plan under 1.0 s)",
         ),
     ],
 )

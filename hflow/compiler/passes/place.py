@@ -29,8 +29,13 @@ def place(draft: Draft) -> Draft:
     if found.choice is None:
         raise HflowError(infeasible(draft))
     nodes = node_plans(draft.graph, space.groups, found.choice.assignments, found.choice.configs)
-    search = replace(_told(space, found), pinned=tuple(pin.node for pin in draft.pins))
-    return replace(draft, nodes=nodes, search=search)
+    return replace(draft, nodes=nodes, search=replace(_told(space, found), pinned=_pinned(draft)))
+
+
+def _pinned(draft: Draft) -> tuple[str, ...]:
+    """Nodes of the step with a pin of their own, not that of another node on the same base."""
+    names = {node.name for node in draft.graph.nodes}
+    return tuple(p.node for p in draft.pins if p.node in names and p.text.partition("=")[0].strip() == p.node)
 
 
 def _told(space: SearchSpace, found: SearchResult) -> Search:

@@ -55,7 +55,11 @@ def _figures(plan: Plan) -> list[Figure]:
     rate = plan.tokens_per_step / plan.step_time_s if plan.step_time_s else 0.0
     used = f"on {units.plural(len(plan.devices), 'device')}, idle for {idle_fraction(plan):.0%}"
     return [
-        Figure("per step", units.seconds(plan.step_time_s), f"predicted, of a long run; {likely(plan)}"),
+        Figure(
+            "per step",
+            units.seconds(plan.step_time_s),
+            "; ".join(filter(None, ("predicted, of a long run", likely(plan)))),
+        ),
         Figure("tokens per second", units.count(rate), used),
         Figure("cluster", plan.cluster.name, cluster_text(plan.cluster).replace("   ", ", ")),
         Figure("plan", plan.hash, search_text(plan.search)),

@@ -27,7 +27,7 @@ def plan_json(plan: Plan, search_s: float) -> dict[str, Any]:
         "graph": plan.graph.name,
         "cluster": plan.cluster.name,
         "step_time_s": plan.step_time_s,
-        "step_interval_s": list(step_interval(plan)),
+        "step_interval_s": step_interval(plan),
         "tokens_per_s": plan.tokens_per_step / plan.step_time_s if plan.step_time_s else 0.0,
         "search": _search(plan.search, search_s),
         "regions": [_region(plan.graph, region) for region in plan.graph.regions[1:]],
@@ -122,8 +122,7 @@ def _carried(reader: Node, value: Input) -> dict[str, Any]:
 
 
 def _node(plan: Plan, node: NodePlan) -> dict[str, Any]:
-    """`time_interval_s` is null of nodes without a model."""
-    interval = node_interval(plan, node)
+    """`time_interval_s` is null where nothing is known of it, as of nodes without a model."""
     return {
         "name": node.node,
         "region": plan.graph.node(node.node).region,
@@ -135,7 +134,7 @@ def _node(plan: Plan, node: NodePlan) -> dict[str, Any]:
         "micro_batch": node.micro_batch,
         "start_s": node.start_s,
         "time_s": node.time_s,
-        "time_interval_s": list(interval) if interval else None,
+        "time_interval_s": node_interval(plan, node),
         "memory_bytes": node.memory_bytes,
         "zero": node.strategy.zero,
         "recompute": node.strategy.recompute,

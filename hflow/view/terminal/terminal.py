@@ -115,12 +115,14 @@ def _step(plan: Plan) -> str:
     if not plan.step_time_s:
         return "-"
     tokens = units.count(plan.tokens_per_step / plan.step_time_s)
-    return f"{units.seconds(plan.step_time_s)} ({likely(plan)})   {tokens} tokens/s"
+    interval = f" ({likely(plan)})" if likely(plan) else ""
+    return f"{units.seconds(plan.step_time_s)}{interval}   {tokens} tokens/s"
 
 
 def likely(plan: Plan) -> str:
-    """The interval in which a step's time probably lies."""
-    return f"likely {units.interval(*step_interval(plan))}"
+    """The interval in which a step's time probably lies; empty where nothing is known of it."""
+    interval = step_interval(plan)
+    return f"likely {units.interval(*interval)}" if interval else ""
 
 
 def cluster_text(cluster: Cluster) -> str:
@@ -140,11 +142,11 @@ def cluster_text(cluster: Cluster) -> str:
 
 
 def search_text(search: Search) -> str:
-    """``1,234 plans compared, proven best``; where it is not, why; and the planner if not ours."""
+    """``1,234 plans compared, proven best``; where it is not, why; the planner if not ours, and pins."""
     planner = "" if search.planner == "exact" else f"{search.planner}: "
     pinned = f" with {units.plural(len(search.pinned), 'node')} pinned" if search.pinned else ""
     compared = f"{search.explored:,} {'plan' if search.explored == 1 else 'plans'} compared"
-    return f"{planner}{compared}, {_proven(search)}{pinned}"
+    return f"{planner}{compared}{pinned}, {_proven(search)}"
 
 
 def _proven(search: Search) -> str:
