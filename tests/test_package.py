@@ -97,7 +97,7 @@ def test_it_checks_compiles_and_runs_what_it_ships(wheel: Path, site: Path, tmp_
     assert wheel.name == f"hflow_rlhf-{said}-py3-none-any.whl"
     assert "grpo" in run(site, tmp_path, "check", "grpo")
     shape = ("--set", "params.model=shape:qwen2.5-0.5b")
-    assert "proven best" in run(site, tmp_path, "compile", "grpo", "--cluster", "h100x8", *shape)
+    assert ", proven best" in run(site, tmp_path, "compile", "grpo", "--cluster", "h100x8", *shape)
     run(
         site, tmp_path, "new-model", "model", "--layers", "1", "--hidden", "32", "--heads", "2", "--ffn", "64"
     )
