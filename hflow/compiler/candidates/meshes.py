@@ -4,7 +4,7 @@ none."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from hflow.compiler.candidates.node_groups import Candidate, Candidates, NodeGroup
@@ -23,11 +23,15 @@ from hflow.plan.ports import generates_evenly, row_unit
 from hflow.plan.workload import Workload
 
 
-def candidates_of(draft: Draft, group: NodeGroup) -> Candidates:
-    """The candidates that fit into a device's memory, by number of devices, the fastest first."""
+def candidates_of(draft: Draft, group: NodeGroup, counts: Sequence[int] = ()) -> Candidates:
+    """The candidates that fit into a device's memory, by number of devices, the fastest first.
+
+    Args:
+        counts: see `meshes`.
+    """
     pricing = _pricing(draft, group)
     found: dict[int, list[Candidate]] = defaultdict(list)
-    for mesh in meshes(draft, group):
+    for mesh in meshes(draft, group, counts):
         if not refusal(draft, group, mesh):
             found[len(mesh.devices)] += pricing.candidates(mesh)
     return {n: tuple(sorted(found[n], key=_speed)) for n in sorted(found) if found[n]}
@@ -38,16 +42,20 @@ def pins_of(draft: Draft, group: NodeGroup) -> tuple[Pin, ...]:
     return tuple(p for p in draft.pins if p.node in names)
 
 
-def meshes(draft: Draft, group: NodeGroup) -> Iterator[Mesh]:
-    """Meshes to try that all pins admit: tp inside a host, pp at most the layers."""
+def meshes(draft: Draft, group: NodeGroup, counts: Sequence[int] = ()) -> Iterator[Mesh]:
+    """Meshes to try that all pins admit: tp inside a host, pp at most the layers.
+
+    Args:
+        counts: numbers of devices; where there are none those that are pinned, or `sizes` of the cluster.
+    """
     cluster, shape, pins = draft.cluster, draft.shapes[group.model], pins_of(draft, group)
     wanted = {axis: size for pin in pins for axis, size in pin.sizes}
     if any(wanted[axis] != size for pin in pins for axis, size in pin.sizes):
         return
     pinned = {pin.devices for pin in pins if pin.devices}
-    counts = sorted(map(len, pinned)) or sizes(cluster)
-    if wanted and not pinned:
+    if wanted and not pinned and not counts:
         counts = sorted({*sizes(cluster), *range(1, cluster.devices_per_host + 1)})
+    counts = counts or sorted(map(len, pinned)) or sizes(cluster)
     pps = {wanted["pp"]} if "pp" in wanted else _numbers_of_stages(shape.num_layers)
     for count in counts if len(pinned) < 2 else ():
         tps = {wanted["tp"]} if "tp" in wanted else _divisors(min(count, cluster.devices_per_host))

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from hflow.compiler.candidates.meshes import candidates_of, meshes, needed_bytes, of_text, pins_of, refusal
+from hflow.compiler.candidates.any_count import candidates_on_hosts
+from hflow.compiler.candidates.meshes import meshes, needed_bytes, of_text, pins_of, refusal
 from hflow.compiler.candidates.node_groups import Candidates, NodeGroup, node_groups
 from hflow.compiler.candidates.shared_bases import alike
 from hflow.compiler.explain.infeasible import infeasible
@@ -29,7 +30,7 @@ def candidates(draft: Draft) -> Draft:
     errors: list[Diagnostic] = []
     groups = node_groups(draft.graph, draft.engines, draft.evaluation_graph)
     for group in groups:
-        found[group.name] = candidates_of(draft, group)
+        found[group.name] = candidates_on_hosts(draft, group)
         if not found[group.name] and not _is_too_large(draft, group):
             errors.append(_nothing_fits(draft, group))
     if not found:

@@ -8,6 +8,7 @@ looked at closer, which raises its bound, before it is taken.
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from typing import NamedTuple
 
 from hflow.compiler.planner.bounds.bounds import Bounds
@@ -18,6 +19,10 @@ from hflow.compiler.planner.bounds.model_fronts import ModelParetoFronts
 from hflow.compiler.planner.branch import Branch
 from hflow.compiler.planner.incumbent import ALONE, Incumbent
 from hflow.compiler.planner.placements import Allocation, Partition
+from hflow.compiler.planner.sharing_out import SharingOut
+
+PATIENCE = 20_000  # bounds, after which it dives ahead
+AHEAD = 20  # colocations into which it then dives
 
 
 class PartialAllocation(NamedTuple):
@@ -46,6 +51,9 @@ class Frontier:
             for number in range(len(self._colocations))
         ]
         heapify(self._open)
+        self.sharing_out = SharingOut(best, self.least)
+        self._ahead: set[int] = set()  # colocations that it has dived into, before they were taken
+        self._patience = best.effort + PATIENCE
 
     @property
     def bound_s(self) -> float:
@@ -56,6 +64,9 @@ class Frontier:
         """The allocation with the least bound; None where none can be better than the best, or where the
         budget is spent."""
         while self.bound_s < self.best.limit_s and not self.best.late:
+            if self.best.effort > self._patience:
+                self._dive_ahead()
+                continue
             partial = heappop(self._open)
             if partial.branch:
                 return partial, partial.branch
@@ -84,6 +95,18 @@ class Frontier:
         if bound_s < self.promising_s:  # the sooner there is something good, the less is looked at
             self.promising_s = bound_s
             branch.dive()
+
+    def _dive_ahead(self) -> None:
+        """Try a good allocation in each of the colocations that come first. Where many have bounds alike, the
+        best are taken late; with a good choice known sooner, less is left to look at."""
+        numbers = (partial.number for partial in sorted(self._open) if partial.number not in self._ahead)
+        first = list(islice(dict.fromkeys(numbers), AHEAD))
+        self._ahead.update(first)
+        for number in first:
+            allocation = self.sharing_out.allocation(self._colocations[number])
+            if allocation and not self.best.late:
+                Branch(allocation, self.best, self.bounds).dive()
+        self._patience = self.best.effort + PATIENCE
 
     def _extend(self, partial: PartialAllocation, partition: Partition) -> None:
         for count in self.space.sizes(partition[len(partial.counts)]):

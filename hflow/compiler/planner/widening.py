@@ -20,7 +20,8 @@ from hflow.compiler.planner.search_space import SearchSpace
 
 MOST_APART = 7  # node groups: 4,139 ways to share devices,
 MOST_BESIDE = 5  # and 1,081 ways beside pinned ones, for each place where sets may begin
-FITTING = 50_000  # bounds, as `EFFORT`: where nothing fits with each model in one place
+LEAST = 100_000  # bounds, as `EFFORT`, that the wider search may compute whatever the first one has spent
+FITTING = 50_000  # where nothing fits with each model in one place
 Searcher = Callable[[SearchSpace, FullAssignment | None], SearchResult]
 
 
@@ -35,7 +36,7 @@ def search_wider(space: SearchSpace, budget_s: float | None) -> SearchResult:
     def run(space: SearchSpace, known: FullAssignment | None) -> SearchResult:
         nonlocal spent
         left_s = None if until is None else until - time.monotonic()
-        most = EFFORT - spent if known or not space.apart else FITTING
+        most = max(EFFORT - spent, LEAST) if known or not space.apart else FITTING
         found = search(space, left_s, known=known, most=most, until_found=not space.apart)
         spent += found.effort
         return found

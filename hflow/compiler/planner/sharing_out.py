@@ -1,0 +1,96 @@
+"""A good way to share devices out among the sets of a colocation, found without trying all.
+
+One set after the other is given each of its numbers of devices; the others get as many as keep the busiest of
+them as short as can be, then the next. Of these allocations the one with the least bound is kept, and changed
+as long as it helps that one set gives devices to another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import permutations
+
+from hflow.compiler.planner.bounds.least import LeastTimes
+from hflow.compiler.planner.bounds.memory_stairs import NEVER
+from hflow.compiler.planner.incumbent import ALONE, Incumbent
+from hflow.compiler.planner.placements import Allocation, Colocation, Members
+
+ROUNDS = 4  # of exchanges at the most
+Counts = tuple[int, ...]
+
+
+class SharingOut:
+    """Of the devices of one cluster."""
+
+    def __init__(self, best: Incumbent, least: LeastTimes):
+        self.best, self.least, self.space = best, least, best.space
+
+    def allocation(self, colocation: Colocation) -> Allocation | None:
+        """A good one of `colocation`; None where none was found that may be better than the best choice."""
+        found = self._best(colocation, list(self._shares(colocation)))
+        if not found:
+            return None
+        for _ in range(ROUNDS):
+            before, found = (
+                found,
+                self._best(colocation, [found, *self._exchanged(colocation, found)]) or found,
+            )
+            if found == before:
+                break
+        partition, spread, first = colocation
+        return Allocation(partition, found, spread, first)
+
+    def _best(self, colocation: Colocation, every: Sequence[Counts]) -> Counts | None:
+        """The counts with the least bound."""
+        bounds_s = [self._bound_s(colocation, counts) for counts in every]
+        least_s = min(bounds_s, default=NEVER)
+        return every[bounds_s.index(least_s)] if least_s < self.best.limit_s else None
+
+    def _bound_s(self, colocation: Colocation, counts: Counts) -> float:
+        self.best.effort += ALONE
+        return self.least.step_s(
+            Allocation(colocation.partition, counts, colocation.spread, colocation.first)
+        )
+
+    def _shares(self, colocation: Colocation) -> Iterator[Counts]:
+        """One set with each number of devices, and the others with what is left."""
+        partition, spread, _ = colocation
+        for number, members in enumerate(partition):
+            others = {n: each for n, each in enumerate(partition) if n != number}
+            total = self._total(colocation)
+            for count in (n for n in self.space.sizes(members) if n <= total):
+                left = total - count
+                counts = {number: count} | self._levelled(others, spread, left)
+                if len(counts) == len(partition):
+                    yield tuple(counts[n] for n in range(len(partition)))
+
+    def _levelled(self, sets: Mapping[int, Members], spread: frozenset[str], left: int) -> dict[int, int]:
+        """The busiest set with as few devices as let none take longer, and so on with the rest; not of all
+        sets where that is not possible."""
+        found: dict[int, int] = {}
+        rest = dict(sets)
+        while rest:
+            seconds = self.least.shared_out_s(tuple(rest.values()), spread, left)
+            fewest = {n: self.least.fewest(members, spread, seconds) for n, members in rest.items()}
+            if sum(fewest.values()) > left:
+                break
+            busy_s = {n: self.least.busy_s(rest[n], count, spread) for n, count in fewest.items()}
+            busiest = max(busy_s, key=busy_s.__getitem__)
+            found[busiest] = fewest[busiest]
+            left -= fewest[busiest]
+            del rest[busiest]
+        return found
+
+    def _exchanged(self, colocation: Colocation, counts: Counts) -> Iterator[Counts]:
+        """One set with fewer devices, or as many, and another with as many more as that leaves."""
+        spare = self._total(colocation) - sum(counts)
+        sizes = list(map(self.space.sizes, colocation.partition))
+        for giver, taker in permutations(range(len(counts)), 2):
+            for fewer in (n for n in sizes[giver] if n <= counts[giver]):
+                most = counts[taker] + spare + counts[giver] - fewer
+                more = max(n for n in sizes[taker] if n <= most)
+                changed = {giver: fewer, taker: more}
+                yield tuple(changed.get(number, count) for number, count in enumerate(counts))
+
+    def _total(self, colocation: Colocation) -> int:
+        return self.space.num_devices - (colocation.first or 0)
