@@ -91,16 +91,27 @@ def compile(graph: Graph, cluster: Cluster | str | Path, pins: Iterable[str] = (
 
 
 def execute(plan: Plan, **options: Any) -> Run:
-    """Run a plan to its end; options as in `hflow.runtime.execute.execute`, such as `config`, a `RunConfig`.
+    """Run a plan to its end.
+
+    Args:
+        options: of `hflow.runtime.execute.execute`: `run_dir`, the folder to fill; `workers`, ``inline`` for
+            a plan of one device in this process; `config`, a `RunConfig`; `resume`, to go on with the run in
+            `run_dir`; `export`; `address` of a Ray cluster.
 
     Raises:
-        HflowError: as there, and HF404 where this process may map too little memory to load torch.
+        HflowError: as there, and HF404 where this process may map too little memory to load torch; HF205
+            when a function is being imported from the script that calls this.
     """
+    from hflow.importing import refuse_in_import
+
+    refuse_in_import()
     require_address_space(*(RUN_INLINE if options.get("workers") == "inline" else RUN_ON_RAY))
     from hflow.compiler.replan import replan, replan_for_lengths
     from hflow.report.run_views import RUN_VIEWS
     from hflow.runtime.execute import execute as execute_plan
 
+    if "run_dir" in options and options["run_dir"] is not None:
+        options["run_dir"] = Path(options["run_dir"])
     made: dict[str, Any] = {"views": RUN_VIEWS, "replan": replan, "replan_for_lengths": replan_for_lengths}
     return execute_plan(plan, **{**made, **options})
 

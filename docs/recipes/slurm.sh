@@ -47,9 +47,9 @@ done
 if [[ -f $run/events.jsonl ]]; then
   set -- --resume "$run"
 else
-  set -- "$@" --run-dir "$run" --set run.checkpoint.seconds=900
+  set -- --set run.checkpoint.seconds=900 "$@" --run-dir "$run"
 fi
-hflow exec "$@" --set run.grace=120 --set run.restarts=3 --address auto &
+hflow exec --set run.grace=120 --set run.restarts=3 "$@" --address auto & # a `--set` of yours counts more
 hflow=$!
 trap 'kill -TERM "$hflow"' TERM
 status=0

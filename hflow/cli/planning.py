@@ -15,7 +15,7 @@ def read_cluster(name: str | None) -> Any:
     """The cluster; warnings are printed. Raises HflowError with all that is wrong."""
     from hflow.plan.cluster_file import check_cluster
 
-    cluster, warnings = check_cluster(name or DEFAULT_CLUSTER)
+    cluster, warnings = check_cluster(DEFAULT_CLUSTER if name is None else name)
     print_diagnostics(warnings)
     return cluster
 

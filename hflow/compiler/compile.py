@@ -9,6 +9,7 @@ from datetime import date
 from hflow.compiler.base_pins import spread_pins
 from hflow.compiler.cheapest_engine import cheapest
 from hflow.compiler.engines import NodeEngines, engine_choices
+from hflow.compiler.evaluations_apart import planned_apart
 from hflow.compiler.gc_pause import gc_pause
 from hflow.compiler.options import DEFAULTS, PlannerOptions
 from hflow.compiler.passes.candidates import candidates
@@ -57,7 +58,8 @@ def compile_graph(
         today: what chat templates that ask for the date write, where the graph says none; default: the
             present day, local time.
         pins: texts like ``actor_train=tp2,dp2@0-3``.
-        after: called with the name of each pass and what it has made, for each choice of engines.
+        after: called with the name of each pass and what it has made, for each choice of engines, and again
+            where evaluations are tried in layouts of their own.
 
     Raises:
         HflowError: HF212, HF226, HF302-HF305, HF307, HF308, HF310, HF311.
@@ -70,7 +72,8 @@ def compile_graph(
         first = replace(first, options=replace(options, budget_s=budget_s))
 
         def planned(engines: NodeEngines) -> Plan:
-            return _plan(_passed(replace(first, engines=engines), after))
+            draft = replace(first, engines=engines)
+            return planned_apart(draft, lambda draft: _plan(_passed(draft, after)))
 
         return cheapest(choices, planned)
 

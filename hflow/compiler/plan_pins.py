@@ -15,15 +15,27 @@ def pins_of(plan: Plan) -> tuple[str, ...]:
     return tuple(_pin(node, plan) for node in plan.nodes if node.node in placed)
 
 
+def placed_at(node: NodePlan) -> str:
+    """The pin of its sizes and devices alone."""
+    return f"{node.node}={','.join(_sizes(node))}{_at(node)}"
+
+
 def _pin(node: NodePlan, plan: Plan) -> str:
-    words = [f"{axis}{size}" for axis, size in node.mesh.axes]
-    words += [f"ep{node.strategy.ep}", f"micro{node.micro_batch}"]
+    words = [*_sizes(node), f"ep{node.strategy.ep}", f"micro{node.micro_batch}"]
     words += _of_training(node) if node.kind == "train" else ()
     if node.kind != "generate":
         words.append("sp" if node.strategy.sp else "no-sp")
     if plan.cluster.host_link and (node.offload or node.kind == "train"):
         words.append("offload" if node.offload else "no-offload")
-    return f"{node.node}={','.join(words)}@{','.join(_ranges(sorted(node.mesh.devices)))}"
+    return f"{node.node}={','.join(words)}{_at(node)}"
+
+
+def _sizes(node: NodePlan) -> list[str]:
+    return [f"{axis}{size}" for axis, size in node.mesh.axes]
+
+
+def _at(node: NodePlan) -> str:
+    return f"@{','.join(_ranges(sorted(node.mesh.devices)))}"
 
 
 def _of_training(node: NodePlan) -> tuple[str, ...]:

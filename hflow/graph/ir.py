@@ -242,6 +242,10 @@ class Evaluation:
     rows: int
     every: int = 0
 
+    def is_due(self, done: int, steps: int) -> bool:
+        """Whether it runs when `done` of `steps` steps have been."""
+        return done in (0, steps) or bool(self.every and done % self.every == 0)
+
 
 @dataclass(frozen=True)
 class EvaluationMetric:

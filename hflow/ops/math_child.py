@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import resource
 import select
 import signal
@@ -17,6 +18,8 @@ import sys
 START_LIMIT_S = 120  # importing sympy from a slow file system
 PARENT_CHECK_S = 1.0
 MEMORY_BYTES = 4 << 30
+BOX = "\\boxed"
+MARK = re.compile(r"(?<!\\)\$")  # of LaTeX, which an escaped dollar sign is not
 
 
 def main(parent: int) -> None:
@@ -63,8 +66,10 @@ def _judge(response: str, answer: str) -> bytes:
 
     try:
         expected = parse(_boxed(answer), parsing_timeout=None)  # type: ignore[arg-type]
-        found = parse(response, parsing_timeout=None)  # type: ignore[arg-type]
-        equal = verify(expected, found, timeout_seconds=None)
+        equal = any(
+            verify(expected, parse(text, parsing_timeout=None), timeout_seconds=None)  # type: ignore[arg-type]
+            for text in _given(response)
+        )
     except (Exception, RecursionError, MemoryError):
         return b"0"
     if not expected:
@@ -74,7 +79,14 @@ def _judge(response: str, answer: str) -> bytes:
 
 def _boxed(answer: str) -> str:
     """LaTeX is only recognised as such between marks, which answers of datasets often lack."""
-    return answer if "\\boxed" in answer or "$" in answer else f"\\boxed{{{answer}}}"
+    return answer if BOX in answer or MARK.search(answer) else f"{BOX}{{{answer}}}"
+
+
+def _given(response: str) -> tuple[str, ...]:
+    """math-verify takes all boxes of a response together, which is right for an answer in parts. One that
+    corrects itself means the last."""
+    last = response.rfind(BOX)
+    return (response,) if response.count(BOX) < 2 else (response, response[last:])
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ class MathJudge:
         self._lock = threading.Lock()
 
     def equal(self, response: str, answer: str, timeout_s: float) -> bool:
-        """Whether the last expression of `response` equals `answer`; False when it cannot be told in time.
+        """Whether `response` gives `answer`; False when it cannot be told in time.
 
         Raises:
             ImportError: math-verify is not installed.

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hflow.ops.marks import last_marked
 from hflow.ops.math_judge import math_judge
 from hflow.ops.op import op
 
@@ -42,7 +43,7 @@ def tagged_match(
     """1 where a response gives the answer between marks, else 0 (Search-R1, arXiv:2503.09516).
 
     What a response gives stands between its last `open` and the `close` after it; white space around it
-    does not count.
+    does not count. Where both are one mark, it opens and closes in turns.
 
     Args:
         text: for each of `rows` prompts, its k responses.
@@ -58,17 +59,18 @@ def tagged_match(
         raise ValueError("open and close are the marks around an answer; they cannot be empty")
     pairs = zip(text, answer, strict=True)
     scores = [
-        [float(_between(response, open, close) == right.strip()) for response in row] for row, right in pairs
+        [float(_given(response, open, close) == right.strip()) for response in row] for row, right in pairs
     ]
     return torch.tensor(scores, dtype=torch.float32)
 
 
 @op("text: str[rows*k], answer: str[rows] -> score: f32[rows*k]")
 def math_verify(text: Sequence[Sequence[str]], answer: Sequence[str], *, timeout_s: float = 5.0) -> Tensor:
-    """1 where the last expression of a response equals the answer as mathematics, else 0.
+    """1 where what a response gives equals the answer as mathematics, else 0.
 
     Hugging Face's math-verify finds and compares the expressions, in a process of its own (see
-    `hflow.ops.math_judge`). A response that it cannot judge within `timeout_s` seconds scores 0.
+    `hflow.ops.math_judge`). A response gives what it has in ``\\boxed``, in all of them together or in the
+    last one; without any, its last expression. One that cannot be judged within `timeout_s` seconds scores 0.
 
     Args:
         text: for each of `rows` prompts, its k responses: LaTeX (``$...$``, ``\\boxed{...}``) or numbers.
@@ -151,11 +153,9 @@ def add(score: Tensor, other: Tensor, *, weight: float = 1.0) -> Tensor:
     return score + weight * other
 
 
-def _between(text: str, open_: str, close: str) -> str | None:
-    """What the last `open_` and the next `close` enclose, None when they do not stand there."""
-    _, opened, rest = text.rpartition(open_)
-    inside, closed, _ = rest.partition(close)
-    return inside.strip() if opened and closed else None
+def _given(text: str, open_: str, close: str) -> str | None:
+    found = last_marked(text, open_, close)
+    return found[0].strip() if found else None
 
 
 @cache

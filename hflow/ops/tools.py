@@ -8,6 +8,7 @@ import operator
 import re
 from collections.abc import Callable, Sequence
 
+from hflow.ops.marks import last_marked
 from hflow.ops.op import op
 
 Number = int | float
@@ -48,11 +49,10 @@ def calculator(text: Sequence[str], *, open: str = "<calc>", close: str = "</cal
 
 
 def _observe(text: str, open_: str, close: str) -> str:
-    _, opened, call = text.rpartition(open_)
-    expression, closed, after = call.partition(close)
-    if not opened or not closed or after.strip():
+    call = last_marked(text, open_, close)
+    if call is None or call[1].strip():
         return ""
-    return f" = {_result(expression)}\n"
+    return f" = {_result(call[0])}\n"
 
 
 def _result(expression: str) -> str:

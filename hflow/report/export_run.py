@@ -17,7 +17,7 @@ from hflow.report.named_run import named_run, no_checkpoint, no_run
 from hflow.report.run_status import read_summary
 from hflow.report.runs import MANIFEST, checkpoint_folders, is_run, size_on_disk
 from hflow.runtime.checkpoint.export import export_checkpoint
-from hflow.runtime.controller.checkpoints import best_of, scores
+from hflow.runtime.controller.best_checkpoint import best_of, scores
 from hflow.runtime.controller.former_run import evaluations_of, named_evaluations_of, read_lines
 from hflow.runtime.model_folder import check_files
 from hflow.units import plural, printable
@@ -152,10 +152,10 @@ def _best(run: Path, plan: Plan, steps: Sequence[int]) -> int:
     metrics = list(read_lines(run / "metrics.jsonl"))
     events = list(read_lines(run / "events.jsonl"))
     evaluated = evaluations_of(events), named_evaluations_of(events)
-    score = scores(plan.graph, policy.best, metrics, *evaluated)
-    for step in best_of([s for s in reversed(steps) if score(s) is not None], policy, score):
-        return step
-    raise HflowError(no_checkpoint(run, f"whose `{policy.best}` is known"))
+    step = best_of(steps, policy, scores(plan.graph, policy.best, metrics, *evaluated))
+    if step is None:
+        raise HflowError(no_checkpoint(run, f"whose `{policy.best}` is known"))
+    return step
 
 
 def _check_free(folders: Iterable[Path]) -> None:

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from hflow.diagnostics import Diagnostic, HflowError, shown_path
+from hflow.importing import importing
 
 
 @cache
@@ -31,6 +32,8 @@ def load_function(reference: str) -> Callable[..., Any]:
         is_file = where.endswith(".py")
         module = _file_module(Path(where).resolve()) if is_file else importlib.import_module(where)
         function = getattr(module, name)
+    except HflowError:
+        raise
     except Exception as error:  # user code: anything may come out of importing it
         problem = f"function `{reference}` cannot be imported: {type(error).__name__}: {error}"
         raise HflowError(Diagnostic("HF205", problem)) from error
@@ -64,5 +67,6 @@ def _file_module(path: Path) -> ModuleType:
     sys.modules[name] = module  # dataclasses and pickle look their module up
     if str(path.parent) not in sys.path:  # it may import files beside it, like a script
         sys.path.append(str(path.parent))
-    spec.loader.exec_module(module)
+    with importing(path):
+        spec.loader.exec_module(module)
     return module

@@ -49,7 +49,8 @@ def write_hf(
         source: the folder of the model that the weights were trained from.
         tensors: names and values of parameters, joined here to the tensors that files of the family have.
         adapter: merges the adapter's among the tensors into the others, and writes them by themselves, too.
-        more: further files, their texts by name: what the model was made from (`hflow.plan.origin`).
+        more: further files, their texts by name, in place of those of `source`: what the model was made from
+            (`hflow.plan.origin`), and its chat template.
 
     Raises:
         HflowError: HF406 when a file cannot be read or written.

@@ -51,6 +51,19 @@ def test_what_a_pin_leaves_open_is_as_in_the_step(
     assert {n.node: n.mesh for n in plan.all_nodes if n.node != "rollout@greedy"} == others
 
 
+@pytest.mark.parametrize("rows", [8, 30])
+def test_few_rows_of_an_evaluation_keep_no_step_from_more_replicas(rows: int) -> None:
+    """The step is as long as without the evaluation, which has a replica for each row at most."""
+    sets = ["params.model=shape:qwen3-8b", "params.batch=512", "params.group=8", "params.minibatch=4096"]
+    sets.append("params.max_new_tokens=1024")
+    alone = hflow.load("algorithms/grpo.yaml", sets)
+    graph = hflow.load(GRAPH.with_name("few_rows.yaml"), [*sets, f"evaluations.test.rows={rows}"])
+    plan, without = hflow.compile(graph, "h100x64"), hflow.compile(alone, "h100x64")
+    assert plan.step_time_s == pytest.approx(without.step_time_s, rel=2e-3)
+    assert plan.node("rollout").mesh.dp > rows >= plan.node("rollout@test").mesh.dp
+    assert plan.search.pinned == () and plan.search.gap == 0.0
+
+
 def test_the_search_tells_pins_of_the_step_alone(graph: Graph) -> None:
     plan = compiled(graph, *APART, "rollout@greedy=dp2@2-3")
     assert sorted(plan.search.pinned) == ["actor_train", "ref_logprobs", "rollout"]

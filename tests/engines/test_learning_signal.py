@@ -13,6 +13,7 @@ from torch import Tensor
 from hflow.graph.ir import Function
 from hflow.ops.distillation import reverse_kl
 from hflow.ops.losses import cispo, negative_log_likelihood, ppo_clip, reinforce
+from hflow.ops.pairwise import bradley_terry
 from hflow.ops.preferences import dpo
 from hflow.ops.sequence_losses import gspo
 from hflow.ops.values import value_clip
@@ -108,6 +109,18 @@ def test_the_rounding_of_values_is_relative_to_them() -> None:
         assert bool(carries_signal(loss, {"values": x}, torch.float32)) == expected
         loss = value_clip(x, x.detach(), x.detach() * (1 + 1e-6), MASK)[0].sum()
         assert not carries_signal(loss, {"values": x}, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("level", [0.0, 10.0, -1000.0])
+def test_values_and_scores_teach_on_every_level(dtype: torch.dtype, level: float) -> None:
+    """A critic whose returns are 1 around its values, and a reward model that cannot tell a pair apart."""
+    x = torch.full(SIZE, level, requires_grad=True)
+    loss = value_clip(x, x.detach(), x.detach() + torch.linspace(-1, 1, 6), MASK)[0].sum()
+    assert carries_signal(loss, {"values": x}, dtype)
+    score = torch.full((4, 2), level, requires_grad=True)
+    loss = bradley_terry(score)[0].sum()
+    assert carries_signal(loss, {"score": score}, dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -193,6 +193,26 @@ def test_functions_of_a_script_are_named_by_its_file(tmp_path: Path) -> None:
     assert done.stdout.strip() == "./script.py:score", done.stderr
 
 
+def test_functions_beside_a_script_are_named_by_their_file(tmp_path: Path) -> None:
+    """Nobody but the script finds such a module."""
+    imported = SCRIPT.replace('@op("text: str[rows] -> score: f32[rows]")\ndef score(text): ...\n', "")
+    (tmp_path / "script.py").write_text(f"from rewards import score\n{imported}")
+    (tmp_path / "rewards.py").write_text(SCRIPT[: SCRIPT.index("g = ")])
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True,
+        env={"PYTHONPATH": str(Path.cwd())},
+    )  # fmt: skip
+    assert done.stdout.strip() == "./rewards.py:score", done.stderr
+
+
+def test_functions_of_a_notebook_are_refused() -> None:
+    made: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile("def right(text): ...", "<ipython-input-1-917aeb6074dc>", "exec"), made)
+    g, _, rollout = small()
+    with pytest.raises(HflowError, match=r"HF205\]: `right` is in no file"):
+        g.call("reward", made["right"], text=rollout.text)
+
+
 def region(g: GraphBuilder, actor: ModelHandle, rows: int, short: str = "fail") -> NodeHandle:
     with g.repeat("sampling", times=8, short=short) as sampling:
         options = {"dataset": "d.jsonl", "batch": 4, "prompt": "{{ question }}", "tokenizer": "actor"}

@@ -246,7 +246,7 @@ def test_a_bad_section_does_not_hide_what_else_is_wrong() -> None:
      "time_s.rollout", "rollout.whatever", "ref_logprobs.entropy"],
 )  # fmt: skip
 def test_what_may_be_a_metric_is_accepted(best: str) -> None:
-    graph, warnings = check(GRPO, ["run.checkpoint.every=1", f"run.checkpoint.best={best}"])
+    graph, warnings = check(GRPO, ["run.checkpoint.every=1", f"run.checkpoint.best={best}", "eval.every=1"])
     assert warnings == () and graph.nodes
 
 
@@ -446,3 +446,10 @@ def test_the_formatter_knows_the_section() -> None:
         "run:\n  checkpoint: {every: 10, best: reward_mean, on_signal: true}\n  grace: 5\n\nnodes: {}\n"
     )
     assert format_text(text) == expected and format_text(expected) == expected
+
+
+def test_a_best_that_is_measured_at_other_steps_is_a_warning() -> None:
+    _, (warning,) = check(GRPO, ["run.checkpoint={every: 10, best: reward.score}", "eval.every=4"])
+    assert (warning.code, warning.severity) == ("HF228", "warning") and "`eval.every` may be 10" in str(
+        warning
+    )

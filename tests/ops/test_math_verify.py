@@ -59,6 +59,17 @@ def test_answers_with_and_without_marks(answer: str) -> None:
     assert math_verify([["$\\frac{1}{2}$", "$\\frac{1}{3}$"]], [answer]).tolist() == [[1.0, 0.0]]
 
 
+def test_an_answer_in_dollars() -> None:
+    """As MATH has them."""
+    text = ["\\boxed{18.90}", "\\boxed{\\$18.90}", "$18$"]
+    assert math_verify([text], ["\\$18.90"]).tolist() == [[1, 1, 0]]
+
+
+def test_the_last_box_or_all_of_them_count() -> None:
+    text = "First \\boxed{3}. No, step 2 is wrong: \\boxed{4}. That is all, 5."
+    assert math_verify([[text]] * 4, ["4", "3", "5", "\\{3,4\\}"]).tolist() == [[1], [0], [0], [1]]
+
+
 def test_an_answer_without_an_expression_is_an_error() -> None:
     with pytest.raises(ValueError, match="answer ' ' holds no mathematical expression"):
         math_verify([["1"]], [" "])

@@ -39,6 +39,8 @@ def test_tagged_match() -> None:
         [1, 0],
         [1, 0],
     ]
+    same = ["x **7** y", "**8** **7**", "**7", "**7** then **8", "7"]
+    assert tagged_match([same], ["7"], open="**", close="**").tolist() == [[1, 1, 0, 0, 0]]
     with pytest.raises(ValueError, match="open and close"):
         tagged_match([[""]], [""], close="")
 

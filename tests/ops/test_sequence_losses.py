@@ -35,6 +35,18 @@ def grouped(values: list[list[float]]) -> Tensor:
     return tensor(values).reshape(2, 2, 5)
 
 
+def counted(row: int) -> list[int]:
+    """The columns of a row that count, of one without any the first."""
+    return tokens(row) or [0]
+
+
+def pairs() -> Tensor:
+    """The mask of the two groups, in which every response has a token."""
+    return torch.tensor([[column in counted(row) for column in range(5)] for row in range(4)]).reshape(
+        2, 2, 5
+    )
+
+
 def book_dpo(rewards: list[float], chosen: int, rejected: int, smoothing: float) -> tuple[float, float]:
     margin = rewards[chosen] - rewards[rejected]
     wins, loses = (1 / (1 + math.exp(-sign * margin)) for sign in (1, -1))
@@ -49,12 +61,12 @@ def test_dpo(beta: float, smoothing: float, scores: list[list[float]] | None, or
     loss, margin, accuracy = dpo(
         grouped(LOGPROBS),
         grouped(REF),
-        mask().reshape(2, 2, 5),
+        pairs(),
         None if scores is None else tensor(scores),
         beta=beta,
         label_smoothing=smoothing,
     )
-    gains = [sum(LOGPROBS[row][c] - REF[row][c] for c in tokens(row)) for row in range(4)]
+    gains = [sum(LOGPROBS[row][c] - REF[row][c] for c in counted(row)) for row in range(4)]
     for pair in range(2):
         rewards = [beta * gain for gain in gains[2 * pair : 2 * pair + 2]]
         expected = book_dpo(rewards, *order, smoothing)
@@ -70,13 +82,13 @@ def test_dpo_holds_the_chosen_response_likely(
     given = (
         grouped(LOGPROBS),
         grouped(REF),
-        mask().reshape(2, 2, 5),
+        pairs(),
         None if scores is None else tensor(scores),
     )
     alone, held = dpo(*given)[0], dpo(*given, nll_coef=0.7)[0]
     for pair in range(2):
         row = 2 * pair + order[0]
-        likelihood = sum(LOGPROBS[row][c] for c in tokens(row)) / max(1, len(tokens(row)))
+        likelihood = sum(LOGPROBS[row][c] for c in counted(row)) / len(counted(row))
         assert held[pair].item() == pytest.approx(alone[pair].item() - 0.7 * likelihood, abs=1e-12)
 
 
@@ -92,16 +104,28 @@ def test_dpo_learns_nothing_from_equal_scores() -> None:
     """Which is no preference for the model to have right or wrong: accuracy is that of a guess."""
     logprobs = grouped(LOGPROBS).requires_grad_()
     scores = tensor([[1.0, 1.0], [0.0, 1.0]])
-    outputs = dpo(logprobs, grouped(REF), mask().reshape(2, 2, 5), scores)
+    outputs = dpo(logprobs, grouped(REF), pairs(), scores)
     assert [output[0].item() for output in outputs] == [0.0, 0.0, 0.5]
     outputs[0].sum().backward()
     assert logprobs.grad is not None
     assert not logprobs.grad[0].any() and logprobs.grad[1].any()
 
 
+def test_dpo_prefers_none_of_the_responses_that_do_not_count() -> None:
+    """The best and the worst of four are dropped, then all but one, then all."""
+    gains = tensor([[1.0, 2.0, 3.0, 4.0]] * 3).unsqueeze(2).requires_grad_()
+    counts = torch.tensor([[0, 1, 1, 0], [0, 1, 0, 0], [0, 0, 0, 0]]).bool().unsqueeze(2)
+    scores = tensor([[9.0, 1.0, 5.0, -9.0]] * 3)
+    loss, margin, accuracy = dpo(gains, torch.zeros_like(gains), counts, scores, beta=1.0, nll_coef=1.0)
+    assert (margin.tolist(), accuracy.tolist()) == ([3 - 2, 0, 0], [1, 0.5, 0.5])
+    assert loss[1:].tolist() == [0, 0]
+    loss.sum().backward()
+    assert gains.grad is not None and gains.grad.ne(0).squeeze(2).tolist() == [[0, 1, 1, 0], [0] * 4, [0] * 4]
+
+
 def test_dpo_at_the_reference_is_a_guess() -> None:
     """No response has gained on another: the loss is ln 2, and the model is right half of the time."""
-    loss, margin, accuracy = dpo(grouped(REF), grouped(REF), mask().reshape(2, 2, 5))
+    loss, margin, accuracy = dpo(grouped(REF), grouped(REF), pairs())
     assert loss.tolist() == pytest.approx([math.log(2)] * 2, abs=1e-12)
     assert (margin.tolist(), accuracy.tolist()) == ([0.0, 0.0], [0.5, 0.5])
 

@@ -34,6 +34,14 @@ def test_shown_metrics_stand_in_place_of_reward_and_losses() -> None:
     assert numbers({**metrics, "tokens": 640}, shown)[:3] == expected
 
 
+def test_what_functions_print_is_shown_as_it_is() -> None:
+    """Marks of chat templates, which look like rich's."""
+    console = Console(file=StringIO(), width=80)
+    text = "response: [/INST] [bold]x[/s]"
+    RunProgress(1, str, console).say(text)
+    assert isinstance(console.file, StringIO) and console.file.getvalue() == f"{text}\n"
+
+
 REWARDS = """
   correct:
     op: call

@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import linecache
 import os
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
@@ -72,14 +73,27 @@ def _item(value: Any, span: Span, problems: list[Diagnostic]) -> Item:
 
 def reference(function: str | Callable[..., Any], beside: str) -> str:
     """How a graph file in the folder of `beside` names a function: by module if Python finds it there, else
-    by file."""
+    by file. Only the script that runs finds modules beside it.
+
+    Raises:
+        HflowError: HF205 when it is in no file.
+    """
     if isinstance(function, str):
         return function
     name, module = function.__name__, function.__module__
     file = inspect.getsourcefile(function)
+    if not file or not Path(file).is_file():
+        message = f"`{name}` is in no file, as of a notebook's cell or the prompt: workers cannot import it"
+        help_ = "put it into a file (`%%writefile rewards.py` in a notebook), and import it from there"
+        raise HflowError(Diagnostic("HF205", message, help=help_))
     try:
-        if file and find_module(module).samefile(file):
+        if not _is_beside_script(file) and find_module(module).samefile(file):
             return f"{module}.{name}"
-    except HflowError:  # a script, a notebook's cell, a file beside the script
+    except HflowError:  # a script
         pass
-    return f"{relative(os.path.relpath(file or '', Path(beside).parent))}:{name}"
+    return f"{relative(os.path.relpath(file, Path(beside).parent))}:{name}"
+
+
+def _is_beside_script(file: str) -> bool:
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    return bool(script) and Path(script).resolve().parent == Path(file).resolve().parent

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Set
 import networkx as nx
 
 from hflow.diagnostics import did_you_mean
+from hflow.graph.checks.distributions import behind
 from hflow.graph.infer.draft import NodeDraft
 from hflow.graph.infer.kinds.train import SHARED
 from hflow.graph.infer.wiring import step_dag
@@ -16,6 +17,8 @@ from hflow.graph.source.document import KeyPath
 from hflow.graph.source.problems import Problems
 from hflow.graph.source.schema import EvalSpec, GraphSpec
 from hflow.graph.types import group_size
+
+_OF_LENGTH = ("hflow.ops.penalties.overlong_penalty", "hflow.ops.penalties.length_penalty")
 
 
 def check_trained(drafts: Mapping[str, NodeDraft], spec: GraphSpec, problems: Problems) -> None:
@@ -91,6 +94,18 @@ def check_groups(nodes: Mapping[str, Node], drafts: Mapping[str, NodeDraft], pro
                 message = f"`{node.name}` compares {least} samples of a prompt or more, and gets {size}"
                 help_ = "let the generate node draw more: `n`"
                 problems.add("HF219", message, drafts[node.name].input_path(value.port), help=help_)
+
+
+def check_counted(nodes: Mapping[str, Node], drafts: Mapping[str, NodeDraft], problems: Problems) -> None:
+    """HF212 a penalty on length counts no token of the longest responses, since they are dropped."""
+    for node in nodes.values():
+        mask = node.input("mask") if node.function and node.function.reference in _OF_LENGTH else None
+        source = behind(mask.source, nodes) if mask else None
+        if source is None or not source.options.get("mask_truncated"):
+            continue
+        message = f"`{node.name}` counts no token of the responses that `{source.name}` drops, the longest"
+        help_ = "penalise them, or drop them with `mask_truncated`"
+        problems.add("HF212", message, drafts[node.name].input_path("mask"), help=help_)
 
 
 def check_refresh(drafts: Mapping[str, NodeDraft], spec: GraphSpec, problems: Problems) -> None:

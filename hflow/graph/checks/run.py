@@ -137,16 +137,17 @@ def check_reward(spec: RunSpec, graph: Graph, problems: Problems) -> None:
 
 
 def _check_measured(spec: RunSpec, graph: Graph, problems: Problems) -> None:
-    """Checkpoints of which `best` stays unknown are not removed."""
+    """A checkpoint of which `best` is not measured cannot be the best."""
     every, best = spec.checkpoint.every, spec.checkpoint.best
-    measured = next((e for e in graph.evaluations if best in e.keys), None)
-    if measured is None or not every or (measured.every and every % measured.every == 0):
-        return
-    message = f"a checkpoint is written every {every} steps, and `{best}` is not measured at each of them"
-    help_ = (
-        f"those between are all kept; `evaluations.{measured.name}.every` may be {every}, or a divisor of it"
-    )
-    _warn(problems, message, "best", help_)
+    measured = {f"evaluations.{e.name}": e.every for e in graph.evaluations if best in e.keys}
+    if graph.evaluation and str(graph.evaluation.metric) == best:
+        measured["eval"] = graph.evaluation.every
+    for evaluation, at in measured.items():
+        if not every or (at and every % at == 0):
+            continue
+        message = f"a checkpoint is written every {every} steps, and `{best}` is not measured at each of them"
+        help_ = f"those between are never the best; `{evaluation}.every` may be {every}, or a divisor of it"
+        _warn(problems, message, "best", help_)
 
 
 def _check_replan(spec: RunSpec, graph: Graph, problems: Problems) -> None:

@@ -115,7 +115,8 @@ def find_module(dotted: str) -> Path:
         if spec is None:
             known = [m.name for m in pkgutil.iter_modules(places)] if places else []
             inside = f" in `{done}`" if done else " on the Python path"
-            raise _error("HF205", f"no module `{part}`{inside}", did_you_mean(part, known, "modules"))
+            help_ = did_you_mean(part, known, "modules") if known else "`./file.py:function` names a file"
+            raise _error("HF205", f"no module `{part}`{inside}", help_)
         done = f"{done}.{part}".strip(".")
         places = list(spec.submodule_search_locations or ())
         origin = spec.origin

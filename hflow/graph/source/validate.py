@@ -42,6 +42,8 @@ _KINDS = {
     "string_type": "a string",
     "bool_type": "true or false",
     "dict_type": "a mapping",
+    "list_type": "a list",
+    "tuple_type": "a list",
     "model_type": "a mapping",
     "model_attributes_type": "a mapping",
     "plain_scalar": "a finite number, a string, true or false",

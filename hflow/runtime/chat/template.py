@@ -172,7 +172,8 @@ def _file(path: Path) -> str:
     try:
         return read_text(path, MAX_BYTES)
     except UnreadableError as error:
-        raise ChatProblem(f"`{path}` cannot be read: {error}") from None
+        help_ = "" if path.is_absolute() else f"it is looked for in `{Path.cwd()}`, where hflow runs"
+        raise ChatProblem(f"chat template `{path}` cannot be read: {error}", help_) from None
 
 
 def _said(error: BaseException) -> str:

@@ -17,6 +17,7 @@ from hflow.plan.plan import Plan
 from hflow.plan.run_state import run_state
 from hflow.runtime.adapter_export import adapter_export
 from hflow.runtime.checkpoint.reader import CheckpointReader
+from hflow.runtime.exported_template import exported_template
 from hflow.runtime.hf import write_hf
 from hflow.runtime.rows import TORCH_DTYPES
 from hflow.runtime.weight_files import read_tensor, stored_tensors
@@ -29,15 +30,17 @@ def export_checkpoint(plan: Plan, checkpoint: Path, folders: Mapping[str, Path])
         folders: where each of them goes, by name; what is there is replaced.
 
     Raises:
-        HflowError: HF412 when the checkpoint cannot be used, HF406 when a folder cannot be written.
+        HflowError: HF412 when the checkpoint cannot be used, HF406 when a folder cannot be written or
+            the chat template not be read.
     """
     with closing(CheckpointReader(checkpoint)) as reader:
         reader.expect(run_state(plan))
         reader.verify(0, 1)
+        more = {**origin_files(plan), **exported_template(plan.graph)}
         for name, folder in folders.items():
             model, shape = plan.graph.model(name), plan.shapes[name]
             tensors = _tensors(model, shape, reader)
-            write_hf(folder, Path(model.path), tensors, adapter_export(model, shape), origin_files(plan))
+            write_hf(folder, Path(model.path), tensors, adapter_export(model, shape), more)
 
 
 def _tensors(model: Model, shape: ModelShape, reader: CheckpointReader) -> Iterator[tuple[str, Tensor]]:

@@ -16,12 +16,13 @@ from hflow.ending_signals import EndingSignals
 from hflow.plan.cluster import Cluster
 from hflow.plan.plan import Plan
 from hflow.runtime.checkpoint.export import export_checkpoint
-from hflow.runtime.controller.checkpoints import FOLDER, Checkpoints, best_of, complete, name_of, scores
+from hflow.runtime.controller.best_checkpoint import best_of, scores
+from hflow.runtime.controller.checkpoints import FOLDER, Checkpoints, complete, name_of
 from hflow.runtime.controller.elastic import smaller_clusters, workers_by_host
 from hflow.runtime.controller.former_run import FormerRun, former_run
 from hflow.runtime.controller.hang_report import HUNG, HangReport
 from hflow.runtime.controller.load_run import load_run, place_and_load
-from hflow.runtime.controller.pool import Pool
+from hflow.runtime.controller.pool import DevicesMissing, Pool
 from hflow.runtime.controller.progress import RunProgress, further_metrics
 from hflow.runtime.controller.run_folder import RunFolder
 from hflow.runtime.controller.run_views import RunViews
@@ -34,7 +35,7 @@ from hflow.runtime.replan.state_folder import state_folder
 from hflow.runtime.replan.told import switched_text
 from hflow.runtime.run import Run
 
-FAILED_WORKER, NO_DEVICES = ("HF402", HUNG), "HF404"
+FAILED_WORKER, UNAVAILABLE = ("HF402", HUNG), "HF404"
 BACKOFF_S, MOST_BACKOFF_S = 2.0, 60.0  # from the second restart on that follows without a new checkpoint
 TRIED_CLUSTERS = 8
 
@@ -90,6 +91,8 @@ class Attempts:
         writing = writers(plan, folder.config, self.export)
         former, load_s = load_run(plan, pool, folder, former, writing, self._back_to, self._say)
         self._has_begun = True
+        if former:
+            folder.loaded(former.step)
         if self.replanner:
             self.replanner.begin(plan, load_s)
         first = former.step if former else 0
@@ -159,9 +162,9 @@ class Attempts:
         return Watch(plan, policy, report) if policy.factor else None
 
     def _is_tried_again(self, failure: HflowError) -> bool:
-        """Devices that were not there at the start are not lost."""
+        """What was not available at the start is not lost."""
         code = failure.diagnostics[0].code
-        if code == NO_DEVICES:
+        if code == UNAVAILABLE:
             return self._has_begun
         return code in (*FAILED_WORKER, *self.folder.config.retry)
 
@@ -207,11 +210,11 @@ class Attempts:
         self.run.evaluated = dict(former.evaluated)
 
     def _can_shrink(self, failure: HflowError) -> bool:
-        is_lacking = failure.diagnostics[0].code == NO_DEVICES and self._has_begun
+        is_lacking = isinstance(failure, DevicesMissing) and self._has_begun
         return is_lacking and self.folder.config.elastic and not self.signals.asked
 
     def _shrink(self, replan: Replan, failure: HflowError) -> FormerRun:
-        """Under a plan for fewer devices than the one that lacked some. HF404 when there is none."""
+        """Under a plan for fewer devices than the one that lacked some. DevicesMissing when there is none."""
         problem, below = "", max(self.folder.plan.devices) + 1
         clusters = smaller_clusters(self.wanted.cluster, self.pool.rooms(), below)
         for cluster in islice(clusters, TRIED_CLUSTERS):
@@ -225,7 +228,7 @@ class Attempts:
             return self._rewind(plan)
         help_ = "`hflow exec --resume RUN --cluster …` goes on with another cluster"
         message = f"too few devices are left for any plan{f' ({problem})' if problem else ''}"
-        raise HflowError(Diagnostic(NO_DEVICES, message, help=help_)) from failure
+        raise DevicesMissing(Diagnostic(UNAVAILABLE, message, help=help_)) from failure
 
     def _write_exports(self) -> None:
         folder, plan = self.folder, self.folder.plan
@@ -243,9 +246,8 @@ class Attempts:
         """The step of the best checkpoint that is there."""
         folder, policy = self.folder, self.folder.config.checkpoint
         evaluated = self.run.evaluations, self.run.evaluated
-        score = scores(folder.plan.graph, policy.best, folder.metrics, *evaluated)
-        known = [step for step in sorted(complete(folder.path)) if score(step) is not None]
-        return next(iter(best_of(known, policy, score)), None)
+        known = scores(folder.plan.graph, policy.best, folder.metrics, *evaluated)
+        return best_of([*complete(folder.path)], policy, known)
 
     def _say(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)

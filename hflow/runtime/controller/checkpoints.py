@@ -10,14 +10,12 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from hflow import units
 from hflow.diagnostics import HflowError
-from hflow.graph.ir import Graph
 from hflow.graph.run_config import CheckpointPolicy
 from hflow.plan.plan import Plan, graph_hash
 from hflow.runtime.checkpoint.manifest import (
@@ -33,6 +31,7 @@ from hflow.runtime.checkpoint.manifest import (
     to_json,
 )
 from hflow.runtime.checkpoint.written import WrittenPart
+from hflow.runtime.controller.best_checkpoint import Scores, may_be_best
 from hflow.runtime.controller.worker_failure import WorkerReport
 from hflow.version import __version__
 
@@ -43,9 +42,11 @@ MOST_FAILURES = 3  # in a row
 
 @dataclass
 class _Pending:
-    """A checkpoint that workers are writing. `stall_s`: for how long the slowest worker did nothing else."""
+    """A checkpoint that workers are writing. `problem`: why its folder could not be made; `stall_s`: for how
+    long the slowest worker did nothing else."""
 
     folder: Path
+    problem: str = ""
     parts: list[WrittenPart] = field(default_factory=list[WrittenPart])
     stall_s: float = 0.0
 
@@ -101,14 +102,14 @@ class Checkpoints:
         try:
             folder.mkdir(parents=True)
         except OSError as error:  # workers say so, too
-            pending.parts.append(WrittenPart(done, error=f"{folder}: {error.strerror}"))
+            pending.problem = f"{folder}: {error.strerror}"
         return "checkpoint", done, str(folder.absolute())
 
-    def add(self, reports: Sequence[WorkerReport], score: Callable[[int], float | None]) -> None:
+    def add(self, reports: Sequence[WorkerReport], scores: Callable[[], Scores]) -> None:
         """Take in what workers have written, and complete the checkpoints that are.
 
         Args:
-            score: the metric by which the best is kept, of the state after so many steps, if it is known.
+            scores: gives those by which the best is kept.
 
         Raises:
             HflowError: HF412 when several in a row could not be written.
@@ -119,7 +120,7 @@ class Checkpoints:
                 self._pending[part.step].parts.append(part)
         for step in [s for s, p in self._pending.items() if len(p.parts) >= self.workers]:
             self._complete(step, self._pending.pop(step))
-            self._remove_old(score)
+            self._remove_old(scores())
 
     def began(self, done: int, reports: Sequence[WorkerReport]) -> None:
         """All workers have copied their parts of the state after `done` steps."""
@@ -139,7 +140,7 @@ class Checkpoints:
         return done > self._newest and done not in self._pending
 
     def _complete(self, step: int, pending: _Pending) -> None:
-        problem = next((part.error for part in pending.parts if part.error), "")
+        problem = pending.problem or next((part.error for part in pending.parts if part.error), "")
         try:
             if not problem:
                 manifest = _manifest(self.plan, step, pending.parts)
@@ -162,9 +163,9 @@ class Checkpoints:
             help_ = "make room, or write none: `--set run.checkpoint=false`; what was complete is kept"
             raise damaged(self.folder, f"{MOST_FAILURES} in a row could not be written: {problem}", help_)
 
-    def _remove_old(self, score: Callable[[int], float | None]) -> None:
+    def _remove_old(self, scores: Scores) -> None:
         steps = sorted(step for step in complete(self.folder.parent) if step <= self._newest)
-        kept = {*steps[-self.policy.keep :], *best_of(steps, self.policy, score)}
+        kept = {*steps[-self.policy.keep :], *may_be_best(steps, self.policy, scores)}
         for step in (s for s in steps if s not in kept):
             folder = self.folder / name_of(step)
             (folder / NAME).unlink(missing_ok=True)  # first, so that no half of it counts
@@ -201,18 +202,6 @@ def newest_usable(run: Path, tell: Callable[[HflowError], None], before: float) 
         help_ = f"`hflow runs rm {names}` removes them; without any, a run that has not finished begins anew"
         raise damaged(run / FOLDER, f"none of {units.plural(len(steps), 'checkpoint')} is whole", help_)
     return None
-
-
-def best_of(
-    steps: Sequence[int], policy: CheckpointPolicy, score: Callable[[int], float | None]
-) -> tuple[int, ...]:
-    """The step whose checkpoint is best, and those of which that is not known yet; none without a metric."""
-    if not policy.best:
-        return ()
-    known = {step: value for step in steps if (value := score(step)) is not None}
-    choose = max if policy.mode == "max" else min
-    best = (choose(known, key=lambda step: (known[step], -step)),) if known else ()
-    return (*best, *(step for step in steps if step not in known))
 
 
 def _manifest(plan: Plan, step: int, parts: Sequence[WrittenPart]) -> Manifest:
@@ -255,25 +244,3 @@ def _sync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def scores(
-    graph: Graph,
-    name: str,
-    metrics: Sequence[Mapping[str, Any]],
-    evaluations: Mapping[int, float],
-    evaluated: Mapping[str, Mapping[int, float]],
-) -> Callable[[int], float | None]:
-    """Of the state after so many steps: a metric of an evaluation, or the metric of the step before.
-
-    Args:
-        evaluations: the metric of `eval`, by steps.
-        evaluated: those of the named evaluations, by key and steps.
-    """
-    if any(name in own.keys for own in graph.evaluations):
-        return lambda step: evaluated.get(name, {}).get(step)
-    evaluation = graph.evaluation
-    if evaluation is not None and str(evaluation.metric) == name:
-        return evaluations.get
-    by_step = {line["step"] + 1: line.get(name) for line in metrics}
-    return by_step.get

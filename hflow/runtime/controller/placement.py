@@ -17,7 +17,8 @@ from ray.util.placement_group import (
     remove_placement_group,
 )
 
-from hflow.diagnostics import Diagnostic, HflowError
+from hflow.diagnostics import Diagnostic
+from hflow.runtime.controller.pool import DevicesMissing
 from hflow.units import plural
 
 GROWTH_WAIT_S = 900.0  # for an autoscaler to bring machines up
@@ -63,9 +64,9 @@ def place(demand: Demand, say: Callable[[str], None], wait_s: float, lost: bool)
         lost: whether nodes may be missing that were there before.
 
     Raises:
-        HflowError: HF404 when the cluster can never hold the workers, or not within `wait_s`. It may grow
-            when its nodes say that a launcher started them; then they are waited for `GROWTH_WAIT_S`, if
-            nothing was lost.
+        DevicesMissing: when the cluster can never hold the workers, or not within `wait_s`. It may grow when
+            its nodes say that a launcher started them; then they are waited for `GROWTH_WAIT_S`, if nothing
+            was lost.
     """
     nodes = [n for n in ray.nodes() if n["Alive"]]
     may_grow = any(LAUNCHED_LABEL in n["Labels"] for n in nodes)
@@ -128,7 +129,7 @@ def _free(demand: Demand) -> str:
     return " and ".join(f"{available.get(kind, 0.0):g} {kind}" for kind in demand.kinds) + " free"
 
 
-def _lacking(demand: Demand, nodes: Sequence[Resources], free: str = "") -> HflowError:
+def _lacking(demand: Demand, nodes: Sequence[Resources], free: str = "") -> DevicesMissing:
     needs, has = demand.text(demand.bundles, "host"), demand.text(nodes, "node")
     message = f"the plan needs {needs}; the Ray cluster has {has}" + (f", {free}" if free else "")
-    return HflowError(Diagnostic("HF404", message, help="a plan's host needs a Ray node that holds it"))
+    return DevicesMissing(Diagnostic("HF404", message, help="a plan's host needs a Ray node that holds it"))

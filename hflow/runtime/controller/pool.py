@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
+from hflow.diagnostics import HflowError
 from hflow.runtime.controller.watch import Watch
 from hflow.runtime.controller.worker_failure import WorkerReport
 
@@ -12,12 +13,16 @@ WAIT_S = 60.0
 WorkerCall = tuple[Any, ...]  # a worker method's name and its arguments
 
 
+class DevicesMissing(HflowError):  # noqa: N818  (as `WorkerFailure`)
+    """HF404: there are fewer devices than the plan has."""
+
+
 class Pool(Protocol):
     """A set of workers that runs one plan after another."""
 
     def form(self, size: int, wait_s: float = WAIT_S) -> list[str]:
-        """Make a new world of the first `size` workers; the node that each rank lies on. Raises HflowError
-        HF404 if there are fewer, also after `wait_s` in which more could come."""
+        """Make a new world of the first `size` workers; the node that each rank lies on. Raises
+        DevicesMissing if there are fewer, also after `wait_s` in which more could come."""
         ...
 
     def call(self, method: str, *arguments: Any) -> list[WorkerReport]:

@@ -100,7 +100,7 @@ class RunProgress:
             self._live.stop()
 
     def say(self, text: str) -> None:
-        self.console.print(text, highlight=False, soft_wrap=True)
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def step(self, metrics: dict[str, Any]) -> None:
         if self._live:

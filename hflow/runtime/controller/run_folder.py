@@ -101,8 +101,13 @@ class RunFolder:
             (self.path / "error.txt").unlink(missing_ok=True)
         except OSError as error:
             raise unwritten(self.path, error, "HF407") from None
+        self._reserve()
+
+    def loaded(self, step: int) -> None:
+        """Workers have loaded the plan and the state after `step` steps. Until then a run that goes on keeps
+        the plan, the graph and the settings that it had, and can go on with those. HF407 as `event`."""
         self._describe()
-        resume_plans(self.path, self.plan, former.step)
+        resume_plans(self.path, self.plan, step)
 
     def replan(self, plan: Plan, step: int) -> None:
         """Go on with `step` under another plan, in the same process. HF407 as `event`."""
@@ -122,11 +127,15 @@ class RunFolder:
             self._metrics_file = LineFile(self.path / "metrics.jsonl")
         except OSError as error:
             raise unwritten(self.path, error, "HF407") from None
+        self._reserve()
         self._describe()
+
+    def _reserve(self) -> None:
+        """Room for what `close` writes."""
+        write_whole(self.path / RESERVE, bytes(RESERVE_BYTES), "HF407")
 
     def _describe(self) -> None:
         """Say what is run, and how it is kept."""
-        write_whole(self.path / RESERVE, bytes(RESERVE_BYTES), "HF407")
         write_whole(self.path / "plan.json", to_json(self.plan) + "\n", "HF407")
         write_whole(self.path / "graph.yaml", self.plan.graph.text, "HF407")
         write_whole(self.path / RUN_FILE, run_config_text(self.config), "HF407")

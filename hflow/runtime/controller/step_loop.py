@@ -10,7 +10,8 @@ from hflow import units
 from hflow.ending_signals import EndingSignals
 from hflow.graph.ir import NamedEvaluation
 from hflow.plan.plan import Plan
-from hflow.runtime.controller.checkpoints import Checkpoints, scores
+from hflow.runtime.controller.best_checkpoint import Scores, scores
+from hflow.runtime.controller.checkpoints import Checkpoints
 from hflow.runtime.controller.metrics import merge
 from hflow.runtime.controller.pool import Pool, WorkerCall
 from hflow.runtime.controller.progress import RunProgress
@@ -23,7 +24,7 @@ from hflow.runtime.run import Run
 
 class StepLoop:
     """Steps `first` and those after it. When a signal has come, no more calls are made but that of the
-    checkpoint that is owed."""
+    checkpoint that is owed: also when the signal comes after the last of them."""
 
     def __init__(
         self,
@@ -49,6 +50,7 @@ class StepLoop:
         self._may_end, self._replanner = may_end, replanner
         self._log = WorkersLog(folder.path, progress.say)
         self._sent: deque[WorkerCall] = deque()
+        self._done = first  # steps that are recorded
         self._ended = time.perf_counter()
 
     def run(self) -> None:
@@ -59,7 +61,10 @@ class StepLoop:
         """
         for reports in self.pool.stream(self._calls()):
             self._record(self._sent.popleft(), reports)
-        self.checkpoints.add(self.pool.call("end_checkpoint"), self._score)
+        if self.signals.asked and self.checkpoints.is_owed(self._done):
+            call = self.checkpoints.begin(self._done)
+            self._record(call, self.pool.call(*call))
+        self.checkpoints.add(self.pool.call("end_checkpoint"), self._scores)
 
     def _calls(self) -> Iterator[WorkerCall]:
         for call in self._wanted():
@@ -107,8 +112,7 @@ class StepLoop:
         evaluation = self.plan.graph.evaluation if self.plan.evaluation else None
         if not evaluation or done in self.evaluated.evaluations:
             return False
-        every = evaluation.every
-        return done in (0, self.plan.graph.steps) or bool(every and done % every == 0)
+        return evaluation.is_due(done, self.plan.graph.steps)
 
     def _is_known(self, named: NamedEvaluation, done: int) -> bool:
         return all(done in self.evaluated.evaluated.get(key, {}) for key in named.keys)
@@ -127,13 +131,14 @@ class StepLoop:
             case _:
                 metrics = merge(self.plan.graph, call[1], reports, self._ended - began)
                 self.folder.step(metrics, [event for report in reports for event in report["events"]])
+                self._done = call[1] + 1
                 self.folder.keep_lengths(reports)
                 if self._replanner:
                     self._replanner.add(metrics, reports)
                 if len(call) > 3:
                     self.folder.keep_samples(call[1], reports)
                 self.progress.step(metrics)
-        self.checkpoints.add(reports, self._score)
+        self.checkpoints.add(reports, self._scores)
 
     def _evaluated(self, done: int, reports: Sequence[WorkerReport]) -> None:
         """Record an evaluation after `done` steps."""
@@ -157,7 +162,7 @@ class StepLoop:
         told = ", ".join(f"{m.name} {value:.3f}" for m, value in zip(named.metrics, values.values()))
         self.progress.say(f"evaluation {name} after {units.plural(done, 'step')}: {told} ({named.rows} rows)")
 
-    def _score(self, step: int) -> float | None:
+    def _scores(self) -> Scores:
         name = self.checkpoints.policy.best
         known = self.evaluated.evaluations, self.evaluated.evaluated
-        return scores(self.plan.graph, name, self.folder.metrics, *known)(step)
+        return scores(self.plan.graph, name, self.folder.metrics, *known)

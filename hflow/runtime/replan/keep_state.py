@@ -9,6 +9,7 @@ from typing import Any
 from hflow.graph.run_config import CheckpointPolicy
 from hflow.plan.plan import Plan
 from hflow.runtime.checkpoint.manifest import name_of
+from hflow.runtime.controller.best_checkpoint import NO_SCORES
 from hflow.runtime.controller.checkpoints import FOLDER, Checkpoints, complete
 from hflow.runtime.controller.pool import Pool
 
@@ -22,7 +23,7 @@ def keep_state(plan: Plan, pool: Pool, folder: Path, done: int, say: Callable[[s
     kept = Checkpoints(folder, plan, CheckpointPolicy(), max(plan.devices) + 1, _nothing, say)
     method, *arguments = kept.begin(done)
     for reports in (pool.call(method, *arguments), pool.call("end_checkpoint")):
-        kept.add(reports, lambda step: None)
+        kept.add(reports, lambda: NO_SCORES)
     return folder / FOLDER / name_of(done) if done in complete(folder) else None
 
 

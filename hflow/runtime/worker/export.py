@@ -18,6 +18,7 @@ from hflow.plan.reshard import lower
 from hflow.plan.sharding import Sharding
 from hflow.runtime.adapter_export import adapter_export
 from hflow.runtime.engines.protocol import Weights
+from hflow.runtime.exported_template import exported_template
 from hflow.runtime.hf import write_hf
 from hflow.runtime.rows import TORCH_DTYPES
 from hflow.runtime.worker.move_weights import move_weights
@@ -56,7 +57,8 @@ def export_model(
     peers = Peers(tuple(sorted(mesh.devices)), world.group(mesh.devices))
     tensors = _gathered(shape, sharding, weights, TORCH_DTYPES[model.weight_dtype], world, peers)
     if world.rank == mesh.devices[0]:
-        write_hf(folder, Path(model.path), tensors, adapter_export(model, shape), origin_files(plan))
+        more = {**origin_files(plan), **exported_template(plan.graph)}
+        write_hf(folder, Path(model.path), tensors, adapter_export(model, shape), more)
     else:
         for _ in tensors:
             pass

@@ -27,7 +27,9 @@ ROUNDING: dict[torch.dtype, float] = {
     torch.float32: 2**7 * torch.finfo(torch.float32).eps,
     torch.bfloat16: 2**4 * torch.finfo(torch.bfloat16).eps,
 }
-# Numbers in units of the reward: their rounding is proportional to them.
+# Numbers in units of the reward, given by a head that computes in float32. Their rounding is proportional to
+# them, and in every dtype that of float32: 2**-3 of their level would call a critic trained that is 12 % off,
+# and two scores equal that a reward model has shifted alike.
 RELATIVE = frozenset({"values", "score"})
 
 
@@ -63,19 +65,24 @@ def leave_out_rounding(loss: Tensor, computed: Mapping[str, Tensor], dtype: torc
 
 @dataclass(frozen=True)
 class _Slope:
-    """Of a loss at the numbers `at`: its `size` |c|, and what a rounding by 1 makes of it; of one shape."""
+    """Of a loss at the numbers `at`: its `size` |c|, and what a rounding by 1, `relative` to the numbers or
+    not, makes of it; of one shape."""
 
     at: Tensor
     size: Tensor
     of_rounding: Tensor
+    relative: bool
 
     def above(self, dtype: torch.dtype) -> Tensor:
         """bool, also true where a slope is no number: such a one must not be hidden."""
-        return ~(self.size <= ROUNDING[dtype] * self.of_rounding)
+        return ~(self.size <= self.rounding(dtype))
+
+    def rounding(self, dtype: torch.dtype) -> Tensor:
+        return ROUNDING[torch.float32 if self.relative else dtype] * self.of_rounding
 
 
 def _carried(slopes: list[_Slope], dtype: torch.dtype, loss: Tensor) -> Tensor:
-    found = [(slope.size > ROUNDING[dtype] * slope.of_rounding).any() for slope in slopes]
+    found = [(slope.size > slope.rounding(dtype)).any() for slope in slopes]
     return torch.stack(found).any() if found else torch.zeros((), dtype=torch.bool, device=loss.device)
 
 
@@ -90,8 +97,9 @@ def _slopes(loss: Tensor, computed: Mapping[str, Tensor]) -> list[_Slope]:
     curvatures = _curvatures(list(found.values()), [given[name] for name in found])
     made: list[_Slope] = []
     for (name, slope), curvature in zip(found.items(), curvatures):
-        scale = given[name].detach().abs() if name in RELATIVE else 1.0
-        made.append(_Slope(given[name], slope.detach().abs(), scale * curvature))
+        relative = name in RELATIVE
+        scale = given[name].detach().abs() if relative else 1.0
+        made.append(_Slope(given[name], slope.detach().abs(), scale * curvature, relative))
     return made
 
 
