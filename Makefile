@@ -59,6 +59,7 @@ FAST := $(addprefix tests/,graph plan schedule cost compiler ops view report tes
 BESIDE := -n auto --dist loadfile --no-loadscope-reorder
 # Tests that share one Ray use all cores by themselves; the others run side by side.
 SHARED := -m one_ray tests/runtime
+SLOWEST := --durations=30
 RESULTS := runs/acceptance
 
 check: setup ## before a commit: lint, types, walls, and the fast tests (three minutes on two cores)
@@ -71,8 +72,8 @@ check: setup ## before a commit: lint, types, walls, and the fast tests (three m
 		wait $$types && exit $$tests
 
 test: setup lint ## before a merge: lint, every test on a sample of its cases, notebooks, and README's commands
-	$(BIN)/python -m pytest $(BESIDE) -m 'not one_ray'
-	$(BIN)/python -m pytest $(SHARED)
+	$(BIN)/python -m pytest $(BESIDE) $(SLOWEST) -m 'not one_ray'
+	$(BIN)/python -m pytest $(SLOWEST) $(SHARED)
 	$(BIN)/python -m pytest --nbmake notebooks
 	tests/newcomer.sh README.md
 

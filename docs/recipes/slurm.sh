@@ -47,9 +47,10 @@ done
 if [[ -f $run/events.jsonl ]]; then
   set -- --resume "$run"
 else
-  set -- --set run.checkpoint.seconds=900 "$@" --run-dir "$run"
+  # A `--set` of yours counts more, and the run keeps all of them.
+  set -- --set run.checkpoint.seconds=900 --set run.grace=120 --set run.restarts=3 "$@" --run-dir "$run"
 fi
-hflow exec --set run.grace=120 --set run.restarts=3 "$@" --address auto & # a `--set` of yours counts more
+hflow exec "$@" --address auto &
 hflow=$!
 trap 'kill -TERM "$hflow"' TERM
 status=0

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import date
+from functools import partial
 
 from hflow.compiler.base_pins import spread_pins
 from hflow.compiler.cheapest_engine import cheapest
 from hflow.compiler.engines import NodeEngines, engine_choices
 from hflow.compiler.evaluations_apart import planned_apart
 from hflow.compiler.gc_pause import gc_pause
+from hflow.compiler.host_room import planned_in_hosts
 from hflow.compiler.options import DEFAULTS, PlannerOptions
 from hflow.compiler.passes.candidates import candidates
 from hflow.compiler.passes.check_memory import check_memory
@@ -73,7 +75,7 @@ def compile_graph(
 
         def planned(engines: NodeEngines) -> Plan:
             draft = replace(first, engines=engines)
-            return planned_apart(draft, lambda draft: _plan(_passed(draft, after)))
+            return planned_apart(draft, partial(planned_in_hosts, planned=lambda d: _plan(_passed(d, after))))
 
         return cheapest(choices, planned)
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from hflow.compiler.engines import NodeEngines
 from hflow.compiler.pins import parse_pins
 from hflow.compiler.plan_pins import placed_at
 from hflow.compiler.planner.incumbent import RESOLUTION
 from hflow.compiler.state import Draft
 from hflow.diagnostics import HflowError
-from hflow.graph.ir import NamedEvaluation
-from hflow.plan.engine_registry import profile_of
+from hflow.graph.ir import Graph, NamedEvaluation, Node, step_node
+from hflow.plan.engine_registry import DEFAULT_ENGINE, profile_of
 from hflow.plan.plan import Plan
+from hflow.plan.verify.runnable import unrunnable
 
 
 def planned_apart(draft: Draft, planned: Callable[[Draft], Plan]) -> Plan:
@@ -35,26 +37,32 @@ def planned_apart(draft: Draft, planned: Callable[[Draft], Plan]) -> Plan:
     budget_s = draft.options.budget_s and draft.options.budget_s / 2
     draft = replace(draft, options=replace(draft.options, budget_s=budget_s))
     together = planned(draft)
-    pins = parse_pins(_pins(together, small), draft.graph, draft.cluster)
-    if not pins:
-        return together
     try:
+        pins = parse_pins(_pins(together, small), draft.graph, draft.cluster)
         apart = planned(replace(draft, pins=(*draft.pins, *pins)))
     except HflowError:
         return together
-    return apart if apart.step_time_s < together.step_time_s * (1 - RESOLUTION) else together
+    is_shorter = apart.step_time_s < together.step_time_s * (1 - RESOLUTION)
+    return apart if is_shorter and len(unrunnable(apart)) <= len(unrunnable(together)) else together
 
 
 def _is_small(named: NamedEvaluation, draft: Draft) -> bool:
-    """Whether its rows may bound layouts of the step; a user who has pinned it has decided."""
+    """Whether its rows may bound layouts of the step, and it can be elsewhere; a user who has pinned it has
+    decided."""
     pinned = {pin.node for pin in draft.pins}
-    return named.rows < draft.cluster.num_devices and not any(own.name in pinned for own in named.nodes)
+    if named.rows >= draft.cluster.num_devices or any(own.name in pinned for own in named.nodes):
+        return False
+    return any(_may_be_apart(own, draft.graph, draft.engines) for own in named.nodes)
+
+
+def _may_be_apart(own: Node, graph: Graph, engines: NodeEngines) -> bool:
+    """Whether weights move to the node: its model is trained, and no server answers it."""
+    engine = engines.get(step_node(own.name), DEFAULT_ENGINE)
+    return bool(own.model and graph.trainers(own.model.model)) and profile_of(engine).server is None
 
 
 def _pins(plan: Plan, evaluations: set[str]) -> Iterator[str]:
-    """Of nodes with a model. Those that servers answer stay with these."""
+    engines: NodeEngines = {node.node: node.engine for node in plan.nodes}
     named = (named for named in plan.graph.evaluations if named.name in evaluations)
-    placed = {own.name for each in named for own in each.nodes if own.model}
-    for node in (node for own in plan.evaluations for node in own.nodes if node.node in placed):
-        if profile_of(node.engine).server is None:
-            yield placed_at(node)
+    apart = {own.name for each in named for own in each.nodes if _may_be_apart(own, plan.graph, engines)}
+    yield from (placed_at(node) for own in plan.evaluations for node in own.nodes if node.node in apart)

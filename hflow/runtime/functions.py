@@ -30,7 +30,7 @@ def load_function(reference: str) -> Callable[..., Any]:
     where, _, name = reference.rpartition(":") if ":" in reference else reference.rpartition(".")
     try:
         is_file = where.endswith(".py")
-        module = _file_module(Path(where).resolve()) if is_file else importlib.import_module(where)
+        module = _file_module(Path(where).resolve()) if is_file else _module(where)
         function = getattr(module, name)
     except HflowError:
         raise
@@ -56,6 +56,11 @@ def describe_failure(function: Callable[..., Any], error: BaseException) -> str:
 
 def _raised(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
+
+
+def _module(name: str) -> ModuleType:
+    with importing(Path(name)):
+        return importlib.import_module(name)
 
 
 @cache

@@ -64,6 +64,15 @@ def test_few_rows_of_an_evaluation_keep_no_step_from_more_replicas(rows: int) ->
     assert plan.search.pinned == () and plan.search.gap == 0.0
 
 
+def test_models_that_are_not_trained_stay_with_the_step() -> None:
+    """PPO's reward model scores the evaluation, too."""
+    evaluation = "evaluations={test: {rows: 8, metrics: {m: {mean: reward.score}}}}"
+    models = [f"params.{name}=shape:qwen2.5-0.5b" for name in ("model", "reward_model")]
+    plan = hflow.compile(hflow.load("algorithms/ppo.yaml", [*models, evaluation]), "h100x16")
+    assert plan.node("reward@test").mesh == plan.node("reward").mesh
+    assert plan.node("reward").mesh.dp <= 8
+
+
 def test_the_search_tells_pins_of_the_step_alone(graph: Graph) -> None:
     plan = compiled(graph, *APART, "rollout@greedy=dp2@2-3")
     assert sorted(plan.search.pinned) == ["actor_train", "ref_logprobs", "rollout"]

@@ -43,6 +43,7 @@ def test_plan_text_is_golden(
     golden(f"compiler/plans/{algorithm}_{cluster}.txt", plan_text(plan))
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.slow
 def test_every_process_finds_the_same_plans() -> None:
     """Sets and dicts in another order: the same bytes."""

@@ -88,9 +88,9 @@ def test_longer_responses_need_their_memory() -> None:
         compiled(said % 40_000)
 
 
-def test_no_layout_has_more_replicas_than_an_evaluation_has_rows() -> None:
+def test_an_evaluation_has_no_more_replicas_than_rows() -> None:
     few = "evaluations={test: {rows: 3, metrics: {score: reward.score}}}"
-    assert compiled(few).node("rollout").mesh.dp <= 3
+    assert compiled(few).node("rollout@test").mesh.dp <= 3
     with pytest.raises(HflowError, match="dp8 is more than the 3 rows of evaluation `test`"):
         compiled(few, pins=("rollout=dp8",))
 

@@ -16,6 +16,7 @@ PER_GRAPH = 20  # x 12 graphs = 240 cases
 FOREVER = float("inf")
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GRAPHS)
 def test_search_finds_the_best_of_all_plans(name: str) -> None:

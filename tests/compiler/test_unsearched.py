@@ -72,6 +72,7 @@ def _anywhere(draft: Draft, group: NodeGroup, random: Random) -> tuple[int, ...]
     return tuple(range(first, first + count))
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GRAPHS)
 def test_no_pinned_plan_is_shorter_than_one_that_claims_to_be_the_best(name: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from hflow.compiler.host_room import HostTooFull
 from hflow.compiler.memory import device_memory
 from hflow.compiler.state import Draft
 from hflow.cost.host_memory import host_memory
@@ -14,7 +15,8 @@ from hflow.units import device_text
 
 
 def check_memory(draft: Draft) -> Draft:
-    """Raises HF305 for the devices that lack most of what the plan puts there, or the fullest host."""
+    """Raises HF305 for the devices that lack most of what the plan puts there, HostTooFull for the fullest
+    host."""
     memory = device_memory(draft, draft.nodes, draft.programs)
     worst = max(memory, key=lambda m: m.peak_bytes - m.capacity_bytes)
     if worst.peak_bytes > worst.capacity_bytes:
@@ -31,14 +33,13 @@ def _check_hosts(draft: Draft) -> None:
     if limit is None or worst is None or hosts[worst].total() <= limit:
         return
     parts = " + ".join(f"{name} {size / 1e9:.3g}" for name, size in hosts[worst].items())
-    waits = [n.node for n in draft.nodes if n.offload]
-    pins = " ".join(f"`--pin {name}=no-offload`" for name in waits)
+    waits = tuple(n.node for n in draft.nodes if n.offload)
     message = (
         f"host {worst} keeps {hosts[worst].total() / 1e9:.3g} GB for its devices,"
         f" and has {limit / 1e9:.3g} GB (`host_memory_gb`)"
     )
-    helps = "a snapshot is what a checkpoint is written from", pins
-    raise HflowError(Diagnostic("HF305", message, help="; ".join([f"{parts} GB", *filter(None, helps)])))
+    help_ = f"{parts} GB; a snapshot is what a checkpoint is written from"
+    raise HostTooFull(Diagnostic("HF305", message, help=help_), waits)
 
 
 def _all_nodes(draft: Draft) -> list[NodePlan]:

@@ -73,21 +73,25 @@ def _item(value: Any, span: Span, problems: list[Diagnostic]) -> Item:
 
 def reference(function: str | Callable[..., Any], beside: str) -> str:
     """How a graph file in the folder of `beside` names a function: by module if Python finds it there, else
-    by file. Only the script that runs finds modules beside it.
+    by file. A module beside the script that runs is found by that alone.
 
     Raises:
         HflowError: HF205 when it is in no file.
     """
     if isinstance(function, str):
         return function
-    name, module = function.__name__, function.__module__
-    file = inspect.getsourcefile(function)
+    name, module = getattr(function, "__name__", repr(function)), function.__module__
+    try:
+        file = inspect.getsourcefile(function)
+    except TypeError:  # one of Python's own, or an object that can be called
+        file = None
     if not file or not Path(file).is_file():
         message = f"`{name}` is in no file, as of a notebook's cell or the prompt: workers cannot import it"
         help_ = "put it into a file (`%%writefile rewards.py` in a notebook), and import it from there"
         raise HflowError(Diagnostic("HF205", message, help=help_))
     try:
-        if not _is_beside_script(file) and find_module(module).samefile(file):
+        is_own = "." not in module and _is_beside_script(file)
+        if not is_own and find_module(module).samefile(file):
             return f"{module}.{name}"
     except HflowError:  # a script
         pass

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from hflow.diagnostics import HflowError
 from hflow.plan.edges import CopySet
 from hflow.plan.layout import Box
 from hflow.plan.model_shape import ModelShape
@@ -57,11 +59,20 @@ def export_model(
     peers = Peers(tuple(sorted(mesh.devices)), world.group(mesh.devices))
     tensors = _gathered(shape, sharding, weights, TORCH_DTYPES[model.weight_dtype], world, peers)
     if world.rank == mesh.devices[0]:
-        more = {**origin_files(plan), **exported_template(plan.graph)}
+        more = {**origin_files(plan), **_template(plan)}
         write_hf(folder, Path(model.path), tensors, adapter_export(model, shape), more)
     else:
         for _ in tensors:
             pass
+
+
+def _template(plan: Plan) -> dict[str, str]:
+    """A run that has made all its steps is not ended for it."""
+    try:
+        return exported_template(plan.graph)
+    except HflowError as error:
+        warnings.warn(f"the export has the tokenizer's own chat template: {error}", stacklevel=1)
+        return {}
 
 
 def _gathered(
