@@ -6,17 +6,16 @@ evaluation of 30 rows would keep a rollout of thousands from more than 30 replic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from hflow.compiler.engines import NodeEngines
 from hflow.compiler.pins import parse_pins
 from hflow.compiler.plan_pins import placed_at
 from hflow.compiler.planner.incumbent import RESOLUTION
 from hflow.compiler.state import Draft
 from hflow.diagnostics import HflowError
 from hflow.graph.ir import Graph, NamedEvaluation, Node, step_node
-from hflow.plan.engine_registry import DEFAULT_ENGINE, profile_of
+from hflow.plan.engine_registry import DEFAULT_ENGINE, EngineName, profile_of
 from hflow.plan.plan import Plan
 from hflow.plan.verify.runnable import unrunnable
 
@@ -55,14 +54,14 @@ def _is_small(named: NamedEvaluation, draft: Draft) -> bool:
     return any(_may_be_apart(own, draft.graph, draft.engines) for own in named.nodes)
 
 
-def _may_be_apart(own: Node, graph: Graph, engines: NodeEngines) -> bool:
+def _may_be_apart(own: Node, graph: Graph, engines: Mapping[str, EngineName]) -> bool:
     """Whether weights move to the node: its model is trained, and no server answers it."""
     engine = engines.get(step_node(own.name), DEFAULT_ENGINE)
     return bool(own.model and graph.trainers(own.model.model)) and profile_of(engine).server is None
 
 
 def _pins(plan: Plan, evaluations: set[str]) -> Iterator[str]:
-    engines: NodeEngines = {node.node: node.engine for node in plan.nodes}
+    engines: Mapping[str, EngineName] = {node.node: node.engine for node in plan.nodes}
     named = (named for named in plan.graph.evaluations if named.name in evaluations)
     apart = {own.name for each in named for own in each.nodes if _may_be_apart(own, plan.graph, engines)}
     yield from (placed_at(node) for own in plan.evaluations for node in own.nodes if node.node in apart)
