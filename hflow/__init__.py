@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hflow.address_space import RUN_INLINE, RUN_ON_RAY, require_address_space
 from hflow.diagnostics import HflowError
 from hflow.display import Bundle, show_with
+from hflow.importing import refuse_in_import
 from hflow.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -102,8 +103,6 @@ def execute(plan: Plan, **options: Any) -> Run:
         HflowError: as there, and HF404 where this process may map too little memory to load torch; HF205
             when a function is being imported from the script that calls this.
     """
-    from hflow.importing import refuse_in_import
-
     refuse_in_import()
     require_address_space(*(RUN_INLINE if options.get("workers") == "inline" else RUN_ON_RAY))
     from hflow.compiler.replan import replan, replan_for_lengths

@@ -42,9 +42,8 @@ def counted(row: int) -> list[int]:
 
 def pairs() -> Tensor:
     """The mask of the two groups, in which every response has a token."""
-    return torch.tensor([[column in counted(row) for column in range(5)] for row in range(4)]).reshape(
-        2, 2, 5
-    )
+    rows = [[column in counted(row) for column in range(5)] for row in range(4)]
+    return torch.tensor(rows).reshape(2, 2, 5)
 
 
 def book_dpo(rewards: list[float], chosen: int, rejected: int, smoothing: float) -> tuple[float, float]:
