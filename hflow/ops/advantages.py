@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Gt
 from torch import Tensor
 
 from hflow.ops.centring import centred
@@ -13,7 +14,10 @@ from hflow.ops.op import op
 
 @op("score: f32[prompts*group] -> advantages: f32[prompts*group]", min_group=2)
 def group_normalise(
-    score: Tensor, *, std: Literal["sample", "population", "none"] = "sample", eps: float = 1e-6
+    score: Tensor,
+    *,
+    std: Literal["sample", "population", "none"] = "sample",
+    eps: Annotated[float, Gt(0)] = 1e-6,
 ) -> Tensor:
     """Scores relative to the other responses to the same prompt (GRPO, arXiv:2402.03300).
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from annotated_types import Ge
 from torch import Tensor
 
 from hflow.ops.op import op
@@ -12,7 +15,7 @@ from hflow.ops.op import op
     whole_batch=True,
 )
 def lagrange_multiplier(
-    cost: Tensor, log_multiplier: Tensor, *, lr: float = 0.1, threshold: float = 0.0
+    cost: Tensor, log_multiplier: Tensor, *, lr: Annotated[float, Ge(0)] = 0.1, threshold: float = 0.0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One step of the multiplier: up while costs are above the threshold (Safe-RLHF, arXiv:2310.12773).
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
+from typing import Annotated
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from hflow.ops.op import op
 
 
 @op("score: f32[prompts*samples] -> rate: f32[prompts]")
-def pass_at_k(score: Tensor, *, k: int, threshold: float = 1.0) -> Tensor:
+def pass_at_k(score: Tensor, *, k: Annotated[int, Ge(1)], threshold: float = 1.0) -> Tensor:
     """The chance that one of k samples passes, estimated without bias from all n (Chen et al. 2021,
     arXiv:2107.03374): of the ways to draw k of the n, the share with at least one that passes.
 
@@ -42,7 +44,7 @@ def _pass_at_k(n: int, c: int, k: int) -> float:
 
 @op("answer: str[prompts*samples], score: f32[prompts*samples] -> rate: f32[prompts]")
 def majority_at_k(
-    answer: Sequence[Sequence[str]], score: Tensor, *, k: int, threshold: float = 1.0
+    answer: Sequence[Sequence[str]], score: Tensor, *, k: Annotated[int, Ge(1)], threshold: float = 1.0
 ) -> Tensor:
     """How often the answer that most of k samples give is right (self-consistency, Wang et al. 2022,
     arXiv:2203.11171).
@@ -67,7 +69,9 @@ def majority_at_k(
 
 
 @op("answer: i32[prompts*samples], score: f32[prompts*samples] -> rate: f32[prompts]")
-def majority_number_at_k(answer: Tensor, score: Tensor, *, k: int, threshold: float = 1.0) -> Tensor:
+def majority_number_at_k(
+    answer: Tensor, score: Tensor, *, k: Annotated[int, Ge(1)], threshold: float = 1.0
+) -> Tensor:
     """As `majority_at_k`, of answers that are whole numbers; all of them vote.
 
     Args:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor
 
 from hflow.ops.op import op
@@ -13,7 +16,12 @@ from hflow.ops.op import op
     "-> advantages: f32[rows, resp~], returns: f32[rows, resp~]"
 )
 def gae(
-    values: Tensor, rewards: Tensor, mask: Tensor, *, gamma: float = 1.0, lam: float = 0.95
+    values: Tensor,
+    rewards: Tensor,
+    mask: Tensor,
+    *,
+    gamma: Annotated[float, Ge(0), Le(1)] = 1.0,
+    lam: Annotated[float, Ge(0), Le(1)] = 0.95,
 ) -> tuple[Tensor, Tensor]:
     """Advantages as discounted sums of temporal differences (GAE, arXiv:1506.02438).
 

@@ -5,9 +5,10 @@ The engine weights and sums them (`hflow.ops.aggregate`).
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge, Gt
 from torch import Tensor
 
 from hflow.ops.kl import estimate
@@ -31,11 +32,11 @@ def ppo_clip(
     rollout_logprobs: Tensor | None = None,
     entropy: Tensor | None = None,
     *,
-    clip: float = 0.2,
-    clip_high: float | None = None,
-    dual_clip: float | None = None,
-    importance_cap: float = 2.0,
-    kl_coef: float = 0.0,
+    clip: Annotated[float, Ge(0)] = 0.2,
+    clip_high: Annotated[float, Ge(0)] | None = None,
+    dual_clip: Annotated[float, Gt(1)] | None = None,
+    importance_cap: Annotated[float, Gt(0)] = 2.0,
+    kl_coef: Annotated[float, Ge(0)] = 0.0,
     kl: Literal["k1", "k2", "k3"] = "k3",
     entropy_coef: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -96,8 +97,8 @@ def cispo(
     advantages: Tensor,
     mask: Tensor,
     *,
-    clip: float = 1.0,
-    clip_high: float = 0.2,
+    clip: Annotated[float, Ge(0)] = 1.0,
+    clip_high: Annotated[float, Ge(0)] = 0.2,
 ) -> tuple[Tensor, Tensor]:
     """REINFORCE with clipped importance weights: no token loses its gradient (CISPO, arXiv:2506.13585).
 
@@ -134,7 +135,7 @@ def reinforce(
     mask: Tensor,
     ref_logprobs: Tensor | None = None,
     *,
-    kl_coef: float = 0.0,
+    kl_coef: Annotated[float, Ge(0)] = 0.0,
     kl: Literal["k1", "k2", "k3"] = "k3",
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The policy gradient (REINFORCE, Williams 1992; for RLHF, arXiv:2402.14740), with importance weights.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
@@ -23,8 +25,8 @@ def bradley_terry(
     tie: Tensor | None = None,
     *,
     margin: float = 0.0,
-    tie_threshold: float = 0.0,
-    centre_coef: float = 0.0,
+    tie_threshold: Annotated[float, Ge(0)] = 0.0,
+    centre_coef: Annotated[float, Ge(0)] = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The better response should score higher (Bradley and Terry 1952; InstructGPT, arXiv:2203.02155, eq. 1).
 
@@ -73,7 +75,7 @@ def bradley_terry(
     min_group=2,
 )
 def cost(
-    score: Tensor, sign: Tensor, *, margin: float = 0.0, sign_coef: float = 1.0
+    score: Tensor, sign: Tensor, *, margin: float = 0.0, sign_coef: Annotated[float, Ge(0)] = 1.0
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The worse response should cost more, and what is harmful more than 0 (Safe-RLHF, arXiv:2310.12773).
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from hflow.ops.op import op
 
 
 @op("mask: bool[rows, resp~] -> score: f32[rows]")
-def overlong_penalty(mask: Tensor, *, max_tokens: int, buffer_tokens: int) -> Tensor:
+def overlong_penalty(
+    mask: Tensor, *, max_tokens: Annotated[int, Ge(1)], buffer_tokens: Annotated[int, Ge(1)]
+) -> Tensor:
     """From 0 down to -1 over the last tokens before the limit (DAPO, arXiv:2503.14476, equation 13).
 
         score = 0                                               for n <= max_tokens - buffer_tokens
@@ -32,7 +37,7 @@ def overlong_penalty(mask: Tensor, *, max_tokens: int, buffer_tokens: int) -> Te
 
 
 @op("mask: bool[rows, resp~] -> score: f32[rows]")
-def length_penalty(mask: Tensor, *, per_token: float, free_tokens: int = 0) -> Tensor:
+def length_penalty(mask: Tensor, *, per_token: float, free_tokens: Annotated[int, Ge(0)] = 0) -> Tensor:
     """A price per token beyond the free ones.
 
         score = -per_token * max(n - free_tokens, 0)

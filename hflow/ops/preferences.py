@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
+from annotated_types import Ge, Gt, Lt
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
@@ -21,9 +24,9 @@ def dpo(
     mask: Tensor,
     score: Tensor | None = None,
     *,
-    beta: float = 0.1,
-    label_smoothing: float = 0.0,
-    nll_coef: float = 0.0,
+    beta: Annotated[float, Gt(0)] = 0.1,
+    label_smoothing: Annotated[float, Ge(0), Lt(0.5)] = 0.0,
+    nll_coef: Annotated[float, Ge(0)] = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Prefer the chosen response by more than the reference does (DPO, arXiv:2305.18290).
 

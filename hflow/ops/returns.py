@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor
 
 from hflow.ops.op import op
 
 
 @op("rewards: f32[rows, resp~], mask: bool[rows, resp~] -> returns: f32[rows, resp~]")
-def discounted_returns(rewards: Tensor, mask: Tensor, *, gamma: float = 1.0) -> Tensor:
+def discounted_returns(
+    rewards: Tensor, mask: Tensor, *, gamma: Annotated[float, Ge(0), Le(1)] = 1.0
+) -> Tensor:
     """The discounted sum of rewards from each token on (REINFORCE++, arXiv:2501.03262).
 
         G_t = r_t + gamma G_{t+1}

@@ -6,9 +6,10 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Gt
 from torch import Tensor
 
 from hflow.ops.marks import last_marked
@@ -65,7 +66,9 @@ def tagged_match(
 
 
 @op("text: str[rows*k], answer: str[rows] -> score: f32[rows*k]")
-def math_verify(text: Sequence[Sequence[str]], answer: Sequence[str], *, timeout_s: float = 5.0) -> Tensor:
+def math_verify(
+    text: Sequence[Sequence[str]], answer: Sequence[str], *, timeout_s: Annotated[float, Gt(0)] = 5.0
+) -> Tensor:
     """1 where what a response gives equals the answer as mathematics, else 0.
 
     Hugging Face's math-verify finds and compares the expressions, in a process of its own (see

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from hflow.ops.log_ratio import beyond, bounded
@@ -19,8 +22,8 @@ def gspo(
     advantages: Tensor,
     mask: Tensor,
     *,
-    clip: float = 3e-4,
-    clip_high: float = 4e-4,
+    clip: Annotated[float, Ge(0)] = 3e-4,
+    clip_high: Annotated[float, Ge(0)] = 4e-4,
 ) -> tuple[Tensor, Tensor]:
     """PPO's surrogate with one ratio per response, its tokens' geometric mean (GSPO, arXiv:2507.18071).
 

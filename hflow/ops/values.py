@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from hflow.ops.op import op
@@ -13,7 +16,7 @@ from hflow.ops.op import op
     "mask: bool[rows, resp~] -> loss: f32[rows, resp~], clip_fraction: f32[rows, resp~]"
 )
 def value_clip(
-    values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, *, clip: float = 0.2
+    values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, *, clip: Annotated[float, Ge(0)] = 0.2
 ) -> tuple[Tensor, Tensor]:
     """Half the squared error, the worse of the plain and the clipped value (PPO for RLHF, arXiv:1909.08593).
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
+from annotated_types import Gt
 from torch import Tensor
 
 from hflow.ops.centring import centred
@@ -10,7 +13,9 @@ from hflow.ops.op import op
 
 
 @op("values: f32[rows, resp~], mask: bool[rows, resp~] -> advantages: f32[rows, resp~]", whole_batch=True)
-def whiten(values: Tensor, mask: Tensor, *, shift_mean: bool = True, eps: float = 1e-8) -> Tensor:
+def whiten(
+    values: Tensor, mask: Tensor, *, shift_mean: bool = True, eps: Annotated[float, Gt(0)] = 1e-8
+) -> Tensor:
     """Numbers per token, whitened over all tokens of the batch (PPO for RLHF, arXiv:1909.08593).
 
         x' = (x - mean) / sqrt(var + eps)        mean and unbiased variance over the mask
@@ -29,7 +34,7 @@ def whiten(values: Tensor, mask: Tensor, *, shift_mean: bool = True, eps: float 
 
 
 @op("score: f32[rows] -> advantages: f32[rows]", whole_batch=True)
-def whiten_scores(score: Tensor, *, shift_mean: bool = True, eps: float = 1e-8) -> Tensor:
+def whiten_scores(score: Tensor, *, shift_mean: bool = True, eps: Annotated[float, Gt(0)] = 1e-8) -> Tensor:
     """Numbers per response, whitened over all rows of the batch.
 
         x' = (x - mean) / sqrt(var + eps)        mean and unbiased variance over the rows

@@ -114,6 +114,34 @@ def test_options_of_every_kind(tmp_path: Path) -> None:
     )
 
 
+def test_bounds_of_options(tmp_path: Path) -> None:
+    body = (
+        "def f(a, *, share: Annotated[float, Ge(0), Lt(1)] = 0.5, k: Annotated[int, annotated_types.Gt(0)],\n"
+        "      high: Annotated[float, Le(-1)] | None = None):\n    return a"
+    )
+    source = read_function(write(tmp_path, body), tmp_path)
+    assert source.options == (
+        Option("share", "float", 0.5, least=0, below=1),
+        Option("k", "int", REQUIRED, above=0),
+        Option("high", "float", None, most=-1, nullable=True),
+    )
+
+
+@pytest.mark.parametrize(
+    ("annotation", "message"),
+    [
+        ("Annotated[float, Ge(0)] = -1", "default of `x` of `f` must be a finite number >= 0, got -1"),
+        ("Annotated[float, Ge(LEAST)] = 1", "parameter `x` of `f` cannot be an option"),
+        ("Annotated[float, Ge('a')] = 1", "parameter `x` of `f` cannot be an option"),
+        ("Annotated[float, MultipleOf(2)] = 2", "parameter `x` of `f` cannot be an option"),
+        ("Annotated[str, Ge(0)] = 'a'", "parameter `x` of `f` cannot be an option"),
+    ],
+)
+def test_bounds_that_cannot_be_read(tmp_path: Path, annotation: str, message: str) -> None:
+    code, said, _ = refused(write(tmp_path, f"def f(a, *, x: {annotation}):\n    return a"), tmp_path)
+    assert (code, said) == ("HF206", message)
+
+
 def test_a_file_is_relative_to_the_graph_file_and_named_from_where_hflow_runs(tmp_path: Path) -> None:
     (tmp_path / "functions.py").write_text("")
     write(tmp_path, "def f(a):\n    return a")

@@ -218,6 +218,25 @@ def test_files_of_overrides_come_before_set(folder: Path) -> None:
     assert load(write(folder / "again.yaml", graph.text)) == graph
 
 
+@pytest.mark.parametrize(
+    ("node", "removals"),
+    [
+        (
+            "reward: {fn: hflow.ops.penalties.length_penalty, with: {per_token: 0.1}}",
+            ["`in: {text: null}`", "`in: {answer: null}`"],
+        ),
+        ("actor_train: {loss: hflow.ops.losses.reinforce}", ["`with: {clip: null}`"]),
+    ],
+)
+def test_what_another_function_does_not_take_is_removed_with_null(
+    folder: Path, node: str, removals: list[str]
+) -> None:
+    found = refused(write(folder / "child.yaml", f"{HEAD}nodes:\n  {node}\n"))
+    unknown = [p for p in found if p.code in ("HF211", "HF214")]
+    assert [p.help.removeprefix("it is inherited; to remove it, write ") for p in unknown] == removals
+    assert {p.span.file for p in unknown if p.span} == {str(folder / "grpo.yaml")}
+
+
 def test_what_is_wrong_in_a_file_of_overrides_is_shown_there(folder: Path) -> None:
     over = write(folder / "over.yaml", "nodes:\n  rollout:\n    wiht: {n: 3}\n")
     (problem,) = refused(folder / "grpo.yaml", over)

@@ -42,6 +42,35 @@ def test_values_are_replaced(text: str, path: tuple[str, ...], value: Any) -> No
     assert item and item.plain() == value
 
 
+@pytest.mark.parametrize(
+    ("text", "code", "message"),
+    [
+        (
+            "nodes.prompts.with.options.operators[0]=-",
+            "HF105",
+            "`--set` cannot change one item of a list, `operators[0]`",
+        ),
+        ("nodes.actor_train.with.clip=-1", "HF212", "`clip` must be a finite number >= 0, got -1"),
+        ("models.ref.path=''", "HF103", '`path` must be not empty, got ""'),
+        (
+            "models.actor.adapter={rank: 4, targets: [q_proj, 3]}",
+            "HF103",
+            "`targets[1]` must be 'q_proj', 'k_proj', 'v_proj', 'o_proj', 'gate_proj', 'up_proj' or "
+            "'down_proj', got 3",
+        ),
+        # Not also `unknown param` where it is read.
+        (
+            "params.lr=[1]",
+            "HF103",
+            "`lr` must be a finite number, a string, true or false, got [1]",
+        ),
+    ],
+)
+def test_one_error_says_what_is_wrong(text: str, code: str, message: str) -> None:
+    (problem,) = refused(text)
+    assert (problem.code, problem.message) == (code, message)
+
+
 def test_the_rest_of_the_document_stays() -> None:
     before, after = read(GRPO).plain(), override(read(GRPO), ["params.steps=3"]).plain()
     assert after["params"].pop("steps") == 3

@@ -322,7 +322,8 @@ class _Drafter:
     def _report(self, path: KeyPath, problems_: Iterable[OptionProblem]) -> None:
         for p in problems_:
             place = (*path, "with", *p.within, *([p.option] if p.option else ()))
-            self.found.add(p.code, p.message, place, key=p.code != "HF212", help=p.help)
+            help_ = (p.code == "HF211" and self.found.removal_help(place)) or p.help
+            self.found.add(p.code, p.message, place, key=p.code != "HF212", help=help_)
 
 
 def with_function(bare: NodeDraft, source: FunctionSource | None) -> NodeDraft:

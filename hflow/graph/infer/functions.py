@@ -21,7 +21,7 @@ from typing import Any
 from hflow.bounded_read import UnreadableError, is_broken_text, read_bytes
 from hflow.diagnostics import Diagnostic, HflowError, did_you_mean
 from hflow.graph.infer.signature import Signature, parse_signature
-from hflow.graph.options import REQUIRED, Kind, Option
+from hflow.graph.options import REQUIRED, Kind, Option, brief
 
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _IN_FILE = re.compile(r"(?P<file>(\.{1,2}/|/).+\.py):(?P<name>[^\W\d]\w*)")
@@ -149,9 +149,7 @@ def _decorator(function: AnyFunction) -> ast.Call | None:
     for decorator in function.decorator_list:
         if not isinstance(decorator, ast.Call) or len(decorator.args) != 1:
             continue
-        called = decorator.func
-        named = getattr(called, "id", None) or getattr(called, "attr", None)
-        if named == "op":
+        if _last_name(decorator.func) == "op":
             return decorator
     return None
 
@@ -233,10 +231,16 @@ def _option(function: str, argument: ast.arg, default: ast.expr | None) -> Optio
             "HF206", f"default of `{argument.arg}` of `{function}` has a lone surrogate, half a character"
         )
     option = _annotated(argument, value)
-    if option is None or (value is not REQUIRED and not option.accepts(value)):
+    if option is None:
         message = f"parameter `{argument.arg}` of `{function}` cannot be an option"
-        help_ = "annotate it as int, float, bool, str, Literal[...], or one of these with `| None`"
+        help_ = (
+            "annotate it as int, float, bool, str, Literal[...], Annotated[float, Ge(0)], "
+            "or one of these with `| None`"
+        )
         raise _error("HF206", message, help_)
+    if value is not REQUIRED and not option.accepts(value):
+        message = f"default of `{argument.arg}` of `{function}` must be {option.expectation}"
+        raise _error("HF206", f"{message}, got {brief(value)}")
     return option
 
 
@@ -247,22 +251,56 @@ def _annotated(argument: ast.arg, value: Any) -> Option | None:
     if isinstance(annotation, ast.BinOp) and isinstance(annotation.op, ast.BitOr):
         nullable = isinstance(annotation.right, ast.Constant) and annotation.right.value is None
         annotation = annotation.left if nullable else None
+    if bounded := _bounded(annotation):
+        kind, bounds = bounded
+        return Option(argument.arg, kind, value, nullable=nullable, **bounds)
     if isinstance(annotation, ast.Name) and annotation.id in _KINDS:
         return Option(argument.arg, _KINDS[annotation.id], value, nullable=nullable)
     choices = _choices(annotation)
     return Option(argument.arg, "str", value, choices=choices, nullable=nullable) if choices else None
 
 
+_BOUNDS = {"Ge": "least", "Gt": "above", "Lt": "below", "Le": "most"}  # of annotated_types: fields of Option
+
+
+def _bounded(annotation: ast.expr | None) -> tuple[Kind, dict[str, Any]] | None:
+    """Kind and bounds of ``Annotated[float, Ge(0), Lt(1)]``, in any order of the bounds; else None."""
+    elements = _subscript(annotation, "Annotated")
+    if not elements or not isinstance(elements[0], ast.Name) or elements[0].id not in ("int", "float"):
+        return None
+    bounds = dict[str, Any]()
+    for bound in elements[1:]:
+        if not isinstance(bound, ast.Call) or len(bound.args) != 1 or _last_name(bound.func) not in _BOUNDS:
+            return None
+        try:
+            limit = ast.literal_eval(bound.args[0])
+        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+            return None
+        if type(limit) not in (int, float):
+            return None
+        bounds[_BOUNDS[_last_name(bound.func)]] = limit
+    return _KINDS[elements[0].id], bounds
+
+
 def _choices(annotation: ast.expr | None) -> tuple[Any, ...]:
     """The values of ``Literal[...]``, else nothing."""
-    if not isinstance(annotation, ast.Subscript):
-        return ()
-    named = getattr(annotation.value, "id", None) or getattr(annotation.value, "attr", None)
-    inner = annotation.slice
-    elements = inner.elts if isinstance(inner, ast.Tuple) else [inner]
-    if named != "Literal" or not all(isinstance(e, ast.Constant) for e in elements):
+    elements = _subscript(annotation, "Literal")
+    if not all(isinstance(e, ast.Constant) for e in elements):
         return ()
     return tuple(e.value for e in elements if isinstance(e, ast.Constant))
+
+
+def _subscript(annotation: ast.expr | None, name: str) -> Sequence[ast.expr]:
+    """What stands between the brackets of ``name[...]``, also of ``typing.name[...]``; else nothing."""
+    if not isinstance(annotation, ast.Subscript) or _last_name(annotation.value) != name:
+        return ()
+    inner = annotation.slice
+    return inner.elts if isinstance(inner, ast.Tuple) else [inner]
+
+
+def _last_name(expression: ast.expr) -> str:
+    """``name`` of ``name`` and of ``module.name``."""
+    return getattr(expression, "id", None) or getattr(expression, "attr", "")
 
 
 def _error(code: str, message: str, help: str = "") -> HflowError:

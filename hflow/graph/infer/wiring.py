@@ -69,7 +69,9 @@ def _check_ports(draft: NodeDraft, problems: Problems) -> None:
         message, help_ = f"`{draft.name}` has no input `{port}`", did_you_mean(port, known, "inputs")
         if port in computed:
             message, help_ = f"`{draft.name}` computes `{port}` itself", "remove this line"
-        problems.add("HF214", message, (*draft.path, "in", port), key=True, help=help_)
+        path = (*draft.path, "in", port)
+        help_ = problems.removal_help(path) or help_
+        problems.add("HF214", message, path, key=True, help=help_)
     if unknown:  # most likely a misspelling of what would be missing
         return
     for port in draft.inputs:

@@ -8,7 +8,7 @@ reaches attributes, calls or filters, or grows a value beyond reason.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Set
 from dataclasses import replace
 from typing import Any, cast
 
@@ -119,14 +119,15 @@ def substitute(
     its param says nothing any more.
 
     Returns the document with values in place of expressions, which knows the params that each was computed
-    from; one HF104 for each that failed, and a warning, HF227, for each param that no expression reads; and
+    from; one HF104 for each that failed (none for one that reads a param of a wrong kind, which its schema
+    refuses), and a warning, HF227, for each param that no expression reads; and
     the paths of those that failed.
     """
     params = {k: document.get(("params", k)) for k in document.keys(("params",))}
     scalars = {k: cast(Scalar, i.value) for k, i in params.items() if i and _is_plain_param(i.value)}
-    run = _Substitution(scalars)
+    run = _Substitution(scalars, refused=params.keys() - scalars.keys())
     evaluated = replace(document, root=run.item(document.root, ()), computed_from=run.read)
-    if run.problems:  # a misspelt name leaves the right one unread
+    if run.failed:  # a misspelt name leaves the right one unread
         return evaluated, tuple(run.problems), tuple(run.failed)
     read = {name for names in run.read.values() for name in names}
     return (
@@ -147,8 +148,9 @@ def _is_plain_param(value: Any) -> bool:
 
 
 class _Substitution:
-    def __init__(self, params: Mapping[str, Scalar]):
+    def __init__(self, params: Mapping[str, Scalar], refused: Set[str]):
         self.params = params
+        self.refused = refused
         self.problems: list[Diagnostic] = []
         self.failed: list[KeyPath] = []
         self.read: dict[KeyPath, tuple[str, ...]] = {}
@@ -165,7 +167,8 @@ class _Substitution:
             return replace(item, value=self._value(item.value, path))
         except ExpressionError as error:
             self.failed.append(path)
-            self.problems.append(Diagnostic("HF104", error.message, item.span, error.help))
+            if not self.refused & {*_NAME.findall(item.value)}:
+                self.problems.append(Diagnostic("HF104", error.message, item.span, error.help))
             return item
 
     def _value(self, text: str, path: KeyPath) -> Scalar:

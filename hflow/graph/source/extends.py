@@ -118,7 +118,7 @@ def _near_files(path: Path) -> str:
     if is_shipped(path.stem):
         return f"`extends: {path.stem}` is hflow's own"
     try:
-        names = [file.stem if bare else file.name for file in path.parent.iterdir() if file.suffix == ".yaml"]
+        names = [f.stem if bare else f.name for f in path.parent.glob("*.yaml") if f.is_file()]
     except OSError:
         return ""
     if bare:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -10,6 +11,8 @@ from hflow.graph.foreign.lookup import help_for_unknown
 from hflow.graph.source.document import Document, Item, KeyPath, parse
 from hflow.graph.source.run_section import opened
 from hflow.graph.source.schema import CHECKPOINT, HANG, NAMED_SECTIONS, REPLAN, SAMPLES, keys_at, node_path
+
+_IN_LIST = re.compile(r"(?P<list>.+)\[-?\d+\]")
 
 
 def file_of(text: str) -> str:
@@ -81,6 +84,10 @@ def _check_path(document: Document, path: tuple[str, ...], span: Span) -> None:
             message = f"`{'.'.join(parent)}` is no mapping"
             raise HflowError(Diagnostic("HF105", message, span))
         present = document.keys(parent)
+        if (place := _IN_LIST.fullmatch(key)) and place["list"] in present:
+            message = f"`--set` cannot change one item of a list, `{key}`"
+            help_ = f"write the whole list: `{'.'.join((*parent, place['list']))}=[...]`"
+            raise HflowError(Diagnostic("HF105", message, span, help_))
         legal = () if _is_named(parent) else keys_at(parent, _op(document, parent))
         if legal is None or key in present or key in legal:
             continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from hflow.diagnostics import Diagnostic
+from hflow.diagnostics import SET, Diagnostic
 from hflow.graph.source.document import Document, KeyPath
 
 
@@ -14,6 +14,13 @@ class Problems:
     def __init__(self, document: Document | None = None):
         self.document = document
         self.found: list[Diagnostic] = []
+
+    def removal_help(self, path: KeyPath) -> str:
+        """How to remove the value at `path` if a file that the document extends has it; else nothing."""
+        file = self.document.span(path, key=True).file if self.document else ""
+        if not self.document or file == self.document.file or file.startswith(SET):
+            return ""
+        return f"it is inherited; to remove it, write `{path[-2]}: {{{path[-1]}: null}}`"
 
     def add(
         self,

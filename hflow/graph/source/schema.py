@@ -26,6 +26,7 @@ _INT64 = 2**63  # sizes, steps and seeds are int64s
 Positive = Annotated[int, Field(gt=0, lt=_INT64)]
 Natural = Annotated[int, Field(ge=0, lt=_INT64)]
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
+PathText = Annotated[str, Field(min_length=1)]
 MetricName = Annotated[str, Field(pattern=METRIC_NAME_PATTERN)]
 RefText = Annotated[str, Field(pattern=REF_PATTERN, description="node.port")]
 FailureCode = Annotated[str, Field(pattern=r"^HF4[0-9][0-9]$", description="of a failure, as HF401")]
@@ -123,14 +124,14 @@ class AdapterSpec(_Shape):
         ADAPTER_TARGETS
     )
     dropout: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
-    path: str | None = None
+    path: PathText | None = None
 
 
 class ModelSpec(_Shape):
     """One set of weights; `head: scalar` for critics, reward and cost models. `base`: the trained model whose
     frozen weights a model with an adapter shares."""
 
-    path: str
+    path: PathText
     head: Literal["lm", "scalar"] = "lm"
     frozen: bool = False
     dtype: ModelDType = "auto"

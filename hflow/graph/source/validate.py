@@ -192,7 +192,8 @@ def _diagnostic(document: Document, error: ErrorDetails, path: KeyPath) -> Diagn
             return Diagnostic("HF106", f"bad name `{error['input']}` of a metric", span, help_)
         case _:
             expected = "a reference `node.port`" if _is_source(path) else _expectation(error)
-            message = f"`{key}` must be {expected}, got {brief(error['input'])}"
+            named = f"{path[-2]}[{key}]" if isinstance(path[-1], int) and len(path) > 1 else key
+            message = f"`{named}` must be {expected}, got {brief(error['input'])}"
             is_no_eval = path == ("eval", "rows") and error["input"] == 0
             help_ = "without evaluation: `eval: null`" if is_no_eval else _hint(kind, key, error["input"])
             help_ = "; ".join(filter(None, [help_, document.where_set(path)]))
@@ -239,6 +240,6 @@ def _expectation(error: ErrorDetails) -> str:
         return "a metric like `reward_mean` or `loss.actor_train`" if is_metric else "a reference `node.port`"
     if kind == "literal_error":
         return str(context["expected"])
-    if kind == "too_short":
+    if kind in ("too_short", "string_too_short"):
         return "not empty"
     return error["msg"]
