@@ -27,7 +27,7 @@ NO_CUDA = Cuda((), None, None, None, "/usr/bin/gcc", True, (0, 0))
 SEEN = SeenByDriver("NVIDIA H200", "580.65.06", 345, 1980)
 CUDA = Cuda((SEEN, SEEN), "13.0", "2.27.7", None, "/usr/bin/gcc", True, (2, 2))
 MACHINE = Machine(
-    VERSIONS, (), 2, 24_000_000_000, 20_000_000_000, 12_000_000_000, 20_000, True, NO_CUDA
+    VERSIONS, (), 2, 24_000_000_000, 20_000_000_000, 12_000_000_000, 20_000, True, "", NO_CUDA
 )  # fmt: skip
 ON_GPUS = replace(MACHINE, devices=(GPU, GPU), cuda=CUDA)
 WORKS, ABSENT = Trial("megatron", "works", 5.94), Trial("sglang", "not installed")
@@ -59,6 +59,7 @@ def test_a_report_is_a_table() -> None:
         "memory        24.0 GB, 20.0 GB free\n"
         "/dev/shm      12.0 GB\n"
         "open files    20,000\n"
+        "CPU kernels   compiled\n"
         "loopback      ports can be opened\n"
         "\n"
         "engine    state           took\n"
@@ -214,3 +215,12 @@ def test_engines_that_cannot_be_imported_are_told(tmp_path: Path) -> None:
     for package in ("megatron", "sglang"):
         assert trials[package]["state"] == "fails"
         assert f"ImportError: {package} is broken" in trials[package]["message"].splitlines()[0]
+
+
+def test_it_says_why_there_are_no_kernels_for_the_cpu() -> None:
+    report = DoctorReport(replace(MACHINE, cpu_kernels="there is no C++ compiler"), (WORKS,))
+    assert "CPU kernels   there is no C++ compiler\n" in report_text(report, 100)
+    assert report.suggestions == (
+        "training on CPUs is slower without hflow's kernels: install g++, or name a compiler in CXX",
+    )
+    assert report.is_well

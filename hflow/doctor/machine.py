@@ -15,6 +15,7 @@ import torch
 
 import hflow
 from hflow.doctor.cuda import Cuda, num_devices, this_cuda
+from hflow.runtime.engines.megatron.cpu_kernels.library import NotBuiltError, built, cache_folder
 
 PACKAGES = ("torch", "megatron-core", "ray", "sglang", "transformers")
 
@@ -32,7 +33,8 @@ class Device:
 class Machine:
     """`versions` by name, None for what is not installed; `cores` are those that this process may use;
     `open_files`: how many a process may have open, at most. `shared_bytes`: of /dev/shm, None where there is
-    none. `loopback`: whether a port can be opened there, and reached."""
+    none. `loopback`: whether a port can be opened there, and reached. `cpu_kernels`: why hflow's kernels for
+    CPUs cannot be compiled here, empty where they can."""
 
     versions: dict[str, str | None]
     devices: tuple[Device, ...]
@@ -42,6 +44,7 @@ class Machine:
     shared_bytes: int | None
     open_files: int
     loopback: bool
+    cpu_kernels: str
     cuda: Cuda
 
 
@@ -57,6 +60,7 @@ def this_machine() -> Machine:
         _shared_bytes(),
         resource.getrlimit(resource.RLIMIT_NOFILE)[1],
         _reaches_itself(),
+        _no_kernels(),
         this_cuda(),
     )
 
@@ -71,6 +75,14 @@ def _version(package: str) -> str | None:
 def _device(index: int) -> Device:
     found = torch.cuda.get_device_properties(index)
     return Device(found.name, found.total_memory, f"{found.major}.{found.minor}")
+
+
+def _no_kernels() -> str:
+    try:
+        built(cache_folder())
+    except NotBuiltError as error:
+        return str(error)
+    return ""
 
 
 def _shared_bytes() -> int | None:

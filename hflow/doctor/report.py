@@ -61,6 +61,7 @@ def _facts(machine: Machine) -> Iterator[tuple[str, str]]:
     shared = machine.shared_bytes
     yield "/dev/shm", MISSING if shared is None else units.size(shared)
     yield "open files", f"{machine.open_files:,}" if machine.open_files >= 0 else "not limited"
+    yield "CPU kernels", machine.cpu_kernels or "compiled"
     yield "loopback", "ports can be opened" if machine.loopback else "no port can be opened"
 
 
@@ -94,6 +95,8 @@ def _suggestions(machine: Machine, trials: Sequence[Trial]) -> Iterator[str]:
         yield "Ray and SGLang share memory in /dev/shm, which is small: docker run --shm-size=8g"
     if 0 <= machine.open_files < FEWEST_OPEN_FILES:
         yield "Ray opens thousands of files: nofile in limits.conf, or docker run --ulimit nofile=65536"
+    if machine.cpu_kernels:
+        yield "training on CPUs is slower without hflow's kernels: install g++, or name a compiler in CXX"
     yield from _suggestions_of_cuda(machine.cuda, bool(machine.devices))
 
 

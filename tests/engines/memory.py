@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import os
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+
+from hflow.runtime.engines.megatron.cpu_kernels.library import SWITCH, library
+
+
+@contextlib.contextmanager
+def torch_operations() -> Iterator[None]:
+    """No kernels for CPUs: torch's operations, for which plans have room."""
+    os.environ[SWITCH] = "0"
+    library.cache_clear()
+    try:
+        yield
+    finally:
+        del os.environ[SWITCH]
+        library.cache_clear()
 
 
 def peak_bytes(action: Callable[[], object]) -> int:

@@ -130,15 +130,16 @@ def assert_equal_copies(ranks: list[dict[str, Any]]) -> None:
 
 
 def test_copies_stay_equal_in_bf16_with_zero_1(pool: Pool, folders: Folders) -> None:
-    """And the norm is that of one process, whose gradients bf16 has rounded elsewhere."""
+    """And the norm is that of float32, as far as bf16 can tell: it rounds in each layout elsewhere."""
     folder, options = folders.of("qwen3 one pair", False), ADAM | PPO | {"aggregate": "token_mean"}
     norms, results = list[float](), list[Any]()
-    for mesh, strategy in ((Mesh.of((0,)), PLAIN), (MESHES["tp2dp2"], Strategy(zero=1))):
-        arguments = folder, mesh, rollout(folder), options, 1, strategy, "bf16"
+    layouts = (Mesh.of((0,)), PLAIN, "f32"), (MESHES["tp2dp2"], Strategy(zero=1), "bf16")
+    for mesh, strategy, dtype in layouts:
+        arguments = folder, mesh, rollout(folder), options, 1, strategy, dtype
         results = pool.run(len(mesh.devices), train_on_rank, *arguments)
         norms += [told["grad_norm"][0] for told, _ in results if "grad_norm" in told]
     assert_equal_copies([found for _, found in results])
-    assert norms[1] == pytest.approx(norms[0], rel=0.02)
+    assert norms[1] == pytest.approx(norms[0], rel=0.03)
 
 
 @pytest.mark.parametrize("variant", ["qwen2", "qwen3", "gpt_oss", "gemma2", "qwen2 one pair"])

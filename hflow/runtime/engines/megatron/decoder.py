@@ -18,6 +18,8 @@ from hflow.plan.model_shape import ModelShape
 from hflow.runtime.engines.megatron.adapter import adapted
 from hflow.runtime.engines.megatron.attention import attend, attend_within
 from hflow.runtime.engines.megatron.cache import KeyValueCache
+from hflow.runtime.engines.megatron.cpu_kernels.library import runs_on
+from hflow.runtime.engines.megatron.cpu_kernels.place import place as place_on_cpu
 from hflow.runtime.engines.megatron.embedding import embedding_factor
 from hflow.runtime.engines.megatron.explicit_attention import attend_explicitly, attend_explicitly_newest
 from hflow.runtime.engines.megatron.rotary import Rotation
@@ -105,6 +107,8 @@ class Decoder:
     def _attended(self, number: int, x: Tensor, values: Tensor, sight: Sight, cache: KeyValueCache) -> Tensor:
         """``[rows, new, …]`` of queries and keys that are yet to turn, ``[rows, new, groups, heads + 1, d]``,
         of each group the key last. Keys and `values`, ``[rows, new, groups, d]``, go to the cache."""
+        if isinstance(sight, GrowingSight) and x.shape[1] == 1 and runs_on(x, self.turns[number][0]):
+            return self._newest(number, *self._placed(number, x[:, 0], values[:, 0], sight, cache), sight)
         turned = _turned(x, *(sight.turns(table)[:, None, None] for table in self.turns[number]))
         queries = turned[:, :, :, :-1]
         if self.shape.query_factor != 1:
@@ -114,6 +118,18 @@ class Decoder:
             return self._first(number, _heads(queries), keys, values, sight).transpose(1, 2)
         # queries that share a key are queries of one head: it is read once
         return self._newest(number, queries[:, 0], keys, values, sight)
+
+    def _placed(
+        self, number: int, x: Tensor, values: Tensor, sight: GrowingSight, cache: KeyValueCache
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """By a kernel for CPUs, of one token a row: queries, ``[rows, groups, heads, d]``, turned; and keys
+        and values of all tokens so far."""
+        cos, sin = (sight.turns(table)[0] for table in self.turns[number])
+        half = len(cos) // 2
+        memory = cache.layers[number]
+        newest = memory[0][:, :, cache.used], memory[1][:, :, cache.used]
+        query = place_on_cpu(x, values, (cos[half:], sin[half:]), newest, self.shape.query_factor)
+        return query, *cache.first(number, cache.used + 1)
 
     def _attended_by_kernels(
         self, number: int, x: Tensor, values: Tensor, sight: StaticSight, cache: KeyValueCache

@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.nn.functional import gelu, silu
 
 from hflow.plan.model_shape import Activation, GateClamp
+from hflow.runtime.engines.megatron.cpu_kernels import gated as cpu_kernels
+from hflow.runtime.engines.megatron.cpu_kernels.library import runs_on
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class SwiGLU(torch.nn.Module):
         super().__init__()
 
     def forward(self, x: Tensor) -> Tensor:
-        return _Gated.apply(x, self.gate)
+        return _Gated.apply(x, self.gate) if torch.is_grad_enabled() else _product(x, self.gate)
 
 
 class GeGLU(SwiGLU):
@@ -62,10 +64,20 @@ class ClampedSwiGLU(torch.nn.Module):
         return _ClampedGated.apply(x, self.clamp)
 
 
-def _kernels() -> Any:
-    from hflow.runtime.engines.megatron.kernels import gated  # where there is CUDA there is Triton
+def _kernels(x: Tensor) -> Any:
+    """Those for tensors like `x`, if there are any."""
+    if x.is_cuda:
+        from hflow.runtime.engines.megatron.kernels import gated  # where there is CUDA there is Triton
 
-    return gated
+        return gated
+    return cpu_kernels if runs_on(x) else None
+
+
+def _product(x: Tensor, activation: _Gate) -> Tensor:
+    if kernels := _kernels(x):
+        return kernels.product(x, activation.name)
+    gate, up = x.chunk(2, -1)
+    return activation(gate).mul_(up)
 
 
 class _Gated(torch.autograd.Function):
@@ -73,16 +85,13 @@ class _Gated(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, activation: _Gate) -> Tensor:  # type: ignore[override]
         ctx.save_for_backward(x)
         ctx.activation = activation
-        if x.is_cuda:
-            return _kernels().product(x, activation.name)
-        gate, up = x.chunk(2, -1)
-        return activation(gate).mul_(up)
+        return _product(x, activation)
 
     @staticmethod
     def backward(ctx: Any, to_product: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         (x,) = ctx.saved_tensors
-        if x.is_cuda:
-            return _kernels().gradient(to_product, x, ctx.activation.name), None
+        if kernels := _kernels(x):
+            return kernels.gradient(to_product, x, ctx.activation.name), None
         gradient = torch.empty_like(x)
         (gate, up), (to_gate, to_up) = x.chunk(2, -1), gradient.chunk(2, -1)
         active = ctx.activation(gate)

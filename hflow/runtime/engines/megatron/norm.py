@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm
 
+from hflow.runtime.engines.megatron.cpu_kernels import norm as kernels
+from hflow.runtime.engines.megatron.cpu_kernels.library import runs_on
 from hflow.runtime.engines.megatron.shaped_config import ShapedConfig
 
 _CACHED = 1 << 17  # elements
@@ -21,9 +23,10 @@ class RMSNorm(torch.nn.RMSNorm):
         _mark(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.is_cuda or not torch.is_grad_enabled():
-            return super().forward(x)  # torch's kernel for CUDA keeps no more than `_Norm`
-        return _Norm.apply(x, self.weight, self.eps, 0)
+        if torch.is_grad_enabled() and not x.is_cuda:  # there torch's kernel keeps no more than `_Norm`
+            return _Norm.apply(x, self.weight, self.eps, 0)
+        is_ours = runs_on(x, self.weight)
+        return kernels.normed(x, self.weight, self.eps or 0.0, 0) if is_ours else super().forward(x)
 
 
 class OffsetRMSNorm(torch.nn.Module):
@@ -36,7 +39,9 @@ class OffsetRMSNorm(torch.nn.Module):
         _mark(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        return _Norm.apply(x, self.weight, self.eps, 1)
+        if torch.is_grad_enabled():
+            return _Norm.apply(x, self.weight, self.eps, 1)
+        return _normed(x, self.weight, self.eps, 1)
 
 
 def _mark(weight: torch.nn.Parameter) -> None:
@@ -56,21 +61,30 @@ class _Norm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, offset: int) -> Tensor:  # type: ignore[override]
         ctx.save_for_backward(x, weight)
         ctx.eps, ctx.offset = eps, offset
-        wide = _wide(x) if offset else x.dtype
-        scale, result = (offset + weight.to(wide) if offset else weight), x.new_empty(x.shape)
-        for part, to in zip(_parts(x), _parts(result), strict=True):
-            to.copy_(rms_norm(part.to(wide), scale.shape, scale, eps))
-        return result
+        return _normed(x, weight, eps, offset)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         """With n = x / rms(x) and y = w n: dw = sum(dy n), dx = (w dy - n mean(w dy n)) / rms(x)."""
         x, weight = ctx.saved_tensors
+        if runs_on(x, weight):
+            of_x, of_weight = kernels.gradients(gradient, x, weight, ctx.eps, ctx.offset)
+            return of_x, of_weight.to(weight.dtype), None, None
         scale, of_x = ctx.offset + weight.to(_wide(x)), x.new_empty(x.shape)
         of_weight = torch.zeros_like(scale)
         for part, upstream, to in zip(_parts(x), _parts(gradient), _parts(of_x), strict=True):
             of_weight += _norm_backward(part, upstream.to(scale.dtype), scale, ctx.eps, to)
         return of_x, of_weight.to(weight.dtype), None, None
+
+
+def _normed(x: Tensor, weight: Tensor, eps: float, offset: int) -> Tensor:
+    if runs_on(x, weight):
+        return kernels.normed(x, weight, eps, offset)
+    wide = _wide(x) if offset else x.dtype
+    scale, result = (offset + weight.to(wide) if offset else weight), x.new_empty(x.shape)
+    for part, to in zip(_parts(x), _parts(result), strict=True):
+        to.copy_(rms_norm(part.to(wide), scale.shape, scale, eps))
+    return result
 
 
 def _parts(x: Tensor) -> tuple[Tensor, ...]:

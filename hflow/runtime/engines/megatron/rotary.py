@@ -12,6 +12,8 @@ from torch import Tensor
 
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.rotary_scaling import LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling
+from hflow.runtime.engines.megatron.cpu_kernels import rotary as cpu_kernels
+from hflow.runtime.engines.megatron.cpu_kernels.library import runs_on
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,8 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
         from hflow.runtime.engines.megatron.kernels import rotary  # where there is CUDA there is Triton
 
         return rotary.turned(x, cos.squeeze(1), sin.squeeze(1), sign)
+    if runs_on(x, cos):
+        return cpu_kernels.turned(x, cos.squeeze(1), sin.squeeze(1), sign)
     turned = torch.empty_like(x, memory_format=torch.contiguous_format)
     turning = 2 * cos.shape[-1]
     turned[..., turning:] = x[..., turning:]

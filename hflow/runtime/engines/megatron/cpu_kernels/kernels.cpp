@@ -1,0 +1,260 @@
+// What `library.py` compiles: each operation reads its input once, where torch's own make a pass over the
+// memory for every multiplication. Numbers are float32 (type 0) or bfloat16 (type 1) in memory and float32
+// in between. Work is split by rows, whose results do not depend on the split; only the gradient of a norm's
+// weight is summed over rows, in the order of the threads.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+namespace {
+
+struct bfloat16 { uint16_t bits; };
+
+inline float wide(float x) { return x; }
+
+inline float wide(bfloat16 x) {
+    uint32_t bits = uint32_t(x.bits) << 16;
+    float found;
+    std::memcpy(&found, &bits, sizeof found);
+    return found;
+}
+
+inline void put(float &to, float x) { to = x; }
+
+inline void put(bfloat16 &to, float x) {  // to the nearest, of two equally near ones to the even; NaN stays
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    to.bits = uint16_t((bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
+}
+
+// exp, to about 2 units in the last place; of what is below -87 it is that of -87, and above 88 infinite.
+// Written out so that compilers make vectors of it.
+inline float exp_(float given) {
+    float x = given < -87.0f ? -87.0f : given;  // NaN stays NaN: it is on neither side
+    x = x > 88.0f ? 88.0f : x;
+    float n = std::nearbyint(x * 1.44269504f);
+    float r = std::fma(n, -0.693359375f, x);
+    r = std::fma(n, 2.12194440e-4f, r);
+    float p = 1.9875691500e-4f;
+    p = std::fma(p, r, 1.3981999507e-3f);
+    p = std::fma(p, r, 8.3334519073e-3f);
+    p = std::fma(p, r, 4.1665795894e-2f);
+    p = std::fma(p, r, 1.6666665459e-1f);
+    p = std::fma(p, r, 5.0000001201e-1f);
+    p = std::fma(p, r * r, r + 1.0f);
+    int32_t power = (int32_t(n) + 127) << 23;
+    float scale;
+    std::memcpy(&scale, &power, sizeof scale);
+    return given > 88.0f ? INFINITY : p * scale;
+}
+
+inline float sigmoid(float x) { return 1.0f / (1.0f + exp_(-x)); }
+
+const long LEAST = 1 << 16;  // numbers that are worth a second thread, which has to be woken
+const long BLOCK = 32;       // rows whose gradients of a weight are summed before they go to the total
+
+// The root mean square's inverse.
+template <class T> inline float inverse_rms(const T *x, long width, float eps) {
+    float squares = 0;
+#pragma omp simd reduction(+ : squares)
+    for (long i = 0; i < width; i++) squares += wide(x[i]) * wide(x[i]);
+    return 1.0f / std::sqrt(squares / width + eps);
+}
+
+template <class T>
+void norm(const T *x, const T *weight, T *out, long rows, long width, float eps, float offset, int threads) {
+#pragma omp parallel for num_threads(threads) if (rows * width > LEAST)
+    for (long row = 0; row < rows; row++) {
+        const T *from = x + row * width;
+        T *to = out + row * width;
+        float inverse = inverse_rms(from, width, eps);
+#pragma omp simd
+        for (long i = 0; i < width; i++) put(to[i], wide(from[i]) * inverse * (offset + wide(weight[i])));
+    }
+}
+
+// With n = x / rms(x) and y = w n: dw = sum(dy n), dx = (w dy - n mean(w dy n)) / rms(x).
+template <class T>
+void norm_gradient(const T *upstream, const T *x, const T *weight, T *to_x, float *to_weight, long rows,
+                   long width, float eps, float offset, int threads) {
+    if (rows * width <= LEAST) threads = 1;
+    std::vector<float> totals(threads * width, 0.0f);
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+    for (int part = 0; part < threads; part++) {
+        float *total = totals.data() + part * width;
+        std::vector<float> block(width);
+        long last = rows * (part + 1) / threads;
+        for (long first = rows * part / threads; first < last; first += BLOCK) {
+            std::fill(block.begin(), block.end(), 0.0f);
+            float *sums = block.data();
+            for (long row = first; row < std::min(first + BLOCK, last); row++) {
+                const T *from = x + row * width, *above = upstream + row * width;
+                T *to = to_x + row * width;
+                float inverse = inverse_rms(from, width, eps), product = 0;
+#pragma omp simd reduction(+ : product)
+                for (long i = 0; i < width; i++)
+                    product += wide(above[i]) * (offset + wide(weight[i])) * wide(from[i]);
+                float mean = product * inverse / width;  // of w dy n
+#pragma omp simd
+                for (long i = 0; i < width; i++) {
+                    float normed = wide(from[i]) * inverse, up = wide(above[i]);
+                    put(to[i], (up * (offset + wide(weight[i])) - normed * mean) * inverse);
+                    sums[i] += up * normed;
+                }
+            }
+            for (long i = 0; i < width; i++) total[i] += sums[i];
+        }
+    }
+    for (long i = 0; i < width; i++) {
+        to_weight[i] = 0;
+        for (int part = 0; part < threads; part++) to_weight[i] += totals[part * width + i];
+    }
+}
+
+// An activation and its slope: silu, or gelu with tanh(z) = 2 sigmoid(2 z) - 1 in the place of the normal
+// distribution.
+template <bool GELU> inline void activation(float x, float &active, float &slope) {
+    float inner = GELU ? 1.5957691216f * (x + 0.044715f * x * x * x) : x;
+    float share = sigmoid(inner);
+    float of_inner = GELU ? 1.5957691216f * (1.0f + 0.134145f * x * x) : 1.0f;
+    active = x * share;
+    slope = share + active * (1.0f - share) * of_inner;
+}
+
+template <class T, bool GELU> void gated(const T *x, T *out, long rows, long width, int threads) {
+#pragma omp parallel for num_threads(threads) if (rows * width > LEAST)
+    for (long row = 0; row < rows; row++) {
+        const T *gate = x + row * 2 * width, *up = gate + width;
+        T *to = out + row * width;
+#pragma omp simd
+        for (long i = 0; i < width; i++) {
+            float active, slope;
+            activation<GELU>(wide(gate[i]), active, slope);
+            put(to[i], active * wide(up[i]));
+        }
+    }
+}
+
+template <class T, bool GELU>
+void gated_gradient(const T *upstream, const T *x, T *out, long rows, long width, int threads) {
+#pragma omp parallel for num_threads(threads) if (rows * width > LEAST)
+    for (long row = 0; row < rows; row++) {
+        const T *gate = x + row * 2 * width, *up = gate + width, *above = upstream + row * width;
+        T *to_gate = out + row * 2 * width, *to_up = to_gate + width;
+#pragma omp simd
+        for (long i = 0; i < width; i++) {
+            float active, slope;
+            activation<GELU>(wide(gate[i]), active, slope);
+            put(to_gate[i], wide(above[i]) * wide(up[i]) * slope);
+            put(to_up[i], wide(above[i]) * active);
+        }
+    }
+}
+
+// Of one head: dim i turns with dim i + half. What does not turn is copied.
+template <class T>
+inline void turn(const T *from, const T *cos, const T *sin, T *to, long half, long width, float sign) {
+#pragma omp simd
+    for (long i = 0; i < half; i++) {
+        float a = wide(from[i]), b = wide(from[half + i]), c = wide(cos[i]), s = wide(sin[i]) * sign;
+        put(to[i], a * c - b * s);
+        put(to[half + i], b * c + a * s);
+    }
+    for (long i = 2 * half; i < width; i++) to[i] = from[i];
+}
+
+template <class T>
+void turned(const T *x, const T *cos, const T *sin, T *out, long tokens, long heads, long half, long width,
+            long of_token, long of_head, float sign, int threads) {
+#pragma omp parallel for num_threads(threads) if (tokens * heads * width > LEAST)
+    for (long token = 0; token < tokens; token++)
+        for (long head = 0; head < heads; head++)
+            turn(x + token * of_token + head * of_head, cos + token * half, sin + token * half,
+                 out + (token * heads + head) * width, half, width, sign);
+}
+
+// One token of each row: of a group its queries and their key turn, and key and value go to the cache.
+template <class T>
+void place(const T *x, const T *value, const T *cos, const T *sin, T *queries, T *keys, T *values, long rows,
+           long groups, long heads, long half, long width, long of_row, long of_group, long of_head,
+           long value_of_row, long value_of_group, long cache_of_row, long cache_of_group, float factor,
+           int threads) {
+#pragma omp parallel for num_threads(threads) if (rows * groups * heads * width > LEAST)
+    for (long pair = 0; pair < rows * groups; pair++) {
+        long row = pair / groups, group = pair % groups;
+        const T *from = x + row * of_row + group * of_group;
+        const T *given = value + row * value_of_row + group * value_of_group;
+        long at = row * cache_of_row + group * cache_of_group;
+        for (long head = 0; head < heads; head++) {
+            T *to = queries + (pair * heads + head) * width;
+            turn(from + head * of_head, cos, sin, to, half, width, 1.0f);
+            for (long i = 0; i < width && factor != 1; i++) put(to[i], wide(to[i]) * factor);
+        }
+        turn(from + heads * of_head, cos, sin, keys + at, half, width, 1.0f);
+        std::copy(given, given + width, values + at);
+    }
+}
+
+}  // namespace
+
+// `type` tells which of the two the untyped pointers are of.
+#define OF_TYPE(call)       \
+    if (type) {             \
+        using T = bfloat16; \
+        call;               \
+    } else {                \
+        using T = float;    \
+        call;               \
+    }
+#define IN(x) static_cast<const T *>(x)
+#define OUT(x) static_cast<T *>(x)
+
+extern "C" {
+
+void hflow_norm(int type, const void *x, const void *weight, void *out, long rows, long width, float eps,
+                float offset, int threads) {
+    OF_TYPE(norm(IN(x), IN(weight), OUT(out), rows, width, eps, offset, threads))
+}
+
+void hflow_norm_gradient(int type, const void *upstream, const void *x, const void *weight, void *to_x,
+                         float *to_weight, long rows, long width, float eps, float offset, int threads) {
+    OF_TYPE(norm_gradient(IN(upstream), IN(x), IN(weight), OUT(to_x), to_weight, rows, width, eps, offset,
+                          threads))
+}
+
+void hflow_gated(int type, int gelu, const void *x, void *out, long rows, long width, int threads) {
+    if (gelu) {
+        OF_TYPE((gated<T, true>(IN(x), OUT(out), rows, width, threads)))
+    } else {
+        OF_TYPE((gated<T, false>(IN(x), OUT(out), rows, width, threads)))
+    }
+}
+
+void hflow_gated_gradient(int type, int gelu, const void *upstream, const void *x, void *out, long rows,
+                          long width, int threads) {
+    if (gelu) {
+        OF_TYPE((gated_gradient<T, true>(IN(upstream), IN(x), OUT(out), rows, width, threads)))
+    } else {
+        OF_TYPE((gated_gradient<T, false>(IN(upstream), IN(x), OUT(out), rows, width, threads)))
+    }
+}
+
+void hflow_turned(int type, const void *x, const void *cos, const void *sin, void *out, long tokens, long heads,
+                  long half, long width, long of_token, long of_head, float sign, int threads) {
+    OF_TYPE(turned(IN(x), IN(cos), IN(sin), OUT(out), tokens, heads, half, width, of_token, of_head, sign,
+                   threads))
+}
+
+void hflow_place(int type, const void *x, const void *value, const void *cos, const void *sin, void *queries,
+                 void *keys, void *values, long rows, long groups, long heads, long half, long width, long of_row,
+                 long of_group, long of_head, long value_of_row, long value_of_group, long cache_of_row,
+                 long cache_of_group, float factor, int threads) {
+    OF_TYPE(place(IN(x), IN(value), IN(cos), IN(sin), OUT(queries), OUT(keys), OUT(values), rows, groups, heads,
+                  half, width, of_row, of_group, of_head, value_of_row, value_of_group, cache_of_row,
+                  cache_of_group, factor, threads))
+}
+}

@@ -1,0 +1,132 @@
+"""`kernels.cpp`, compiled by the machine's C++ compiler and loaded into this process."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import warnings
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+SOURCE = Path(__file__).with_name("kernels.cpp")
+SWITCH = "HFLOW_CPU_KERNELS"  # 0: torch's own operations
+COMPILERS = "c++", "g++", "clang++"
+# Not -ffast-math: it hides NaN, and changes how the whole process rounds.
+FLAGS = (
+    "-std=c++17", "-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared",
+    "-fPIC",
+)  # fmt: skip
+TIME_LIMIT_S = 120
+TYPES = {torch.float32: 0, torch.bfloat16: 1}  # as `kernels.cpp` numbers them
+
+_pointer, _long, _float, _int = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int
+_ARGUMENTS = {
+    "norm": [_int, *[_pointer] * 3, *[_long] * 2, *[_float] * 2, _int],
+    "norm_gradient": [_int, *[_pointer] * 5, *[_long] * 2, *[_float] * 2, _int],
+    "gated": [*[_int] * 2, *[_pointer] * 2, *[_long] * 2, _int],
+    "gated_gradient": [*[_int] * 2, *[_pointer] * 3, *[_long] * 2, _int],
+    "turned": [_int, *[_pointer] * 4, *[_long] * 6, _float, _int],
+    "place": [_int, *[_pointer] * 7, *[_long] * 12, _float, _int],
+}
+
+
+class NotBuiltError(Exception):
+    """The kernels cannot be compiled or loaded here; the message is one line."""
+
+
+def runs_on(x: Tensor, other: Tensor | None = None) -> bool:
+    """Whether there are kernels for `x`, and for what it meets, which has to be of the same type."""
+    is_alike = other is None or other.dtype == x.dtype
+    return is_alike and x.device.type == "cpu" and x.dtype in TYPES and library() is not None
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The compiled kernels, whose functions are called ``hflow_NAME``. None, after a warning, where they
+    cannot be had, and where the user has switched them off."""
+    if os.environ.get(SWITCH) == "0":
+        return None
+    try:
+        return built(cache_folder())
+    except NotBuiltError as error:
+        warnings.warn(f"no kernels for this CPU, torch's own operations take longer: {error}", stacklevel=2)
+        return None
+
+
+def built(folder: Path) -> ctypes.CDLL:
+    """The kernels, from `folder` where they have been compiled for this processor before.
+
+    Raises:
+        NotBuiltError: no compiler, or it fails, or the result cannot be written or loaded.
+    """
+    compiler = found_compiler()
+    if compiler is None:
+        raise NotBuiltError("there is no C++ compiler (`c++`, `g++` or `clang++`)")
+    try:
+        file = folder / f"kernels-{_key(compiler)}.so"
+        if not file.exists():
+            _compile(compiler, file)
+        loaded = ctypes.CDLL(str(file))
+        for name, arguments in _ARGUMENTS.items():
+            function = getattr(loaded, f"hflow_{name}")
+            function.argtypes, function.restype = arguments, None
+    except (OSError, AttributeError, subprocess.SubprocessError) as error:
+        raise NotBuiltError(str(error).splitlines()[0]) from None
+    return loaded
+
+
+def found_compiler() -> str | None:
+    """Its path: that of `$CXX`, or the first of those that are usual."""
+    named = os.environ.get("CXX", "")
+    return next(filter(None, map(shutil.which, filter(None, (named, *COMPILERS)))), None)
+
+
+def cache_folder() -> Path:
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return caches / "hflow" / "cpu-kernels"
+
+
+def _key(compiler: str) -> str:
+    """What the compiled file depends on: a folder may be shared by machines with other processors."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, timeout=TIME_LIMIT_S, check=True)
+    parts = (SOURCE.read_bytes(), version.stdout, repr(FLAGS).encode(), _processor().encode())
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    said = (line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part")))
+    return "\n".join(sorted(set(said)))
+
+
+def _compile(compiler: str, file: Path) -> None:
+    """Other processes may do so at the same time: the last one's result stays."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=file.parent) as folder:
+        made = Path(folder) / file.name
+        command = [compiler, *FLAGS, str(SOURCE), "-o", str(made)]
+        told = subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT_S)
+        if told.returncode:
+            first = next(iter(told.stderr.splitlines()), f"exit code {told.returncode}")
+            raise NotBuiltError(f"`{compiler}` fails: {first}")
+        made.replace(file)
+
+
+def call(name: str, x: Tensor, *arguments: Tensor | float | None) -> None:
+    """Run a kernel for tensors of the type of `x`; tensors are given by their memory. It has the threads that
+    torch has."""
+    found = library()
+    assert found is not None, "ask `runs_on` first"
+    given = (a.data_ptr() if isinstance(a, Tensor) else a for a in arguments)
+    getattr(found, f"hflow_{name}")(TYPES[x.dtype], *given, torch.get_num_threads())
