@@ -71,7 +71,7 @@ check: setup ## before a commit: lint, types, walls, and the fast tests (three m
 		$(BIN)/python -m pytest -q $(BESIDE) -m 'not slow' $(FAST); tests=$$?; \
 		wait $$types && exit $$tests
 
-test: setup lint ## before a merge: lint, every test on a sample of its cases, notebooks, and README's commands
+test: setup lint ## before a merge: lint, tests on a sample of their cases, notebooks, and README's commands
 	$(BIN)/python -m pytest $(BESIDE) $(SLOWEST) -m 'not one_ray'
 	$(BIN)/python -m pytest $(SLOWEST) $(SHARED)
 	$(BIN)/python -m pytest --nbmake notebooks

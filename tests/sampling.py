@@ -6,7 +6,8 @@ the commit, so that each commit tries other cases and the same commit the same o
 every case, and tests with the marker `acceptance`.
 
 A test with the marker `rotating(one_of)` takes long, and what it shows seldom changes: one of so many commits
-runs it.
+runs it. Other tests that take seconds, `slow` or `one_ray`, take turns by files, which share what they start:
+one of `OF_FILES` commits runs those of a file, unless they have a matrix or the command line names the file.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import pytest
 VARIABLE = "HFLOW_SAMPLE"
 ALL = "all"
 ONE_OF = 16  # unless the marker says another number
+OF_FILES = 2
 Values = Mapping[str, str]  # what a case has on each axis
 
 
@@ -89,15 +91,25 @@ def left_out(items: Iterable[pytest.Item], named: Sequence[str], seed: str) -> s
 
 def _rests(item: pytest.Item, seed: str) -> bool:
     """Whether other commits run this test."""
-    marker = item.get_closest_marker("rotating")
-    return bool(marker) and seed != ALL and _lot({"test": item.nodeid}, seed) % marker.args[0] != 0
+    if seed == ALL:
+        return False
+    if marker := item.get_closest_marker("rotating"):
+        return _lot({"test": item.nodeid}, seed) % marker.args[0] != 0
+    takes_turns = any(map(item.get_closest_marker, ("slow", "one_ray")))
+    file, _, _ = item.nodeid.partition("::")
+    return (
+        takes_turns and not item.get_closest_marker("matrix") and _lot({"file": file}, seed) % OF_FILES != 0
+    )
 
 
 def _is_named(item: pytest.Item, named: Sequence[str]) -> bool:
-    """Whether the command line names this test, and not only its file."""
+    """Whether the command line names this test, or the file with which it would take turns."""
     file, _, test = item.nodeid.partition("::")
+    whole = not item.get_closest_marker("rotating")
     parts = (name.partition("::") for name in named)
-    return any(own and path.endswith(Path(file).name) and test.startswith(own) for path, _, own in parts)
+    return any(
+        path.endswith(Path(file).name) and test.startswith(own) and (own or whole) for path, _, own in parts
+    )
 
 
 def values_of(cases: Sequence[pytest.Function]) -> list[dict[str, str]]:

@@ -47,6 +47,22 @@ def test_seldom(number):
 def test_long():
     pass
 """
+SLOW = """
+import pytest
+
+@pytest.mark.slow
+def test_of_seconds():
+    pass
+
+@pytest.mark.slow
+@pytest.mark.matrix
+@pytest.mark.parametrize("number", range(3))
+def test_of_cases(number):
+    pass
+
+def test_quick():
+    pass
+"""
 
 
 def test_a_cover_has_every_value_and_no_case_too_many() -> None:
@@ -91,7 +107,7 @@ def project(tmp_path: Path) -> Path:
     """With this project's way of choosing tests, and few tests."""
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_matrix.py").write_text(MATRIX)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  matrix\n  rotating\n  acceptance\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  matrix\n  rotating\n  acceptance\n  slow\n")
     return tmp_path
 
 
@@ -140,3 +156,21 @@ def test_what_the_command_line_names_runs(project: Path) -> None:
     name = next(name for name in everything if name not in some and "[" in name)
     assert passed(project, "x", f"{project}/{name}")[1] == [name]
     assert passed(project, "x", str(project), "-m", "acceptance")[1] == ["test_matrix.py::test_long"]
+
+
+@pytest.mark.slow
+def test_files_with_slow_tests_take_turns(project: Path) -> None:
+    """One of two; that of 20 files fewer than 3 or more than 17 are drawn has a chance of 4e-4."""
+    for number in range(20):
+        (project / f"test_slow_{number}.py").write_text(SLOW)
+    (project / "test_matrix.py").unlink()
+    samples = [passed(project, seed)[1] for seed in ("a", "b")]
+    drawn = [{name for name in sample if "test_of_seconds" in name} for sample in samples]
+    assert all(3 <= len(names) <= 17 for names in drawn) and drawn[0] != drawn[1]
+    assert all(sum("test_quick" in name for name in sample) == 20 for sample in samples)
+    assert all(sum("test_of_cases" in name for name in sample) == 60 for sample in samples), (
+        "a matrix samples"
+    )
+    rests = next(n for n in range(20) if not any(f"test_slow_{n}.py" in name for name in drawn[0]))
+    assert len(passed(project, "a", f"{project}/test_slow_{rests}.py")[1]) == 5
+    assert len(passed(project, ALL)[1]) == 20 * 5
