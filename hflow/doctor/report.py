@@ -95,8 +95,8 @@ def _suggestions(machine: Machine, trials: Sequence[Trial]) -> Iterator[str]:
         yield "Ray and SGLang share memory in /dev/shm, which is small: docker run --shm-size=8g"
     if 0 <= machine.open_files < FEWEST_OPEN_FILES:
         yield "Ray opens thousands of files: nofile in limits.conf, or docker run --ulimit nofile=65536"
-    if machine.cpu_kernels:
-        yield "training on CPUs is slower without hflow's kernels: install g++, or name a compiler in CXX"
+    if machine.cpu_kernels and not machine.devices:
+        yield f"training on CPUs is slower without hflow's kernels: {machine.cpu_kernels}"
     yield from _suggestions_of_cuda(machine.cuda, bool(machine.devices))
 
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -16,13 +17,10 @@ from hflow.runtime.engines.megatron.cpu_kernels.library import SWITCH, library
 @contextlib.contextmanager
 def torch_operations() -> Iterator[None]:
     """No kernels for CPUs: torch's operations, for which plans have room."""
-    os.environ[SWITCH] = "0"
-    library.cache_clear()
-    try:
-        yield
-    finally:
-        del os.environ[SWITCH]
+    with patch.dict(os.environ, {SWITCH: "0"}):
         library.cache_clear()
+        yield
+    library.cache_clear()
 
 
 def peak_bytes(action: Callable[[], object]) -> int:

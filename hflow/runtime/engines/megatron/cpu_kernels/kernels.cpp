@@ -1,7 +1,7 @@
-// What `library.py` compiles: each operation reads its input once, where torch's own make a pass over the
-// memory for every multiplication. Numbers are float32 (type 0) or bfloat16 (type 1) in memory and float32
-// in between. Work is split by rows, whose results do not depend on the split; only the gradient of a norm's
-// weight is summed over rows, in the order of the threads.
+// What `library.py` compiles: one pass over the memory for each operation, or two where the second finds it in
+// the cache; torch makes one for every multiplication. Numbers are float32 (type 0) or bfloat16 (type 1) in
+// memory and float32 in between. Nothing depends on the number of threads: the gradient of a norm's weight is
+// summed over parts of the rows that are always the same.
 
 #include <algorithm>
 #include <cmath>
@@ -37,15 +37,13 @@ inline float exp_(float given) {
     float x = given < -87.0f ? -87.0f : given;  // NaN stays NaN: it is on neither side
     x = x > 88.0f ? 88.0f : x;
     float n = std::nearbyint(x * 1.44269504f);
-    float r = std::fma(n, -0.693359375f, x);
-    r = std::fma(n, 2.12194440e-4f, r);
-    float p = 1.9875691500e-4f;
-    p = std::fma(p, r, 1.3981999507e-3f);
-    p = std::fma(p, r, 8.3334519073e-3f);
-    p = std::fma(p, r, 4.1665795894e-2f);
-    p = std::fma(p, r, 1.6666665459e-1f);
-    p = std::fma(p, r, 5.0000001201e-1f);
-    p = std::fma(p, r * r, r + 1.0f);
+    float r = x - n * 0.693359375f + n * 2.12194440e-4f;  // ln 2 in two parts, of which the first is exact
+    float p = 1.9875691500e-4f * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + (r + 1.0f);
     int32_t power = (int32_t(n) + 127) << 23;
     float scale;
     std::memcpy(&scale, &power, sizeof scale);
@@ -55,7 +53,8 @@ inline float exp_(float given) {
 inline float sigmoid(float x) { return 1.0f / (1.0f + exp_(-x)); }
 
 const long LEAST = 1 << 16;  // numbers that are worth a second thread, which has to be woken
-const long BLOCK = 32;       // rows whose gradients of a weight are summed before they go to the total
+const long BLOCK = 32;       // rows whose gradients of a weight are summed before they go to that of a part
+const long PART = 512;       // rows of a part
 
 // The root mean square's inverse.
 template <class T> inline float inverse_rms(const T *x, long width, float eps) {
@@ -81,14 +80,14 @@ void norm(const T *x, const T *weight, T *out, long rows, long width, float eps,
 template <class T>
 void norm_gradient(const T *upstream, const T *x, const T *weight, T *to_x, float *to_weight, long rows,
                    long width, float eps, float offset, int threads) {
-    if (rows * width <= LEAST) threads = 1;
-    std::vector<float> totals(threads * width, 0.0f);
-#pragma omp parallel for num_threads(threads) schedule(static, 1)
-    for (int part = 0; part < threads; part++) {
+    long parts = (rows + PART - 1) / PART;
+    std::vector<float> totals(parts * width, 0.0f);
+#pragma omp parallel for num_threads(threads) if (rows * width > LEAST)
+    for (long part = 0; part < parts; part++) {
         float *total = totals.data() + part * width;
         std::vector<float> block(width);
-        long last = rows * (part + 1) / threads;
-        for (long first = rows * part / threads; first < last; first += BLOCK) {
+        long last = std::min((part + 1) * PART, rows);
+        for (long first = part * PART; first < last; first += BLOCK) {
             std::fill(block.begin(), block.end(), 0.0f);
             float *sums = block.data();
             for (long row = first; row < std::min(first + BLOCK, last); row++) {
@@ -111,7 +110,7 @@ void norm_gradient(const T *upstream, const T *x, const T *weight, T *to_x, floa
     }
     for (long i = 0; i < width; i++) {
         to_weight[i] = 0;
-        for (int part = 0; part < threads; part++) to_weight[i] += totals[part * width + i];
+        for (long part = 0; part < parts; part++) to_weight[i] += totals[part * width + i];
     }
 }
 

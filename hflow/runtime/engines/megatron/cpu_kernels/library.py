@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -18,11 +19,11 @@ from torch import Tensor
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 SWITCH = "HFLOW_CPU_KERNELS"  # 0: torch's own operations
-COMPILERS = "c++", "g++", "clang++"
+COMPILERS = ["c++"], ["g++"], ["clang++"]
 # Not -ffast-math: it hides NaN, and changes how the whole process rounds.
 FLAGS = (
-    "-std=c++17", "-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared",
-    "-fPIC",
+    "-std=c++17", "-O3", "-march=native", "-fopenmp", "-ffp-contract=fast", "-fno-math-errno",
+    "-fno-trapping-math", "-shared", "-fPIC",
 )  # fmt: skip
 TIME_LIMIT_S = 120
 TYPES = {torch.float32: 0, torch.bfloat16: 1}  # as `kernels.cpp` numbers them
@@ -55,38 +56,40 @@ def library() -> ctypes.CDLL | None:
     if os.environ.get(SWITCH) == "0":
         return None
     try:
-        return built(cache_folder())
+        return built()
     except NotBuiltError as error:
         warnings.warn(f"no kernels for this CPU, torch's own operations take longer: {error}", stacklevel=2)
         return None
 
 
-def built(folder: Path) -> ctypes.CDLL:
-    """The kernels, from `folder` where they have been compiled for this processor before.
+def built(folder: Path | None = None) -> ctypes.CDLL:
+    """The kernels, by the first compiler that can make them.
+
+    Args:
+        folder: where they are, if they have been compiled for this processor before; default: in the user's
+            cache.
 
     Raises:
-        NotBuiltError: no compiler, or it fails, or the result cannot be written or loaded.
+        NotBuiltError: no compiler, or all fail, or the result cannot be written or loaded.
     """
-    compiler = found_compiler()
-    if compiler is None:
-        raise NotBuiltError("there is no C++ compiler (`c++`, `g++` or `clang++`)")
-    try:
-        file = folder / f"kernels-{_key(compiler)}.so"
-        if not file.exists():
-            _compile(compiler, file)
-        loaded = ctypes.CDLL(str(file))
-        for name, arguments in _ARGUMENTS.items():
-            function = getattr(loaded, f"hflow_{name}")
-            function.argtypes, function.restype = arguments, None
-    except (OSError, AttributeError, subprocess.SubprocessError) as error:
-        raise NotBuiltError(str(error).splitlines()[0]) from None
-    return loaded
+    problem = NotBuiltError("there is no C++ compiler: install g++, or name one in CXX")
+    for compiler in compilers():
+        try:
+            return _loaded(compiler, folder or cache_folder())
+        except NotBuiltError as error:
+            problem = error
+        except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: there is no home
+            problem = NotBuiltError(str(error).splitlines()[0])
+    raise problem
 
 
-def found_compiler() -> str | None:
-    """Its path: that of `$CXX`, or the first of those that are usual."""
-    named = os.environ.get("CXX", "")
-    return next(filter(None, map(shutil.which, filter(None, (named, *COMPILERS)))), None)
+def compilers() -> list[list[str]]:
+    """How their command lines begin: that of ``$CXX``, which may have arguments, and the usual ones."""
+    named = shlex.split(os.environ.get("CXX", ""))
+    found = (
+        [path, *rest] for name, *rest in filter(None, (named, *COMPILERS)) if (path := shutil.which(name))
+    )
+    return list(found)
 
 
 def cache_folder() -> Path:
@@ -94,9 +97,23 @@ def cache_folder() -> Path:
     return caches / "hflow" / "cpu-kernels"
 
 
-def _key(compiler: str) -> str:
+def _loaded(compiler: list[str], folder: Path) -> ctypes.CDLL:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise NotBuiltError(f"`{folder}` belongs to another user")
+    file = folder / f"kernels-{_key(compiler)}.so"
+    if not file.exists():
+        _compile(compiler, file)
+    loaded = ctypes.CDLL(str(file))
+    for name, arguments in _ARGUMENTS.items():
+        function = getattr(loaded, f"hflow_{name}")
+        function.argtypes, function.restype = arguments, None
+    return loaded
+
+
+def _key(compiler: list[str]) -> str:
     """What the compiled file depends on: a folder may be shared by machines with other processors."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, timeout=TIME_LIMIT_S, check=True)
+    version = subprocess.run([*compiler, "--version"], capture_output=True, timeout=TIME_LIMIT_S, check=True)
     parts = (SOURCE.read_bytes(), version.stdout, repr(FLAGS).encode(), _processor().encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
@@ -110,17 +127,25 @@ def _processor() -> str:
     return "\n".join(sorted(set(said)))
 
 
-def _compile(compiler: str, file: Path) -> None:
-    """Other processes may do so at the same time: the last one's result stays."""
-    file.parent.mkdir(parents=True, exist_ok=True)
+def _compile(compiler: list[str], file: Path) -> None:
+    """Other processes, on other hosts too, may do so at the same time: the first result stays, which may be
+    in use."""
     with tempfile.TemporaryDirectory(dir=file.parent) as folder:
         made = Path(folder) / file.name
-        command = [compiler, *FLAGS, str(SOURCE), "-o", str(made)]
-        told = subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT_S)
+        command = [*compiler, *FLAGS, str(SOURCE), "-o", str(made)]
+        told = subprocess.run(command, capture_output=True, timeout=TIME_LIMIT_S)
         if told.returncode:
-            first = next(iter(told.stderr.splitlines()), f"exit code {told.returncode}")
-            raise NotBuiltError(f"`{compiler}` fails: {first}")
-        made.replace(file)
+            lines = told.stderr.decode(errors="replace").splitlines() or [f"exit code {told.returncode}"]
+            first = next((line for line in lines if "error:" in line), lines[0])
+            raise NotBuiltError(f"`{compiler[0]}` fails: {first}")
+        with made.open("rb+") as written:
+            os.fsync(written.fileno())  # loading a file of which a part was lost ends the process
+        try:
+            file.hardlink_to(made)
+        except FileExistsError:
+            pass
+        except OSError:  # a file system without hard links
+            made.replace(file)
 
 
 def call(name: str, x: Tensor, *arguments: Tensor | float | None) -> None:

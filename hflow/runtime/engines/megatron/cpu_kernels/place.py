@@ -21,6 +21,8 @@ def place(
     """
     rows, groups, all_heads, width = x.shape
     (cos, sin), (keys, values) = angles, cache
+    assert keys.shape == values.shape == value.shape == (rows, groups, width)
+    assert cos.shape == sin.shape and 2 * len(cos) <= width
     assert x.stride(-1) == value.stride(-1) == keys.stride(-1) == 1 and keys.stride() == values.stride()
     queries = torch.empty(rows, groups, all_heads - 1, width, dtype=x.dtype)
     sizes = rows, groups, all_heads - 1, len(cos), width
