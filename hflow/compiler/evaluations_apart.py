@@ -42,7 +42,9 @@ def planned_apart(draft: Draft, planned: Callable[[Draft], Plan]) -> Plan:
     except HflowError:
         return together
     is_shorter = apart.step_time_s < together.step_time_s * (1 - RESOLUTION)
-    return apart if is_shorter and len(unrunnable(apart)) <= len(unrunnable(together)) else together
+    best = apart if is_shorter and len(unrunnable(apart)) <= len(unrunnable(together)) else together
+    explored = together.search.explored + apart.search.explored
+    return replace(best, search=replace(best.search, explored=explored))
 
 
 def _is_small(named: NamedEvaluation, draft: Draft) -> bool:

@@ -104,7 +104,8 @@ def _evaluated_node(name: str, graph: Graph) -> Node:
     nodes = {node.name: node for named in graph.evaluations for node in named.nodes}
     placed = [node.name for node in nodes.values() if node.model]
     if name not in nodes:
-        raise ValueError(f"no node `{name}` in an evaluation", did_you_mean(name, placed, "nodes"))
+        known = did_you_mean(name, placed, "nodes") or "the graph has no named evaluations"
+        raise ValueError(f"no node `{name}` in an evaluation", known)
     node = nodes[name]
     if node.model is None:
         known = f"nodes with a place of their own: {', '.join(placed)}"

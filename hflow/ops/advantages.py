@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import torch
-from annotated_types import Gt
+from annotated_types import Ge
 from torch import Tensor
 
 from hflow.ops.centring import centred
@@ -17,7 +17,7 @@ def group_normalise(
     score: Tensor,
     *,
     std: Literal["sample", "population", "none"] = "sample",
-    eps: Annotated[float, Gt(0)] = 1e-6,
+    eps: Annotated[float, Ge(0)] = 1e-6,
 ) -> Tensor:
     """Scores relative to the other responses to the same prompt (GRPO, arXiv:2402.03300).
 

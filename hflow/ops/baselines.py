@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from annotated_types import Ge, Lt
+from annotated_types import Ge, Le
 from torch import Tensor
 
 from hflow.ops.op import op
@@ -12,7 +12,7 @@ from hflow.ops.op import op
 
 @op("score: f32[rows], baseline: f32[] -> advantages: f32[rows], baseline: f32[]", whole_batch=True)
 def moving_baseline(
-    score: Tensor, baseline: Tensor, *, momentum: Annotated[float, Ge(0), Lt(1)] = 0.9
+    score: Tensor, baseline: Tensor, *, momentum: Annotated[float, Ge(0), Le(1)] = 0.9
 ) -> tuple[Tensor, Tensor]:
     """The score less a moving average of earlier scores (reinforcement baseline, Williams 1992).
 

@@ -119,7 +119,9 @@ def test_too_few_rows_are_refused_with_where_the_others_went(tmp_path: Path) -> 
 def test_the_end_of_sequence_counts_as_a_response_token(tmp_path: Path) -> None:
     source = dataset(tmp_path, [{"meta": {"sum": str(i)}, "answer": "123"} for i in range(8)])
     draw(data_node(source, holdout=0, max_response_tokens=4), (0, 6))
-    with pytest.raises(NodeError, match="all 8 rows .* are too long"):
+    lengths = "prompts have 4 tokens, max_prompt_tokens is 32; "
+    lengths += "responses, with end of sequence, have 4 tokens, max_response_tokens is 3"
+    with pytest.raises(NodeError, match=f"all 8 rows .* are too long.*{lengths}"):
         draw(data_node(source, holdout=0, max_response_tokens=3), (0, 6))
 
 

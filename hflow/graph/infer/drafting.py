@@ -322,7 +322,8 @@ class _Drafter:
     def _report(self, path: KeyPath, problems_: Iterable[OptionProblem]) -> None:
         for p in problems_:
             place = (*path, "with", *p.within, *([p.option] if p.option else ()))
-            help_ = (p.code == "HF211" and self.found.removal_help(place)) or p.help
+            is_unknown = p.code == "HF211" and not p.within
+            help_ = self.found.with_removal(p.help, place) if is_unknown else p.help
             self.found.add(p.code, p.message, place, key=p.code != "HF212", help=help_)
 
 

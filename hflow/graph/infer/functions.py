@@ -240,7 +240,8 @@ def _option(function: str, argument: ast.arg, default: ast.expr | None) -> Optio
         raise _error("HF206", message, help_)
     if value is not REQUIRED and not option.accepts(value):
         message = f"default of `{argument.arg}` of `{function}` must be {option.expectation}"
-        raise _error("HF206", f"{message}, got {brief(value)}")
+        help_ = "annotate it with `| None`, too" if value is None else ""
+        raise _error("HF206", f"{message}, got {brief(value)}", help_)
     return option
 
 

@@ -70,8 +70,7 @@ def _check_ports(draft: NodeDraft, problems: Problems) -> None:
         if port in computed:
             message, help_ = f"`{draft.name}` computes `{port}` itself", "remove this line"
         path = (*draft.path, "in", port)
-        help_ = problems.removal_help(path) or help_
-        problems.add("HF214", message, path, key=True, help=help_)
+        problems.add("HF214", message, path, key=True, help=problems.with_removal(help_, path))
     if unknown:  # most likely a misspelling of what would be missing
         return
     for port in draft.inputs:

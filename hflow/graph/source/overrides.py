@@ -84,7 +84,9 @@ def _check_path(document: Document, path: tuple[str, ...], span: Span) -> None:
             message = f"`{'.'.join(parent)}` is no mapping"
             raise HflowError(Diagnostic("HF105", message, span))
         present = document.keys(parent)
-        if (place := _IN_LIST.fullmatch(key)) and place["list"] in present:
+        place = _IN_LIST.fullmatch(key)
+        whole = document.get((*parent, place["list"])) if place else None
+        if place and whole and isinstance(whole.value, tuple):
             message = f"`--set` cannot change one item of a list, `{key}`"
             help_ = f"write the whole list: `{'.'.join((*parent, place['list']))}=[...]`"
             raise HflowError(Diagnostic("HF105", message, span, help_))

@@ -15,12 +15,12 @@ class Problems:
         self.document = document
         self.found: list[Diagnostic] = []
 
-    def removal_help(self, path: KeyPath) -> str:
-        """How to remove the value at `path` if a file that the document extends has it; else nothing."""
+    def with_removal(self, help: str, path: KeyPath) -> str:
+        """`help`, and how to remove the value at `path` if another file of the graph has it."""
         file = self.document.span(path, key=True).file if self.document else ""
         if not self.document or file == self.document.file or file.startswith(SET):
-            return ""
-        return f"it is inherited; to remove it, write `{path[-2]}: {{{path[-1]}: null}}`"
+            return help
+        return f"{help}; to remove what another file says, write `{path[-2]}: {{{path[-1]}: null}}`"
 
     def add(
         self,

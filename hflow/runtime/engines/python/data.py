@@ -17,7 +17,7 @@ from hflow.runtime.datasets import Dataset, hold_out
 from hflow.runtime.engines.protocol import EngineCall, Result
 from hflow.runtime.engines.python.call import run_call
 from hflow.runtime.engines.python.drawn import drawn, learned_tokens
-from hflow.runtime.engines.python.examples import Example, fits, limits, tokenised
+from hflow.runtime.engines.python.examples import Example, fits, lengths_text, tokenised
 from hflow.runtime.engines.python.row_texts import RowTexts
 from hflow.runtime.row_filters import CallFunction, difficulties, kept_rows
 from hflow.runtime.row_order import RowOrder, groups_of
@@ -124,9 +124,10 @@ def open_source(
     fitting = [e for e in examples if fits(e, options)]
     dropped = len(examples) - len(fitting)
     if dropped:
-        _LOG.warning("%s: left out %d of %d rows, which are too long", node.name, dropped, len(examples))
+        told = dropped, len(examples), lengths_text(examples, options)
+        _LOG.warning("%s: left out %d of %d rows, which are too long: %s", node.name, *told)
     if not fitting:
-        raise refused(f"all {len(examples)} rows of `{name}` are too long", limits(options))
+        raise refused(f"all {len(examples)} rows of `{name}` are too long", lengths_text(examples, options))
     holdout = options["holdout"]
     dataset = hold_out(name, fitting, lambda e: e.key, lambda e: e.content, holdout, dropped, filtered)
     dataset = replace(dataset, order=_order(options, found, dataset.train))

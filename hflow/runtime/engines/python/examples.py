@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as default
 from typing import Any
@@ -65,10 +65,26 @@ def fits(example: Example, options: Mapping[str, Any]) -> bool:
     return prompt_fits and all(len(r) <= options["max_response_tokens"] for r in example.responses)
 
 
-def limits(options: Mapping[str, Any]) -> str:
-    """What `fits` goes by, in words."""
-    prompt, response = options["max_prompt_tokens"], options["max_response_tokens"]
-    return f"max_prompt_tokens is {prompt}, max_response_tokens (with end of sequence) {response}"
+def lengths_text(examples: Sequence[Example], options: Mapping[str, Any]) -> str:
+    """How long the texts are, beside what `fits` goes by: ``prompts have 3 to 9 tokens, max_prompt_tokens is
+    8``."""
+    found = {
+        "prompts": ([len(e.prompt) for e in examples], "max_prompt_tokens"),
+        "responses, with end of sequence,": (
+            [len(r) for e in examples for r in e.responses],
+            "max_response_tokens",
+        ),
+    }
+    return "; ".join(
+        f"{what} have {_range(lengths)} tokens, {option} is {options[option]:,}"
+        for what, (lengths, option) in found.items()
+        if any(lengths)
+    )
+
+
+def _range(lengths: Sequence[int]) -> str:
+    least, most = min(lengths), max(lengths)
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
 
 
 def _of_templates(node: Node, texts: RowTexts, tokenizer: Tokenizer | None) -> list[Example]:
