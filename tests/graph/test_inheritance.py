@@ -237,6 +237,18 @@ def test_what_another_function_does_not_take_is_removed_with_null(
     assert {p.span.file for p in unknown if p.span} == {str(folder / "grpo.yaml")}
 
 
+def test_a_function_without_options_has_no_other_help_than_to_remove_them(folder: Path) -> None:
+    (folder / "own.py").write_text(
+        '@op("text: str[rows*k], answer: str[rows] -> score: f32[rows*k]")\ndef f(text, answer):\n    pass\n'
+    )
+    (folder / "grpo.yaml").write_text(
+        GRPO.replace("answer: prompts.answer}", "answer: prompts.answer}\n    with: {x: 1}")
+    )
+    (problem,) = refused(write(folder / "child.yaml", HEAD + "nodes:\n  reward: {fn: './own.py:f'}\n"))
+    assert problem.code == "HF211" and not problem.help.startswith(";"), problem.help
+    assert problem.help.endswith("to remove what another file says, write `with: {x: null}`")
+
+
 def test_what_is_wrong_in_a_file_of_overrides_is_shown_there(folder: Path) -> None:
     over = write(folder / "over.yaml", "nodes:\n  rollout:\n    wiht: {n: 3}\n")
     (problem,) = refused(folder / "grpo.yaml", over)

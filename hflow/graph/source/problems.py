@@ -20,7 +20,8 @@ class Problems:
         file = self.document.span(path, key=True).file if self.document else ""
         if not self.document or file == self.document.file or file.startswith(SET):
             return help
-        return f"{help}; to remove what another file says, write `{path[-2]}: {{{path[-1]}: null}}`"
+        removal = f"to remove what another file says, write `{path[-2]}: {{{path[-1]}: null}}`"
+        return "; ".join(filter(None, [help, removal]))
 
     def add(
         self,

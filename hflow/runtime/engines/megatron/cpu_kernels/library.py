@@ -143,7 +143,7 @@ def _compile(compiler: list[str], file: Path) -> None:
         try:
             file.hardlink_to(made)
         except FileExistsError:
-            pass
+            pass  # another process was first, and its file is the same
         except OSError:  # a file system without hard links
             made.replace(file)
 
