@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,6 +29,22 @@ def write_whole(path: Path, content: str | bytes, code: str = "HF001") -> None:
             path.write_bytes(data)
         else:
             _replace(Path(os.path.realpath(path)), data)
+    except OSError as error:
+        raise unwritten(path, error, code) from None
+
+
+def check_writable(path: Path, code: str = "HF001") -> None:
+    """Before work whose result goes there. A file that is there stays as it is, and none is made.
+
+    Raises:
+        HflowError: `code` when `write_whole` could not write it now.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if path.is_file() or not path.exists():  # a pipe's reader would take an opening for all that comes
+            tempfile.TemporaryFile(dir=Path(os.path.realpath(path)).parent).close()
     except OSError as error:
         raise unwritten(path, error, code) from None
 

@@ -27,6 +27,7 @@ from hflow.cli.sensitivities import try_sensitivities
 from hflow.compiler.options import DEFAULTS, PlacementPolicy, Planner, PlannerOptions
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.plan.missing_data import missing_data
+from hflow.whole_file import check_writable
 
 AfterPass = Literal["weight_edges", "candidates", "place", "lower_edges", "schedule", "check_memory", "all"]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the plan's table as one JSON object.")]
@@ -103,6 +104,8 @@ def compile_command(
     old = _read(diff) if diff else _former(output, loaded.name)
     old = run.as_planned(loaded, machines) if run and not old else old
     print_diagnostics(missing_data(loaded))
+    for wanted in filter(None, (output, html, trace)):
+        check_writable(wanted)
     started = time.perf_counter()
     plan = make_plan(loaded, machines, pin, options, _printer(print_after, ascii_only))
     seconds = time.perf_counter() - started

@@ -23,6 +23,7 @@ from hflow.cli.arguments import (
 from hflow.cli.planning import make_plan
 from hflow.compiler.options import DEFAULTS, PlacementPolicy, Planner, PlannerOptions
 from hflow.diagnostics import HflowError
+from hflow.whole_file import check_writable
 
 
 def sweep_command(
@@ -64,6 +65,8 @@ def sweep_command(
     graphs = _graphs(graph, file or (), settings)
     machines = _clusters(clusters.split(","))
     _check(graphs, machines, pin or (), options)
+    if to_csv:
+        check_writable(to_csv)
     rows = list(_rows(graphs, machines, settings, pin or (), options))
     some_fit = check_planned(rows)
     if as_json:

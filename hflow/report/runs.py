@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import stat
@@ -10,11 +9,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from hflow.bounded_read import UnreadableError, read_bytes
-from hflow.report.run_status import Status, SummaryFile, read_summary, run_status
+from hflow.report.best_score import best_score
+from hflow.report.run_status import Status, read_summary, run_status
 
 MARKS = ("events.jsonl", "plan.json")  # a folder with these files is that of a run
 MANIFEST = "manifest.json"
@@ -27,9 +28,8 @@ _STEP = re.compile(r"step-(\d{1,18})")
 class ListedRun:
     """A run as `hflow runs` tells of it.
 
-    `best` is the greatest value of `best_of`: of its evaluations (told when it ends; of the named ones the
-    first metric) or, without, of ``reward_mean``. `began` is in seconds since 1970. `checkpoints` are the
-    steps of whole ones, ascending.
+    `best` is the best value of `best_of` (`best_score`). `began` is in seconds since 1970. `checkpoints` are
+    the steps of whole ones, ascending.
     """
 
     path: Path
@@ -48,21 +48,25 @@ class ListedRun:
 
 
 @dataclass(frozen=True)
-class StepMetrics:
-    """What is read of a line of metrics.jsonl."""
-
-    step: int
-    reward_mean: float | None = None
-
-
-@dataclass(frozen=True)
 class PlannedRegion:
     times: int
 
 
 @dataclass(frozen=True)
+class PlannedMetric:
+    node: str
+    port: str
+
+
+@dataclass(frozen=True)
+class PlannedEvaluation:
+    metric: PlannedMetric
+
+
+@dataclass(frozen=True)
 class PlannedGraph:
     regions: tuple[PlannedRegion, ...]
+    evaluation: PlannedEvaluation | None = None
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,7 @@ class PlannedRun:
     step: PlannedStep
 
 
-_METRICS, _PLAN = TypeAdapter(StepMetrics), TypeAdapter(PlannedRun)
+_LINE, _PLAN = TypeAdapter(dict[str, Any]), TypeAdapter(PlannedRun)
 
 
 def list_runs(folder: Path) -> list[ListedRun]:
@@ -92,13 +96,13 @@ def is_run(path: Path) -> bool:
 
 
 def listed_run(path: Path) -> ListedRun:
-    summary, metrics = read_summary(path), _metrics(path)
-    best, best_of = _best(summary, metrics)
+    summary, metrics, plan = read_summary(path), _metrics(path), _plan(path)
+    best, best_of = best_score(path, summary, metrics, _evaluated(plan))
     return ListedRun(
         path,
         run_status(path, summary),
-        metrics[-1].step + 1 if metrics else summary.steps if summary else 0,
-        _planned_steps(path),
+        metrics[-1]["step"] + 1 if metrics else summary.steps if summary else 0,
+        next((region.times for region in plan.step.graph.regions), None) if plan else None,
         best,
         best_of,
         size_on_disk(path),
@@ -136,33 +140,27 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _metrics(run: Path) -> list[StepMetrics]:
-    """The whole lines; none where the file cannot be read."""
-    found: list[StepMetrics] = []
+def _metrics(run: Path) -> list[dict[str, Any]]:
+    """The whole lines, which have a step; none where the file cannot be read."""
+    found: list[dict[str, Any]] = []
     with suppress(UnreadableError):
         for line in read_bytes(run / "metrics.jsonl", MAX_READ_BYTES).splitlines():
             with suppress(ValidationError):  # a part of a line, when a run was killed
-                found.append(_METRICS.validate_json(line))
-    return found
+                found.append(_LINE.validate_json(line))
+    return [line for line in found if type(line.get("step")) is int]
 
 
-def _best(summary: SummaryFile | None, metrics: list[StepMetrics]) -> tuple[float | None, str]:
-    evaluations = summary.eval.by_step.values() if summary and summary.eval else ()
-    rewards = (line.reward_mean for line in metrics if line.reward_mean is not None)
-    named = [(key, found.by_step.values()) for key, found in summary.evaluations.items()] if summary else []
-    for name, values in (("eval", evaluations), *named[:1], ("reward_mean", rewards)):
-        best = max(filter(math.isfinite, values), default=None)
-        if best is not None:
-            return best, name
-    return None, ""
-
-
-def _planned_steps(run: Path) -> int | None:
+def _plan(run: Path) -> PlannedRun | None:
     try:
-        plan = _PLAN.validate_json(read_bytes(run / "plan.json", MAX_READ_BYTES))
+        return _PLAN.validate_json(read_bytes(run / "plan.json", MAX_READ_BYTES))
     except (UnreadableError, ValidationError):
         return None
-    return next((region.times for region in plan.step.graph.regions), None)
+
+
+def _evaluated(plan: PlannedRun | None) -> str:
+    """The metric of `eval`, such as ``reward.score``."""
+    evaluation = plan.step.graph.evaluation if plan else None
+    return f"{evaluation.metric.node}.{evaluation.metric.port}" if evaluation else ""
 
 
 def _began(run: Path) -> float:

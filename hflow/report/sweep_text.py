@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hflow import units
+from hflow.diagnostics import Diagnostic
 from hflow.report.sweep import NoPlan, SweptPlan, SweptRow
 from hflow.view.terminal.table import Column, table
 from hflow.view.terminal.terminal import labelled
@@ -34,6 +35,7 @@ CSV_FIGURES = (
     "plan",
     "code",
     "message",
+    "help",
 )
 
 
@@ -49,9 +51,15 @@ def sweep_text(graph: str, rows: Sequence[SweptRow], width: int) -> str:
     head = labelled([(graph, counts), *([("set", fixed)] if fixed else [])], width)
     columns: list[Column] = [("cluster", "left"), *((key, "right") for key in varied), *FIGURES]
     lines = [(row.cluster, *(_value(row, key) for key in varied), *_shown(row)) for row in rows]
-    reasons = dict.fromkeys((r.reason.code, r.reason.message) for r in rows if isinstance(r, NoPlan))
+    reasons = dict.fromkeys(_reason(row.reason) for row in rows if isinstance(row, NoPlan))
     parts = [head, table(columns, lines, width), labelled(list(reasons), width)]
     return "\n\n".join(part for part in parts if part)
+
+
+def _reason(why: Diagnostic) -> tuple[str, str]:
+    """Its code and message, and what its help begins with: which size is wrong, say, or what is needed."""
+    cause = why.help.partition("\n")[0].rstrip(":;")
+    return why.code, f"{why.message}; {cause}" if cause else why.message
 
 
 def _value(row: SweptRow, key: str) -> str:
@@ -104,7 +112,13 @@ def _settings(row: SweptRow) -> dict[str, str]:
 def _figures(row: SweptRow) -> Mapping[str, Any]:
     """By `CSV_FIGURES`; None for what there is not."""
     if isinstance(row, NoPlan):
-        return {**dict.fromkeys(CSV_FIGURES), "code": row.reason.code, "message": row.reason.message}
+        why = row.reason
+        return {
+            **dict.fromkeys(CSV_FIGURES),
+            "code": why.code,
+            "message": why.message,
+            "help": why.help or None,
+        }
     return {
         "step_time_s": row.step_time_s,
         "bound_s": row.bound_s,
@@ -117,4 +131,5 @@ def _figures(row: SweptRow) -> Mapping[str, Any]:
         "plan": row.plan,
         "code": None,
         "message": None,
+        "help": None,
     }

@@ -53,6 +53,37 @@ def test_without_evaluation_the_best_reward_is_told(tmp_path: Path) -> None:
     assert best == {"a": (0.5, "reward_mean"), "b": (None, "")}
 
 
+SCORED = {"by_step": {"0": 0.5, "10": 0.25, "20": 0.75}}
+BY_COLUMN = "run:\n  checkpoint: {every: 1, best: loss.actor_train, mode: min}\n"
+
+
+@pytest.mark.parametrize(
+    ("config", "best"),
+    [
+        (BY_COLUMN, (-0.5, "loss.actor_train")),
+        (BY_COLUMN.replace("min", "max"), (0.125, "loss.actor_train")),
+        ("run:\n  checkpoint: {every: 1, best: reward.score}\n", (0.75, "reward.score")),
+        ("run:\n  checkpoint: {every: 1, best: eval/test/pass@1, mode: min}\n", (0.25, "eval/test/pass@1")),
+        ("run:\n  checkpoint: {every: 1, best: reward.other}\n", (None, "")),
+        ("run:\n  checkpoint: {best: [\n", (0.75, "eval")),
+        ("run:\n  export: none\n", (0.75, "eval")),
+    ],
+    ids=["least of a column", "greatest of a column", "eval", "named", "unknown", "damaged", "none named"],
+)
+def test_the_best_is_by_the_metric_that_chooses_checkpoints(
+    config: str, best: tuple[float | None, str], tmp_path: Path
+) -> None:
+    folder = run_folder(tmp_path / "run", eval=SCORED, evaluations={"eval/test/pass@1": SCORED})
+    (folder / "run.yaml").write_text(config)
+    plan = json.loads((folder / "plan.json").read_text())
+    plan["step"]["graph"]["evaluation"] = {"metric": {"node": "reward", "port": "score"}, "rows": 4}
+    write_json(folder / "plan.json", plan)
+    losses = [0.125, -0.5, None]
+    lines = [{"step": n, "reward_mean": 0.9, "loss.actor_train": loss} for n, loss in enumerate(losses)]
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert (only(tmp_path).best, only(tmp_path).best_of) == best
+
+
 def test_runs_come_in_the_order_in_which_they_began(tmp_path: Path) -> None:
     for name, began in [("a", 30.0), ("b", 10.0), ("d", 20.0), ("c", 20.0)]:
         run_folder(tmp_path / name, began=began)
@@ -237,7 +268,7 @@ def test_a_run_that_goes_away_while_it_is_listed(tmp_path: Path, monkeypatch: py
     folder = run_folder(tmp_path / "run", **running(os.getpid()))
     monkeypatch.setattr(socket, "gethostname", lambda: shutil.rmtree(folder) or socket_host)
     socket_host = json.loads((folder / "summary.json").read_text())["host"]
-    assert only(tmp_path).planned_steps is None
+    assert only(tmp_path).size_bytes == 0
 
 
 def test_a_summary_of_a_later_hflow(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import re
 import subprocess
@@ -101,7 +102,7 @@ def test_each_is_the_plan_that_compile_makes(swept: tuple[list[dict[str, Any]], 
 
 def test_the_file_has_the_same_figures(swept: tuple[list[dict[str, Any]], Path]) -> None:
     found, file = swept
-    rows = list(csv.DictReader(file.read_text().splitlines()))
+    rows = list(csv.DictReader(io.StringIO(file.read_text(), newline="")))
     assert len(rows) == len(found)
     for row, expected in zip(rows, found):
         told = {"cluster": expected["cluster"], **expected["settings"]}
@@ -121,10 +122,35 @@ def test_the_table_says_what_does_not_fit() -> None:
     assert [line.split()[:3] for line in lines[4:6]] == [["h100x1", n, "HF305"] for n in ("128", "64")]
     assert [line.split()[:2] for line in lines[6:8]] == [["h100x8", n] for n in ("128", "64")]
     assert all(line.split()[-4:-1] == ["8", "of", "8"] for line in lines[6:8])
-    assert lines[9:] == [
-        "HF305    no plan of `grpo` fits into the memory of `h100x1`: 1 H100-80G with 72.0 GB each"
-    ]
+    (reason,) = " ".join(line.strip() for line in lines[9:]).split("HF305    ")[1:]
+    said = "no plan of `grpo` fits into the memory of `h100x1`: 1 H100-80G with 72.0 GB each"
+    assert re.fullmatch(
+        f"{said}; the plan that needs the least memory takes [0-9.]+ GB while `[a-z_]+` runs", reason
+    )
     assert done.stdout.isascii()
+
+
+@pytest.mark.parametrize("command", [("sweep", "--csv"), ("compile", "--html"), ("compile", "-o")])
+def test_files_that_cannot_be_written_are_told_before_plans_are_made(
+    command: tuple[str, str], tmp_path: Path
+) -> None:
+    name, option = command
+    done = hflow(name, "grpo", *MODEL, *BF16, "--set", "params.minibatch=7", option, str(tmp_path))
+    assert done.returncode == 1 and "HF219" in done.stderr  # what is wrong with the graph is told first
+    large = ("--set", "params.batch=128", "--planner", "exhaustive")
+    done = hflow(
+        name,
+        "grpo",
+        "--cluster" + "s" * (name == "sweep"),
+        "h100x16",
+        *MODEL,
+        *BF16,
+        *large,
+        option,
+        str(tmp_path),
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.strip() == f"error[HF001]: cannot write `{tmp_path}`: Is a directory"
 
 
 def test_where_nothing_fits_the_exit_code_is_one() -> None:
