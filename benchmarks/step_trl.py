@@ -19,7 +19,8 @@ checkpointing, for PPO Python's garbage frozen; its optimizer is fused and its a
 planner's plan. All have 2 cores, 2 threads and float32, but for `bf16`: there TRL's weights and Adam are in
 bf16; hflow's weights too, but Adam and a copy of the weights are in float32. Contestants take turns, a step
 each; medians over rounds, the first two left out. Tokens are prompt and answer of every row, without padding.
-`speedup` is the better of hflow's tokens per second over the better of TRL's.
+`speedup` is the better of hflow's tokens per second over the better of TRL's. `gemm_shares`: the products
+that a node needs, a prompt's once for all of its answers, by its time and the machine's rate in float32.
 """
 
 from __future__ import annotations
@@ -116,8 +117,10 @@ class Contestant:
             "tokens": sum(step["tokens"] for step in kept) / len(kept),
             "tokens_per_s": median(step["tokens"] / step["s"] for step in kept),
         }
-        nodes = kept[0].get("nodes", {})
-        return found | ({"nodes": {n: median(s["nodes"][n] for s in kept) for n in nodes}} if nodes else {})
+        for what in ("nodes", "flops"):
+            names = kept[0].get(what, {})
+            found |= {what: {n: median(s[what][n] for s in kept) for n in names}} if names else {}
+        return found
 
 
 @contextmanager
@@ -166,6 +169,14 @@ def environment(folder: Path, peer: str) -> str:
     return python
 
 
+def gemm_shares(result: dict[str, Any], rate: float) -> dict[str, dict[str, float]]:
+    """Of the machine's rate of matrix products, what each of our nodes reaches."""
+    return {
+        setting: {node: flops / one["nodes"][node] / rate for node, flops in one["flops"].items()}
+        for setting, one in result["ours"].items()
+    }
+
+
 def show(name: str, result: dict[str, Any]) -> None:
     for side in ("ours", "trl"):
         for setting, one in result[side].items():
@@ -192,6 +203,10 @@ def main() -> None:
         cases[name] = compare(name, pythons[peer] or environment(options.folder, peer), options.rounds)
         show(name, cases[name])
     rate = {"what": "2 processes of torch.matmul", "flops_per_s": machine_flops(THREADS)}
+    for name, case in cases.items():
+        case["gemm_shares"] = gemm_shares(case, rate["flops_per_s"])
+        shares = max(case["gemm_shares"].values(), key=lambda own: sum(own.values()))
+        print(f"{name:22} of {rate['what']}:", *(f"{node} {share:.0%}" for node, share in shares.items()))
     result = {"benchmark": "step_trl", "cases": cases, "gemm": rate, "trl": VERSIONS, **machine()}
     line = json.dumps(result)
     if options.save:

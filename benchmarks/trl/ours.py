@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from work import Contest, Turns
+from work import Contest, Turns, Work
 
 import hflow
 from hflow.graph.ir import Graph
 from hflow.plan.cluster import Cluster
 from hflow.plan.cluster_file import load_cluster
+from hflow.plan.flops import matmul_parameters
+from hflow.plan.plan import Plan
 from hflow.runtime.controller.local_ray import LocalRay
 
 HERE = Path(__file__).resolve().parent
@@ -34,7 +36,8 @@ def main() -> None:
             for event in (event for report in reports for event in report["events"]):
                 seconds = event["end_s"] - event["start_s"]
                 nodes[event["name"]] = max(nodes.get(event["name"], 0.0), seconds)
-            turns.end(tokens=sum(report["tokens"] for report in reports), nodes=nodes)
+            tokens = sum(report["tokens"] for report in reports)
+            turns.end(tokens=tokens, nodes=nodes, flops=_flops(plan, contest.work, tokens))
     finally:
         pool.close()
 
@@ -56,6 +59,15 @@ def _graph(contest: Contest) -> Graph:
     overrides += [f"models.actor.dtype={work.dtype}"]
     overrides += [f"nodes.prompts.with.max_prompt_tokens={work.longest}"]
     return hflow.load(HERE / f"{work.algorithm}.yaml", overrides)
+
+
+def _flops(plan: Plan, work: Work, tokens: int) -> dict[str, float]:
+    """What each node with a model has to multiply, without attention: a prompt once for all its samples."""
+    mean_prompt = (work.shortest + work.longest) / 2
+    read = tokens - (work.rows - work.prompts) * mean_prompt
+    nodes = [node for node in plan.graph.nodes if node.model]
+    forward = {node.name: 2 * matmul_parameters(plan.shapes[node.model.model]) * read for node in nodes}
+    return {node.name: forward[node.name] * (3 if node.op == "train" else 1) for node in nodes}
 
 
 def _cluster(workers: int) -> Cluster:
