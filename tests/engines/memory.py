@@ -19,8 +19,10 @@ def torch_operations() -> Iterator[None]:
     """No kernels for CPUs: torch's operations, for which plans have room."""
     with patch.dict(os.environ, {SWITCH: "0"}):
         library.cache_clear()
-        yield
-    library.cache_clear()
+        try:
+            yield
+        finally:
+            library.cache_clear()
 
 
 def peak_bytes(action: Callable[[], object]) -> int:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, rms_norm, silu
 
+from hflow.runtime.engines.megatron import logprobs as logprobs_module
 from hflow.runtime.engines.megatron import norm as norm_module
-from hflow.runtime.engines.megatron.cpu_kernels import gated, library, norm, rotary
+from hflow.runtime.engines.megatron.cpu_kernels import gated, library, logprobs, norm, rotary
 from hflow.runtime.engines.megatron.cpu_kernels.place import place
+from tests.engines.memory import torch_operations
 
 pytestmark = pytest.mark.skipif(not library.compilers(), reason="there is no C++ compiler")
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
@@ -115,6 +118,138 @@ def test_the_newest_token_goes_to_its_place(dtype: torch.dtype, factor: float) -
     close(queries, turned[:, :, :-1] * factor)
     assert torch.equal(keys[:, :, 4], turned[:, :, -1]) and torch.equal(values[:, :, 4], qkv[:, :, -1])
     assert not keys[:, :, [3, 5]].any() and not values[:, :, [3, 5]].any()
+
+
+TEMPERATURE = 0.7
+
+
+def softmax_case(rows: int, words: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Logits; columns of chosen words, of which every third is another rank's; gradients of log-prob and
+    entropy."""
+    logits = (4 * torch.randn(rows, words)).to(dtype)
+    return logits, torch.randint(words, (rows,)), torch.arange(rows) % 3 > 0, *torch.randn(2, rows)
+
+
+@DTYPES
+@ROWS
+@pytest.mark.parametrize("words", [1, 5, 137, 1024, 2500])
+def test_sums_of_softmax(dtype: torch.dtype, rows: int, words: int) -> None:
+    logits = (4 * torch.randn(rows, words + 3)).to(dtype)[
+        :, 1:-2
+    ]  # rows apart, as a transposed product may be
+    z = logits.double() / TEMPERATURE
+    greatest = z.amax(-1)
+    below = z - greatest[:, None]
+    for entropy in (True, False):
+        top, total, spread = logprobs.sums(logits, TEMPERATURE, entropy)
+        expected = below.exp(), (below * below.exp()) * entropy
+        assert top.dtype == total.dtype == spread.dtype == torch.float32
+        torch.testing.assert_close(top.double(), greatest, rtol=2**-23, atol=0)
+        for found, terms in zip((total, spread), expected, strict=True):
+            torch.testing.assert_close(found.double(), terms.sum(-1), rtol=5e-6, atol=5e-6)
+
+
+def test_sums_over_many_words_are_exact() -> None:
+    """One after the other in float32 they would be 1e-3 of their sum away, and in vectors of 16 3e-5."""
+    for dtype in (torch.float32, torch.bfloat16):
+        logits = torch.full((2, 151_936), -0.4375, dtype=dtype)
+        logits[:, 7] = 0
+        _, total, spread = logprobs.sums(logits, 1.0, True)
+        each = math.exp(-0.4375) * 151_935
+        expected = torch.tensor([1 + each, -0.4375 * each]).double()
+        torch.testing.assert_close(torch.stack([total[0], spread[1]]).double(), expected, rtol=1e-6, atol=0)
+
+
+@DTYPES
+@ROWS
+@pytest.mark.parametrize("words", [1, 5, 137, 1024, 2500])
+@pytest.mark.parametrize("entropy", [True, False])
+def test_gradients_of_softmax(dtype: torch.dtype, rows: int, words: int, entropy: bool) -> None:
+    logits, columns, mine, to_log_prob, to_entropy = softmax_case(rows, words, dtype)
+    z = logits.double().requires_grad_()
+    log_p = (z / TEMPERATURE).log_softmax(-1)
+    spread = -(log_p.exp() * log_p).sum(-1)
+    # of a word that another rank has this one has no logit: its log-prob is - log sum exp z
+    total = (z / TEMPERATURE).logsumexp(-1)
+    chosen = log_p.gather(1, columns[:, None])[:, 0].where(mine, -total)
+    (chosen @ to_log_prob.double() + (spread @ to_entropy.double() if entropy else 0)).backward()
+    assert z.grad is not None
+    upstream = to_entropy if entropy else None
+    given = total.detach().float(), to_log_prob, columns, mine, upstream, spread.detach().float(), TEMPERATURE
+    before = logits.clone()
+    found = logprobs.to_logits(logits, *given)
+    assert torch.equal(logits, before) and found.dtype == dtype
+    # z of up to 25 is rounded by 1e-6, and p with it; what it multiplies is up to 10
+    rtol, atol = (2e-5, 1e-5) if dtype == torch.float32 else (2**-8, 2e-5)
+    torch.testing.assert_close(found.double(), z.grad, rtol=rtol, atol=atol)
+    again = logprobs.to_logits(logits, *given, in_place=True)
+    assert again.data_ptr() == logits.data_ptr() and torch.equal(again, found)
+
+
+def test_exponentials_are_exact_to_two_units() -> None:
+    """Of all that float32 can tell: p of log p, from 0 to where it is nothing."""
+    log_p = -torch.cat([torch.linspace(0, 88, 100_001), torch.logspace(-8, 6, 10_001), torch.tensor([0.0])])
+    nothing = torch.zeros(1)
+    given = nothing, -nothing - 1, nothing.long(), nothing.bool(), None, nothing, 1.0
+    p = logprobs.to_logits(log_p[None], *given)[0]
+    expected = log_p.double().exp()
+    unit = torch.finfo(torch.float32).tiny
+    torch.testing.assert_close(p.double(), expected, rtol=2 * 2**-23, atol=2 * unit)
+    assert p[log_p == 0].eq(1).all() and p[log_p < -88].eq(0).all()
+
+
+@pytest.mark.parametrize("entropy", [True, False])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 3e38])
+@DTYPES
+def test_logits_that_are_not_finite(dtype: torch.dtype, bad: float, entropy: bool) -> None:
+    """As in torch's operations: -inf is a word of probability 0, whose part of the entropy is 0 times -inf;
+    all else makes its row NaN, and none but its row. 3e38 is inf by the temperature."""
+    logits, columns, mine, a, b = softmax_case(5, 70, dtype)
+    mine[:], columns[:] = True, torch.arange(5)
+    logits[1, 9], logits[2, 2], logits[3] = bad, bad, bad
+    group: Any = SimpleNamespace(size=lambda: 1, rank=lambda: 0)
+
+    def passes() -> list[Tensor]:
+        given = logits.clone().requires_grad_()
+        found = logprobs_module.log_probs(given, columns, group, TEMPERATURE, entropy)
+        (found[0] @ a + (found[1] @ b if entropy else 0)).backward()
+        assert given.grad is not None
+        return [*(x.detach() for x in found), given.grad]
+
+    assert logprobs_module.kernels(logits) is logprobs
+    by_kernels = passes()
+    with torch_operations():
+        expected = passes()
+    for found, theirs in zip(by_kernels, expected, strict=True):
+        assert torch.equal(found.isfinite(), theirs.isfinite()) and torch.equal(found.isnan(), theirs.isnan())
+        close(found.nan_to_num(), theirs.to(found.dtype).nan_to_num())
+    assert by_kernels[0].isfinite().tolist() == [True, bad == -math.inf, False, False, True]
+
+
+def test_words_of_another_rank_alone_have_probability() -> None:
+    """Of a part of the vocabulary with nothing but -inf all sums are 0, and its gradient too."""
+    logits = torch.full((2, 40), -math.inf)
+    top, total, _ = logprobs.sums(logits, 1.0, False)
+    assert top.isneginf().all() and not total.any()
+    ones = torch.ones(2)
+    given = ones, ones, torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.bool), None, ones, 1.0
+    assert not logprobs.to_logits(logits, *given).any()
+
+
+@DTYPES
+@pytest.mark.parametrize("entropy", [True, False])
+def test_softmax_does_not_depend_on_the_number_of_threads(dtype: torch.dtype, entropy: bool) -> None:
+    logits, columns, mine, to_log_prob, to_entropy = softmax_case(301, 1237, dtype)
+    spread = to_entropy if entropy else None
+    before, found = torch.get_num_threads(), list[tuple[Tensor, ...]]()
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        top, total, weighted = logprobs.sums(logits, TEMPERATURE, entropy)
+        given = top + total.log(), to_log_prob, columns, mine, spread, weighted, TEMPERATURE
+        found.append((top, total, weighted, logprobs.to_logits(logits, *given)))
+    torch.set_num_threads(before)
+    for others in found[1:]:
+        assert all(torch.equal(x, y) for x, y in zip(others, found[0], strict=True))
 
 
 def test_a_gradient_does_not_depend_on_the_number_of_threads() -> None:

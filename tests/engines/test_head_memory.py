@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,13 @@ from hflow.plan import logits
 from hflow.plan.cluster_file import load_cluster
 from hflow.plan.read_shape import read_shape
 from hflow.runtime.engines.groups import NewGroup
+from hflow.runtime.engines.megatron.cpu_kernels import library
 from hflow.runtime.engines.megatron.head import OutputMatrix
+from hflow.runtime.engines.megatron.logprobs import log_probs
 from hflow.runtime.engines.megatron.predicted import predicted
 from hflow.runtime.rows import Rows
 from hflow.runtime.tools.new_model import new_model
-from tests.engines.memory import peak_bytes
+from tests.engines.memory import peak_bytes, torch_operations
 from tests.engines.models import ADAM, make_call, make_engine, ppo_function, train_node
 from tests.engines.processes import Pool
 from tests.engines.test_train import MESHES, PPO
@@ -72,8 +75,9 @@ def peak_of_training(rank: int, new_group: NewGroup, folder: str, dtype: str) ->
     loss = replace(ppo_function(), options={"entropy_coef": 0.0})  # entropy needs a second copy of logits
     call = make_call(engine, rank, train_node(1, 1, PPO | {"entropy_coef": 0.1}, loss), 1, 1)
     data = longest_row()
-    engine.run(call, data)
-    return peak_bytes(lambda: engine.run(call, data))
+    with torch_operations():
+        engine.run(call, data)
+        return peak_bytes(lambda: engine.run(call, data))
 
 
 @pytest.mark.rotating(3)
@@ -134,3 +138,45 @@ def test_the_head_takes_memory_by_the_hidden_size_and_not_by_the_vocabulary(
     assert double - small <= per_part < logits_more
     hidden_more = 256 * 256 * (4 if dtype == "f32" else 6)  # the gradient, and in bf16 its sum in float32
     assert wide - small == pytest.approx(hidden_more, rel=0.1)
+
+
+def copies_of_logits(rank: int, new_group: NewGroup, dtype: str, kernels: bool) -> tuple[float, float]:
+    """The most that both passes hold: of logits that are given, in copies of these; of those that are made by
+    tiles, in tiles."""
+    exact, side, group = {"f32": torch.float32, "bf16": torch.bfloat16}[dtype], 512, new_group((0,))
+    given = torch.randn(side, 2048, dtype=exact).requires_grad_()
+    hidden = torch.randn(side, 8, dtype=exact).requires_grad_()
+    weight: Any = torch.randn(2048, 8, dtype=exact).requires_grad_()
+    weight.main_grad, targets = torch.zeros(2048, 8), torch.randint(2048, (side,))
+
+    def from_logits() -> None:
+        log_p, entropy = log_probs(given, targets, group)
+        (log_p.sum() + entropy.sum()).backward()
+        given.grad = None
+
+    def from_hidden() -> None:
+        log_p, entropy = predicted(hidden, OutputMatrix(_nothing(), weight, group), targets)
+        (log_p.sum() + entropy.sum()).backward()
+        hidden.grad = None
+
+    def peak(passes: Any) -> int:
+        passes()  # once before, for what is made once
+        return peak_bytes(passes)
+
+    operations = contextlib.nullcontext() if kernels else torch_operations()
+    with operations, patch.object(logits, "LOGITS_BYTES", logits.COPIES_BYTES * side**2):
+        tile_bytes = side**2 * exact.itemsize
+        return peak(from_logits) / given.nbytes, peak(from_hidden) / tile_bytes
+
+
+@pytest.mark.skipif(not library.compilers(), reason="there is no C++ compiler")
+@pytest.mark.parametrize(("dtype", "size"), [("f32", 4), ("bf16", 2)])
+def test_kernels_make_no_float32_copies(pool: Pool, dtype: str, size: int) -> None:
+    (by_torch,), (by_kernels,) = (pool.run(1, copies_of_logits, dtype, kernels) for kernels in (False, True))
+    copies = logits.COPIES_BYTES / size
+    # the gradient; of each token some numbers, where it has 2,048 logits
+    assert by_torch[0] == pytest.approx(copies + 1, rel=0.03)
+    assert by_kernels[0] == pytest.approx(1, rel=0.03)
+    # in place of the tile; in bf16 torch's products copy a matrix that they read by columns
+    assert by_torch[1] == pytest.approx(copies, rel=0.1)
+    assert by_kernels[1] < (1.1 if dtype == "f32" else 2.6)

@@ -44,7 +44,7 @@ for tokens, words, temperature, entropy in ((5, 40, 1.0, True), (3, 9000, 0.7, T
     logits = (4 * torch.randn(tokens, words)).requires_grad_()
     columns, mine = torch.randint(words, (tokens,)), torch.arange(tokens) % 2 == 0
     given = columns, mine, group, temperature, entropy
-    with patch.object(logprobs, "kernels", lambda: logprob_kernel):
+    with patch.object(logprobs, "kernels", lambda _: logprob_kernel):
         by_kernel = logprobs._sums_by_kernel(logits.detach(), *given)
     for found, expected in zip(by_kernel, logprobs._sums(logits.detach(), *given)):
         torch.testing.assert_close(found, expected)
@@ -67,8 +67,7 @@ for temperature, entropy in ((1.0, True), (0.8, False)):
     given = torch.randint(37, (11,)), torch.arange(11) % 3 > 0, group, temperature, entropy, None
     with patch.object(predicted, "tile_side", lambda capped: 6):
         expected = tiled(hidden, weight, *given)
-        by_kernels = patch.object(predicted, "_by_kernels", lambda *_: True)
-        with by_kernels, patch.object(predicted, "kernels", lambda: logprob_kernel):
+        with patch.object(predicted, "kernels", lambda _: logprob_kernel):
             for found, theirs in zip(tiled(hidden, weight, *given), expected):
                 torch.testing.assert_close(found, theirs)
 

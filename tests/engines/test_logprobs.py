@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 from unittest.mock import patch
 
@@ -11,6 +12,7 @@ import torch.distributed as dist
 
 from hflow.runtime.engines.groups import NewGroup
 from hflow.runtime.engines.megatron import logprobs
+from tests.engines.memory import torch_operations
 from tests.engines.processes import Pool
 
 TOKENS, VOCAB, TEMPERATURE = 23, 12, 0.6
@@ -23,13 +25,18 @@ def data() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     return logits, torch.randint(0, VOCAB, (TOKENS,)), torch.randn(TOKENS), torch.randn(TOKENS)
 
 
-def on_rank(rank: int, new_group: NewGroup, chunk_bytes: int, entropy: bool, count: int = TOKENS) -> Any:
-    """Values, and this rank's part of the gradient of their weighted sum."""
+def on_rank(
+    rank: int, new_group: NewGroup, chunk_bytes: int | None, entropy: bool, count: int = TOKENS
+) -> Any:
+    """Values, and this rank's part of the gradient of their weighted sum. Without `chunk_bytes` kernels make
+    them, which have no chunks."""
     world = dist.get_world_size()
     group = new_group(tuple(range(world)))
     logits, targets, a, b = (t[:count] for t in data())
     part = logits.chunk(world, -1)[rank].clone().requires_grad_()
-    with patch.object(logprobs, "CHUNK_BYTES", chunk_bytes):
+    operations = contextlib.nullcontext() if chunk_bytes is None else torch_operations()
+    with operations, patch.object(logprobs, "CHUNK_BYTES", chunk_bytes or logprobs.CHUNK_BYTES):
+        assert chunk_bytes is None or not logprobs.kernels(part)
         log_p, uncertainty = logprobs.log_probs(part, targets, group, TEMPERATURE, entropy)
         (log_p @ a + (uncertainty @ b if entropy else 0)).backward()
     assert torch.equal(part.detach(), logits.chunk(world, -1)[rank]), "logits are read only"
@@ -39,9 +46,9 @@ def on_rank(rank: int, new_group: NewGroup, chunk_bytes: int, entropy: bool, cou
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("world", [1, 2, 4])
-@pytest.mark.parametrize("chunk_bytes", [1, 100, 2**20])
+@pytest.mark.parametrize("chunk_bytes", [None, 1, 100, 2**20])
 @pytest.mark.parametrize("entropy", [True, False])
-def test_values_and_gradients(pool: Pool, world: int, chunk_bytes: int, entropy: bool) -> None:
+def test_values_and_gradients(pool: Pool, world: int, chunk_bytes: int | None, entropy: bool) -> None:
     logits, targets, a, b = data()
     z = logits.double().requires_grad_()
     log_p = (z / TEMPERATURE).log_softmax(-1)
@@ -65,6 +72,7 @@ def test_values_and_gradients(pool: Pool, world: int, chunk_bytes: int, entropy:
     torch.testing.assert_close(gradient[close], z.grad.float()[close], atol=1e-5, rtol=0)
 
 
-def test_no_tokens_at_all(pool: Pool) -> None:
-    for log_p, uncertainty, gradient in pool.run(2, on_rank, 100, True, 0):
+@pytest.mark.parametrize("chunk_bytes", [None, 100])
+def test_no_tokens_at_all(pool: Pool, chunk_bytes: int | None) -> None:
+    for log_p, uncertainty, gradient in pool.run(2, on_rank, chunk_bytes, True, 0):
         assert (log_p.shape, uncertainty.shape, gradient.shape) == ((0,), (0,), (0, VOCAB // 2))

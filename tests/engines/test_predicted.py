@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
@@ -21,6 +21,7 @@ from hflow.runtime.engines.groups import NewGroup
 from hflow.runtime.engines.megatron.head import OutputMatrix
 from hflow.runtime.engines.megatron.predicted import predicted
 from hflow.runtime.rows import Rows
+from tests.engines.memory import torch_operations
 from tests.engines.models import (
     ADAM,
     Folders,
@@ -40,7 +41,7 @@ DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 @dataclass(frozen=True)
 class Case:
     """`side`: of a tile. `cap`: of logits. `kept`: the size of sets, 0 for none. Gradients begin at `before`,
-    as after another micro-batch."""
+    as after another micro-batch. `kernels`: else torch's operations."""
 
     tokens: int = 23
     vocab: int = 36
@@ -53,6 +54,7 @@ class Case:
     frozen: bool = False
     before: float = 0.25
     cap: float | None = None
+    kernels: bool = True
 
     def data(self) -> tuple[Tensor, ...]:
         """Hidden states and matrix in the dtype, targets, kept sets, and weights of both results."""
@@ -82,7 +84,7 @@ def on_rank(rank: int, new_group: NewGroup, case: Case) -> Any:
     own: Any = weight.chunk(group.size())[rank].clone().requires_grad_(not case.frozen)
     own.main_grad = torch.full(own.shape, case.before)
     nothing: Any = None  # that no layer of Megatron's is asked shows that all is by tiles
-    with tiles_of(case.side):
+    with tiles_of(case.side), nullcontext() if case.kernels else torch_operations():
         matrix = OutputMatrix(nothing, own, group, case.cap)
         sets = kept if case.kept else None
         found = predicted(hidden, matrix, targets, case.temperature, case.entropy, sets)
@@ -134,10 +136,11 @@ def check(pool: Pool, world: int, case: Case) -> None:
 @pytest.mark.parametrize("kept", [0, 6])
 @pytest.mark.parametrize("entropy", [True, False])
 @pytest.mark.parametrize("side", [1, 5, 16])
+@pytest.mark.parametrize("kernels", [True, False])
 def test_values_and_gradients(
-    pool: Pool, world: int, dtype: str, kept: int, entropy: bool, side: int
+    pool: Pool, world: int, dtype: str, kept: int, entropy: bool, side: int, kernels: bool
 ) -> None:
-    check(pool, world, Case(dtype=dtype, kept=kept, entropy=entropy, side=side))
+    check(pool, world, Case(dtype=dtype, kept=kept, entropy=entropy, side=side, kernels=kernels))
 
 
 @pytest.mark.parametrize("kept", [0, 6])
@@ -161,7 +164,8 @@ def test_any_size_of_tiles_gives_the_same(
     tokens, vocab = tokens + 1, 2 * (half_vocab + side**2)
     kept = data.draw(st.sampled_from([0, 1, vocab // 2]))
     temperature = data.draw(st.sampled_from([0.5, 1.0, 2.0]))
-    check(pool, 1, Case(tokens, vocab, hidden, side, kept, temperature=temperature))
+    kernels = data.draw(st.booleans())
+    check(pool, 1, Case(tokens, vocab, hidden, side, kept, temperature=temperature, kernels=kernels))
 
 
 def large_logits_on_rank(rank: int, new_group: NewGroup) -> Any:

@@ -11,7 +11,7 @@ distribution, whatever the logits of today would leave:
 
 Here the logits are kept between forward and backward, in the model's dtype; `predicted` may do without.
 Softmax and its gradient are made for a chunk of tokens at a time, of kept sets that may be large: never more
-than two float32 copies of a chunk. On CUDA kernels make them without a copy.
+than two float32 copies of a chunk. Kernels, for CUDA and for CPUs, make them without a copy.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp, all_reduce
+
+from hflow.runtime.engines.megatron.cpu_kernels import logprobs as cpu_kernels
+from hflow.runtime.engines.megatron.cpu_kernels.library import runs_on
 
 CHUNK_BYTES = 64 * 2**20
 FAR = -1e9  # in the place of a logit that another rank has, or none: finite, so that 0 * FAR is 0
@@ -96,7 +99,7 @@ class _LogProbs(torch.autograd.Function):
         entropy: bool,
     ) -> tuple[Tensor, Tensor]:
         """`columns`: those of the targets, which count where a target is `mine`."""
-        found = _sums_by_kernel if logits.is_cuda else _sums
+        found = _sums_by_kernel if kernels(logits) else _sums
         top, sums = found(logits, columns, mine, group, temperature, entropy)
         reduce_over(sums, ReduceOp.SUM, group)
         log_sum = sums[0].log()
@@ -108,10 +111,10 @@ class _LogProbs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, to_log_prob: Tensor, to_entropy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         logits, columns, mine, log_total, uncertainty = ctx.saved_tensors
-        if logits.is_cuda:
+        if found := kernels(logits):
             spread = to_entropy if ctx.entropy else None
             of_tokens = log_total, to_log_prob, columns, mine, spread, uncertainty
-            return kernels().to_logits(logits, *of_tokens, ctx.temperature), *[None] * 5
+            return found.to_logits(logits, *of_tokens, ctx.temperature), *[None] * 5
         gradient = torch.empty_like(logits)
         for part in _chunks(logits):
             log_p = (logits[part].float() / ctx.temperature).sub_(log_total[part, None])
@@ -145,8 +148,8 @@ def _sums(
 def _sums_by_kernel(
     logits: Tensor, columns: Tensor, mine: Tensor, group: ProcessGroup, temperature: float, entropy: bool
 ) -> tuple[Tensor, Tensor]:
-    """As `_sums`, on CUDA."""
-    own, total, spread = kernels().sums(logits, temperature, entropy)
+    """As `_sums`, where there are kernels."""
+    own, total, spread = kernels(logits).sums(logits, temperature, entropy)
     top = own.clone()
     reduce_over(top, ReduceOp.MAX, group)
     lowered = own - top
@@ -155,11 +158,13 @@ def _sums_by_kernel(
     return top, torch.stack([total * scale, (chosen - top) * mine, (spread + lowered * total) * scale])
 
 
-def kernels() -> Any:
-    """Those for CUDA."""
-    from hflow.runtime.engines.megatron.kernels import logprobs  # where there is CUDA there is Triton
+def kernels(logits: Tensor) -> Any:
+    """Those for logits like these, if there are any."""
+    if logits.is_cuda:
+        from hflow.runtime.engines.megatron.kernels import logprobs  # where there is CUDA there is Triton
 
-    return logprobs
+        return logprobs
+    return cpu_kernels if runs_on(logits) else None
 
 
 def to_logits(

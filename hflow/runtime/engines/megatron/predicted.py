@@ -181,8 +181,9 @@ def _tile(hidden: Tensor, weight: Tensor, temperature: float, cap: float | None)
     return (logits if cap is None else cap_(logits, cap)).div_(temperature)
 
 
-def _by_kernels(hidden: Tensor, cap: float | None) -> bool:
-    return hidden.is_cuda and cap is None
+def _kernels(hidden: Tensor, cap: float | None) -> Any:
+    """Those for logits of such hidden states, if there are any: none knows of caps."""
+    return kernels(hidden) if cap is None else None
 
 
 def _sums_of_tile(
@@ -190,9 +191,9 @@ def _sums_of_tile(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Of a tile: z in the columns `at`, ``[tokens, 1]``; the greatest z of each token; and what `_sums` gives
     for z less that."""
-    if _by_kernels(hidden, cap):
+    if found := _kernels(hidden, cap):
         logits = hidden @ weight.t()
-        top, *sums = kernels().sums(logits, temperature, entropy)
+        top, *sums = found.sums(logits, temperature, entropy)
         return logits.gather(1, at).float() / temperature, top, torch.stack(sums)
     z = _tile(hidden, weight, temperature, cap)
     own, top = z.gather(1, at), z.amax(-1)
@@ -209,11 +210,10 @@ def _slope(
     cap: float | None,
 ) -> Tensor:
     """The gradient of a tile's logits; the last are those of `to_logits`."""
-    if _by_kernels(hidden, cap):
+    if found := _kernels(hidden, cap):
         to_entropy, entropy = to_spread or (None, log_total)
-        return kernels().to_logits(
-            hidden @ weight.t(), log_total, *to_chosen, to_entropy, entropy, temperature
-        )
+        of_tokens = log_total, *to_chosen, to_entropy, entropy
+        return found.to_logits(hidden @ weight.t(), *of_tokens, temperature, in_place=True)
     z = _tile(hidden, weight, temperature, cap)
     through_cap = slope_of(z, cap / temperature) if cap else None
     slope = to_logits(z.sub_(log_total[:, None]), to_chosen, to_spread).div_(temperature)

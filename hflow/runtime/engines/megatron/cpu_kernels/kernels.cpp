@@ -31,10 +31,10 @@ inline void put(bfloat16 &to, float x) {  // to the nearest, of two equally near
     to.bits = uint16_t((bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
 }
 
-// exp, to about 2 units in the last place; of what is below -87 it is that of -87, and above 88 infinite.
-// Written out so that compilers make vectors of it.
+// exp, to about 2 units in the last place; 0 below -87.3, next to where it would lose digits, and infinite
+// above 88. Written out so that compilers make vectors of it.
 inline float exp_(float given) {
-    float x = given < -87.0f ? -87.0f : given;  // NaN stays NaN: it is on neither side
+    float x = given < -87.3f ? -87.3f : given;  // NaN stays NaN: it is on neither side
     x = x > 88.0f ? 88.0f : x;
     float n = std::nearbyint(x * 1.44269504f);
     float r = x - n * 0.693359375f + n * 2.12194440e-4f;  // ln 2 in two parts, of which the first is exact
@@ -47,7 +47,8 @@ inline float exp_(float given) {
     int32_t power = (int32_t(n) + 127) << 23;
     float scale;
     std::memcpy(&scale, &power, sizeof scale);
-    return given > 88.0f ? INFINITY : p * scale;
+    float found = given > 88.0f ? INFINITY : p * scale;
+    return given < -87.3f ? 0.0f : found;
 }
 
 inline float sigmoid(float x) { return 1.0f / (1.0f + exp_(-x)); }
@@ -55,6 +56,7 @@ inline float sigmoid(float x) { return 1.0f / (1.0f + exp_(-x)); }
 const long LEAST = 1 << 16;  // numbers that are worth a second thread, which has to be woken
 const long BLOCK = 32;       // rows whose gradients of a weight are summed before they go to that of a part
 const long PART = 512;       // rows of a part
+const long WORDS = 1024;     // of a vocabulary, summed in float32 before they go to the sum of all in float64
 
 // The root mean square's inverse.
 template <class T> inline float inverse_rms(const T *x, long width, float eps) {
@@ -198,6 +200,64 @@ void place(const T *x, const T *value, const T *cos, const T *sin, T *queries, T
     }
 }
 
+// Of z, a row of logits by the temperature: the greatest, the sum of exp z', and of z' exp z', where
+// z' = z - greatest. A row with NaN or inf has a sum that is NaN.
+template <class T, bool ENTROPY>
+void softmax(const T *logits, float *greatest, float *totals, float *spreads, long rows, long width,
+             float temperature, int threads) {
+#pragma omp parallel for num_threads(threads) if (rows * width > LEAST)
+    for (long row = 0; row < rows; row++) {
+        const T *from = logits + row * width;
+        float top = -INFINITY;
+        double total = 0, spread = 0;
+#pragma omp simd reduction(max : top)
+        for (long i = 0; i < width; i++) {
+            float x = wide(from[i]);
+            top = x > top ? x : top;
+        }
+        top /= temperature;
+        float base = top == -INFINITY ? 0.0f : top;  // other words of the vocabulary may be elsewhere
+        for (long first = 0; first < width; first += WORDS) {
+            long last = std::min(first + WORDS, width);
+            float added = 0, weighted = 0;
+#pragma omp simd reduction(+ : added, weighted)
+            for (long i = first; i < last; i++) {
+                float z = wide(from[i]) / temperature - base, e = exp_(z);
+                added += e;
+                if (ENTROPY) weighted += z * e;
+            }
+            total += added;
+            spread += weighted;
+        }
+        greatest[row] = top;
+        totals[row] = float(total);
+        spreads[row] = float(spread);
+    }
+}
+
+// The gradient of the logits: (1[chosen] a - p (a + (log p + H) b)) / temperature, where a and b are those of
+// log-prob and entropy H. `out` may be `logits`.
+template <class T, bool ENTROPY>
+void softmax_gradient(const T *logits, const float *log_totals, const float *to_log_prob,
+                      const int64_t *columns, const bool *mine, const float *to_entropy, const float *entropy,
+                      T *out, long rows, long width, float temperature, int threads) {
+#pragma omp parallel for num_threads(threads) if (rows * width > LEAST)
+    for (long row = 0; row < rows; row++) {
+        const T *from = logits + row * width;
+        T *to = out + row * width;
+        float log_total = log_totals[row], a = to_log_prob[row], inverse = 1.0f / temperature;
+        float b = ENTROPY ? to_entropy[row] : 0.0f, uncertainty = ENTROPY ? entropy[row] : 0.0f;
+        auto slope = [=](float x) {
+            float log_p = x / temperature - log_total, p = exp_(log_p);
+            return -p * (ENTROPY ? a + (log_p + uncertainty) * b : a) * inverse;
+        };
+        float chosen = mine[row] ? slope(wide(from[columns[row]])) + a * inverse : 0.0f;
+#pragma omp simd
+        for (long i = 0; i < width; i++) put(to[i], slope(wide(from[i])));
+        if (mine[row]) put(to[columns[row]], chosen);
+    }
+}
+
 }  // namespace
 
 // `type` tells which of the two the untyped pointers are of.
@@ -255,5 +315,27 @@ void hflow_place(int type, const void *x, const void *value, const void *cos, co
     OF_TYPE(place(IN(x), IN(value), IN(cos), IN(sin), OUT(queries), OUT(keys), OUT(values), rows, groups, heads,
                   half, width, of_row, of_group, of_head, value_of_row, value_of_group, cache_of_row,
                   cache_of_group, factor, threads))
+}
+
+void hflow_softmax(int type, int entropy, const void *logits, float *greatest, float *totals, float *spreads,
+                   long rows, long width, float temperature, int threads) {
+    if (entropy) {
+        OF_TYPE((softmax<T, true>(IN(logits), greatest, totals, spreads, rows, width, temperature, threads)))
+    } else {
+        OF_TYPE((softmax<T, false>(IN(logits), greatest, totals, spreads, rows, width, temperature, threads)))
+    }
+}
+
+void hflow_softmax_gradient(int type, const void *logits, const float *log_totals, const float *to_log_prob,
+                            const int64_t *columns, const bool *mine, const float *to_entropy,
+                            const float *entropy, void *out, long rows, long width, float temperature,
+                            int threads) {
+    if (to_entropy) {
+        OF_TYPE((softmax_gradient<T, true>(IN(logits), log_totals, to_log_prob, columns, mine, to_entropy,
+                                           entropy, OUT(out), rows, width, temperature, threads)))
+    } else {
+        OF_TYPE((softmax_gradient<T, false>(IN(logits), log_totals, to_log_prob, columns, mine, to_entropy,
+                                            entropy, OUT(out), rows, width, temperature, threads)))
+    }
 }
 }

@@ -34,6 +34,8 @@ _ARGUMENTS = {
     "norm_gradient": [_int, *[_pointer] * 5, *[_long] * 2, *[_float] * 2, _int],
     "gated": [*[_int] * 2, *[_pointer] * 2, *[_long] * 2, _int],
     "gated_gradient": [*[_int] * 2, *[_pointer] * 3, *[_long] * 2, _int],
+    "softmax": [*[_int] * 2, *[_pointer] * 4, *[_long] * 2, _float, _int],
+    "softmax_gradient": [_int, *[_pointer] * 8, *[_long] * 2, _float, _int],
     "turned": [_int, *[_pointer] * 4, *[_long] * 6, _float, _int],
     "place": [_int, *[_pointer] * 7, *[_long] * 12, _float, _int],
 }

@@ -33,10 +33,12 @@ def to_logits(
     to_entropy: Tensor | None,
     entropy: Tensor,
     temperature: float,
+    in_place: bool = False,
 ) -> Tensor:
-    """See `hflow.runtime.engines.megatron.logprobs.to_logits`; `log_total`: log of the sum of exp z."""
+    """See `hflow.runtime.engines.megatron.logprobs.to_logits`; `log_total`: log of the sum of exp z;
+    `in_place`: the result takes the place of the logits, which nobody needs any more."""
     logits = logits.contiguous()
-    found = torch.empty_like(logits)
+    found = logits if in_place else torch.empty_like(logits)
     tokens, words = logits.shape
     if found.numel():
         block = _block(words)
