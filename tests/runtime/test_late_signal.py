@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +14,8 @@ import hflow
 from hflow.diagnostics import HflowError, Terminated
 from hflow.graph.run_config import CheckpointPolicy, RunConfig
 from hflow.runtime.execute import execute
+from hflow.runtime.worker import worker
+from hflow.runtime.worker.export import export_model
 from tests.runtime.test_resume import GRAPHS
 
 FUNCTION = """
@@ -43,6 +48,27 @@ def test_in_the_last_evaluation(tiny_model: Path, tmp_path: Path) -> None:
     resumed = execute(plan, run, workers="inline", resume=True)
     assert resumed.status == "finished" and len(resumed.metrics) == 2
     assert (run / "export" / "actor").is_dir()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("signals", "is_written"), [(1, True), (2, False)])
+def test_in_the_export(
+    signals: int, is_written: bool, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first lets it end: without checkpoints all steps would be lost. The second does not."""
+
+    def interrupted(*arguments: Any) -> None:
+        for _ in range(signals):
+            os.kill(os.getpid(), signal.SIGTERM)
+        export_model(*arguments)
+
+    monkeypatch.setattr(worker, "export_model", interrupted)
+    graph = hflow.load(GRAPHS.parent / "grpo_small.yaml", [f"params.model={tiny_model}", "params.steps=1"])
+    run = tmp_path / "run"
+    with pytest.raises(Terminated):
+        execute(hflow.compile(graph, "local1"), run, workers="inline")
+    assert json.loads((run / "summary.json").read_text())["status"] == "interrupted"
+    assert (run / "export" / "actor" / "model.safetensors").is_file() == is_written
 
 
 @pytest.mark.slow

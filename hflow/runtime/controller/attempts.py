@@ -107,8 +107,10 @@ class Attempts:
             with self.signals.graceful(grace_s, notice) if policy.on_signal else nullcontext():
                 is_left = self._make_steps(first, checkpoints, progress)
             self.signals.check()  # one that a function of the user's may have swallowed, too
-        if not is_left:
-            self._write_exports()
+        if not is_left:  # without checkpoints the exports are all that is left of the steps
+            notice = f"writing the trained models within {grace_s:g} s; the next signal leaves"
+            with self.signals.graceful(grace_s, notice) if policy.on_signal else nullcontext():
+                self._write_exports()
         return not is_left
 
     def _make_steps(self, first: int, checkpoints: Checkpoints, progress: RunProgress) -> bool:
