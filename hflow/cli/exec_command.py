@@ -76,9 +76,11 @@ def exec_command(
         loaded, config = load_run(graph, file, set_)
         plan = make_plan(loaded, read_cluster(cluster), pin, options)
     from hflow.runtime.gpus import hide_gpus
+    from hflow.runtime.openmp import sleep_soon
 
     if plan.cluster.device.platform == "cpu":
         hide_gpus()
+    sleep_soon()
     from hflow.compiler.replan import replan, replan_for_lengths
     from hflow.report.run_views import RUN_VIEWS
     from hflow.runtime.execute import execute  # torch, too

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from hflow.diagnostics import HflowError
+from hflow.runtime.openmp import sleep_soon
 from hflow.runtime.owned_folder import OwnedFolder
 from hflow.whole_file import unwritten
 
@@ -52,6 +53,7 @@ class LocalRay:
         os.environ.setdefault("RAY_worker_niceness", "0")
         for name, value in PATIENCE.items():
             os.environ.setdefault(name, value)
+        sleep_soon()
         if "ray" in sys.modules and os.environ.get("RAY_AUTH_MODE") != "token":
             return  # the program around us imported Ray with its own settings
         token = self._private.path / "token"
