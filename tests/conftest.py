@@ -9,12 +9,20 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
 from tests import sampling_hooks
-from tests.engines.processes import Pool
+
+if TYPE_CHECKING:
+    from tests.engines.processes import Pool
+
+# Read when torch is imported, hence by nothing above. Models of tests are tiny: a second thread waits more
+# than it computes, and one that spins takes the core from the tests beside. Inline runs set their own number.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 settings.register_profile("hflow", deadline=None)  # an example on a busy machine takes what it takes
 settings.load_profile("hflow")
@@ -38,6 +46,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Pool]:
     """Four processes that stay alive between tests."""
+    from tests.engines.processes import Pool
+
     pool = Pool()
     yield pool
     pool.close()
