@@ -60,52 +60,54 @@ def test_no_schedule_beats_a_bound(name: str) -> None:
     assert sorted(shares)[len(shares) // 2] > 0.95
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize("seed", range(CASES))
 @pytest.mark.parametrize("name", GRAPHS)
-def test_bounds_of_many_choices_are_those_of_each(name: str) -> None:
+def test_bounds_of_many_choices_are_those_of_each(name: str, seed: int) -> None:
     """One by one, in whatever company, weights that move beside others that do not; and the bound of a choice
     whose weights do not move is what floats give."""
-    for seed in range(CASES):
-        random = Random(seed)
-        space = space_of(case(name, seed, 10_000))
-        bounds, choices = Bounds(space.draft), list(all_allocations(space))
-        assignments = _assignments(space, random.choice(choices), random)
-        places = {n.name: assignments[u.name].resources for u in space.groups for n in u.nodes}
-        moving = [random.choice([{}, _moves(space, assignments)]) for _ in range(DRAWS)]
-        times = {node: np.array([_factor(random) for _ in moving]) for node in bounds.nodes}
-        moves = {r: np.array([each.get(r, np.nan) for each in moving]) for r in bounds.trainer_of}
-        together = bounds.steps_s(times, places, moves, float("inf"))
-        enough_s = float(np.median(together))
-        cut = bounds.steps_s(times, places, moves, enough_s) >= enough_s
-        for number, each in enumerate(moving):
-            one = {node: seconds[number : number + 1] for node, seconds in times.items()}
-            own = {reader: np.array([seconds]) for reader, seconds in each.items()}
-            assert bounds.steps_s(one, places, own, float("inf"))[0] == pytest.approx(together[number])
-            assert (bounds.steps_s(one, places, own, enough_s)[0] >= enough_s) == cut[number]
-            assert cut[number] or together[number] < enough_s
-            if not each:
-                floats = {node: float(seconds[0]) for node, seconds in one.items()}
-                assert bounds.step_s(floats, places) == pytest.approx(together[number])
+    random = Random(seed)
+    space = space_of(case(name, seed, 10_000))
+    bounds, choices = Bounds(space.draft), list(all_allocations(space))
+    assignments = _assignments(space, random.choice(choices), random)
+    places = {n.name: assignments[u.name].resources for u in space.groups for n in u.nodes}
+    moving = [random.choice([{}, _moves(space, assignments)]) for _ in range(DRAWS)]
+    times = {node: np.array([_factor(random) for _ in moving]) for node in bounds.nodes}
+    moves = {r: np.array([each.get(r, np.nan) for each in moving]) for r in bounds.trainer_of}
+    together = bounds.steps_s(times, places, moves, float("inf"))
+    enough_s = float(np.median(together))
+    cut = bounds.steps_s(times, places, moves, enough_s) >= enough_s
+    for number, each in enumerate(moving):
+        one = {node: seconds[number : number + 1] for node, seconds in times.items()}
+        own = {reader: np.array([seconds]) for reader, seconds in each.items()}
+        assert bounds.steps_s(one, places, own, float("inf"))[0] == pytest.approx(together[number])
+        assert (bounds.steps_s(one, places, own, enough_s)[0] >= enough_s) == cut[number]
+        assert cut[number] or together[number] < enough_s
+        if not each:
+            floats = {node: float(seconds[0]) for node, seconds in one.items()}
+            assert bounds.step_s(floats, places) == pytest.approx(together[number])
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize("seed", range(CASES))
 @pytest.mark.parametrize("name", GRAPHS)
-def test_rings_that_are_left_out_say_nothing_more(name: str) -> None:
+def test_rings_that_are_left_out_say_nothing_more(name: str, seed: int) -> None:
     """Those within a longer one: of all recurrence cycles, also with weights that come from elsewhere, none
     takes longer than the longest of the others."""
-    for seed in range(CASES):
-        random = Random(seed)
-        space = space_of(case(name, seed, 10_000))
-        bounds = Bounds(space.draft)
-        whole = {node for node, times in bounds.rounds.items() if times == 1}
-        for allocation in random.choices(list(all_allocations(space)), k=DRAWS):
-            assignments = _assignments(space, allocation, random)
-            places = {n.name: assignments[u.name].resources for u in space.groups for n in u.nodes}
-            placed = PlacedGraph(
-                bounds.dag, bounds.all_descendants, bounds.lags, bounds.cross_mesh_values, whole, places
-            )
-            times = {node: _factor(random) for node in bounds.nodes}
-            work = {node: seconds * bounds.rounds[node] for node, seconds in times.items()}
-            taken = {r.first: _cycle_s(placed, bounds, r, times, work) for r in bounds.all_descendants}
-            assert max(taken.values()) == pytest.approx(max(taken[r.first] for r in placed.all_descendants))
+    random = Random(seed)
+    space = space_of(case(name, seed, 10_000))
+    bounds = Bounds(space.draft)
+    whole = {node for node, times in bounds.rounds.items() if times == 1}
+    for allocation in random.choices(list(all_allocations(space)), k=DRAWS):
+        assignments = _assignments(space, allocation, random)
+        places = {n.name: assignments[u.name].resources for u in space.groups for n in u.nodes}
+        placed = PlacedGraph(
+            bounds.dag, bounds.all_descendants, bounds.lags, bounds.cross_mesh_values, whole, places
+        )
+        times = {node: _factor(random) for node in bounds.nodes}
+        work = {node: seconds * bounds.rounds[node] for node, seconds in times.items()}
+        taken = {r.first: _cycle_s(placed, bounds, r, times, work) for r in bounds.all_descendants}
+        assert max(taken.values()) == pytest.approx(max(taken[r.first] for r in placed.all_descendants))
 
 
 def _cycle_s(
@@ -136,38 +138,37 @@ def test_sets_that_meet_wait_for_each_other() -> None:
     assert bounds.steps_s(times, places, {}, float("inf"))[0] < 210.0  # what each set does by itself
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize("seed", range(CASES))
 @pytest.mark.parametrize("name", GRAPHS)
-def test_bounds_of_allocations_hold_for_each_choice(name: str) -> None:
+def test_bounds_of_allocations_hold_for_each_choice(name: str, seed: int) -> None:
     """What `search` cuts an allocation by is below all that its choices take."""
-    for seed in range(CASES):
-        random = Random(seed)
-        space = space_of(case(name, seed, 10_000))
-        least = LeastTimes(space, Bounds(space.draft))
-        for allocation in random.choices(list(all_allocations(space)), k=DRAWS):
-            assert least.step_s(allocation) <= _step_s(space, allocation, random) * (1 + 1e-9), (name, seed)
+    random = Random(seed)
+    space = space_of(case(name, seed, 10_000))
+    least = LeastTimes(space, Bounds(space.draft))
+    for allocation in random.choices(list(all_allocations(space)), k=DRAWS):
+        assert least.step_s(allocation) <= _step_s(space, allocation, random) * (1 + 1e-9)
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize("seed", range(CASES))
 @pytest.mark.parametrize("name", GRAPHS)
-def test_bounds_of_allocations_that_begin_alike_hold_for_each_of_them(name: str) -> None:
+def test_bounds_of_allocations_that_begin_alike_hold_for_each_of_them(name: str, seed: int) -> None:
     """Of the first sets the devices are known, and of the others that they are so many together, or that each
     has no more than so many. Fewer known: the bound is no greater."""
-    for seed in range(CASES):
-        random = Random(seed)
-        space = space_of(case(name, seed, 10_000))
-        least = LeastTimes(space, Bounds(space.draft))
-        for allocation in random.choices(list(all_allocations(space)), k=DRAWS):
-            took_s, sets = _step_s(space, allocation, random), allocation.partition
-            spread, bounds = allocation.spread, [least.step_s(allocation)]
-            for known in reversed(range(len(sets))):
-                rest, counts = sets[known:], allocation.counts
-                assert least.shared_out_s(rest, spread, sum(counts[known:])) <= took_s * (1 + 1e-9), (
-                    name,
-                    seed,
-                )
-                greater = (*counts[:known], *(random.randint(n, space.num_devices) for n in counts[known:]))
-                bounds.append(least.step_s(replace(allocation, counts=greater), known))
-            assert bounds[0] <= took_s * (1 + 1e-9), (name, seed)
-            assert max(bounds[1:], default=0.0) <= bounds[0] * (1 + 1e-9), (name, seed)
+    random = Random(seed)
+    space = space_of(case(name, seed, 10_000))
+    least = LeastTimes(space, Bounds(space.draft))
+    for allocation in random.choices(list(all_allocations(space)), k=DRAWS):
+        took_s, sets = _step_s(space, allocation, random), allocation.partition
+        spread, bounds = allocation.spread, [least.step_s(allocation)]
+        for known in reversed(range(len(sets))):
+            rest, counts = sets[known:], allocation.counts
+            assert least.shared_out_s(rest, spread, sum(counts[known:])) <= took_s * (1 + 1e-9)
+            greater = (*counts[:known], *(random.randint(n, space.num_devices) for n in counts[known:]))
+            bounds.append(least.step_s(replace(allocation, counts=greater), known))
+        assert bounds[0] <= took_s * (1 + 1e-9)
+        assert max(bounds[1:], default=0.0) <= bounds[0] * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("name", GRAPHS)
@@ -220,35 +221,37 @@ def test_what_is_called_on_the_devices_of_a_node_takes_time_too() -> None:
     assert called and bounds.step_s(times, places) == pytest.approx(1 + len(called) * PYTHON_CALL_S)
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize("seed", range(CASES))
 @pytest.mark.parametrize("name", GRAPHS)
-def test_sharing_out_finds_the_best_way_to(name: str) -> None:
+def test_sharing_out_finds_the_best_way_to(name: str, seed: int) -> None:
     """That in which the busiest set does least, of all."""
-    for seed in range(CASES):
-        space = space_of(case(name, seed, 10_000))
-        least = LeastTimes(space, Bounds(space.draft))
-        found: dict[tuple[Partition, frozenset[str]], float] = {}
-        for each in all_allocations(space):
-            sets = zip(each.partition, each.counts)
-            busiest = max((least.busy_s(m, n, each.spread) for m, n in sets), default=0.0)
-            kind = each.partition, each.spread
-            found[kind] = min(found.get(kind, float("inf")), busiest)
-        for (partition, spread), expected in found.items():
-            assert least.shared_out_s(partition, spread, space.num_devices) == expected, (name, seed)
+    space = space_of(case(name, seed, 10_000))
+    least = LeastTimes(space, Bounds(space.draft))
+    found: dict[tuple[Partition, frozenset[str]], float] = {}
+    for each in all_allocations(space):
+        sets = zip(each.partition, each.counts)
+        busiest = max((least.busy_s(m, n, each.spread) for m, n in sets), default=0.0)
+        kind = each.partition, each.spread
+        found[kind] = min(found.get(kind, float("inf")), busiest)
+    for (partition, spread), expected in found.items():
+        assert least.shared_out_s(partition, spread, space.num_devices) == expected
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize("seed", range(CASES))
 @pytest.mark.parametrize("name", GRAPHS)
-def test_a_closer_look_finds_no_more_than_choices_take(name: str) -> None:
+def test_a_closer_look_finds_no_more_than_choices_take(name: str, seed: int) -> None:
     """The bound of an allocation in which every model has one of its paces. It leaves out the order of nodes,
     which least times count: these may be longer by a little, when all else is equal."""
-    for seed in range(CASES):
-        random = Random(seed)
-        space = space_of(case(name, seed, 10_000))
-        bounds, fronts = Bounds(space.draft), ModelParetoFronts()
-        for allocation in random.choices(list(all_allocations(space)), k=DRAWS):
-            bound_s = Branch(allocation, Incumbent(space), bounds).bound_s(fronts)
-            assert LeastTimes(space, bounds).step_s(allocation) <= bound_s * (1 + ORDER), (name, seed)
-            for _ in range(DRAWS):
-                assert bound_s <= _step_s(space, allocation, random) * (1 + 1e-9), (name, seed)
+    random = Random(seed)
+    space = space_of(case(name, seed, 10_000))
+    bounds, fronts = Bounds(space.draft), ModelParetoFronts()
+    for allocation in random.choices(list(all_allocations(space)), k=DRAWS):
+        bound_s = Branch(allocation, Incumbent(space), bounds).bound_s(fronts)
+        assert LeastTimes(space, bounds).step_s(allocation) <= bound_s * (1 + ORDER)
+        for _ in range(DRAWS):
+            assert bound_s <= _step_s(space, allocation, random) * (1 + 1e-9)
 
 
 def _step_s(space: SearchSpace, allocation: Allocation, random: Random) -> float:

@@ -12,32 +12,35 @@ from hflow.compiler.planner.search import SearchResult, exhaustive, search
 from hflow.compiler.state import Draft
 from tests.compiler.small_cases import GRAPHS, case, num_plans, scarce_case, space_of
 
-PER_GRAPH = 20  # x 12 graphs = 240 cases
+PER_GRAPH = 20  # x 14 graphs = 280 cases
 FOREVER = float("inf")
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.matrix
 @pytest.mark.slow
+@pytest.mark.parametrize("seed", range(PER_GRAPH))
 @pytest.mark.parametrize("name", GRAPHS)
-def test_search_finds_the_best_of_all_plans(name: str) -> None:
+def test_search_finds_the_best_of_all_plans(name: str, seed: int) -> None:
     """About one case in five fits nowhere: then both say so."""
-    for seed in range(PER_GRAPH):
-        _compare(case(name, seed, most=1500), seed)
+    _compare(case(name, seed, most=1500), seed)
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
+@pytest.mark.parametrize("seed", range(PER_GRAPH // 2))
 @pytest.mark.parametrize("name", GRAPHS)
-def test_a_search_cut_short_proves_no_more_than_is_true(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_cut_short_proves_no_more_than_is_true(
+    name: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After any effort; and what it says of the gap is what it has proven."""
-    for seed in range(PER_GRAPH // 2):
-        draft = case(name, seed, most=1500)
-        expected = exhaustive(space_of(draft)).choice
-        for effort in (0, 50, 300) if expected else ():
-            monkeypatch.setattr("hflow.compiler.planner.search.EFFORT", effort)
-            found = search(space_of(draft), None)
-            assert expected and found.choice
-            assert 0 < found.bound_s <= expected.step_s * (1 + 1e-9), (name, seed, effort)
-            assert found.gap in (0.0, 1 - found.bound_s / found.choice.step_s)
+    draft = case(name, seed, most=1500)
+    expected = exhaustive(space_of(draft)).choice
+    for effort in (0, 50, 300) if expected else ():
+        monkeypatch.setattr("hflow.compiler.planner.search.EFFORT", effort)
+        found = search(space_of(draft), None)
+        assert expected and found.choice
+        assert 0 < found.bound_s <= expected.step_s * (1 + 1e-9), effort
+        assert found.gap in (0.0, 1 - found.bound_s / found.choice.step_s)
 
 
 @pytest.mark.rotating(3)
@@ -48,12 +51,13 @@ def test_search_finds_the_best_of_many_plans(name: str) -> None:
         _compare(case(name, seed, most=20_000), seed)
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
+@pytest.mark.parametrize("seed", range(PER_GRAPH // 2))
 @pytest.mark.parametrize("name", GRAPHS)
-def test_search_finds_what_just_fits(name: str) -> None:
+def test_search_finds_what_just_fits(name: str, seed: int) -> None:
     """Where hardly more than the least memory is there, donation often decides what fits."""
-    for seed in range(PER_GRAPH // 2):
-        _compare(scarce_case(name, seed, most=1500), seed)
+    _compare(scarce_case(name, seed, most=1500), seed)
 
 
 @pytest.mark.slow
@@ -79,17 +83,18 @@ def test_the_cases_are_worth_comparing() -> None:
     assert any(found.choice and found.explored < total / 2 for total, found in counted)
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", ["ppo", "async_grpo", "dapo"])
-def test_who_listens_is_told_how_many_plans_of_how_many(name: str) -> None:
+def test_who_listens_is_told_how_many_plans_of_how_many(name: str, seed: int) -> None:
     """From none to all that there are, in steps; and it changes nothing."""
-    for seed in range(4):
-        draft, told = case(name, seed, most=1500), list[tuple[int, int]]()
-        options = replace(draft.options, on_priced=lambda *counts, told=told: told.append(counts))
-        heard = exhaustive(space_of(replace(draft, options=options)))
-        total = num_plans(draft, 1500)
-        assert told == [*((priced, total) for priced in range(0, total, 100)), (total, total)]
-        assert heard.choice == (without := exhaustive(space_of(draft))).choice
-        assert heard.explored == without.explored <= total
+    draft, told = case(name, seed, most=1500), list[tuple[int, int]]()
+    options = replace(draft.options, on_priced=lambda *counts: told.append(counts))
+    heard = exhaustive(space_of(replace(draft, options=options)))
+    total = num_plans(draft, 1500)
+    assert told == [*((priced, total) for priced in range(0, total, 100)), (total, total)]
+    assert heard.choice == (without := exhaustive(space_of(draft))).choice
+    assert heard.explored == without.explored <= total
 
 
 def _compare(draft: Draft, seed: int) -> None:
