@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+
 import pytest
 
 from hflow.compiler.compile import compile_graph
@@ -22,6 +25,12 @@ def plan() -> Plan:
     return compile_graph(large("ppo", "llama-13b"), CLUSTER)
 
 
+@pytest.fixture(scope="module")
+def explained(plan: Plan) -> Callable[[str], tuple[Alternative, ...]]:
+    """What is said of a node of it; of each once."""
+    return cache(lambda node: tuple(explain(plan, (), QUICK, node)))
+
+
 def pin(node: str, alternative: Alternative) -> str:
     """All that the layout says, and what it does not say: axes of size 1, no ZeRO, no recomputation,
     no offload."""
@@ -38,9 +47,10 @@ def pin(node: str, alternative: Alternative) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("node", ["actor_train", "rollout", "reward"])
-def test_a_pin_of_an_alternative_takes_as_long(plan: Plan, node: str) -> None:
-    found = explain(plan, (), QUICK, node)
-    fitting = [a for a in found if a.step_time_s is not None]
+def test_a_pin_of_an_alternative_takes_as_long(
+    plan: Plan, explained: Callable[[str], tuple[Alternative, ...]], node: str
+) -> None:
+    fitting = [a for a in explained(node) if a.step_time_s is not None]
     assert len(fitting) > 3
     for alternative in fitting[:4]:
         pinned = compile_graph(plan.graph, CLUSTER, [pin(node, alternative)])
@@ -52,8 +62,10 @@ def test_a_pin_of_an_alternative_takes_as_long(plan: Plan, node: str) -> None:
         assert pinned.node(node).time_s == pytest.approx(alternative.node_time_s, rel=1e-6)
 
 
-def test_the_chosen_one_is_first_and_others_follow_by_step(plan: Plan) -> None:
-    chosen, *others = explain(plan, (), QUICK, "actor_train")
+def test_the_chosen_one_is_first_and_others_follow_by_step(
+    plan: Plan, explained: Callable[[str], tuple[Alternative, ...]]
+) -> None:
+    chosen, *others = explained("actor_train")
     assert chosen.step_time_s == plan.step_time_s
     assert chosen.reason == "no other step is shorter"
     steps = [a.step_time_s for a in others if a.step_time_s is not None]
@@ -70,9 +82,11 @@ def test_what_is_proven_is_told() -> None:
     assert others and not any("at most" in a.reason for a in others)
 
 
-def test_what_does_not_fit_tells_how_much_it_lacks(plan: Plan) -> None:
+def test_what_does_not_fit_tells_how_much_it_lacks(
+    plan: Plan, explained: Callable[[str], tuple[Alternative, ...]]
+) -> None:
     """A replica of 13B on each device: 2 bytes for each weight, 4 for its gradient, more for Adam."""
-    tight = [a for a in explain(plan, (), QUICK, "actor_train") if a.step_time_s is None]
+    tight = [a for a in explained("actor_train") if a.step_time_s is None]
     assert tight
     for alternative in tight:
         needs, limit = alternative.reason.removeprefix("does not fit: ").removesuffix(" GB").split(" of ")

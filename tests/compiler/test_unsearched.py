@@ -146,6 +146,7 @@ def test_nodes_of_a_synchronous_graph_run_side_by_side() -> None:
     assert plan.search.gap == 0
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 @pytest.mark.parametrize("cluster", ["h100x8", "a100x16", "a100x64"])
 @pytest.mark.parametrize("name", ["sft", "grpo", "dapo", "gspo", "online_dpo", "tool_grpo", "reinforce_pp"])

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ def varied(*arguments: str) -> subprocess.CompletedProcess[str]:
     return hflow("compile", "grpo", "--sensitivities", *arguments)
 
 
+@cache
 def compiled(cluster: Path, *sizes: str) -> Plan:
     return hf.compile(hf.load("algorithms/grpo.yaml", [*SET, *sizes]), cluster, (PIN,))
 
