@@ -25,7 +25,24 @@ def served(request: pytest.FixtureRequest, folders: Folders) -> Iterator[tuple[S
     server.close()
 
 
-def check(server: Server, folder: str) -> None:
+@pytest.mark.matrix(6, cover=False)
+@pytest.mark.parametrize(
+    "served",
+    [
+        "llama linear",
+        "llama llama3",
+        "mistral full",
+        "mixtral",
+        "phi3 longrope",
+        "qwen2 yarn",
+        "qwen3",
+        "qwen3_moe",
+        "qwen3_moe probabilities",
+    ],
+    indirect=True,
+)  # fmt: skip
+def test_log_probs_are_those_of_transformers(served: tuple[Server, str]) -> None:
+    server, folder = served
     prompts, model = some_prompts(8), load_hf(folder)
     sampling = {"max_new_tokens": NEW_TOKENS, "ignore_eos": True, "temperature": 0}
     body = {"input_ids": prompts, "sampling_params": [sampling] * len(prompts), "return_logprob": True}
@@ -39,26 +56,3 @@ def check(server: Server, folder: str) -> None:
         expected = log_p.gather(-1, row[0, len(prompt) :, None])[:, 0]
         found = torch.tensor([log_prob for log_prob, _, _ in answer["meta_info"]["output_token_logprobs"]])
         torch.testing.assert_close(found, expected, atol=LOG_PROBS, rtol=0)
-
-
-@pytest.mark.parametrize("served", ["qwen3", "llama llama3"], indirect=True)
-def test_log_probs_are_those_of_transformers(served: tuple[Server, str]) -> None:
-    check(*served)
-
-
-@pytest.mark.matrix(4, cover=False)
-@pytest.mark.parametrize(
-    "served",
-    [
-        "llama linear",
-        "mistral full",
-        "mixtral",
-        "phi3 longrope",
-        "qwen2 yarn",
-        "qwen3_moe",
-        "qwen3_moe probabilities",
-    ],
-    indirect=True,
-)  # fmt: skip
-def test_log_probs_of_further_variants(served: tuple[Server, str]) -> None:
-    check(*served)
