@@ -21,11 +21,12 @@ CHUNK_ELEMENTS = 2**22  # float64 probabilities held at once
 
 
 def uniform(seed: int, step: int, rows: Tensor, positions: Tensor | int, stream: int = 0) -> Tensor:
-    """Uniform numbers in [0, 1), float64 with 53 random bits, one per element of `rows`.
+    """Uniform numbers in [0, 1), float64 with 53 random bits, of the shape to which `rows` and `positions`
+    broadcast.
 
     Args:
         rows: int64, global row ids, of any shape.
-        positions: int64 of the same shape, or one position for all.
+        positions: int64, or one position for all.
         stream: numbers of other streams are others; stream 0 is not hashed in.
     """
     state = torch.zeros_like(rows)

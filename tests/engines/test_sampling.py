@@ -53,6 +53,8 @@ def test_numbers_do_not_depend_on_batching() -> None:
     one_by_one = torch.cat([uniform(1, 2, rows[i : i + 1], 3) for i in range(3)])
     assert torch.equal(uniform(1, 2, rows, 3), one_by_one)
     assert torch.equal(uniform(1, 2, rows, torch.tensor([3, 3, 3])), one_by_one)
+    together = uniform(1, 2, rows[:, None], torch.arange(7), 4)
+    assert torch.equal(together, torch.stack([uniform(1, 2, rows, p, 4) for p in range(7)], 1))
 
 
 def test_stream_zero_draws_what_runs_without_streams_drew() -> None:

@@ -22,6 +22,8 @@ from hflow.runtime.rows import Rows, concatenate, length_mask
 from hflow.runtime.sampling import sample, uniform
 from hflow.runtime.truncation import OUT, truncate
 
+DRAWN = 64  # tokens of each row whose random numbers are made together
+
 
 @torch.no_grad()
 def generate(
@@ -118,6 +120,9 @@ def _generate_batch(
     active = torch.arange(len(prompt_of), device=prompts.device)
     sets = KeptCollector(len(prompt_of), sampling.max_kept) if sampling.max_kept else None
     for step in range(steps):
+        if step % DRAWN == 0:  # all at once: numbers of one token take as long as those of many
+            positions = torch.arange(step, min(step + DRAWN, steps), device=prompts.device)
+            numbers = uniform(sampling.seed, sampling.step, ids[:, None], positions, sampling.stream)
         try:
             check_logits(logits, ids[active], step)
         except NotFinite:
@@ -127,8 +132,7 @@ def _generate_batch(
             truncate(logits, sampling.temperature, sampling.truncation)
         if sets:
             sets.add(active, logits > OUT)
-        u = uniform(sampling.seed, sampling.step, ids[active], step, sampling.stream)
-        tokens, log_probs = sample(logits, u, sampling.temperature)
+        tokens, log_probs = sample(logits, numbers[active, step % DRAWN], sampling.temperature)
         out.tokens[active, step] = tokens
         out.log_probs[active, step] = log_probs
         first = max(0, step + 1 - sampling.ends.window)
