@@ -65,9 +65,12 @@ def _flops(plan: Plan, work: Work, tokens: int) -> dict[str, float]:
     """What each node with a model has to multiply, without attention: a prompt once for all its samples."""
     mean_prompt = (work.shortest + work.longest) / 2
     read = tokens - (work.rows - work.prompts) * mean_prompt
-    nodes = [node for node in plan.graph.nodes if node.model]
-    forward = {node.name: 2 * matmul_parameters(plan.shapes[node.model.model]) * read for node in nodes}
-    return {node.name: forward[node.name] * (3 if node.op == "train" else 1) for node in nodes}
+    found: dict[str, float] = {}
+    for node in plan.graph.nodes:
+        if node.model:
+            forward = 2 * matmul_parameters(plan.shapes[node.model.model]) * read
+            found[node.name] = (3 if node.op == "train" else 1) * forward
+    return found
 
 
 def _cluster(workers: int) -> Cluster:
