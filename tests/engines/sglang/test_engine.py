@@ -86,6 +86,14 @@ def run(engine: SglangModel, node: Node, plan: NodePlan, step: int = 0) -> Resul
     return engine.run(EngineCall(node, plan, 0, 2, seed=5, step=step), {"prompt": prompts})
 
 
+def run_s(engine: SglangModel, node: Node, plan: NodePlan) -> float:
+    """Seconds of a run on a server that is there."""
+    run(engine, node, plan)
+    began = time.monotonic()
+    run(engine, node, plan)
+    return time.monotonic() - began
+
+
 def renew(engine: SglangModel, values: Mapping[str, torch.Tensor], version: int) -> None:
     weights = engine.weights
     weights.version = version
@@ -188,7 +196,7 @@ def test_a_killed_scheduler_costs_no_row(
     renew(engine, perturbed(folder, 3), 3)
     undisturbed = run(engine, node, own)
     victim, tree = scheduler(engine), tree_of(psutil.Process().pid)[1:]
-    killer = threading.Timer(0.3, victim.kill)
+    killer = threading.Timer(run_s(engine, node, own) / 2, victim.kill)
     killer.start()
     disturbed = run(engine, node, own)
     killer.join()
@@ -208,7 +216,7 @@ def test_a_server_that_hangs_is_replaced(
     monkeypatch.setattr(requests, "STALL_S", 2.0)
     monkeypatch.setattr(server, "HEALTH_S", 2.0)
     victim = scheduler(engine)
-    stopper = threading.Timer(0.3, victim.suspend)
+    stopper = threading.Timer(run_s(engine, node, own) / 2, victim.suspend)
     stopper.start()
     disturbed = run(engine, node, own)
     stopper.join()
@@ -242,9 +250,10 @@ def test_weights_come_in_flight(
     call, prompts = EngineCall(node, own, 0, 2, seed=5, step=0), from_lists([[3, 4, 5, 6], [7, 8, 9]])
     values = {version: perturbed(folder, version) for version in (7, 8, 9)}
     renew(engine, values[7], 7)
+    apart_s = run_s(engine, node, own) / 4
     engine.begin(call, {"prompt": prompts})
     for version in (8, 9):
-        time.sleep(0.15)
+        time.sleep(apart_s)
         renew(engine, values[version], version)
     if dies:
         scheduler(engine).kill()
@@ -332,7 +341,7 @@ def test_a_refused_update_is_told_in_sglangs_words(engine: SglangModel, folder: 
 def test_it_gives_up_when_nobody_waits(engine: SglangModel, plan: hflow.Plan, world: World) -> None:
     """Also the end of the server: what it works on is of no use any more."""
     node, own = plan.graph.node("rollout"), plan.node("rollout")
-    told = threading.Timer(0.3, world.aborted.set)
+    told = threading.Timer(run_s(engine, node, own) / 2, world.aborted.set)
     told.start()
     began = time.monotonic()
     with pytest.raises(Exception) as caught:
