@@ -35,10 +35,10 @@ RATIOS: Mapping[Platform, Mapping[TimedKind, Interval]] = {
         "step with experts": Interval(0.88, 2.67),
     },
     "cpu": {
-        "train": Interval(0.76, 1.42),
-        "score": Interval(0.89, 1.64),
-        "generate": Interval(0.8, 1.46),
-        "step": Interval(0.82, 1.41),
+        "train": Interval(0.84, 1.28),
+        "score": Interval(0.58, 1.18),
+        "generate": Interval(0.97, 1.36),
+        "step": Interval(0.84, 1.22),
     },
 }
 _NODES: Mapping[str, TimedKind] = {"train": "train", "score": "score", "generate": "generate"}

@@ -113,12 +113,8 @@ def _figures(row: SweptRow) -> Mapping[str, Any]:
     """By `CSV_FIGURES`; None for what there is not."""
     if isinstance(row, NoPlan):
         why = row.reason
-        return {
-            **dict.fromkeys(CSV_FIGURES),
-            "code": why.code,
-            "message": why.message,
-            "help": why.help or None,
-        }
+        help_ = " ".join(why.help.split()) or None  # a combination has one line
+        return {**dict.fromkeys(CSV_FIGURES), "code": why.code, "message": why.message, "help": help_}
     return {
         "step_time_s": row.step_time_s,
         "bound_s": row.bound_s,
