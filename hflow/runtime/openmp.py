@@ -12,8 +12,8 @@ def sleep_soon() -> None:
     """In processes that are started from now on, and in this one if torch has not been imported yet.
 
     GNU's OpenMP looks for 300,000 rounds. On cores that something else uses, too, threads then hold up those
-    that they wait for: beside one busy process a GRPO step of a small model on two cores took 1.5 to 15 s,
-    with 2,000 rounds 1.1 s, alone 0.53 s either way. What the user has set stays.
+    that they wait for: beside one busy process a GRPO step of a small model on two cores took 1.5 to 2.0 s,
+    with 2,000 rounds 1.1 to 1.3 s, alone as long either way. What the user has set stays.
     """
     if not any(name in os.environ for name in OF_USERS):
         os.environ[VARIABLE] = ROUNDS

@@ -20,7 +20,6 @@ from hflow.runtime.controller.worker_failure import WorkerFailure
 from hflow.runtime.controller.worker_process import END_S as KILL_S
 from hflow.runtime.controller.worker_process import WorkerProcess
 from hflow.runtime.gpus import HIDDEN
-from hflow.runtime.openmp import ROUNDS, VARIABLE
 from hflow.units import plural
 
 START_WAIT_S = 1800  # to import torch and an engine, with cold disks, on cores that others use
@@ -110,7 +109,7 @@ def _start_actors(
     # Ray leaves workers without a GPU all that their node sees. Our own sees none; in a cluster each worker
     # is started anew for it, which takes seconds.
     if joined and demand.platform == "cpu":
-        options["runtime_env"] = {"env_vars": HIDDEN | {VARIABLE: ROUNDS}}
+        options["runtime_env"] = {"env_vars": HIDDEN}
     bundles = [bundle for bundle, workers in enumerate(demand.hosts) for _ in range(workers)]
     places = [PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=b) for b in bundles]
     folder = str(Path.cwd())
