@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,9 @@ from torch.nn.functional import gelu, rms_norm, silu
 from hflow.runtime.engines.megatron import logprobs as logprobs_module
 from hflow.runtime.engines.megatron import norm as norm_module
 from hflow.runtime.engines.megatron.cpu_kernels import gated, library, logprobs, norm, rotary
+from hflow.runtime.engines.megatron.cpu_kernels.newest import attend_newest
 from hflow.runtime.engines.megatron.cpu_kernels.place import place
+from hflow.runtime.engines.megatron.prefix import Prefix
 from tests.engines.memory import torch_operations
 
 pytestmark = pytest.mark.skipif(not library.compilers(), reason="there is no C++ compiler")
@@ -118,6 +121,110 @@ def test_the_newest_token_goes_to_its_place(dtype: torch.dtype, factor: float) -
     close(queries, turned[:, :, :-1] * factor)
     assert torch.equal(keys[:, :, 4], turned[:, :, -1]) and torch.equal(values[:, :, 4], qkv[:, :, -1])
     assert not keys[:, :, [3, 5]].any() and not values[:, :, [3, 5]].any()
+
+
+def prefix_case(
+    dtype: torch.dtype, sizes: tuple[int, int, int], lengths: tuple[int, int]
+) -> tuple[Tensor, Prefix, tuple[Tensor, Tensor]]:
+    """Queries of 9 rows, in no order, of 4 prompts; their padding, of which one has none and one all but
+    its last place, holds NaN; and what comes after them, a part of a larger memory."""
+    (groups, heads, width), (prompt, own) = sizes, lengths
+    layers = [
+        tuple(torch.randn(4, groups, prompt + 3, width).to(dtype)[:, :, :prompt] for _ in range(2))
+        for _ in range(2)
+    ]
+    present = torch.arange(prompt) >= torch.tensor([0, 2, prompt // 2, prompt - 1])[:, None]
+    for memory in (x for layer in layers for x in layer):
+        memory[~present[:, None].expand(-1, groups, -1)] = math.nan
+    memory = [torch.randn(9, groups, own + 5, width).to(dtype)[:, :, :own] for _ in range(2)]
+    prefix = Prefix.shared(
+        [(key, value) for key, value in layers], present, torch.tensor([2, 0, 1, 2, 3, 0, 0, 2, 1])
+    )
+    return torch.randn(9, groups, heads, width).to(dtype), prefix, (memory[0], memory[1])
+
+
+def attended(
+    query: Tensor,
+    prefix: Prefix,
+    own: tuple[Tensor, Tensor],
+    cap: float | None,
+    sinks: Tensor | None,
+    window: int | None,
+) -> Tensor:
+    """In float64, one row after the other, of the second layer."""
+    found = torch.empty(query.shape, dtype=torch.float64)
+    for row, prompt in enumerate(prefix.of.tolist()):
+        there = (
+            torch.ones(prefix.places, dtype=torch.bool) if prefix.present is None else prefix.present[prompt]
+        )
+        key, value = (
+            torch.cat([x[prompt][:, there], y[row]], 1).double()[:, -(window or 10_000) :]
+            for x, y in zip(prefix.layers[1], own, strict=True)
+        )
+        scores = query[row].double() @ key.mT / math.sqrt(query.shape[-1])
+        scores = scores if cap is None else cap * (scores / cap).tanh()
+        if sinks is not None:
+            scores = torch.cat([scores, sinks.double().view(*query.shape[1:3], 1)], -1)
+        found[row] = scores.softmax(-1)[..., : key.shape[1]] @ value
+    return found
+
+
+@DTYPES
+@pytest.mark.parametrize("sizes", [(1, 1, 16), (2, 3, 20), (2, 2, 64), (1, 7, 96), (2, 4, 128)])
+@pytest.mark.parametrize("lengths", [(5, 1), (70, 3), (130, 200)])
+def test_attention_after_shared_prompts(
+    dtype: torch.dtype, sizes: tuple[int, int, int], lengths: tuple[int, int]
+) -> None:
+    query, prefix, own = prefix_case(dtype, sizes, lengths)
+    close(attend_newest(query, 1, prefix, own), attended(query, prefix, own, None, None, None))
+    padded = prefix.layers[1][0][0], prefix.present
+    prefix.of, prefix.present = torch.zeros_like(prefix.of), None  # the prompt without padding
+    assert padded[0].isfinite().all()
+    close(attend_newest(query, 1, prefix, own), attended(query, prefix, own, None, None, None))
+
+
+@DTYPES
+@pytest.mark.parametrize("window", [1, 3, 8, 40, 200])
+def test_attention_within_a_window(dtype: torch.dtype, window: int) -> None:
+    """That ends in a row's own tokens, in its prompt, or before it."""
+    query, prefix, own = prefix_case(dtype, (2, 2, 64), (90, 8))
+    close(
+        attend_newest(query, 1, prefix, own, window=window), attended(query, prefix, own, None, None, window)
+    )
+
+
+@DTYPES
+def test_attention_with_capped_scores_and_sinks(dtype: torch.dtype) -> None:
+    query, prefix, own = prefix_case(dtype, (2, 3, 64), (33, 7))
+    query *= 20
+    sinks = torch.randn(6).mul(3).to(dtype)
+    for cap, sink in ((5.0, None), (None, sinks), (5.0, sinks)):
+        found = attend_newest(query, 1, prefix, own, cap, sink)
+        rtol, atol = (2**-7, 2**-7) if dtype == torch.bfloat16 else (1e-5, 1e-5)
+        expected = attended(query, prefix, own, cap, sink, None)
+        torch.testing.assert_close(found.double(), expected, rtol=rtol, atol=atol)
+
+
+def test_attention_of_a_row_does_not_depend_on_others_nor_threads() -> None:
+    """Rows leave while others go on, and workers have different numbers of cores."""
+    query, prefix, own = prefix_case(torch.float32, (2, 2, 64), (70, 90))
+    found = attend_newest(query, 1, prefix, own)
+    rows = torch.tensor([7, 1, 4])
+    prefix.keep(rows)
+    before = torch.get_num_threads()
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        fewer = attend_newest(query[rows], 1, prefix, (own[0][rows], own[1][rows]))
+        assert torch.equal(fewer, found[rows])
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_key_that_is_not_finite_is_seen_in_its_row(bad: float) -> None:
+    query, prefix, own = prefix_case(torch.float32, (2, 2, 64), (9, 4))
+    own[0][3, 1, 2, 7], query[3, 1, :, 7] = bad, 1
+    finite = attend_newest(query, 1, prefix, own).isfinite().all(-1).all(-1)
+    assert finite[[0, 1, 2, 4, 5, 6, 7, 8]].all() and finite[3].tolist() == [True, False]
 
 
 TEMPERATURE = 0.7
@@ -289,6 +396,18 @@ def test_a_compiler_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path
     with pytest.raises(library.NotBuiltError, match="no-such-flag"):
         library.built(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_change_of_any_source_is_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    changed = tmp_path / "sources"
+    shutil.copytree(library.SOURCE.parent, changed)
+    monkeypatch.setattr(library, "SOURCE", changed / library.SOURCE.name)
+    compiler = library.compilers()[0]
+    keys = {library._key(compiler)}
+    for path in library.sources():
+        path.write_text(path.read_text() + "\n")
+        keys.add(library._key(compiler))
+    assert len(keys) == 1 + len(list(changed.glob("*.h"))) + 1
 
 
 def test_the_next_compiler_is_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

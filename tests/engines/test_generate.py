@@ -12,9 +12,11 @@ import torch
 from hflow.plan.layout import Mesh
 from hflow.runtime.engines.groups import NewGroup
 from hflow.runtime.engines.megatron import attention, sight
+from hflow.runtime.engines.megatron.decoder import Decoder
 from hflow.runtime.engines.protocol import NodeError
 from hflow.runtime.rows import Rows, from_lists
 from hflow.runtime.tokenizer import load_tokenizer
+from tests.engines.memory import torch_operations
 from tests.engines.models import (
     EOS,
     VARIANTS,
@@ -197,6 +199,39 @@ def test_samples_do_not_depend_on_the_plan(pool: Pool, folders: Folders) -> None
     tokens = found[0]["tokens"]
     assert len({tuple(row) for row in tokens}) == len(tokens), "samples of one prompt differ"
     assert len({len(m) for m in found[0]["mask"]}) > 1, "some rows end early"
+
+
+def by_torch_on_rank(rank: int, new_group: NewGroup, folder: str) -> Any:
+    """Without kernels each row has its prompt's keys and values again."""
+    with torch_operations():
+        return generate_on_rank(rank, new_group, folder, MESHES["one"], SAMPLES, 1.0, 64)
+
+
+@pytest.mark.parametrize("variant", ["llama", "gemma2", "gpt_oss"])
+def test_rows_that_share_a_prompt_draw_the_same(pool: Pool, folders: Folders, variant: str) -> None:
+    folder = folders.of(variant, False)
+    [(shared, _, _)] = pool.run(1, generate_on_rank, folder, MESHES["one"], SAMPLES, 1.0, 64)
+    [(repeated, _, _)] = pool.run(1, by_torch_on_rank, folder)
+    assert shared["tokens"] == repeated["tokens"]
+    for mine, theirs in zip(shared["logprobs"], repeated["logprobs"], strict=True):
+        assert mine == pytest.approx(theirs, abs=2e-5)
+
+
+def keys_and_values_on_rank(rank: int, new_group: NewGroup, folder: str) -> list[tuple[int, ...]]:
+    """Shapes of what a layer has after prompts were read and samples begun."""
+    model = make_engine(rank, new_group, folder, MESHES["one"]).model
+    decoder = Decoder(model, 5 + NEW)
+    cache = decoder.cache(PROMPTS, 5)
+    with torch.no_grad():
+        decoder(torch.ones(PROMPTS, 5, dtype=torch.int64), None, cache)
+    cache.share(torch.arange(PROMPTS * SAMPLES) // SAMPLES, None, NEW)
+    assert decoder.can_share and cache.prefix and cache.prefix.layers[0][0].is_contiguous()
+    return [tuple(memory.shape) for layers in (cache.prefix.layers, cache.layers) for memory in layers[0]]
+
+
+def test_a_prompt_is_held_once(pool: Pool, folders: Folders) -> None:
+    [shapes] = pool.run(1, keys_and_values_on_rank, folders.of("llama", False))
+    assert [shape[::2] for shape in shapes] == [(PROMPTS, 5)] * 2 + [(PROMPTS * SAMPLES, NEW)] * 2
 
 
 def digest_of(rows: list[list[int]]) -> int:

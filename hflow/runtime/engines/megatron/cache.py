@@ -7,17 +7,25 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hflow.runtime.engines.megatron.prefix import Prefix
+
 
 @dataclass
 class KeyValueCache:
     """Room for the tokens of a batch whose rows may be repeated and dropped.
 
     `layers`: of each its keys and its values, ``[rows, kv_heads / tp, length, d]``, of which the first `used`
-    places are taken, the same for all rows.
+    places are taken, the same for all rows. With a `prefix` they have what comes after it.
     """
 
     layers: list[tuple[Tensor, Tensor]]
     used: int = 0
+    prefix: Prefix | None = None
+
+    @property
+    def tokens(self) -> int:
+        """So far, of each row, with those of the prefix."""
+        return self.used + (self.prefix.places if self.prefix else 0)
 
     def add(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Put the newest ``[rows, new, kv_heads / tp, d]`` behind the others. Returns all so far."""
@@ -48,11 +56,28 @@ class KeyValueCache:
         for memory in (m for layer in self.layers for m in layer):
             memory[:, :, self.used :] = 0
 
-    def repeat(self, rows: Tensor) -> None:
-        """Go on with the given rows (int64 ``[new rows]``), repetitions allowed."""
+    def repeat(self, rows: Tensor, length: int) -> None:
+        """Go on with the given rows (int64 ``[new rows]``), repetitions allowed, each with room for `length`
+        tokens."""
         self.layers = [
-            (self._repeated(keys, rows), self._repeated(values, rows)) for keys, values in self.layers
+            (self._repeated(keys, rows, length), self._repeated(values, rows, length))
+            for keys, values in self.layers
         ]
+
+    def share(self, rows: Tensor, present: Tensor | None, room: int) -> None:
+        """Go on with the given rows (int64 ``[new rows]``), repetitions allowed, and room for so many more
+        tokens. What is there becomes their prefix; `present`: see `Prefix`."""
+        before = [(keys[:, :, : self.used], values[:, :, : self.used]) for keys, values in self.layers]
+        self.prefix, self.used = Prefix.shared(before, present, rows), 0
+        self.layers = [
+            (self._room(keys, len(rows), room), self._room(values, len(rows), room))
+            for keys, values in before
+        ]
+
+    def newest(self, layer: int) -> tuple[Tensor, Tensor]:
+        """The next place of keys and of values, ``[rows, kv_heads / tp, d]``."""
+        keys, values = self.layers[layer]
+        return keys[:, :, self.used], values[:, :, self.used]
 
     def keep(self, rows: Tensor) -> Tensor:
         """Drop all but the given rows, int64 and ascending. Returns them in their new order.
@@ -68,9 +93,14 @@ class KeyValueCache:
         for memory in (m for layer in self.layers for m in layer):
             memory[holes, :, : self.used] = memory[rows[~staying], :, : self.used]
         self.layers = [(keys[: len(rows)], values[: len(rows)]) for keys, values in self.layers]
+        if self.prefix:
+            self.prefix.keep(kept)
         return kept
 
-    def _repeated(self, memory: Tensor, rows: Tensor) -> Tensor:
-        chosen = memory.new_empty(len(rows), *memory.shape[1:])
+    def _room(self, memory: Tensor, rows: int, length: int) -> Tensor:
+        return memory.new_empty(rows, memory.shape[1], length, memory.shape[3])
+
+    def _repeated(self, memory: Tensor, rows: Tensor, length: int) -> Tensor:
+        chosen = self._room(memory, len(rows), length)
         chosen[:, :, : self.used] = memory[rows, :, : self.used]
         return chosen

@@ -19,9 +19,11 @@ from hflow.runtime.engines.megatron.adapter import adapted
 from hflow.runtime.engines.megatron.attention import attend, attend_within
 from hflow.runtime.engines.megatron.cache import KeyValueCache
 from hflow.runtime.engines.megatron.cpu_kernels.library import runs_on
+from hflow.runtime.engines.megatron.cpu_kernels.newest import attend_newest as attend_newest_on_cpu
 from hflow.runtime.engines.megatron.cpu_kernels.place import place as place_on_cpu
 from hflow.runtime.engines.megatron.embedding import embedding_factor
 from hflow.runtime.engines.megatron.explicit_attention import attend_explicitly, attend_explicitly_newest
+from hflow.runtime.engines.megatron.prefix import Prefix
 from hflow.runtime.engines.megatron.rotary import Rotation
 from hflow.runtime.engines.megatron.shaped_config import shape_of_model
 from hflow.runtime.engines.megatron.sight import GrowingSight, Sight, StaticSight
@@ -44,10 +46,15 @@ class Decoder:
         self.turns = _turns(positions, self.shape, config.params_dtype)
         self.embedding_factor = embedding_factor(self.shape, config.params_dtype)
 
-    def cache(self, rows: int) -> KeyValueCache:
-        """An empty one."""
+    @property
+    def can_share(self) -> bool:
+        """Whether rows may have a prefix in common: what attends to it is for CPUs."""
+        return runs_on(self.layers[0].self_attention.linear_qkv.weight, self.turns[0][0])
+
+    def cache(self, rows: int, length: int) -> KeyValueCache:
+        """An empty one for so many tokens of each row."""
         weight = self.layers[0].self_attention.linear_qkv.weight
-        shape = rows, self.groups, self.length, self.head_dim
+        shape = rows, self.groups, length, self.head_dim
         return KeyValueCache([(weight.new_empty(shape), weight.new_empty(shape)) for _ in self.layers])
 
     def __call__(self, tokens: Tensor, present: Tensor | None, cache: KeyValueCache) -> Tensor:
@@ -58,12 +65,12 @@ class Decoder:
 
         Args:
             tokens: int64 ``[rows, new]``.
-            present: bool ``[rows, used + new]``, False where there is padding; None: nowhere. Several new
-                tokens are the first ones.
+            present: bool ``[rows, used + new]``, False where there is padding; None: nowhere but in the
+                cache's prefix. Several new tokens are the first ones.
         """
         new = tokens.shape[1]
-        assert new == 1 or not cache.used, "of several tokens all others would have to be seen, too"
-        sight = GrowingSight.of(cache.used, new, present, self.windows, self.turns[0][0])
+        assert new == 1 or not cache.tokens, "of several tokens all others would have to be seen, too"
+        sight = GrowingSight.of(cache.tokens, new, present, self.windows, self.turns[0][0])
         found = self._logits(self._through(tokens, sight, cache)[:, -1])
         cache.advance(new)
         return found
@@ -107,8 +114,8 @@ class Decoder:
     def _attended(self, number: int, x: Tensor, values: Tensor, sight: Sight, cache: KeyValueCache) -> Tensor:
         """``[rows, new, …]`` of queries and keys that are yet to turn, ``[rows, new, groups, heads + 1, d]``,
         of each group the key last. Keys and `values`, ``[rows, new, groups, d]``, go to the cache."""
-        if isinstance(sight, GrowingSight) and x.shape[1] == 1 and runs_on(x, self.turns[number][0]):
-            return self._newest(number, *self._placed(number, x[:, 0], values[:, 0], sight, cache), sight)
+        if cache.prefix is not None:
+            return self._attended_after(cache.prefix, number, x[:, 0], values[:, 0], cache)
         turned = _turned(x, *(sight.turns(table)[:, None, None] for table in self.turns[number]))
         queries = turned[:, :, :, :-1]
         if self.shape.query_factor != 1:
@@ -119,17 +126,17 @@ class Decoder:
         # queries that share a key are queries of one head: it is read once
         return self._newest(number, queries[:, 0], keys, values, sight)
 
-    def _placed(
-        self, number: int, x: Tensor, values: Tensor, sight: GrowingSight, cache: KeyValueCache
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """By a kernel for CPUs, of one token a row: queries, ``[rows, groups, heads, d]``, turned; and keys
-        and values of all tokens so far."""
-        cos, sin = (sight.turns(table)[0] for table in self.turns[number])
+    def _attended_after(
+        self, prefix: Prefix, number: int, x: Tensor, values: Tensor, cache: KeyValueCache
+    ) -> Tensor:
+        """As `_attended`, by kernels for CPUs, of one token a row."""
+        cos, sin = (table[cache.tokens] for table in self.turns[number])
         half = len(cos) // 2
-        memory = cache.layers[number]
-        newest = memory[0][:, :, cache.used], memory[1][:, :, cache.used]
-        query = place_on_cpu(x, values, (cos[half:], sin[half:]), newest, self.shape.query_factor)
-        return query, *cache.first(number, cache.used + 1)
+        angles = cos[half:], sin[half:]
+        query = place_on_cpu(x, values, angles, cache.newest(number), self.shape.query_factor)
+        own = cache.first(number, cache.used + 1)
+        terms = self.shape.attention_cap, self._sinks(number), self.windows[number]
+        return attend_newest_on_cpu(query, number, prefix, own, *terms)
 
     def _attended_by_kernels(
         self, number: int, x: Tensor, values: Tensor, sight: StaticSight, cache: KeyValueCache
@@ -165,6 +172,8 @@ class Decoder:
         return scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
     def _sinks(self, number: int) -> Tensor | None:
+        if not self.shape.sinks:
+            return None
         return self.layers[number].self_attention.core_attention.sinks
 
     def _each_normed(self, attention: Any, x: Tensor) -> Tensor:

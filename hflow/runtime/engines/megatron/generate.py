@@ -108,15 +108,20 @@ def _generate_batch(
     steps = sampling.max_new_tokens
     out = Responses.to_fill(len(prompt_of), steps, prompts.device)
     decoder = Decoder(model, prompts.shape[1] + steps)
-    cache = decoder.cache(len(prompts))
-    padded = not bool(present.all())
-    logits = decoder(prompts, present if padded else None, cache)[prompt_of]
-    cache.repeat(prompt_of)
+    cache = decoder.cache(len(prompts), prompts.shape[1])
+    padding = None if bool(present.all()) else present
+    logits = decoder(prompts, padding, cache)[prompt_of]
     if static_decoding.is_static(model, sampling):
+        cache.repeat(prompt_of, decoder.length)
         static_decoding.decode(decoder, cache, logits, present[prompt_of], ids, sampling, out)
         return out
     routes = RouteBuffer.of(recorder, present, prompt_of, steps) if recorder else None
-    seen = present[prompt_of] if padded else None
+    seen = None
+    if decoder.can_share:
+        cache.share(prompt_of, padding, steps)
+    else:
+        cache.repeat(prompt_of, decoder.length)
+        seen = None if padding is None else padding[prompt_of]
     active = torch.arange(len(prompt_of), device=prompts.device)
     sets = KeptCollector(len(prompt_of), sampling.max_kept) if sampling.max_kept else None
     for step in range(steps):

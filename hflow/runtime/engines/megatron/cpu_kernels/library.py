@@ -1,4 +1,4 @@
-"""`kernels.cpp`, compiled by the machine's C++ compiler and loaded into this process."""
+"""`kernels.cpp` and its headers, compiled by the machine's C++ compiler and loaded into this process."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ TYPES = {torch.float32: 0, torch.bfloat16: 1}  # as `kernels.cpp` numbers them
 
 _pointer, _long, _float, _int = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int
 _ARGUMENTS = {
+    "attend_newest": [_int, *[_pointer] * 10, *[_long] * 10, _float, _int],
     "norm": [_int, *[_pointer] * 3, *[_long] * 2, *[_float] * 2, _int],
     "norm_gradient": [_int, *[_pointer] * 5, *[_long] * 2, *[_float] * 2, _int],
     "gated": [*[_int] * 2, *[_pointer] * 2, *[_long] * 2, _int],
@@ -113,10 +114,16 @@ def _loaded(compiler: list[str], folder: Path) -> ctypes.CDLL:
     return loaded
 
 
+def sources() -> list[Path]:
+    """What is compiled."""
+    return [SOURCE, *sorted(SOURCE.parent.glob("*.h"))]
+
+
 def _key(compiler: list[str]) -> str:
     """What the compiled file depends on: a folder may be shared by machines with other processors."""
     version = subprocess.run([*compiler, "--version"], capture_output=True, timeout=TIME_LIMIT_S, check=True)
-    parts = (SOURCE.read_bytes(), version.stdout, repr(FLAGS).encode(), _processor().encode())
+    files = (path.read_bytes() for path in sources())
+    parts = (*files, version.stdout, repr(FLAGS).encode(), _processor().encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
