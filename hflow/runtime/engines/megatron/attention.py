@@ -158,6 +158,8 @@ class FusedAttention(torch.nn.Module):
             tensors = tensors[0] * self.shape.query_factor, *tensors[1:]
         if isinstance(pack, ContextShard):
             return self._over_ranks(pack, *tensors).unsqueeze(1)
+        if pack.shared is not None and self._sees_all(pack):
+            return pack.shared.attend(*tensors).flatten(1).unsqueeze(1)
         sizes = [rows * longest for rows, longest in pack.blocks]
         parts = (pack.gather.rows(x).split(sizes) for x in tensors)
         found: list[Tensor] = []
@@ -182,6 +184,11 @@ class FusedAttention(torch.nn.Module):
         padding = query.new_zeros(len(query) - sum(map(len, found)), query[0].numel())
         # A rank without queries takes part in the backward pass of what was gathered, too.
         return torch.cat([*found, padding + everywhere[:0].sum()])
+
+    def _sees_all(self, pack: Pack) -> bool:
+        """Whether this is plain attention to all tokens before."""
+        longest = max(longest for _, longest in pack.blocks)
+        return not self.shape.explicit_scores and (self.window is None or self.window >= longest)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         if self.window is None or self.window >= key.shape[2]:

@@ -2,7 +2,7 @@
 
 A token's hidden states depend on what comes before it. So the prompt of a group of samples is the same for
 all of them, in every layer: it is computed once, and its gradient is the sum over the samples. Only attention
-knows of rows: it sees each of them whole, prompt and response.
+knows of rows: it sees each of them whole, prompt and response, or, on CPUs, prompts once as well.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 
 from hflow.runtime.engines.megatron.gather import Gather
 from hflow.runtime.engines.megatron.sequences import Sequences
+from hflow.runtime.engines.megatron.shared_prompts import SharedPrompts
 from hflow.runtime.routes import NONE
 
 LEAST_FILL = 0.75  # of the longest row that attention sees beside it
@@ -89,6 +90,7 @@ class Pack:
         gather: where each token stands in all blocks, read one after the other. Where a row is shorter than
             its block there is any token, which by causality none of the row sees.
         predicted_at: int64 ``[response tokens]``: the places that predict them, row by row.
+        shared: how attention takes prompts that rows share; None: with each row whole.
     """
 
     tokens: Tensor
@@ -99,13 +101,15 @@ class Pack:
     num_rows: Tensor
     routes: Tensor | None = None
     draws: Tensor | None = None
+    shared: SharedPrompts | None = None
 
     @staticmethod
     def of(sequences: Sequences) -> Pack:
         """At least one token, which is padding when the rows have none."""
         at = RowPlaces.of(sequences)
         blocks, gather = _blocks(at)
-        more = at.num_rows, at.routes, at.draws
+        shared = None if at.tokens.is_cuda else SharedPrompts.of(sequences, at.places, _alike)
+        more = at.num_rows, at.routes, at.draws, shared
         return Pack(at.tokens, at.positions, blocks, gather, at.predicted_at, *more)
 
     def own(self, values: Tensor) -> Tensor:
@@ -124,7 +128,8 @@ class Pack:
         )
         gather, routes = self.gather.padded(places), padded_routes(self.routes, more)
         draws = None if self.draws is None else pad(self.draws, (0, more))
-        return Pack(tokens, positions, self.blocks, gather, self.predicted_at, num_rows, routes, draws)
+        more_of = num_rows, routes, draws, self.shared
+        return Pack(tokens, positions, self.blocks, gather, self.predicted_at, *more_of)
 
 
 def padded_routes(routes: Tensor | None, more: int) -> Tensor | None:
