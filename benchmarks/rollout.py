@@ -6,8 +6,9 @@ The same prompts and the same random weights, float32, sampling at temperature 1
 4 layers of 256, 64 rows. `equal`: 16 prompts of 32 tokens with 4 answers of 64 tokens each. `ragged`: prompts
 of 8 to 32 tokens, and answers that end by chance, at every token with a probability of 1/32, cut at 128 (mean
 31). One process with 2 threads; SGLang's server has the same 2 cores. transformers gets all rows in one batch
-with its default cache, left-padded, and reads log-probs from its own logits. Contestants take turns; medians
-over rounds, the first two left out. Tokens are those of answers, without padding; `ratio`: over transformers'
+with its default cache, left-padded, and reads log-probs from its own logits. It and Megatron take turns; then
+it is SGLang's, whose server looks for requests all the time and would take a core from others. Medians over
+rounds, the first two left out. Tokens are those of answers, without padding; `ratio`: over transformers'
 tokens per second.
 
 SGLang needs `make setup-sglang`; without it the other two are measured and a row says so. On a CPU its
@@ -104,16 +105,23 @@ def measure(work: Work, rounds: int) -> dict[str, Any]:
         lines = (folder / "prompts.jsonl").read_text().splitlines()
         questions = tokenizer.encode([json.loads(line)["question"] for line in lines])
         world = World.join(HashStore(), 0, 1, torch.device("cpu"))
-        ours = {name: _ours(name, folder, work, world) for name in _engines()}
         model = AutoModelForCausalLM.from_pretrained(folder / "lm", dtype=torch.float32).eval()
-        everyone: dict[str, Generate] = {**ours, "transformers": Transformers(model, work, tokenizer.eos_id)}
+        theirs = Transformers(model, work, tokenizer.eos_id)
+        rates: dict[str, float] = {}
         try:
-            found = _turns(everyone, questions, work, rounds)
+            for engine in _engines():
+                ours = _ours(engine, folder, work, world)
+                others: dict[str, Generate] = {"transformers": theirs} if engine == "megatron" else {}
+                try:
+                    rates |= _turns({engine: ours, **others}, questions, work, rounds)
+                finally:
+                    ours.engines.close()
         finally:
-            for one in ours.values():
-                one.engines.close()
             world.close()
-    return found
+    return {
+        "tokens_per_s": rates,
+        "ratio": {name: rate / rates["transformers"] for name, rate in rates.items()},
+    }
 
 
 def _engines() -> list[str]:
@@ -145,7 +153,8 @@ def _renew(weights: ServedWeights, values: dict[str, torch.Tensor]) -> None:
 
 def _turns(
     everyone: dict[str, Generate], questions: list[list[int]], work: Work, rounds: int
-) -> dict[str, Any]:
+) -> dict[str, float]:
+    """Tokens per second of each."""
     rates: dict[str, list[float]] = {name: [] for name in everyone}
     for step in range(WARMUP + rounds):
         at = step * work.prompts % len(questions)
@@ -154,9 +163,7 @@ def _turns(
             began = time.perf_counter()
             tokens = generate(step, prompts)
             rates[name].append(tokens / (time.perf_counter() - began))
-    told = {name: median(each[WARMUP:]) for name, each in rates.items()}
-    ratios = {name: rate / told["transformers"] for name, rate in told.items()}
-    return {"tokens_per_s": told, "ratio": ratios}
+    return {name: median(each[WARMUP:]) for name, each in rates.items()}
 
 
 def main() -> None:
