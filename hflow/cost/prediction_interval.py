@@ -35,10 +35,10 @@ RATIOS: Mapping[Platform, Mapping[TimedKind, Interval]] = {
         "step with experts": Interval(0.88, 2.67),
     },
     "cpu": {
-        "train": Interval(0.84, 1.28),
-        "score": Interval(0.58, 1.18),
-        "generate": Interval(0.97, 1.36),
-        "step": Interval(0.84, 1.22),
+        "train": Interval(0.79, 1.27),
+        "score": Interval(0.64, 1.05),
+        "generate": Interval(0.86, 1.18),
+        "step": Interval(0.79, 1.15),
     },
 }
 _NODES: Mapping[str, TimedKind] = {"train": "train", "score": "score", "generate": "generate"}
