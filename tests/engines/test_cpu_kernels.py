@@ -196,12 +196,11 @@ def test_attention_within_a_window(dtype: torch.dtype, window: int) -> None:
 @DTYPES
 def test_attention_with_capped_scores_and_sinks(dtype: torch.dtype) -> None:
     query, prefix, own = prefix_case(dtype, (2, 3, 64), (33, 7))
-    query *= 20
-    sinks = torch.randn(6).mul(3).to(dtype)
-    for cap, sink in ((5.0, None), (None, sinks), (5.0, sinks)):
-        found = attend_newest(query, 1, prefix, own, cap, sink)
+    sinks, far = torch.randn(6).mul(3).to(dtype), 20 * query  # scores beyond the cap
+    for asked, cap, sink in ((far, 5.0, None), (query, None, sinks), (far, 5.0, sinks)):
+        found = attend_newest(asked, 1, prefix, own, cap, sink)
         rtol, atol = (2**-7, 2**-7) if dtype == torch.bfloat16 else (1e-5, 1e-5)
-        expected = attended(query, prefix, own, cap, sink, None)
+        expected = attended(asked, prefix, own, cap, sink, None)
         torch.testing.assert_close(found.double(), expected, rtol=rtol, atol=atol)
 
 
