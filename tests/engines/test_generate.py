@@ -12,6 +12,7 @@ import torch
 from hflow.plan.layout import Mesh
 from hflow.runtime.engines.groups import NewGroup
 from hflow.runtime.engines.megatron import attention, sight
+from hflow.runtime.engines.megatron.cpu_kernels.library import library
 from hflow.runtime.engines.megatron.decoder import Decoder
 from hflow.runtime.engines.protocol import NodeError
 from hflow.runtime.rows import Rows, from_lists
@@ -204,6 +205,7 @@ def test_samples_do_not_depend_on_the_plan(pool: Pool, folders: Folders) -> None
 def by_torch_on_rank(rank: int, new_group: NewGroup, folder: str) -> Any:
     """Without kernels each row has its prompt's keys and values again."""
     with torch_operations():
+        assert library() is None
         return generate_on_rank(rank, new_group, folder, MESHES["one"], SAMPLES, 1.0, 64)
 
 

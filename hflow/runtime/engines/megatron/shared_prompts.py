@@ -27,20 +27,16 @@ class Part:
     """Tokens that see others, by their places in the pack.
 
     Attributes:
-        queries: int64 ``[blocks, longest]``; any place where there is none.
-        real: bool ``[blocks, longest]``, False where there is none.
-        keys: int64 ``[blocks, keys]``; causal parts: the queries.
+        queries, keys: int64 ``[blocks, longest]``; any place where there is no token. Those of causal parts
+            are the same.
+        real_queries, real_keys: bool ``[blocks, longest]``: where there is one.
     """
 
     queries: Tensor
-    real: Tensor
+    real_queries: Tensor
     keys: Tensor
+    real_keys: Tensor
     causal: bool
-
-    @property
-    def places(self) -> Tensor:
-        """int64 ``[queries]``, of those that are real."""
-        return self.queries[self.real]
 
 
 @dataclass(frozen=True)
@@ -94,11 +90,13 @@ def _causal(rows: Sequence[Tensor]) -> Part:
     real = length_mask(torch.tensor([len(row) for row in rows], device=rows[0].device), max(map(len, rows)))
     queries = rows[0].new_zeros(real.shape)
     queries[real] = torch.cat(list(rows))
-    return Part(queries, real, queries, True)
+    return Part(queries, real, queries, real, True)
 
 
 def _after(prompt: Tensor, responses: Tensor) -> Part:
-    return Part(responses[None], torch.ones_like(responses[None], dtype=torch.bool), prompt[None], False)
+    queries, keys = responses[None], prompt[None]
+    real_queries, real_keys = (torch.ones_like(x, dtype=torch.bool) for x in (queries, keys))
+    return Part(queries, real_queries, keys, real_keys, False)
 
 
 class _Attention(torch.autograd.Function):
@@ -109,14 +107,14 @@ class _Attention(torch.autograd.Function):
         found = torch.zeros_like(query)
         sums = torch.full(query.shape[:2], NEVER, dtype=torch.promote_types(query.dtype, torch.float32))
         for part in shared.own:
-            out, log_sums = _attended(part, query, key, value)
-            found[part.places], sums[part.places] = out, log_sums
+            at = part.queries[part.real_queries]
+            found[at], sums[at] = _attended(part, query, key, value)
         for part in shared.before:
+            at = part.queries[part.real_queries]
             out, log_sums = _attended(part, query, key, value)
-            before, at = sums[part.places], part.places
-            total = torch.logaddexp(before, log_sums)
-            mine, theirs = ((x - total).exp_()[..., None] for x in (before, log_sums))
-            found[at], sums[at] = (found[at] * mine + out * theirs).to(out.dtype), total
+            own, total = sums[at], torch.logaddexp(sums[at], log_sums)
+            of_own, of_prompt = ((x - total).exp_()[..., None] for x in (own, log_sums))
+            found[at], sums[at] = (found[at] * of_own + out * of_prompt).to(out.dtype), total
         ctx.save_for_backward(query, key, value, found, sums)
         ctx.shared = shared
         return found
@@ -130,16 +128,10 @@ class _Attention(torch.autograd.Function):
             for x in (query, key, value)
         ]
         for part in (*ctx.shared.own, *ctx.shared.before):
-            for total, at, real, own in zip(
-                into,
-                (part.queries, part.keys, part.keys),
-                (part.real, *[part.real if part.causal else None] * 2),
-                _gradients(part, gradient, query, key, value, found, sums),
-                strict=True,
-            ):
-                rows = own.transpose(1, 2).to(total.dtype)
-                places, rows = (at.flatten(), rows.flatten(0, 1)) if real is None else (at[real], rows[real])
-                total[places] += rows  # of a part each place once
+            tokens = (part.queries, part.real_queries), *[(part.keys, part.real_keys)] * 2
+            found_here = _gradients(part, gradient, query, key, value, found, sums)
+            for total, (at, real), own in zip(into, tokens, found_here, strict=True):
+                total[at[real]] += own.transpose(1, 2)[real].to(total.dtype)  # a place is in a part but once
         to_query, to_key, to_value = (x.to(query.dtype) for x in into)
         return to_query, to_key, to_value, None
 
@@ -153,15 +145,17 @@ def _attended(part: Part, query: Tensor, key: Tensor, value: Tensor) -> tuple[Te
     """``[queries, heads, d]`` of those that are real, and their sums' logarithms, ``[queries, heads]``."""
     given = _blocks(query, part.queries), _blocks(key, part.keys), _blocks(value, part.keys)
     out, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*given, is_causal=part.causal)
-    return out.transpose(1, 2)[part.real], sums.transpose(1, 2)[part.real]
+    return out.transpose(1, 2)[part.real_queries], sums.transpose(1, 2)[part.real_queries]
 
 
 def _gradients(
     part: Part, gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, found: Tensor, sums: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Of queries, keys and values, ``[blocks, heads, tokens, d]``; what is no query has no part in them."""
-    upstream = gradient[part.queries].masked_fill_(~part.real[..., None, None], 0).transpose(1, 2)
-    log_sums = sums[part.queries].masked_fill_(~part.real[..., None], NEVER).transpose(1, 2).contiguous()
+    upstream = gradient[part.queries].masked_fill_(~part.real_queries[..., None, None], 0).transpose(1, 2)
+    log_sums = (
+        sums[part.queries].masked_fill_(~part.real_queries[..., None], NEVER).transpose(1, 2).contiguous()
+    )
     given = _blocks(query, part.queries), _blocks(key, part.keys), _blocks(value, part.keys)
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         upstream, *given, _blocks(found, part.queries), log_sums, 0.0, part.causal

@@ -73,10 +73,10 @@ void hflow_attend_newest(int type, const void *queries, const void *prompt_keys,
                          const void *values, const float *sinks, void *out, long rows, long groups, long heads,
                          long width, long prompt_places, long of_prompt, long prompt_group, long places,
                          long of_row, long of_group, float cap, int threads) {
-    OF_TYPE((attend_newest_of<T>(width, IN(queries),
-                                 Memory<T>{IN(prompt_keys), IN(prompt_values), prompt_places, of_prompt, prompt_group},
-                                 present, prompt_of, order, Memory<T>{IN(keys), IN(values), places, of_row, of_group},
-                                 sinks, OUT(out), rows, groups, heads, width, cap, threads)))
+    OF_TYPE((attend_newest_of<T>(
+        width, IN(queries), Memory<T>{IN(prompt_keys), IN(prompt_values), prompt_places, of_prompt, prompt_group},
+        present, prompt_of, order, Memory<T>{IN(keys), IN(values), places, of_row, of_group}, sinks, OUT(out),
+        rows, groups, heads, width, cap, threads)))
 }
 
 void hflow_softmax(int type, int entropy, const void *logits, float *greatest, float *totals, float *spreads,
