@@ -8,8 +8,9 @@ busiest host's NICs, in or out: the bounds of arXiv:2211.05322 that `reshard.low
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
 from math import lcm
@@ -26,6 +27,22 @@ from hflow.plan.pipeline_stages import stage_chunks
 from hflow.plan.sharding import Sharding
 
 Masks = Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Those of each device, and of the devices of each host together, as bits."""
+
+    of_device: Masks
+    of_host: Masks
+
+    @classmethod
+    def on(cls, cluster: Cluster, of_device: Masks) -> Cells:
+        of_host: dict[int, int] = {}
+        for device, mask in of_device.items():
+            host = cluster.host(device)
+            of_host[host] = of_host.get(host, 0) | mask
+        return cls(of_device, of_host)
 
 
 @lru_cache(maxsize=65536)
@@ -67,64 +84,50 @@ def includes(whole: Sharding, part: Sharding, num_layers: int) -> bool:
 def rows_s(rows: int, width: int, source: Layout, target: Layout, cluster: Cluster) -> float:
     """`rows` rows of `width` bytes each."""
     cells = lcm(_row_parts(source), _row_parts(target))
-    held, needed = _row_masks(source, cells), _row_masks(target, cells)
+    held, needed = _row_cells(source, cells, cluster), _row_cells(target, cells, cluster)
     return redistribution_s(held, needed, rows * width / cells, cluster)
 
 
-def redistribution_s(held: Masks, needed: Masks, cell_bytes: float, cluster: Cluster) -> float:
-    """Seconds until every device has the cells that it needs.
-
-    Args:
-        held, needed: the cells of each device, as bits.
-    """
-    missing = {device: mask & ~held.get(device, 0) for device, mask in needed.items()}
-    most = max((mask.bit_count() for mask in missing.values()), default=0)
+def redistribution_s(held: Cells, needed: Cells, cell_bytes: float, cluster: Cluster) -> float:
+    """Seconds until every device has the cells that it needs."""
+    before = held.of_device
+    most = max((mask & ~before.get(device, 0)).bit_count() for device, mask in needed.of_device.items())
     if not most:
         return 0.0
     link = reached(cluster, cluster.intra_host)
     seconds = most * cell_bytes / link.bandwidth + link.latency_s
-    entering, leaving = _between_hosts(held, missing, cluster)
+    entering, leaving = _between_hosts(held.of_host, needed.of_host)
     if not entering:
         return seconds
     nics = reached(cluster, cluster.inter_host, cluster.nics_per_host)
     return seconds + max(entering, leaving) * cell_bytes / nics.bandwidth + nics.latency_s
 
 
-def _between_hosts(held: Masks, missing: Masks, cluster: Cluster) -> tuple[int, float]:
+def _between_hosts(inside: Masks, needed: Masks) -> tuple[int, float]:
     """Cells that enter and that leave the busiest host."""
-    if cluster.hosts == 1 and not cluster.more:
-        return 0, 0.0
-    inside, wanted = _by_host(held, cluster), _by_host(missing, cluster)
-    entering = {host: mask & ~inside.get(host, 0) for host, mask in wanted.items()}
-    most = max(mask.bit_count() for mask in entering.values())
-    return most, _leaving(inside, [mask for mask in entering.values() if mask]) if most else 0.0
+    entering = [mask & ~inside.get(host, 0) for host, mask in needed.items()]
+    most = max(mask.bit_count() for mask in entering)
+    return most, _leaving(inside.values(), filter(None, entering)) if most else 0.0
 
 
-def _by_host(masks: Masks, cluster: Cluster) -> Masks:
-    """What the devices of each host have together."""
-    found: dict[int, int] = {}
-    for device, mask in masks.items():
-        host = cluster.host(device)
-        found[host] = found.get(host, 0) | mask
-    return found
-
-
-def _leaving(inside: Masks, entering: Sequence[int]) -> float:
+def _leaving(inside: Iterable[int], entering: Iterable[int]) -> float:
     """Cells that the busiest host sends, if the hosts that hold a cell share its copies equally. Cells that
-    the same hosts hold and want are counted together."""
-    sent = dict.fromkeys(inside, 0.0)
-    for cells in _parts((*entering, *inside.values())):
-        holders = [host for host, mask in inside.items() if mask & cells]
-        copies = sum(1 for mask in entering if mask & cells)  # none of what nobody lacks
-        for host in holders:
-            sent[host] += cells.bit_count() * copies / len(holders)
+    the same hosts hold and want are counted together, and so are hosts that hold or want the same."""
+    holding, wanting = Counter(inside), Counter(entering)
+    sent = dict.fromkeys(holding, 0.0)
+    for cells in _parts((*wanting, *holding)):
+        copies = sum(count for mask, count in wanting.items() if mask & cells)  # none of what nobody lacks
+        holders = [mask for mask in holding if mask & cells] if copies else []
+        shares = sum(map(holding.__getitem__, holders))
+        for mask in holders:
+            sent[mask] += cells.bit_count() * copies / shares
     return max(sent.values())
 
 
 def _parts(masks: Iterable[int]) -> list[int]:
     """The cells of all masks, parted into those that are in exactly the same ones."""
     parts, seen = list[int](), 0
-    for mask in dict.fromkeys(masks):
+    for mask in masks:
         split = [part for whole in parts for part in (whole & mask, whole & ~mask)]
         parts = [part for part in (*split, mask & ~seen) if part]
         seen |= mask
@@ -136,7 +139,7 @@ def _weights_s(
 ) -> float:
     """`experts`: the parts into which experts are cut; 1 for what every rank of dp has."""
     stages, slices = _cells(source, target, num_layers)
-    held, needed = (_weight_masks(s, num_layers, stages, slices, experts) for s in (source, target))
+    held, needed = (_weight_cells(s, num_layers, stages, slices, experts, cluster) for s in (source, target))
     return redistribution_s(held, needed, size / (stages * experts * slices), cluster)
 
 
@@ -149,6 +152,12 @@ def _cells(one: Sharding, other: Sharding, num_layers: int) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=4096)
+def _weight_cells(
+    sharding: Sharding, num_layers: int, ranges: int, slices: int, experts: int, cluster: Cluster
+) -> Cells:
+    return Cells.on(cluster, _weight_masks(sharding, num_layers, ranges, slices, experts))
+
+
 def _weight_masks(
     sharding: Sharding, num_layers: int, ranges: int, slices: int, experts: int
 ) -> dict[int, int]:
@@ -175,10 +184,11 @@ def _row_parts(layout: Layout) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _row_masks(layout: Layout, cells: int) -> dict[int, int]:
+def _row_cells(layout: Layout, cells: int, cluster: Cluster) -> Cells:
     """The rows of each device."""
     boxes = Layout(layout.mesh, tuple(map(_of_cells, layout.placements))).boxes((cells,))
-    return {device: (1 << stop) - (1 << start) for device, ((start, stop),) in boxes.items()}
+    masks = {device: (1 << stop) - (1 << start) for device, ((start, stop),) in boxes.items()}
+    return Cells.on(cluster, masks)
 
 
 def _of_cells(placement: Placement) -> Placement:

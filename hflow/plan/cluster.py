@@ -116,7 +116,7 @@ class Cluster(CachedHash):
         """All hosts, those of one kind together."""
         return HostGroup(self.device, self.hosts, self.devices_per_host), *self.more
 
-    @property
+    @cached_property
     def num_devices(self) -> int:
         return sum(group.num_devices for group in self.groups)
 

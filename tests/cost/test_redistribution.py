@@ -12,7 +12,7 @@ import pytest
 from hflow.compiler.lowering import lower_rows, lower_weights
 from hflow.compiler.regroup import generation_mesh
 from hflow.cost.comm import reached
-from hflow.cost.redistribution import redistribution_s, rows_s, weights_s
+from hflow.cost.redistribution import Cells, redistribution_s, rows_s, weights_s
 from hflow.graph.types import Dim, Factor, ValueType
 from hflow.plan.cluster import Cluster, DeviceKind, Link
 from hflow.plan.edges import CopySet
@@ -93,11 +93,12 @@ def test_redistribution_by_hand() -> None:
     """Two hosts of two: device 0 holds all 4 cells of 1 GB. Device 1 lacks 4; 2 and 3 lack 2 different ones
     each, which enter their host once: 4 cells over the NIC, 4 into device 1."""
     cluster = a100s(2, 2)
-    held, needed = {0: 0b1111}, {0: 0b1111, 1: 0b1111, 2: 0b0011, 3: 0b1100}
+    held = Cells.on(cluster, {0: 0b1111})
+    needed = Cells.on(cluster, {0: 0b1111, 1: 0b1111, 2: 0b0011, 3: 0b1100})
     link, nics = reached(cluster, INTRA), reached(cluster, INTER)
     by_hand = 4e9 / link.bandwidth + 1e-5 + 4e9 / nics.bandwidth + 1e-5
     assert redistribution_s(held, needed, 1e9, cluster) == pytest.approx(by_hand)
-    assert redistribution_s(held, {0: 0b0101}, 1e9, cluster) == 0.0
+    assert redistribution_s(held, Cells.on(cluster, {0: 0b0101}), 1e9, cluster) == 0.0
 
 
 def _mesh(random: Random, cluster: Cluster) -> Mesh:
