@@ -42,10 +42,18 @@ def infeasible(draft: Draft) -> Diagnostic:
 
 
 def _least_memory(draft: Draft) -> MinMemoryPlan:
+    return _of_all(_whatever_memory(draft))
+
+
+def _whatever_memory(draft: Draft) -> Draft:
+    """With all candidates, however much they need."""
     wide = unlimited(draft)
     groups = node_groups(wide.graph, wide.engines, wide.evaluation_graph)
     found = {group.name: candidates_of(wide, group) for group in groups}
-    wide = replace(wide, candidates=alike(wide.graph, groups, found))
+    return replace(wide, candidates=alike(wide.graph, groups, found))
+
+
+def _of_all(wide: Draft) -> MinMemoryPlan:
     lean = min_memory(SearchSpace(wide))
     assert lean, "all models on all devices are always a plan"
     return lean
@@ -53,8 +61,9 @@ def _least_memory(draft: Draft) -> MinMemoryPlan:
 
 def _fits(draft: Draft) -> bool:
     """Whether some plan fits; most often one with all models on all devices, which is found faster."""
-    colocated = replace(draft, options=PlannerOptions("colocate"))
-    peaks = (_least_memory(each).fullest.peak_bytes for each in (colocated, draft))
+    wide = _whatever_memory(draft)
+    colocated = replace(wide, options=PlannerOptions("colocate"))
+    peaks = (_of_all(each).fullest.peak_bytes for each in (colocated, wide))
     return any(peak <= draft.cluster.device.usable_bytes for peak in peaks)
 
 

@@ -8,15 +8,16 @@ left out: sets of all models on all devices, which need least as a rule, contain
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, reduce
+from functools import reduce
 from math import inf
 
 from hflow.compiler.candidates.node_groups import Candidate, NodeGroup
 from hflow.compiler.candidates.shared_bases import by_layout, sharing_models
 from hflow.compiler.donation import lies_in
 from hflow.compiler.planner.assignments import Assignment, sharding_of
+from hflow.compiler.planner.memoize import memoize
 from hflow.compiler.planner.placements import Partition
 from hflow.compiler.planner.search_space import SearchSpace
 from hflow.cost.residency import SHARED, OwnCopy
@@ -77,10 +78,7 @@ def min_memory(space: SearchSpace) -> MinMemoryPlan | None:
     """The plan whose fullest device holds least; None where the placement asks for more devices than there
     are. No node group of `space` is pinned to devices."""
 
-    @cache
-    def ladder(members: tuple[str, ...]) -> tuple[tuple[int, DeviceLoad], ...]:
-        return tuple(_ladder(space, members))
-
+    ladder = _Ladders(space).of
     found = (_shared_out(list(map(ladder, p)), p, space.num_devices) for p in space.partitions())
     return min(filter(None, found), key=lambda plan: plan.fullest.peak_bytes, default=None)
 
@@ -99,69 +97,69 @@ def _shared_out(ladders: Sequence[Ladder], partition: Partition, total: int) -> 
             return best
 
 
-def _ladder(space: SearchSpace, members: tuple[str, ...]) -> Iterator[tuple[int, DeviceLoad]]:
-    best: DeviceLoad | None = None
-    for count in space.sizes(members):
-        least = min(_of_models(space, members, count), key=lambda load: load.peak_bytes)
-        if best is None or least.peak_bytes < best.peak_bytes:
-            best = least
-            yield count, least
+class _Ladders:
+    """Those of sets of models, kept: the same models are in many partitions."""
 
+    def __init__(self, space: SearchSpace):
+        self.space = space
 
-def _of_models(space: SearchSpace, members: Iterable[str], count: int) -> list[DeviceLoad]:
-    sharing = [models for models in sharing_models(space.draft.graph) if {*models} <= {*members}]
-    alone = {*members}.difference(*sharing)
-    apart = (_of_model(space, model, count) for model in members if model in alone)
-    return reduce(_together, (*apart, *(_of_sharing(space, models, count) for models in sharing)))
+    @memoize
+    def of(self, members: tuple[str, ...]) -> Ladder:
+        found: list[tuple[int, DeviceLoad]] = []
+        for count in self.space.sizes(members):
+            least = min(self._of_models(members, count), key=lambda load: load.peak_bytes)
+            if not found or least.peak_bytes < found[-1][1].peak_bytes:
+                found.append((count, least))
+        return found
 
+    def _of_models(self, members: Sequence[str], count: int) -> list[DeviceLoad]:
+        sharing = [m for m in sharing_models(self.space.draft.graph) if {*m} <= {*members}]
+        alone = {*members}.difference(*sharing)
+        apart = (self._of_model(model, count) for model in members if model in alone)
+        return reduce(_together, (*apart, *(self._of_sharing(models, count) for models in sharing)))
 
-def _of_sharing(space: SearchSpace, models: Sequence[str], count: int) -> list[DeviceLoad]:
-    """Of models that share a base, and so lie in one layout."""
-    found: list[DeviceLoad] = []
-    holders = (_candidates(space, _holder(space, model), count) for model in models)
-    for same in by_layout(holders):
-        found += reduce(_together, (_of_model(space, m, count, own) for m, own in zip(models, same)))
-    return _undominated(found)
+    @memoize
+    def _of_sharing(self, models: tuple[str, ...], count: int) -> list[DeviceLoad]:
+        """Of models that share a base, and so lie in one layout."""
+        found: list[DeviceLoad] = []
+        holders = (self._candidates(self._holder(model), count) for model in models)
+        for same in by_layout(holders):
+            found += reduce(_together, (self._of_model(m, count, tuple(own)) for m, own in zip(models, same)))
+        return _undominated(found)
 
+    @memoize
+    def _of_model(self, model: str, count: int, trainers: tuple[Candidate, ...] = ()) -> list[DeviceLoad]:
+        """`trainers`: those of its trainer's candidates, or of a frozen model's, that may be taken; all, if
+        none are given."""
+        space = self.space
+        groups = space.free_groups((model,))
+        trainer = next((group for group in groups if group.role == "train"), None)
+        if trainer is None:
+            own = ((g, trainers or space.candidates(g.name, count)) for g in groups)
+            return reduce(_together, (_alone(group, each, 1) for group, each in own))
+        readers = [(g, space.candidates(g.name, count)) for g in groups if g is not trainer]
+        nodes = {group.name: space.weight_syncs.num_meanwhile(group) for group, _ in readers}
+        copies = [_alone(group, each, nodes[group.name]) for group, each in readers]
+        found: list[DeviceLoad] = []
+        for candidate in trainers or space.candidates(trainer.name, count):
+            trained = [_load(trainer, candidate)]
+            shared = [[_load(g, c) for c in each if not c.copy_beside(candidate)] for g, each in readers]
+            without = [[*own, *same] for own, same in zip(copies, shared)]
+            found += reduce(_together, without, trained)
+            for number, (group, each) in enumerate(readers):
+                if nodes[group.name] == 1 and space.weight_syncs.may_donate(group, groups):
+                    whole = (load.need_bytes for load in without[number] if not load.idle_bytes)
+                    least = min(whole, default=inf)
+                    loads = _donating_loads(space, group, each, candidate, least)
+                    others = shared[:number] + shared[number + 1 :]
+                    found += reduce(_together, others, _together(trained, loads))
+        return _undominated(found)
 
-def _trainer(space: SearchSpace, model: str) -> NodeGroup | None:
-    return next((g for g in space.free_groups((model,)) if g.role == "train"), None)
+    def _holder(self, model: str) -> NodeGroup | None:
+        return next((g for g in self.space.free_groups((model,)) if g.holds), None)
 
-
-def _holder(space: SearchSpace, model: str) -> NodeGroup | None:
-    return next((g for g in space.free_groups((model,)) if g.holds), None)
-
-
-def _candidates(space: SearchSpace, group: NodeGroup | None, count: int) -> tuple[Candidate, ...]:
-    return space.candidates(group.name, count) if group else ()
-
-
-def _of_model(
-    space: SearchSpace, model: str, count: int, trainers: Sequence[Candidate] = ()
-) -> list[DeviceLoad]:
-    """`trainers`: those of its trainer's candidates, or of a frozen model's, that may be taken; all, if none
-    are given."""
-    groups = space.free_groups((model,))
-    trainer = _trainer(space, model)
-    if trainer is None:
-        own = ((g, trainers or space.candidates(g.name, count)) for g in groups)
-        return reduce(_together, (_alone(group, each, 1) for group, each in own))
-    readers = [(g, space.candidates(g.name, count)) for g in groups if g is not trainer]
-    nodes = {group.name: space.weight_syncs.num_meanwhile(group) for group, _ in readers}
-    copies = [_alone(group, each, nodes[group.name]) for group, each in readers]
-    found: list[DeviceLoad] = []
-    for candidate in trainers or space.candidates(trainer.name, count):
-        trained = [_load(trainer, candidate)]
-        shared = [[_load(g, c) for c in each if not c.copy_beside(candidate)] for g, each in readers]
-        without = [[*own, *same] for own, same in zip(copies, shared)]
-        found += reduce(_together, without, trained)
-        for number, (group, each) in enumerate(readers):
-            if nodes[group.name] == 1 and space.weight_syncs.may_donate(group, groups):
-                whole = (load.need_bytes for load in without[number] if not load.idle_bytes)
-                least = min(whole, default=inf)
-                loads = _donating_loads(space, group, each, candidate, least)
-                found += reduce(_together, shared[:number] + shared[number + 1 :], _together(trained, loads))
-    return _undominated(found)
+    def _candidates(self, group: NodeGroup | None, count: int) -> tuple[Candidate, ...]:
+        return self.space.candidates(group.name, count) if group else ()
 
 
 def _alone(group: NodeGroup, candidates: Iterable[Candidate], nodes: int) -> list[DeviceLoad]:
