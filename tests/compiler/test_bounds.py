@@ -19,7 +19,7 @@ from hflow.compiler.planner.bounds.model_fronts import ModelParetoFronts
 from hflow.compiler.planner.bounds.numbers import FLOATS
 from hflow.compiler.planner.bounds.placed_graph import PlacedGraph
 from hflow.compiler.planner.branch import Branch
-from hflow.compiler.planner.full_assignment import fastest_configs
+from hflow.compiler.planner.full_assignment import FullAssignment, fastest_configs
 from hflow.compiler.planner.incumbent import Incumbent
 from hflow.compiler.planner.placements import Allocation, Partition
 from hflow.compiler.planner.search_space import SearchSpace
@@ -183,7 +183,7 @@ def test_weights_between_known_places_take_no_longer_than_in_each_choice(name: s
         names = frozenset(u.name for u in space.groups) - space.pinned.keys()
         space = SearchSpace(space.draft, names) if apart and not space.sharing else space
         best, least = Incumbent(space), LeastTimes(space, Bounds(space.draft))
-        known = KnownPlaces(best, least, ModelParetoFronts())
+        known = KnownPlaces(best, least, ModelParetoFronts(best))
         for allocation in _some_allocations(space, random):
             took_s, counts = _step_s(space, allocation, random), allocation.counts
             left = space.num_devices - (allocation.first or 0)
@@ -246,12 +246,31 @@ def test_a_closer_look_finds_no_more_than_choices_take(name: str, seed: int) -> 
     which least times count: these may be longer by a little, when all else is equal."""
     random = Random(seed)
     space = space_of(case(name, seed, 10_000))
-    bounds, fronts = Bounds(space.draft), ModelParetoFronts()
+    bounds, fronts = Bounds(space.draft), ModelParetoFronts(Incumbent(space))
     for allocation in random.choices(list(all_allocations(space)), k=DRAWS):
         bound_s = Branch(allocation, Incumbent(space), bounds).bound_s(fronts)
         assert LeastTimes(space, bounds).step_s(allocation) <= bound_s * (1 + ORDER)
         for _ in range(DRAWS):
             assert bound_s <= _step_s(space, allocation, random) * (1 + 1e-9)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("seed", range(CASES))
+@pytest.mark.parametrize("name", GRAPHS)
+def test_assignments_that_are_too_slow_change_no_bound_below_the_limit(
+    name: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bound of an allocation, with a best plan that is already known and without."""
+    monkeypatch.setattr("hflow.compiler.planner.bounds.model_fronts.MANY", 1)
+    random = Random(seed)
+    space = space_of(case(name, seed, 10_000))
+    bounds, free = Bounds(space.draft), Incumbent(space)
+    for allocation in random.choices(list(all_allocations(space)), k=DRAWS):
+        took_s = _step_s(space, allocation, random)
+        best = Incumbent(space, choice=FullAssignment({}, {}, took_s) if took_s < np.inf else None)
+        any_s = Branch(allocation, free, bounds).bound_s(ModelParetoFronts(free))
+        limited_s = Branch(allocation, best, bounds).bound_s(ModelParetoFronts(best))
+        assert min(limited_s, best.limit_s) == pytest.approx(min(any_s, best.limit_s), rel=ORDER)
 
 
 def _step_s(space: SearchSpace, allocation: Allocation, random: Random) -> float:

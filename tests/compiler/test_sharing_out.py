@@ -11,6 +11,7 @@ from hflow.compiler.passes.candidates import candidates
 from hflow.compiler.passes.weight_edges import weight_edges
 from hflow.compiler.planner.bounds.bounds import Bounds
 from hflow.compiler.planner.bounds.least import LeastTimes
+from hflow.compiler.planner.effort import EFFORT
 from hflow.compiler.planner.incumbent import Incumbent
 from hflow.compiler.planner.placements import allocations
 from hflow.compiler.planner.search import search
@@ -19,7 +20,7 @@ from hflow.compiler.planner.sharing_out import SharingOut
 from hflow.plan.cluster_file import load_cluster
 from tests.compiler.workloads import large
 
-EARLY = 60_000  # bounds
+EARLY = EFFORT // 8
 
 
 def space_of(algorithm: str, shape: str, hosts: int, per_host: int, *overrides: str) -> SearchSpace:

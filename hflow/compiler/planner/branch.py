@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, chain
 from math import prod
@@ -16,18 +16,17 @@ from hflow.compiler.planner.bounds.bound_context import BoundContext
 from hflow.compiler.planner.bounds.bounds import Bounds
 from hflow.compiler.planner.bounds.joint_bounds import JointBounds
 from hflow.compiler.planner.bounds.knapsack import knapsack_bound
-from hflow.compiler.planner.bounds.model_fronts import ModelParetoFronts
+from hflow.compiler.planner.bounds.model_fronts import ModelParetoFronts, promising
 from hflow.compiler.planner.bounds.numbers import Floats, Ints
-from hflow.compiler.planner.incumbent import BATCH, Incumbent
+from hflow.compiler.planner.effort import CLOSE, COMPARED, INTERVAL, JOINT, LOOK
+from hflow.compiler.planner.incumbent import Incumbent
 from hflow.compiler.planner.memoize import memoize
 from hflow.compiler.planner.partial_assignment import PartialAssignment
 from hflow.compiler.planner.placements import Allocation
 
 SPLITS = 3  # of intervals of memory, each into halves
 FEW = 10_000_000  # choices of an interval that is not halved any more
-LOOK = 100  # bounds that a first look costs
-INTERVAL = 100  # bounds that one interval costs,
-PAIRS = 500  # and one for so many pairs of choices that are compared
+TRIES = 100  # times that a dive goes back
 FEWEST, MOST = 8, 1024  # beginnings of choices that are made longer at a time: each time more of them,
 MORE = 4  # by this factor
 
@@ -37,6 +36,7 @@ class Branch:
 
     def __init__(self, allocation: Allocation, best: Incumbent, bounds: Bounds):
         self.best, self.bounds, self.context = best, bounds, BoundContext(allocation, best, bounds)
+        best.effort += LOOK
         sets = tuple(self.context.free)
         self.capacity = np.full(len(sets), self.context.capacity)
         self.interval = MemoryInterval(np.zeros_like(self.capacity), self.capacity)
@@ -47,9 +47,12 @@ class Branch:
     def bound_s(self, fronts: ModelParetoFronts) -> float:
         """No choice takes less: whatever the others do, the node groups of each model keep one of its
         points."""
-        self.best.effort += LOOK
         context = self.context
-        found = [fronts.of(groups, context.places, context.weight_sync) for groups in context.models()]
+        models = [
+            (groups, promising(groups, context.places, context.times, self._unmoved_s, self.best.limit_s))
+            for groups in context.models()
+        ]
+        found = [fronts.of(groups, places) for groups, places in models]
         if not all(found):
             return float("inf")
         every = list(chain(*found))
@@ -59,6 +62,9 @@ class Branch:
         moving = {reader: np.array([p.moves.get(reader, np.nan) for p in every]) for reader in readers}
         bounds_s = context.steps_s(taking, moving)
         return max(float(of_model.min()) for of_model in _parted(bounds_s, found))
+
+    def _unmoved_s(self, times: Mapping[str, Floats]) -> Floats:
+        return self.context.steps_s(times, {})
 
     def raised_s(self) -> float:
         """What no choice takes less than, after another effort: infinite where none can be better than the
@@ -84,19 +90,26 @@ class Branch:
     @memoize
     def dive(self) -> None:
         """What always taking the assignment with the least bound leads to, priced: something good to begin
-        with. Nothing where that cannot be better than the best."""
-        if not all(self.context.places.values()):
-            return
-        chosen = PartialAssignment()
-        for group in self.context.order:
-            longer = self.context.longer(chosen, group)
-            if not longer:
-                return
-            bounds_s = self.context.bounds_s(longer)
-            chosen = longer[int(np.argmin(bounds_s))]
-            if bounds_s.min() >= self.best.limit_s:
-                return
-        self.best.offer(chosen.assignments)
+        with. Nothing where that cannot be better than the best. Where memory does not suffice for the rest,
+        the next assignment is taken instead, some times."""
+        if all(self.context.places.values()):
+            self._dive(PartialAssignment(), self.context.order, iter(range(TRIES)))
+
+    def _dive(self, chosen: PartialAssignment, groups: Sequence[NodeGroup], tries: Iterator[int]) -> bool:
+        """Whether memory sufficed for all `groups`, or something else ended it."""
+        if not groups:
+            self.best.offer(chosen.assignments)
+            return True
+        longer = self.context.longer(chosen, groups[0])
+        bounds_s = self.context.bounds_s(longer)
+        order = map(int, np.argsort(bounds_s, kind="stable"))
+        fitting = (number for number in order if bounds_s[number] < float("inf"))
+        for number in fitting:
+            if bounds_s[number] >= self.best.limit_s or self._dive(longer[number], groups[1:], tries):
+                return True
+            if next(tries, None) is None:
+                return True
+        return False
 
     @cached_property
     def _choices(self) -> list[list[PartialAssignment]]:
@@ -126,7 +139,7 @@ class Branch:
         inside = [table.within(interval) for table in tables]
         if not all(inside) or knapsack_bound(inside, most, limit_s).least_s >= limit_s:
             return
-        self.best.effort += sum(len(table) ** 2 for table in inside) // PAIRS
+        self.best.effort += sum(len(table) ** 2 for table in inside) // COMPARED
         found = undominated(inside, most, interval)
         if not splits or prod(map(len, found)) <= FEW:
             self._price_all(found, interval)
@@ -154,7 +167,7 @@ class Branch:
             if len(some):
                 before = joint.bounded
                 longer = joint.longer(some, self.best.limit_s)
-                self.best.effort += BATCH + joint.bounded - before
+                self.best.effort += JOINT + CLOSE * (joint.bounded - before)
                 self._skim(joint, *longer)
             first, together = first + together, min(MORE * together, MOST)
 

@@ -7,8 +7,7 @@ looked at closer, which raises its bound, before it is taken.
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
-from itertools import islice
+from heapq import heapify, heappop, heappush, nsmallest
 from typing import NamedTuple
 
 from hflow.compiler.planner.bounds.bounds import Bounds
@@ -17,11 +16,12 @@ from hflow.compiler.planner.bounds.least import LeastTimes
 from hflow.compiler.planner.bounds.memory_stairs import NEVER
 from hflow.compiler.planner.bounds.model_fronts import ModelParetoFronts
 from hflow.compiler.planner.branch import Branch
-from hflow.compiler.planner.incumbent import ALONE, Incumbent
+from hflow.compiler.planner.effort import ALONE, BUSIEST, EFFORT
+from hflow.compiler.planner.incumbent import Incumbent
 from hflow.compiler.planner.placements import Allocation, Partition
 from hflow.compiler.planner.sharing_out import SharingOut
 
-PATIENCE = 20_000  # bounds, after which it dives ahead
+PATIENCE = EFFORT // 20  # after which it dives ahead
 AHEAD = 20  # colocations into which it then dives
 
 
@@ -43,7 +43,7 @@ class Frontier:
     def __init__(self, best: Incumbent, bounds: Bounds):
         self.best, self.bounds, self.space = best, bounds, best.space
         self.least = LeastTimes(best.space, bounds)
-        self.fronts, self.promising_s = ModelParetoFronts(), NEVER
+        self.fronts, self.promising_s = ModelParetoFronts(best), NEVER
         self.known = KnownPlaces(best, self.least, self.fronts)
         self._colocations = list(self.space.colocations())
         self._open = [
@@ -99,8 +99,13 @@ class Frontier:
     def _dive_ahead(self) -> None:
         """Try a good allocation in each of the colocations that come first. Where many have bounds alike, the
         best are taken late; with a good choice known sooner, less is left to look at."""
-        numbers = (partial.number for partial in sorted(self._open) if partial.number not in self._ahead)
-        first = list(islice(dict.fromkeys(numbers), AHEAD))
+        least: dict[int, PartialAllocation] = {}
+        for partial in self._open:
+            known = least.get(partial.number)
+            if known is None or partial.bound_s < known.bound_s:
+                least[partial.number] = partial
+        new = (partial for partial in least.values() if partial.number not in self._ahead)
+        first = [partial.number for partial in nsmallest(AHEAD, new)]
         self._ahead.update(first)
         for number in first:
             allocation = self.sharing_out.allocation(self._colocations[number])
@@ -118,7 +123,7 @@ class Frontier:
 
     def _busiest_s(self, number: int, counts: tuple[int, ...]) -> float:
         """What the busiest set does at least."""
-        self.best.effort += 1
+        self.best.effort += BUSIEST
         partition, spread, first = self._colocations[number]
         given = zip(partition, counts)
         busy_s = max((self.least.busy_s(members, count, spread) for members, count in given), default=0.0)

@@ -8,22 +8,19 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from hflow.compiler.planner.assignments import Assignment
+from hflow.compiler.planner.effort import EDGE_PAIR, PRICE
 from hflow.compiler.planner.full_assignment import FullAssignment, fastest_configs
 from hflow.compiler.planner.search_space import SearchSpace
 from hflow.compiler.planner.step import step_s
 
 RESOLUTION = 1e-3  # steps that differ by less count as equally long: predictions are not that good
-# Effort is counted in bounds of a batch. So many of them take as long as
-LEAST_PRICE = 100  # to price a choice of a graph with few edges,
-EDGE_PAIRS = 4  # pairs of edges of a graph with many, since their order is improved,
-BATCH = 50  # to begin a batch,
-ALONE = 4  # to bound one choice in floats.
 
 
 @dataclass
 class Incumbent:
-    """The best choice so far. `explored`: choices that were priced; `effort`: bounds that were computed, of
-    which there may be `most`, until the `deadline`; more `until_found` something, if that is asked for."""
+    """The best choice so far. `explored`: choices that were priced; `effort`: what the search has taken by
+    `effort.py`, of which there may be `most`, until the `deadline`; more `until_found` something, if that is
+    asked for."""
 
     space: SearchSpace
     deadline: float = float("inf")
@@ -44,7 +41,7 @@ class Incumbent:
         """Effort of pricing one choice."""
         draft = self.space.draft
         edges = len(tuple(draft.graph.edges())) + len(draft.weight_edges)
-        return max(LEAST_PRICE, edges**2 // EDGE_PAIRS)
+        return max(PRICE, EDGE_PAIR * edges**2)
 
     @property
     def late(self) -> bool:

@@ -17,13 +17,13 @@ from hflow.compiler.candidates.node_groups import NodeGroup
 from hflow.compiler.planner.assignments import Assignment
 from hflow.compiler.planner.bounds.bounds import Bounds
 from hflow.compiler.planner.branch import Branch
+from hflow.compiler.planner.effort import EFFORT
 from hflow.compiler.planner.frontier import Frontier
 from hflow.compiler.planner.full_assignment import FullAssignment
 from hflow.compiler.planner.incumbent import RESOLUTION, Incumbent
 from hflow.compiler.planner.placements import Allocation, Colocation, allocations
 from hflow.compiler.planner.search_space import SearchSpace
 
-EFFORT = 500_000  # bounds, of about 0.03 ms each
 DIVES = 10  # allocations into which it looks before it tries all choices of one
 TOLD_EVERY = 100  # choices, of about a millisecond each
 
@@ -32,7 +32,7 @@ TOLD_EVERY = 100  # choices, of about a millisecond each
 class SearchResult:
     """`choice`: the best, if any fits; `bound_s`: none takes less; `explored`: choices that were priced.
     `gap`: by what part the best may be too long; 0 where that is less than what makes steps count as
-    different. `effort`: bounds that were computed. `unsearched`: node groups that may be better in places
+    different. `effort`: what it took, by `effort.py`. `unsearched`: node groups that may be better in places
     that were not searched."""
 
     choice: FullAssignment | None
@@ -54,7 +54,7 @@ def search(
     """The best choice, proven to be so unless the budget is spent before.
 
     Args:
-        budget_s: seconds; None for `most` bounds instead, which take some seconds.
+        budget_s: seconds; None for an effort of `most` instead.
         resolution: steps whose times differ by a smaller part count as equally long.
         known: a choice that was found before, and is kept where none is better.
         until_found: whether it goes on beyond the budget until something fits.

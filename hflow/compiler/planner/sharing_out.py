@@ -12,7 +12,8 @@ from itertools import permutations
 
 from hflow.compiler.planner.bounds.least import LeastTimes
 from hflow.compiler.planner.bounds.memory_stairs import NEVER
-from hflow.compiler.planner.incumbent import ALONE, Incumbent
+from hflow.compiler.planner.effort import ALONE
+from hflow.compiler.planner.incumbent import Incumbent
 from hflow.compiler.planner.placements import Allocation, Colocation, Members
 
 ROUNDS = 4  # of exchanges at the most

@@ -9,6 +9,7 @@ from functools import cached_property
 from hflow.compiler.candidates.node_groups import Candidate, NodeGroup
 from hflow.compiler.donation import lies_in, may_donate
 from hflow.compiler.planner.assignments import Assignment, Assignments, sharding_of
+from hflow.compiler.planner.effort import DEVICES, EXPERTS, MOVE
 from hflow.compiler.state import Draft
 from hflow.cost.redistribution import weights_s
 from hflow.cost.residency import SHARED, OwnCopy
@@ -42,7 +43,7 @@ class WeightSync:
 
 class WeightSyncs:
     """Those of one draft, each found out once, as if the first host of both were the first of all: hosts are
-    alike."""
+    alike. `effort`: what that took, by `effort.py`."""
 
     def __init__(self, draft: Draft, groups: Sequence[NodeGroup]):
         self.draft, self.group_of = draft, {node.name: g.name for g in groups for node in g.nodes}
@@ -52,6 +53,8 @@ class WeightSyncs:
         }
         self._known: dict[object, WeightSync | None] = {}
         self._of_first: dict[object, WeightSync | None] = {}
+        self._pairs: set[tuple[str, Sharding, Sharding]] = set()
+        self.effort = 0
         self._assignments: dict[tuple[Candidate, int], Assignment] = {}
         self._graphs = [graph for graph in (self.draft.graph, self.draft.evaluation_graph) if graph]
         self._graphs += [named_graph(draft.graph, named) for named in draft.graph.evaluations]
@@ -137,11 +140,20 @@ class WeightSyncs:
         model, layers = draft.graph.model(group.model), draft.shapes[group.model].num_layers
         seconds = 0.0  # a base never changes
         if not group.base:
+            self._count(group.model, held, lies)
             seconds = weights_s(draft.shapes[group.model], model.weight_dtype, held, lies, draft.cluster)
         own = lies != held and assignment.candidate.kept.copy_bytes > 0
         alike = {*lies.mesh.devices} == {*held.mesh.devices} and lies_in(held, lies, layers)
         donated_bytes = trainer.candidate.kept.weights if own and not group.lag and alike else 0
         return WeightSync(reader, group, lies, 0, seconds, own, donated_bytes)
+
+    def _count(self, model: str, held: Sharding, lies: Sharding) -> None:
+        if (model, held, lies) in self._pairs:
+            return
+        self._pairs.add((model, held, lies))
+        self.effort += MOVE + self.draft.cluster.num_devices // DEVICES
+        if self.draft.shapes[model].moe:
+            self.effort += EXPERTS
 
     def _moved(self, assignment: Assignment, first: int) -> Assignment:
         """As if device `first` were the first of all."""

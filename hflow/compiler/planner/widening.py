@@ -13,15 +13,16 @@ from dataclasses import replace
 
 from hflow.compiler.candidates.node_groups import Candidate, Candidates, NodeGroup
 from hflow.compiler.planner.bounds.unsearched import unsearched
+from hflow.compiler.planner.effort import EFFORT
 from hflow.compiler.planner.full_assignment import FullAssignment
 from hflow.compiler.planner.incumbent import RESOLUTION
-from hflow.compiler.planner.search import EFFORT, SearchResult, search
+from hflow.compiler.planner.search import SearchResult, search
 from hflow.compiler.planner.search_space import SearchSpace
 
 MOST_APART = 7  # node groups: 4,139 ways to share devices,
 MOST_BESIDE = 5  # and 1,081 ways beside pinned ones, for each place where sets may begin
-LEAST = 100_000  # bounds, as `EFFORT`, that the wider search may compute whatever the first one has spent
-FITTING = 50_000  # where nothing fits with each model in one place
+LEAST = EFFORT // 5  # that the wider search may take whatever the first one has,
+FITTING = EFFORT // 10  # or where nothing fits with each model in one place
 Searcher = Callable[[SearchSpace, FullAssignment | None], SearchResult]
 
 

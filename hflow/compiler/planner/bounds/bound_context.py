@@ -13,7 +13,8 @@ from hflow.compiler.planner.bounds.assignment_tables import AssignmentTables
 from hflow.compiler.planner.bounds.bounds import Bounds
 from hflow.compiler.planner.bounds.model_fronts import TimedAssignment
 from hflow.compiler.planner.bounds.numbers import Floats, Ints
-from hflow.compiler.planner.incumbent import BATCH, Incumbent
+from hflow.compiler.planner.effort import BATCH, CHOICES, FITTING, LONGER
+from hflow.compiler.planner.incumbent import Incumbent
 from hflow.compiler.planner.partial_assignment import PartialAssignment
 from hflow.compiler.planner.placements import Allocation
 
@@ -65,6 +66,7 @@ class BoundContext:
 
     def longer(self, chosen: PartialAssignment, group: NodeGroup) -> list[PartialAssignment]:
         """With each of the assignments of `group` taken too, that go with the chosen ones."""
+        self.best.effort += LONGER
         places = (place.assignment for place in self.places[group.name])
         if any(group.name in names for names in self.space.sharing):
             taken = chosen.assignments
@@ -90,6 +92,7 @@ class BoundContext:
         suffice. The choices are for the same node groups."""
         if not choices:
             return np.zeros(0)
+        self.best.effort += FITTING
         table = self.tables.of(choices)
         groups = list(choices[0].assignments)
         least = sum(self.idles[name] for name in groups)
@@ -106,7 +109,7 @@ class BoundContext:
         self, times: Mapping[str, Floats], moves: Mapping[str, Floats], enough_s: float | None = None
     ) -> Floats:
         """The bounds of choices whose nodes take `times` and whose weights take `moves`."""
-        self.best.effort += BATCH + len(times[self.bounds.nodes[0]])
+        self.best.effort += BATCH + len(times[self.bounds.nodes[0]]) // CHOICES
         return self.bounds.steps_s(times, self.on, moves, enough_s or self.best.limit_s, depth=0)
 
     def _on_sets(self, size: int, on: Sequence[int]) -> Ints:

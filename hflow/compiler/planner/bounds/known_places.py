@@ -4,6 +4,7 @@ a reader of its weights lie in two layouts, weights have to move, whatever devic
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -11,10 +12,19 @@ from hflow.compiler.candidates.node_groups import NodeGroup
 from hflow.compiler.planner.assignments import Assignment
 from hflow.compiler.planner.bounds.least import LeastTimes
 from hflow.compiler.planner.bounds.memory_stairs import NEVER
-from hflow.compiler.planner.bounds.model_fronts import ModelParetoFronts, ModelPoint, TimedAssignment
-from hflow.compiler.planner.incumbent import BATCH, Incumbent
+from hflow.compiler.planner.bounds.model_fronts import (
+    ModelParetoFronts,
+    ModelPoint,
+    TimedAssignment,
+    promising,
+)
+from hflow.compiler.planner.bounds.numbers import Floats
+from hflow.compiler.planner.effort import BATCH, CHOICES
+from hflow.compiler.planner.incumbent import Incumbent
 from hflow.compiler.planner.placements import Allocation
 from hflow.compiler.planner.search_space import Devices
+
+Sets = Mapping[str, tuple[int, ...]]  # on which each node is
 
 
 class KnownPlaces:
@@ -37,7 +47,7 @@ class KnownPlaces:
             return 0.0
         limits = self.least.limits(allocation, fixed)
         times, sets = self.least.times(allocation, fixed)
-        found = (self._points(groups, places, limits) for groups in new)
+        found = (self._points(groups, places, limits, times, sets) for groups in new)
         return max(self._least_s(points, times, sets) for points in found)
 
     def _models(self) -> list[list[NodeGroup]]:
@@ -63,23 +73,32 @@ class KnownPlaces:
         return found | everywhere | self.space.pinned
 
     def _points(
-        self, groups: Sequence[NodeGroup], places: Mapping[str, Devices], limits: Mapping[str, int]
+        self,
+        groups: Sequence[NodeGroup],
+        places: Mapping[str, Devices],
+        limits: Mapping[str, int],
+        times: Mapping[str, float],
+        sets: Sets,
     ) -> list[ModelPoint]:
         timed = {group.name: self._timed(group, places[group.name], limits[group.name]) for group in groups}
-        return self.fronts.of(groups, timed, self.space.weight_syncs.of)
+        some = promising(groups, timed, times, lambda taking: self._steps_s(taking, sets), self.best.limit_s)
+        return self.fronts.of(groups, some)
 
-    def _least_s(
-        self, points: Sequence[ModelPoint], times: Mapping[str, float], sets: Mapping[str, tuple[int, ...]]
-    ) -> float:
+    def _least_s(self, points: Sequence[ModelPoint], times: Mapping[str, float], sets: Sets) -> float:
         """Of one model in any of its points, and of all others at their least times."""
         if not points:
             return NEVER
-        self.best.effort += BATCH + len(points)
         every = [{**times, **point.times} for point in points]
         taking = {name: np.array([each[name] for each in every]) for name in self.least.bounds.nodes}
         readers = dict.fromkeys(reader for point in points for reader in point.moves)
         moves = {reader: np.array([p.moves.get(reader, np.nan) for p in points]) for reader in readers}
-        return float(self.least.bounds.steps_s(taking, sets, moves, self.best.limit_s, depth=0).min())
+        return float(self._steps_s(taking, sets, moves).min())
+
+    def _steps_s(
+        self, taking: Mapping[str, Floats], sets: Sets, moves: Mapping[str, Floats] = MappingProxyType({})
+    ) -> Floats:
+        self.best.effort += BATCH + len(taking[self.least.bounds.nodes[0]]) // CHOICES
+        return self.least.bounds.steps_s(taking, sets, moves, self.best.limit_s, depth=0)
 
     def _timed(self, group: NodeGroup, devices: Devices, limit_bytes: int) -> list[TimedAssignment]:
         """Its assignments, the fastest first, in which all its nodes run if it may fill so many bytes."""

@@ -9,15 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from math import prod
 from operator import le
+
+import numpy as np
 
 from hflow.compiler.candidates.node_groups import NodeGroup
 from hflow.compiler.planner.assignments import Assignment
+from hflow.compiler.planner.bounds.numbers import Floats
+from hflow.compiler.planner.effort import PAIR
+from hflow.compiler.planner.incumbent import Incumbent
 from hflow.compiler.planner.weight_syncs import WeightCopy, WeightSync
 
 UNMOVED = -1.0  # better than what moves in no time: no device waits for another
 Needs = tuple[float, ...]  # of one node after the other: its seconds, and those of what moves to it
 Renew = Callable[[NodeGroup, Assignment, Mapping[str, Assignment]], WeightSync | None]
+MANY = 30  # choices for the node groups of a model: fewer are gone through sooner than they are bounded
 
 
 @dataclass(frozen=True)
@@ -38,14 +45,39 @@ class ModelPoint:
     moves: Mapping[str, float]
 
 
+def promising(
+    groups: Sequence[NodeGroup],
+    places: Mapping[str, Sequence[TimedAssignment]],
+    least: Mapping[str, float],
+    bound: Callable[[Mapping[str, Floats]], Floats],
+    limit_s: float,
+) -> dict[str, Sequence[TimedAssignment]]:
+    """Where the node groups of a model may be in a plan whose step is below the limit.
+
+    Args:
+        least: what each node of the graph takes at least.
+        bound: of steps, by what all nodes take.
+    """
+    found = {group.name: places[group.name] for group in groups}
+    if prod(map(len, found.values())) < MANY or limit_s == float("inf"):
+        return found
+    for group in groups:
+        each = found[group.name]
+        own = dict(zip((node.name for node in group.nodes), np.array([place.times for place in each]).T))
+        bounds_s = bound({name: own.get(name, np.full(len(each), s)) for name, s in least.items()})
+        found[group.name] = [place for place, bound_s in zip(each, bounds_s) if bound_s < limit_s]
+    return found
+
+
 class ModelParetoFronts:
     """The points of models, kept: most allocations put a model where some other does."""
 
-    def __init__(self):
+    def __init__(self, best: Incumbent):
+        self.best = best
         self._known: dict[object, list[ModelPoint]] = {}
 
     def of(
-        self, groups: Sequence[NodeGroup], places: Mapping[str, Sequence[TimedAssignment]], renew: Renew
+        self, groups: Sequence[NodeGroup], places: Mapping[str, Sequence[TimedAssignment]]
     ) -> list[ModelPoint]:
         """Those of all choices for the node groups of a model that no other choice beats in all respects.
 
@@ -53,13 +85,22 @@ class ModelParetoFronts:
             groups: of one model, the trainer's before those that read from it.
             places: of each node group, on the same devices. With more memory no time is longer and no place
             is lost, so that equal times are those of equal places.
-            renew: how the weights of a node group in an assignment are renewed, if the node groups before it
-            have their assignments.
         """
         key = tuple((group.name, _where(places[group.name])) for group in groups)
         if key not in self._known:
-            self._known[key] = [_point(groups, needs) for needs in _unbeaten(groups, places, renew)]
+            self._known[key] = [_point(groups, needs) for needs in self._unbeaten(groups, places)]
         return self._known[key]
+
+    def _unbeaten(
+        self, groups: Sequence[NodeGroup], places: Mapping[str, Sequence[TimedAssignment]]
+    ) -> list[Needs]:
+        if not all(places[group.name] for group in groups):
+            return []
+        syncs = self.best.space.weight_syncs
+        choosing, before = _Choosing(groups, places, syncs.of), syncs.effort
+        choosing.extend({}, frozenset(), ())
+        self.best.effort += PAIR * choosing.looked_at + syncs.effort - before
+        return choosing.kept
 
 
 def _where(places: Sequence[TimedAssignment]) -> object:
@@ -75,13 +116,16 @@ def _point(groups: Sequence[NodeGroup], needs: Needs) -> ModelPoint:
 
 class _Choosing:
     """Goes through the choices for the node groups of a model. `kept`: what all nodes need in those that no
-    other beats; `least`: what the nodes of the last node groups need at least, of all of them last."""
+    other beats; `least`: what the nodes of the last node groups need at least, of all of them last;
+    `looked_at`: assignments, each after those before it. `renew`: how the weights of a node group in an
+    assignment are renewed, if the node groups before it have their assignments."""
 
     def __init__(
         self, groups: Sequence[NodeGroup], places: Mapping[str, Sequence[TimedAssignment]], renew: Renew
     ):
         self.groups, self.places, self.renew = groups, places, renew
         self.kept: list[Needs] = []
+        self.looked_at = 0
         self.least: list[Needs] = [()]
         for group in reversed(groups):
             fastest = map(min, zip(*(place.times for place in places[group.name])))
@@ -95,6 +139,7 @@ class _Choosing:
             self.kept = [*(known for known in self.kept if not all(map(le, needs, known))), needs]
             return
         group = self.groups[len(assignments)]
+        self.looked_at += len(self.places[group.name])
         for place in self.places[group.name]:
             if self._beaten(needs + _needs(group, place.times), len(assignments) + 1):
                 continue
@@ -109,16 +154,6 @@ class _Choosing:
         """Whether what begins so is, with the fastest of the others, no better than what is known."""
         every = needs + self.least[len(self.groups) - level]
         return any(all(map(le, known, every)) for known in self.kept)
-
-
-def _unbeaten(
-    groups: Sequence[NodeGroup], places: Mapping[str, Sequence[TimedAssignment]], renew: Renew
-) -> list[Needs]:
-    if not all(places[group.name] for group in groups):
-        return []
-    choosing = _Choosing(groups, places, renew)
-    choosing.extend({}, frozenset(), ())
-    return choosing.kept
 
 
 def _needs(group: NodeGroup, times: Sequence[float], weight_sync: WeightSync | None = None) -> Needs:
