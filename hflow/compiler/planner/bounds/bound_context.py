@@ -13,7 +13,7 @@ from hflow.compiler.planner.bounds.assignment_tables import AssignmentTables
 from hflow.compiler.planner.bounds.bounds import Bounds
 from hflow.compiler.planner.bounds.model_fronts import TimedAssignment
 from hflow.compiler.planner.bounds.numbers import Floats, Ints
-from hflow.compiler.planner.effort import BATCH, CHOICES, FITTING, LONGER
+from hflow.compiler.planner.effort import BATCH, CHOICES, LONGER, ROOM
 from hflow.compiler.planner.incumbent import Incumbent
 from hflow.compiler.planner.partial_assignment import PartialAssignment
 from hflow.compiler.planner.placements import Allocation
@@ -92,7 +92,7 @@ class BoundContext:
         suffice. The choices are for the same node groups."""
         if not choices:
             return np.zeros(0)
-        self.best.effort += FITTING
+        self.best.effort += ROOM
         table = self.tables.of(choices)
         groups = list(choices[0].assignments)
         least = sum(self.idles[name] for name in groups)
