@@ -215,7 +215,7 @@ def test_a_plan_that_fits_by_donation_alone_is_found(tight: Cluster) -> None:
 def test_without_donation_it_is_refused(tight: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hflow.compiler.planner.weight_syncs.may_donate", lambda *_: False)
     told = refusal(large("grpo", "llama-7b"), tight, options=PlannerOptions("colocate")).help
-    assert told.startswith("the plan that needs the least memory takes 11.2 GB while `rollout` runs")
+    assert told.startswith("with each model in one place, some device needs 11.2 GB while `rollout` runs")
     assert "actor weights, gradients, Adam (pp2 tp8 sp) 7.6 GB" in told
 
 
@@ -223,7 +223,7 @@ def test_what_is_refused_is_told_with_donation() -> None:
     told = refusal(
         large("grpo", "llama-7b"), cluster("a100x16", hosts=2, memory_gb=10 / 0.9, link=False)
     ).help
-    assert "takes 10.4 GB" in told and "actor gradients, Adam (pp2 tp8 sp) 6.7 GB" in told
+    assert "needs 10.4 GB" in told and "actor gradients, Adam (pp2 tp8 sp) 6.7 GB" in told
 
 
 def test_nothing_is_lent_to_a_region_that_needs_both(model: str) -> None:

@@ -10,6 +10,9 @@ import hflow
 from hflow.compiler.compile import compile_graph
 from hflow.compiler.explain.min_memory import min_memory
 from hflow.compiler.options import Planner, PlannerOptions
+from hflow.compiler.passes.place import place
+from hflow.compiler.planner import widening
+from hflow.compiler.planner.bounds.unsearched import unsearched
 from hflow.compiler.planner.search import exhaustive
 from hflow.diagnostics import Diagnostic, HflowError, render
 from hflow.graph.ir import Graph
@@ -74,16 +77,42 @@ def test_ppo_of_70b_on_one_host_is_refused_with_the_smallest_cluster_that_works(
     state = num_parameters(NAMED_SHAPES["llama-70b"]) * 18 / 8e9
     assert found.code == "HF305" and "8 A100-80G with 72.0 GB each" in found.message
     assert f"actor weights, gradients, Adam (tp8 sp offload) {state:.1f} GB" in found.help
-    assert found.help.endswith("on which it fits has 24 devices (3 hosts of 8 A100-80G)")
+    assert found.help.endswith("it fits on 24 devices (3 hosts of 8 A100-80G)")
     assert found.span and found.span.file.endswith("ppo.yaml")
     assert refusal(graph, cluster("a100x8", hosts=2)).code == "HF305"
     assert compile_graph(graph, cluster("a100x8", hosts=3)).step_time_s > 0
 
 
+def test_a_search_that_ended_too_soon_does_not_say_that_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a model's nodes in several places less memory is enough than with each model in one place."""
+    draft = scarce_case("async_grpo", 3, 1000)
+    lean = min_memory(space_of(draft))
+    assert lean
+    scarce = with_memory(draft, int(0.9 * lean.fullest.peak_bytes))
+    assert place(scarce).nodes
+    monkeypatch.setattr(widening, "FITTING", 0)
+    with pytest.raises(HflowError) as caught:
+        place(scarce)
+    (found,) = caught.value.diagnostics
+    assert found.code == "HF305" and found.message.startswith("found no plan of `async_grpo` that fits")
+    assert "--budget 60 goes on for as many seconds" in found.help
+    assert "with each model in one place, some device needs" in found.help
+
+
+def test_what_exceeds_all_memory_together_is_refused_without_a_search() -> None:
+    draft = case("ppo", 0, 1000)
+    space = space_of(draft)
+    kept = sum(
+        min(c.num_devices * c.idle_bytes for c in space.all_candidates(group.name)) for group in space.groups
+    )
+    enough = -(-kept // draft.cluster.num_devices)
+    assert unsearched(space_of(with_memory(draft, enough - 1)), float("inf")) == ()
+
+
 def test_parts_add_up_to_what_is_needed() -> None:
     found = refusal(large("ppo", "llama-34b"), cluster("a100x8", link=False)).help
     needs, _, parts = found.partition(";")[0].partition(" runs:\n")
-    total = float(needs.removeprefix("the plan that needs the least memory takes ").split()[0])
+    total = float(needs.split("some device needs ")[1].split()[0])
     sizes = [float(part.split()[-2]) for part in parts.split("\n+ ")]
     assert len(sizes) == 5 and total == pytest.approx(sum(sizes), abs=0.05 * len(sizes))
 
@@ -94,7 +123,7 @@ def test_the_smallest_cluster_lies_between_powers_of_two() -> None:
     graph = large("safe_rlhf", "llama-70b")
     found = refusal(graph, cluster("a100x8", hosts=8, link=False)).help
     assert "it fits if models may wait in the host's memory" in found
-    assert found.endswith("72 devices (9 hosts of 8 A100-80G)")
+    assert found.endswith("it fits on 72 devices (9 hosts of 8 A100-80G)")
     quick = PlannerOptions(budget_s=0.0)
     assert compile_graph(graph, cluster("a100x8", hosts=9, link=False), options=quick).step_time_s > 0
     assert compile_graph(graph, cluster("a100x8", hosts=8), options=quick).step_time_s > 0
@@ -103,7 +132,7 @@ def test_the_smallest_cluster_lies_between_powers_of_two() -> None:
 def test_no_cluster_is_large_enough_for_what_does_not_split() -> None:
     found = refusal(large("grpo", "qwen2.5-0.5b"), cluster("a100x8", memory_gb=0.3)).help
     assert "only shorter sequences need less" in found
-    assert found.endswith("nor does any fit on 512 such devices")
+    assert found.endswith("nor does such a plan fit on 512 of these devices")
 
 
 def test_what_restricts_the_search_is_named() -> None:
@@ -147,9 +176,9 @@ def test_a_pinned_model_is_not_split_from_the_others() -> None:
 def test_lines_of_the_help_begin_below_each_other() -> None:
     found = refusal(large("ppo", "llama-70b"), cluster("a100x8"))
     lines = render(found).splitlines()
-    start = lines[2].index("the plan that needs")
+    start = lines[2].index("with each model")
     assert all(line[:start].isspace() and len(line) < 110 for line in lines[3:])
-    assert lines[-1][start:].startswith("the smallest cluster")
+    assert lines[-1][start:].startswith("it fits on")
 
 
 def test_a_plan_that_needs_offload_says_what_it_costs() -> None:

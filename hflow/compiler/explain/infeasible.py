@@ -22,8 +22,12 @@ MOST_TIMES = 64  # as many hosts as there are, at most, are looked at
 SLOW = Link(1.0, 0.0)  # to the host's memory: whether it helps at all
 
 
-def infeasible(draft: Draft) -> Diagnostic:
-    """HF305: no plan of `draft` fits into the memory of its cluster; HF309: its placement admits none."""
+def infeasible(draft: Draft, tries_more: str = "") -> Diagnostic:
+    """HF305: no plan of `draft` fits into the memory of its cluster; HF309: its placement admits none.
+
+    Args:
+        tries_more: what tries more plans, where the search has not tried all.
+    """
     cluster, graph = draft.cluster, draft.graph
     undivided = indivisible(SearchSpace(draft))
     if undivided:
@@ -32,12 +36,15 @@ def infeasible(draft: Draft) -> Diagnostic:
     lean = _least_memory(free)
     usable = cluster.device.usable_bytes
     where = f"{cluster.num_devices} {cluster.device.name} with {bytes_text(usable)} each"
-    message = f"no plan of `{graph.name}` fits into the memory of `{cluster.name}`: {where}"
+    none = f"no plan of `{graph.name}` fits"
+    if tries_more:
+        none = f"found no plan of `{graph.name}` that fits"
+    message = f"{none} into the memory of `{cluster.name}`: {where}"
     restrictions = " ".join(dict.fromkeys(_restrictions(draft)))
     if restrictions and lean.fullest.peak_bytes <= usable:
         return Diagnostic("HF305", message, help=f"without {restrictions} there are plans that fit")
     full = lean.fullest
-    helps = ";\n".join((_needs(full), *_remedies(free, full), _smallest(free)))
+    helps = ";\n".join((*_untried(tries_more), _needs(full), *_remedies(free, full), _smallest(free)))
     return Diagnostic("HF305", message, _hungriest(full.neediest).span, helps)
 
 
@@ -81,12 +88,20 @@ def _hungriest(held: GroupMemory) -> Node:
     return held.group.nodes[needs.index(max(needs))]
 
 
+def _untried(tries_more: str) -> Iterator[str]:
+    if tries_more:
+        yield (
+            "plans with the nodes of a model in several places may need less, and not all were tried:\n"
+            f"{tries_more}"
+        )
+
+
 def _needs(load: DeviceLoad) -> str:
     node = _hungriest(load.neediest)
     sizes = sorted(_parts(load), key=lambda part: -part[1])
     parts = "\n+ ".join(f"{label} {bytes_text(size)}" for label, size in sizes if size)
     peak = bytes_text(load.peak_bytes)
-    return f"the plan that needs the least memory takes {peak} while `{node.name}` runs:\n  {parts}"
+    return f"with each model in one place, some device needs {peak} while `{node.name}` runs:\n  {parts}"
 
 
 def _parts(load: DeviceLoad) -> Iterator[tuple[str, int]]:
@@ -113,12 +128,13 @@ def _remedies(draft: Draft, load: DeviceLoad) -> Iterator[str]:
 
 
 def _smallest(draft: Draft) -> str:
-    """The smallest cluster of the same kind on which a plan fits; all that fits on few hosts does on more."""
+    """The smallest cluster of the same kind on which a plan fits that has each model in one place; all
+    that fits on few hosts does on more."""
     hosts = draft.cluster.hosts
     few, many = hosts, 2 * hosts
     while not _fits(replace(draft, cluster=_with(draft.cluster, many))):
         if many >= MOST_TIMES * hosts:
-            return f"nor does any fit on {many * draft.cluster.devices_per_host:,} such devices"
+            return f"nor does such a plan fit on {many * draft.cluster.devices_per_host:,} of these devices"
         few, many = many, 2 * many
     while many - few > 1:
         middle = (few + many) // 2
@@ -127,8 +143,7 @@ def _smallest(draft: Draft) -> str:
         else:
             few = middle
     per_host, name = draft.cluster.devices_per_host, draft.cluster.device.name
-    total = f"{many * per_host} devices ({many} hosts of {per_host} {name})"
-    return f"the smallest cluster of this kind on which it fits has {total}"
+    return f"it fits on {many * per_host} devices ({many} hosts of {per_host} {name})"
 
 
 def _with(cluster: Cluster, hosts: int) -> Cluster:

@@ -1,4 +1,5 @@
-"""The least memory with which any plan does, and the plan that needs it: not how fast it is.
+"""The least memory with which a plan does that has each model in one place, and the plan that needs it: not
+how fast it is.
 
 What a device of a set holds at most is what stays there of all node groups, and what the neediest node needs
 beside it. So of the candidates of a node group only those count that no other beats in both, and of two node
@@ -75,8 +76,8 @@ Ladder = Sequence[tuple[int, DeviceLoad]]  # more and more devices, with less an
 
 
 def min_memory(space: SearchSpace) -> MinMemoryPlan | None:
-    """The plan whose fullest device holds least; None where the placement asks for more devices than there
-    are. No node group of `space` is pinned to devices."""
+    """The plan whose fullest device holds least, with each model in one place; None where the placement asks
+    for more devices than there are. No node group of `space` is pinned to devices."""
 
     ladder = _Ladders(space).of
     found = (_shared_out(list(map(ladder, p)), p, space.num_devices) for p in space.partitions())

@@ -21,15 +21,27 @@ from hflow.compiler.state import Draft
 from hflow.diagnostics import HflowError
 from hflow.plan.plan import Search
 
+MORE_S = 60  # what a search that ended too soon is told to take, at least
+
 
 def place(draft: Draft) -> Draft:
     """Raises HF305 when no plan fits into the memory."""
     space = SearchSpace(draft)
     found = _plan(space)
     if found.choice is None:
-        raise HflowError(infeasible(draft))
+        raise HflowError(infeasible(draft, _tries_more(space, found)))
     nodes = node_plans(draft.graph, space.groups, found.choice.assignments, found.choice.configs)
     return replace(draft, nodes=nodes, search=replace(_told(space, found), pinned=_pinned(draft)))
+
+
+def _tries_more(space: SearchSpace, found: SearchResult) -> str:
+    """Where nothing was found, what would try more of what was asked for; empty where nothing of it fits."""
+    options = space.draft.options
+    if found.bound_s < float("inf"):
+        return f"--budget {max(MORE_S, 2 * (options.budget_s or 0)):g} goes on for as many seconds"
+    if found.unsearched and options.placement == "auto":
+        return f"--pin {pin_apart(space, found.unsearched[0])} tries some of them"
+    return ""
 
 
 def _pinned(draft: Draft) -> tuple[str, ...]:

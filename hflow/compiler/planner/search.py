@@ -16,6 +16,7 @@ from math import prod
 from hflow.compiler.candidates.node_groups import NodeGroup
 from hflow.compiler.planner.assignments import Assignment
 from hflow.compiler.planner.bounds.bounds import Bounds
+from hflow.compiler.planner.bounds.memory_stairs import NEVER
 from hflow.compiler.planner.branch import Branch
 from hflow.compiler.planner.effort import EFFORT
 from hflow.compiler.planner.frontier import Frontier
@@ -30,10 +31,10 @@ TOLD_EVERY = 100  # choices, of about a millisecond each
 
 @dataclass(frozen=True)
 class SearchResult:
-    """`choice`: the best, if any fits; `bound_s`: none takes less; `explored`: choices that were priced.
-    `gap`: by what part the best may be too long; 0 where that is less than what makes steps count as
-    different. `effort`: what it took, by `effort.py`. `unsearched`: node groups that may be better in places
-    that were not searched."""
+    """`choice`: the best, if any fits; `bound_s`: none takes less, and none fits where it is infinite;
+    `explored`: choices that were priced. `gap`: by what part the best may be too long; 0 where that is less
+    than what makes steps count as different. `effort`: what it took, by `effort.py`. `unsearched`: node
+    groups that may be better in places that were not searched."""
 
     choice: FullAssignment | None
     bound_s: float
@@ -70,7 +71,7 @@ def search(
         Branch(Allocation(colocation.partition, tuple(each[-1] for each in sizes)), best, bounds).dive()
     proven_s = _proven_s(Frontier(best, bounds))
     if best.choice is None or proven_s >= best.limit_s:
-        bound_s = best.limit_s if best.choice else 0.0
+        bound_s = best.limit_s if best.choice else proven_s
         return SearchResult(best.choice, bound_s, best.explored, effort=best.effort)
     gap = 1 - proven_s / best.choice.step_s
     return SearchResult(best.choice, proven_s, best.explored, gap, best.effort)
@@ -103,7 +104,7 @@ def exhaustive(space: SearchSpace, known: FullAssignment | None = None) -> Searc
         best.offer(chosen)
     if on_priced:
         on_priced(total, total)
-    return SearchResult(best.choice, best.choice.step_s if best.choice else 0.0, best.explored)
+    return SearchResult(best.choice, best.choice.step_s if best.choice else NEVER, best.explored)
 
 
 def num_choices(space: SearchSpace) -> int:

@@ -4,7 +4,8 @@ In the search space (`search_space.py`) models share devices wholly or not at al
 all of its set's, or generates on all of the cluster. A pin can put it anywhere. Where every node group is on
 all devices the plan is in the space; so what is left out has some node group on fewer. Whether such a plan
 might be shorter than the best of the space is asked of a relaxation that no plan can beat: any candidates, on
-any devices; rows and weights move in no time; what others keep in memory is spread evenly. Its step lasts as
+any devices; rows and weights move in no time; what others keep in memory is spread evenly, and all devices
+together have room for what all keep. Its step lasts as
 long as all devices together need for the work, and as long as the recurrence cycles of nodes take
 (`bounds.py`) if every node group has devices of its own.
 """
@@ -47,8 +48,9 @@ def pin_apart(space: SearchSpace, group: NodeGroup) -> str:
 
 
 class _Elsewhere:
-    """Plans that take less than `limit_s`, wherever node groups are. `least_s` of each node, `least_work` of
-    each node group's devices together; `least_cycle_s`: with the least times; `effort`: bounds so far."""
+    """Plans that take less than `limit_s`, wherever node groups are. `least_s` of each node; `least_work`
+    and `least_kept` of each node group's devices together, in seconds and in bytes; `least_cycle_s`: with the
+    least times; `effort`: bounds so far."""
 
     def __init__(self, space: SearchSpace, limit_s: float):
         self.space, self.limit_s, self.effort = space, limit_s, 0
@@ -67,6 +69,7 @@ class _Elsewhere:
             group.name: min(map(partial(self._work, group), self.candidates[group.name], alone[group.name]))
             for group in space.groups
         }
+        self.least_kept = {name: min(map(_kept_bytes, own)) for name, own in self.candidates.items()}
         self.least_cycle_s = self.bounds.step_s(self.least_s, self.places)
 
     def admits(self, apart: NodeGroup) -> bool:
@@ -94,6 +97,9 @@ class _Elsewhere:
 
     def _bound_s(self, taken: Taken) -> float:
         """The least time of plans with these candidates, or a number below `limit_s`."""
+        kept = {**self.least_kept, **{group.name: _kept_bytes(candidate) for group, candidate in taken}}
+        if sum(kept.values()) > self.total * self.usable:
+            return float("inf")
         times: dict[str, float] = {}
         for group, candidate in taken:
             own = self._times(group, candidate, taken)
@@ -138,6 +144,11 @@ class _Elsewhere:
         donates = self.space.weight_syncs.may_donate(group, (group, *(u for u, _ in known)))
         donated = sum(c.kept.weights for u, c in known if u.role == "train" and donates)
         return max(0, min((candidate.copy_beside(c) for _, c in known), default=0) - donated)
+
+
+def _kept_bytes(candidate: Candidate) -> int:
+    """Of all its devices together, always."""
+    return candidate.num_devices * candidate.idle_bytes
 
 
 def _alone(group: NodeGroup, candidate: Candidate) -> dict[str, float]:
