@@ -75,6 +75,7 @@ CODES: dict[str, str] = {
     "HF309": "what a planner cannot plan",
     "HF310": "bad choice of an engine",
     "HF311": "routes of a model of another shape",
+    "HF312": "what cannot be priced as a technique",
     # 4xx: running
     "HF401": "a node failed",
     "HF402": "a worker died",

@@ -46,7 +46,7 @@ FLAGS = {
     "compile": [
         "graph", "--cluster", "--pin", "--engine", "-f", "--file", "--set", "-o", "--output", "--json",
         "--html", "--trace", "--ascii", "--placement", "--planner", "--budget", "--from", "--diff",
-        "--explain", "--efficiency", "--sensitivities", "--print-after",
+        "--explain", "--efficiency", "--sensitivities", "--what-if", "--print-after",
     ],
     "sweep": [
         "graph", "--clusters", "--pin", "--engine", "-f", "--file", "--set", "--placement", "--planner",

@@ -78,14 +78,15 @@ def test_the_figures_of_the_worked_example_are_the_plans(
     [
         ("--explain actor_train", r"actor_train: \d+ layouts compared"),
         ("--efficiency", "node +of step +MFU .*?"),
-        ("--sensitivities", "if there were +step .*?"),
+        ("--sensitivities", "if there were {10,}step .*?"),
+        ("--what-if", "if there were {1,9}step .*?"),
     ],
 )
 def test_what_is_asked_of_a_plan_is_what_is_printed(option: str, first: str, tmp_path: Path) -> None:
     text = (ROOT / "docs/plans.md").read_text()
     (sizes,) = re.findall(r"`sizes.yaml`:\n\n```yaml\n(.*?)```", text, re.DOTALL)
     (tmp_path / "sizes.yaml").write_text(sizes)
-    (command,) = re.findall(rf"```sh\n(hflow compile [^`]*{option} [^`]*)```", text)
+    (command,) = re.findall(rf"```sh\n(hflow compile [^`]*?{option} [^`]*)```", text)
     words = shlex.split(command.replace("\\\n", " ").replace("algorithms/", f"{ROOT}/algorithms/"))[1:]
     run = [sys.executable, "-m", "hflow.cli.app", *words]
     done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=True)

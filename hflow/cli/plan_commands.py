@@ -83,6 +83,14 @@ def compile_command(
         bool,
         typer.Option("--sensitivities", help="Tell what a step would take if one thing were otherwise."),
     ] = False,
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--what-if",
+            metavar="TECHNIQUE",
+            help="Tell what a step would take with speculative, partial-rollouts or delta-weights.",
+        ),
+    ] = None,
     print_after: Annotated[
         AfterPass | None, typer.Option("--print-after", help="Print what a pass of the compiler has made.")
     ] = None,
@@ -103,6 +111,7 @@ def compile_command(
         _check_explained(loaded, explain)
     old = _read(diff) if diff else _former(output, loaded.name)
     old = run.as_planned(loaded, machines) if run and not old else old
+    tried = _variations(loaded, machines, sensitivities, what_if or ())
     print_diagnostics(missing_data(loaded))
     for wanted in filter(None, (output, html, trace)):
         check_writable(wanted)
@@ -110,7 +119,7 @@ def compile_command(
     plan = make_plan(loaded, machines, pin, options, _printer(print_after, ascii_only))
     seconds = time.perf_counter() - started
     written = _write(plan, output, html, trace)
-    varied = try_sensitivities(plan, loaded, pin, options) if sensitivities else ()
+    varied = try_sensitivities(plan, loaded, pin, options, tried)
     if as_json:
         _print_json(plan, seconds, more=_sensitivities_json(varied))
         return
@@ -257,6 +266,13 @@ def _print_efficiency(plan: Any, ascii_only: bool) -> None:
     from hflow.view.terminal.efficiency import efficiency_text
 
     _say("\n" + efficiency_text(plan, width()) + "\n", ascii_only)
+
+
+def _variations(graph: Any, cluster: Any, sensitivities: bool, techniques: Sequence[str]) -> tuple[Any, ...]:
+    from hflow.report.sensitivity import variations
+    from hflow.report.what_if import what_ifs
+
+    return *(variations(graph, cluster) if sensitivities else ()), *what_ifs(techniques, graph)
 
 
 def _print_sensitivities(plan: Any, rows: Sequence[Any], ascii_only: bool) -> None:

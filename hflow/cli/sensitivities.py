@@ -1,4 +1,4 @@
-"""How `hflow compile --sensitivities` tries what could be otherwise, and what a terminal shows meanwhile."""
+"""How `hflow compile` tries `--sensitivities` and `--what-if`, and what a terminal shows meanwhile."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from hflow.compiler.options import PlannerOptions
 
 
 def try_sensitivities(
-    plan: Any, graph: Any, pins: Sequence[str] | None, options: PlannerOptions
+    plan: Any, graph: Any, pins: Sequence[str] | None, options: PlannerOptions, tried: Sequence[Any]
 ) -> tuple[Any, ...]:
-    """A row (`hflow.report.sensitivity.SensitivityRow`) for each variation of a `graph` and its `plan`'s
-    cluster. A terminal is told of each."""
+    """A row (`hflow.report.sensitivity.SensitivityRow`) for each of some variations of a `graph` and its
+    `plan`'s cluster. A terminal is told of each."""
     from rich.console import Console
 
-    from hflow.report.sensitivity import sensitivity, variations
+    from hflow.report.sensitivity import sensitivity
 
-    console, rows, tried = Console(stderr=True), list[Any](), variations(graph, plan.cluster)
+    console, rows = Console(stderr=True), list[Any]()
     for number, variation in enumerate(tried, 1):
         if console.is_terminal:
             text = f"{number}/{len(tried)}  {variation.name}"

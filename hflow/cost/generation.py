@@ -7,16 +7,19 @@ pipeline stages a wave is cut into as many parts, which follow each other throug
 
 Where lengths are stated, rows end at lengths of their own (`rows_in_flight`), and a step has those that are
 left; the last steps have few rows, and take hardly less time for that.
+
+What techniques that no engine has would change (`plan/techniques.py`) is priced in the same terms.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil
 
 from hflow.cost.device import BYTES, attention_work, layer_latency_s, products_s, residual_s, stream_s
 from hflow.cost.execution import Execution
 from hflow.cost.experts import padding_flops
-from hflow.cost.rows_in_flight import rows_in_flight
+from hflow.cost.rows_in_flight import partial_rows_in_flight, rows_in_flight
 from hflow.graph.lengths import Lengths
 from hflow.plan.engine_registry import profile_of
 from hflow.plan.flops import (
@@ -56,11 +59,13 @@ def _responses_s(run: Execution) -> float:
     """All new tokens of all rows, until the last replica's last row has ended."""
     work, refills = run.work, profile_of(run.strategy.engine).refills
     lengths = work.responses or Lengths(work.response, work.response)
-    flight = rows_in_flight(
-        lengths, work.rows / run.mesh.dp, run.micro_batch, refills, run.mesh.dp, run.strategy.ep
-    )
-    prompt = work.mean_prompt
-    return sum(p.steps * _step_s(run, p.rows / run.mesh.pp, prompt + p.tokens) for p in flight)
+    rows, prompt, again_s = work.rows / run.mesh.dp, work.mean_prompt, 0.0
+    if partial := run.cluster.techniques.partial_rollouts:
+        flight, left = partial_rows_in_flight(lengths, rows, run.micro_batch, partial.begun)
+        again_s = prefill_s(run, left, prompt + flight[0].tokens)  # with the weights of the next step
+    else:
+        flight = rows_in_flight(lengths, rows, run.micro_batch, refills, run.mesh.dp, run.strategy.ep)
+    return again_s + sum(p.steps * _token_s(run, p.rows / run.mesh.pp, prompt + p.tokens) for p in flight)
 
 
 def _reread_s(run: Execution) -> float:
@@ -87,21 +92,31 @@ def prefill_s(run: Execution, prompts: float, length: float) -> float:
 def decode_s(run: Execution) -> float:
     """All new tokens of a wave of rows of the greatest lengths."""
     work = run.work
-    return work.response * _step_s(run, run.micro_batch / run.mesh.pp, work.prompt + work.response / 2)
+    return work.response * _token_s(run, run.micro_batch / run.mesh.pp, work.prompt + work.response / 2)
 
 
-def _step_s(run: Execution, rows: float, context: float) -> float:
+def _token_s(run: Execution, rows: float, context: float) -> float:
     """One new token for each of `rows` rows, which are a part of those in flight where there are pipeline
-    stages; they have `context` tokens before it."""
-    shape, device = run.shape, run.device
+    stages; they have `context` tokens before it. With speculation, a step makes several."""
+    host_s = profile_of(run.strategy.engine).token_step_s(run.device.platform) + run.cluster.token_step_s
+    speculation = run.cluster.techniques.speculation
+    if speculation is None:
+        return _read_s(run, rows, 1, context) + host_s
+    draft = replace(run, shape=replace(run.shape, num_layers=1, moe=None, window=None))
+    drafts_s = speculation.drafted * _read_s(draft, rows, 1, context)
+    return (drafts_s + _read_s(run, rows, speculation.drafted + 1, context) + host_s) / speculation.made
+
+
+def _read_s(run: Execution, rows: float, new: int, context: float) -> float:
+    """Reading `new` tokens of each of `rows` rows, whose `context` tokens before them are in the KV cache."""
+    shape, device, tokens = run.shape, run.device, rows * new
     repeated = repeated_parameters(shape, run.mesh.tp)
-    flops = 2 * (matmul_parameters(shape) + repeated) * rows + latent_flops(shape, rows, context)
-    weights = read_parameters(shape, rows, run.strategy.ep) + repeated
+    flops = 2 * (matmul_parameters(shape) + repeated) * tokens + latent_flops(shape, tokens, context)
+    weights = read_parameters(shape, tokens, run.strategy.ep) + repeated
     products = products_s(flops, weights, "decode", run.dtype, device, run.mesh.tp)
     read = rows * shape.seen(context) * shape.kv_bytes_per_token(BYTES[run.dtype], run.mesh.tp)
     cache = stream_s(read, device)
-    part = products + cache + shape.num_layers * layer_latency_s(device) + _messages_s(run, rows)
-    return part + profile_of(run.strategy.engine).token_step_s(device.platform) + run.cluster.token_step_s
+    return products + cache + shape.num_layers * layer_latency_s(device) + _messages_s(run, tokens)
 
 
 def _messages_s(run: Execution, tokens: float) -> float:

@@ -25,6 +25,7 @@ from hflow.plan.layout import Layout, Placement, Shard, SharedShard, num_parts
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.pipeline_stages import stage_chunks
 from hflow.plan.sharding import Sharding
+from hflow.plan.techniques import INDEX_BYTES
 
 Masks = Mapping[int, int]
 
@@ -48,13 +49,26 @@ class Cells:
 @lru_cache(maxsize=65536)
 def weights_s(shape: ModelShape, dtype: str, source: Sharding, target: Sharding, cluster: Cluster) -> float:
     """All weights of a model that move, as if all layers were of one size and everything were split over tp.
-    A server copies what has arrived for it once more; on GPUs a further copy goes to the host's memory."""
+    A server copies what has arrived for it once more; on GPUs a further copy goes to the host's memory.
+    Delta weights go to other devices alone, where the reader has kept what it got before: all are compared
+    with those that were sent then, and those that differ are sent with their places."""
     if source == target:
         return 0.0
-    size, experts = (
-        _num_moved(shape) * BYTES[dtype],
-        0 if shape.adapter else expert_parameters(shape) * BYTES[dtype],
-    )
+    size = _num_moved(shape) * BYTES[dtype]
+    experts = 0 if shape.adapter else expert_parameters(shape) * BYTES[dtype]
+    whole_s = _moved_s(shape, size, experts, source, target, cluster)
+    delta = cluster.techniques.delta_weights
+    if not delta or {*source.mesh.devices} & {*target.mesh.devices}:
+        return whole_s
+    sent = delta.changed * (1 + INDEX_BYTES / BYTES[dtype])
+    compared_s = 2 * size / (source.mesh.tp * source.mesh.pp) / cluster.device.memory_bandwidth
+    return min(whole_s, compared_s + _moved_s(shape, sent * size, sent * experts, source, target, cluster))
+
+
+def _moved_s(
+    shape: ModelShape, size: float, experts: float, source: Sharding, target: Sharding, cluster: Cluster
+) -> float:
+    """`size` bytes, of which `experts` are those of experts."""
     handed = size / target.mesh.tp if profile_of(target.engine).server else 0
     seconds = 2 * handed / cluster.device.memory_bandwidth  # each byte is read and written
     if handed and cluster.host_link and cluster.device.platform == "cuda":
@@ -135,7 +149,7 @@ def _parts(masks: Iterable[int]) -> list[int]:
 
 
 def _weights_s(
-    num_layers: int, size: int, source: Sharding, target: Sharding, cluster: Cluster, experts: int
+    num_layers: int, size: float, source: Sharding, target: Sharding, cluster: Cluster, experts: int
 ) -> float:
     """`experts`: the parts into which experts are cut; 1 for what every rank of dp has."""
     stages, slices = _cells(source, target, num_layers)

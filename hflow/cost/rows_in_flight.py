@@ -51,6 +51,24 @@ def rows_in_flight(
     return tuple(_waves(lengths, rows, most, replicas, in_step))
 
 
+def partial_rows_in_flight(
+    lengths: Lengths, rows: float, most: int, begun: float
+) -> tuple[tuple[FlightPart, ...], float]:
+    """Of a replica that hands `rows` rows over when as many of `begun` times that number have ended, where
+    the others go on in the next step; `most` at once. Beside it how many those are that have begun to be
+    made.
+
+    In steady state each row is as likely to end soon as any other: rows end as fast as the rows in flight
+    divided by the mean length.
+    """
+    parts, taken = list[FlightPart](), rows / PARTS
+    tokens = lengths.mean_square / lengths.mean / 2
+    for number in range(PARTS):
+        flight = min(most, begun * rows - (number + 0.5) * taken)
+        parts.append(FlightPart(taken * lengths.mean / flight, flight, tokens))
+    return tuple(parts), min(most, (begun - 1) * rows)
+
+
 def _waves(lengths: Lengths, rows: float, most: int, replicas: int, in_step: int) -> Iterator[FlightPart]:
     """Replicas that are not in step wait for each other at the end alone. Of sums over waves, the longest
     exceeds the mean by as many standard deviations as of one wave, and these grow with the root of the number

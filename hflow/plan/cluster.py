@@ -9,6 +9,7 @@ from typing import Literal
 
 from hflow.plan.cached_hash import CachedHash
 from hflow.plan.engine_registry import DEFAULT_ENGINE, EngineChoice
+from hflow.plan.techniques import NO_TECHNIQUES, Techniques
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,8 @@ class Cluster(CachedHash):
     there), of which it has `host_memory_bytes` (None: nobody has said). `generate_engine` runs its generate
     nodes unless the user says otherwise; a server takes `server_bytes` of a device beside weights, KV cache
     and what it computes with: its CUDA context and CUDA graphs, also while it sleeps. `token_step_s`: what
-    the host of an engine takes of each token step, while no kernel runs.
+    the host of an engine takes of each token step, while no kernel runs. `techniques`: what engines are taken
+    to do beyond what they do today; no cluster file says so, and no plan that is run has any.
     """
 
     name: str
@@ -104,6 +106,7 @@ class Cluster(CachedHash):
     host_memory_bytes: int | None = None
     server_bytes: int = 0
     token_step_s: float = 0.0
+    techniques: Techniques = NO_TECHNIQUES
 
     @cached_property
     def _hash(self) -> int:

@@ -25,6 +25,7 @@ from hflow.plan.model_shape import ModelShape
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.program import Program
 from hflow.plan.strategy import Strategy
+from hflow.plan.techniques import NO_TECHNIQUES
 from hflow.whole_file import write_whole
 
 VERSION = 7  # of the file
@@ -202,7 +203,8 @@ def to_json(plan: Plan, leave_out: Set[str] = frozenset()) -> str:
 def _unsaid_of_cluster(cluster: Cluster) -> dict[str, Any]:
     kinds = {"device": _unsaid_of_kind(cluster.device)}
     more = {i: {"device": _unsaid_of_kind(group.device)} for i, group in enumerate(cluster.more)}
-    return kinds | {"more": more} | ({} if cluster.token_step_s else {"token_step_s": True})
+    unsaid = {"token_step_s": not cluster.token_step_s, "techniques": cluster.techniques == NO_TECHNIQUES}
+    return kinds | {"more": more} | {name: True for name, is_so in unsaid.items() if is_so}
 
 
 def _unsaid_of_kind(kind: DeviceKind) -> dict[str, Any]:
