@@ -99,7 +99,7 @@ class Frontier:
     def _dive_ahead(self) -> None:
         """Try a good allocation in each of the colocations that come first. Where many have bounds alike, the
         best are taken late; with a good choice known sooner, less is left to look at."""
-        least: dict[int, PartialAllocation] = {}
+        began, least = self.best.effort, dict[int, PartialAllocation]()
         for partial in self._open:
             known = least.get(partial.number)
             if known is None or partial.bound_s < known.bound_s:
@@ -111,7 +111,7 @@ class Frontier:
             allocation = self.sharing_out.allocation(self._colocations[number])
             if allocation and not self.best.late:
                 Branch(allocation, self.best, self.bounds).dive()
-        self._patience = self.best.effort + PATIENCE
+        self._patience = self.best.effort + max(PATIENCE, self.best.effort - began)
 
     def _extend(self, partial: PartialAllocation, partition: Partition) -> None:
         for count in self.space.sizes(partition[len(partial.counts)]):

@@ -7,12 +7,11 @@ as long as it helps that one set gives devices to another.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import permutations
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import permutations, repeat
 
 from hflow.compiler.planner.bounds.least import LeastTimes
-from hflow.compiler.planner.bounds.memory_stairs import NEVER
-from hflow.compiler.planner.effort import ALONE
+from hflow.compiler.planner.effort import ALONE, GLANCE
 from hflow.compiler.planner.incumbent import Incumbent
 from hflow.compiler.planner.placements import Allocation, Colocation, Members
 
@@ -28,7 +27,7 @@ class SharingOut:
 
     def allocation(self, colocation: Colocation) -> Allocation | None:
         """A good one of `colocation`; None where none was found that may be better than the best choice."""
-        found = self._best(colocation, list(self._shares(colocation)))
+        found = self._best(colocation, self._shares(colocation))
         if not found:
             return None
         for _ in range(ROUNDS):
@@ -41,17 +40,24 @@ class SharingOut:
         partition, spread, first = colocation
         return Allocation(partition, found, spread, first)
 
-    def _best(self, colocation: Colocation, every: Sequence[Counts]) -> Counts | None:
+    def _best(self, colocation: Colocation, every: Iterable[Counts]) -> Counts | None:
         """The counts with the least bound."""
-        bounds_s = [self._bound_s(colocation, counts) for counts in every]
-        least_s = min(bounds_s, default=NEVER)
-        return every[bounds_s.index(least_s)] if least_s < self.best.limit_s else None
+        best, least_s = None, self.best.limit_s
+        for counts in every:
+            bound_s = self._bound_s(colocation, counts, least_s)
+            if bound_s < least_s:
+                best, least_s = counts, bound_s
+        return best
 
-    def _bound_s(self, colocation: Colocation, counts: Counts) -> float:
+    def _bound_s(self, colocation: Colocation, counts: Counts, enough_s: float) -> float:
+        """A bound that is not below `enough_s` may be that of the busiest set alone."""
+        partition, spread, first = colocation
+        self.best.effort += GLANCE
+        busy_s = max(map(self.least.busy_s, partition, counts, repeat(spread)), default=0.0)
+        if busy_s >= enough_s:
+            return busy_s
         self.best.effort += ALONE
-        return self.least.step_s(
-            Allocation(colocation.partition, counts, colocation.spread, colocation.first)
-        )
+        return self.least.step_s(Allocation(partition, counts, spread, first))
 
     def _shares(self, colocation: Colocation) -> Iterator[Counts]:
         """One set with each number of devices, and the others with what is left."""

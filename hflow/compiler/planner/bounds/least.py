@@ -4,10 +4,12 @@ that is left when each node group keeps as little as it can."""
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 
-from hflow.compiler.candidates.node_groups import Candidate, NodeGroup
+from hflow.compiler.candidates.node_groups import NodeGroup
 from hflow.compiler.planner.bounds.bounds import Bounds
 from hflow.compiler.planner.bounds.memory_stairs import NEVER, MemoryStairs, group_steps, node_steps
 from hflow.compiler.planner.memoize import memoize
@@ -16,6 +18,16 @@ from hflow.compiler.planner.search_space import SearchSpace
 
 Spread = frozenset[str]  # node groups
 Rung = tuple[int, float]  # so many devices, and the seconds that a set of models is busy on as many or fewer
+
+
+@dataclass(frozen=True)
+class SetTimes:
+    """Of models on one set of devices: the least `times` of their nodes, the bytes that each node group may
+    fill (`limits`), and those that are left when all keep as little as they can."""
+
+    times: Mapping[str, float]
+    limits: Mapping[str, int]
+    left_bytes: int
 
 
 class LeastTimes:
@@ -34,35 +46,65 @@ class LeastTimes:
         self, allocation: Allocation, fixed: int | None = None
     ) -> tuple[dict[str, float], dict[str, tuple[int, ...]]]:
         """The least times of all nodes in it, and the sets that they are on."""
-        space, sets = self.space, range(len(allocation.partition))
-        number_of = {part: n for n, members in enumerate(allocation.partition) for part in members}
-        limits = self.limits(allocation, fixed)
-        times: dict[str, float] = {}
-        places: dict[str, tuple[int, ...]] = {}
-        for group in space.groups:
-            count, on, until = space.num_devices, tuple(sets), False
-            if group.name in space.pinned:
-                count, on = len(space.pinned[group.name]), ()
-            elif group.name not in allocation.spread:
-                number = number_of[space.part_of(group)]
-                count, on, until = allocation.counts[number], (number,), number not in sets[:fixed]
-            times |= self._times(group.name, count, until, limits[group.name])
-            places |= dict.fromkeys((n.name for n in group.nodes), on)
-        return times, places
+        times = dict(self._pinned_times)
+        for of_set in self._sets(allocation, fixed):
+            times |= of_set.times
+        for name, limit_bytes in self._spread_limits(allocation, fixed):
+            times |= self._times(name, self.space.num_devices, False, limit_bytes)
+        return times, self._places(allocation.partition, allocation.spread)
 
     def limits(self, allocation: Allocation, fixed: int | None = None) -> dict[str, int]:
         """The bytes that each node group may fill, kept and needed by a node, if the others keep as little as
         they can."""
-        every, known = self.space.num_devices, range(len(allocation.partition))[:fixed]
         limits = dict.fromkeys(self.space.pinned, self.space.capacity)
-        free = least = self.space.capacity - self._spread_bytes(allocation.spread)
-        for number, (members, count) in enumerate(zip(allocation.partition, allocation.counts)):
-            groups = self._on(members, allocation.spread)
-            idle = {group.name: self._idle(group.name, count, number not in known) for group in groups}
-            left = free - sum(idle.values())
-            least = min(least, left)
-            limits |= {name: left + own for name, own in idle.items()}
-        return limits | {name: least + self._idle(name, every, False) for name in allocation.spread}
+        for of_set in self._sets(allocation, fixed):
+            limits |= of_set.limits
+        return limits | dict(self._spread_limits(allocation, fixed))
+
+    def _sets(self, allocation: Allocation, fixed: int | None) -> list[SetTimes]:
+        known, spread = len(allocation.partition) if fixed is None else fixed, allocation.spread
+        each = enumerate(zip(allocation.partition, allocation.counts))
+        return [self._of_set(members, count, number >= known, spread) for number, (members, count) in each]
+
+    def _spread_limits(self, allocation: Allocation, fixed: int | None) -> Iterator[tuple[str, int]]:
+        """Of node groups on all devices: what the fullest set leaves."""
+        if allocation.spread:
+            none = self.space.capacity - self._spread_bytes(allocation.spread)
+            left = min((of_set.left_bytes for of_set in self._sets(allocation, fixed)), default=none)
+            for name in allocation.spread:
+                yield name, left + self._idle(name, self.space.num_devices, False)
+
+    @memoize
+    def _of_set(self, members: Members, count: int, until: bool, spread: Spread) -> SetTimes:
+        groups = self._on(members, spread)
+        idle = {group.name: self._idle(group.name, count, until) for group in groups}
+        left = self.space.capacity - self._spread_bytes(spread) - sum(idle.values())
+        limits = {name: left + own for name, own in idle.items()}
+        times: dict[str, float] = {}
+        for name, limit_bytes in limits.items():
+            times |= self._times(name, count, until, limit_bytes)
+        return SetTimes(times, limits, left)
+
+    @cached_property
+    def _pinned_times(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for name, devices in self.space.pinned.items():
+            found |= self._times(name, len(devices), False, self.space.capacity)
+        return found
+
+    @memoize
+    def _places(self, partition: Partition, spread: Spread) -> dict[str, tuple[int, ...]]:
+        """The sets that each node is on; those of pinned ones have no number."""
+        number_of = {part: n for n, members in enumerate(partition) for part in members}
+        found: dict[str, tuple[int, ...]] = {}
+        for group in self.space.groups:
+            on = tuple(range(len(partition)))
+            if group.name in self.space.pinned:
+                on = ()
+            elif group.name not in spread:
+                on = (number_of[self.space.part_of(group)],)
+            found |= dict.fromkeys((node.name for node in group.nodes), on)
+        return found
 
     def shared_out_s(self, sets: Partition, spread: Spread, num_devices: int) -> float:
         """What the busiest of some sets does at least, however `num_devices` are shared out among them."""
@@ -122,7 +164,10 @@ class LeastTimes:
     @memoize
     def _idle(self, name: str, count: int, until: bool) -> int:
         """What a node group keeps on a device at least."""
-        return min((c.idle_bytes for c in self._candidates(name, count, until)), default=0)
+        counts = self._counts(name, count)
+        if until and counts[1:]:
+            return min(self._idle(name, counts[-2], True), self._idle(name, counts[-1], False))
+        return min((c.idle_bytes for c in self.space.candidates(name, count)), default=0)
 
     @memoize
     def _work_s(self, name: str, count: int, limit_bytes: int) -> float:
@@ -137,7 +182,12 @@ class LeastTimes:
 
     @memoize
     def _stairs(self, name: str, count: int, until: bool) -> dict[str, MemoryStairs]:
-        candidates = self._candidates(name, count, until)
+        """Of each node of a node group on so many devices; with `until`, or on fewer."""
+        counts = self._counts(name, count)
+        if until and counts[1:]:  # what those on fewer come to is known already
+            fewer, these = self._stairs(name, counts[-2], True), self._stairs(name, counts[-1], False)
+            return {node: fewer[node].joined(these[node]) for node in these}
+        candidates = self.space.candidates(name, count)
         return {
             node.name: MemoryStairs.of(chain.from_iterable(node_steps(c, i) for c in candidates))
             for i, node in enumerate(self._groups[name].nodes)
@@ -149,9 +199,7 @@ class LeastTimes:
         steps = (group_steps(c, runs) for c in self.space.candidates(name, count))
         return MemoryStairs.of(chain.from_iterable(steps))
 
-    def _candidates(self, name: str, count: int, until: bool) -> Sequence[Candidate]:
-        """Those on so many devices; with `until`, also those on fewer."""
-        if not until:
-            return self.space.candidates(name, count)
-        counts = [n for n in self.space.draft.candidates[name] if n <= count]
-        return [c for n in counts for c in self.space.draft.candidates[name][n]]
+    @memoize
+    def _counts(self, name: str, count: int) -> list[int]:
+        """On which numbers of devices, at most `count`, a node group can run."""
+        return sorted(n for n in self.space.draft.candidates[name] if n <= count)
