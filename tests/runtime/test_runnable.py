@@ -10,10 +10,13 @@ import pytest
 
 import hflow
 from hflow.diagnostics import HflowError
+from hflow.plan.cluster_file import load_cluster
 from hflow.plan.model_shape import SlidingWindow
 from hflow.plan.plan import Plan
+from hflow.plan.plan_file import load_plan
 from hflow.plan.rotary_scaling import LinearScaling, YarnScaling, default_attention_factor
 from hflow.plan.strategy import Strategy
+from hflow.plan.techniques import Speculation, Techniques
 from hflow.plan.verify.runnable import check_runnable
 from hflow.runtime.execute import execute
 from tests.runtime.memory import with_strategy
@@ -43,6 +46,18 @@ def test_a_strategy_without_an_engine_is_refused(
     assert found.code == "HF406" and found.span == plan.graph.node(node).span
     assert f"`{node}` is planned with {name}" in found.message and "ZeRO-1" in found.help
     assert not (tmp_path / "run").exists()
+
+
+def test_a_plan_for_engines_that_there_are_not_is_refused_and_kept(tiny_model: Path, tmp_path: Path) -> None:
+    """Nothing but Python makes one; as a file it tells what it is."""
+    graph = hflow.load(FOLDER / "grpo_small.yaml", [f"params.model={tiny_model}"])
+    drafts = replace(load_cluster("local"), techniques=Techniques(speculation=Speculation(3, 2.0)))
+    plan = hflow.compile(graph, drafts)
+    plan.save(tmp_path / "plan.json")
+    assert load_plan(tmp_path / "plan.json") == plan
+    assert plan.hash != hflow.compile(graph, "local").hash
+    with pytest.raises(HflowError, match="HF406.*engines with techniques that none has"):
+        check_runnable(plan)
 
 
 def test_rows_of_a_generate_node_are_whole(tiny_model: Path) -> None:

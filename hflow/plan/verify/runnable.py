@@ -13,6 +13,7 @@ from hflow.plan.families.registry import FAMILIES, RUNNING
 from hflow.plan.model_shape import NAMED
 from hflow.plan.plan import Plan
 from hflow.plan.replicas import Instance, instance_of
+from hflow.plan.techniques import NO_TECHNIQUES
 
 
 def check_runnable(plan: Plan) -> None:
@@ -25,6 +26,7 @@ def check_runnable(plan: Plan) -> None:
 def unrunnable(plan: Plan) -> tuple[Diagnostic, ...]:
     """What `check_runnable` raises, if anything."""
     return (
+        *_techniques(plan),
         *_models(plan),
         *_nodes(plan),
         *_engines(plan),
@@ -33,6 +35,12 @@ def unrunnable(plan: Plan) -> tuple[Diagnostic, ...]:
         *_optimizers(plan),
         *_vocabularies(plan),
     )
+
+
+def _techniques(plan: Plan) -> Iterator[Diagnostic]:
+    if plan.cluster.techniques != NO_TECHNIQUES:
+        message = "the plan is for engines with techniques that none has: compile only"
+        yield Diagnostic("HF406", message, help="a cluster as its file has it")
 
 
 def _models(plan: Plan) -> Iterator[Diagnostic]:
