@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass, replace
 
 from hflow.diagnostics import Diagnostic, HflowError, did_you_mean
-from hflow.graph.ir import Graph, Node
+from hflow.graph.ir import Graph
 from hflow.plan.techniques import (
     NO_TECHNIQUES,
     DeltaWeights,
@@ -61,14 +61,11 @@ def _problem(name: str, numbers: str, graph: Graph) -> Diagnostic | None:
     nodes = [node for node in graph.nodes if node.op == "generate"]
     if not nodes:
         return Diagnostic("HF312", f"`{graph.name}` generates nothing", help="leave it out")
-    return next(_equally_long(nodes), None) if name == "partial-rollouts" else None
-
-
-def _equally_long(nodes: Sequence[Node]) -> Iterator[Diagnostic]:
-    if not any(node.lengths for node in nodes):
+    if name == "partial-rollouts" and not any(node.lengths for node in nodes):
         message = "all responses count as equally long, so that they end together"
         help_ = f"state lengths: --set nodes.{nodes[0].name}.lengths.mean=TOKENS, or --from RUN"
-        yield Diagnostic("HF312", message, help=help_)
+        return Diagnostic("HF312", message, help=help_)
+    return None
 
 
 def _read(name: str, numbers: str) -> Technique:
