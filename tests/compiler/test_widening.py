@@ -8,8 +8,9 @@ from itertools import islice
 import pytest
 
 from hflow.compiler.options import PlannerOptions
+from hflow.compiler.planner.full_assignment import FullAssignment
 from hflow.compiler.planner.placements import Allocation, Colocation
-from hflow.compiler.planner.search import exhaustive, search
+from hflow.compiler.planner.search import BestFirstSearch, SearchResult, exhaustive, search
 from hflow.compiler.planner.search_space import SearchSpace
 from hflow.compiler.planner.widening import widening
 from hflow.compiler.state import Draft
@@ -55,6 +56,53 @@ def test_both_searches_together_find_what_enumeration_finds(name: str) -> None:
         if found.choice and expected.choice:
             assert found.choice.step_s == pytest.approx(expected.choice.step_s, rel=1e-9)
             assert found.gap == 0 and found.bound_s <= found.choice.step_s
+
+
+def test_a_search_that_goes_on_ends_where_one_without_a_pause_does() -> None:
+    """After twice the effort each time: what is paused within one allocation is begun anew."""
+    pauses = 0
+    for seed in range(8):
+        space = SearchSpace(replace(case("ppo", seed, most=2000), options=PlannerOptions()))
+        paused, at_once, steps = (
+            BestFirstSearch(space, resolution=0.0),
+            search(space, FOREVER, 0.0),
+            list[float](),
+        )
+        for most in (1000 * 2**pause for pause in range(16)):
+            found = paused.go_on(most)
+            steps += [found.choice.step_s] if found.choice else []
+            if not found.gap:
+                break
+        assert bool(found.choice) == bool(at_once.choice) and found.gap == at_once.gap == 0
+        if at_once.choice:
+            assert steps == sorted(steps, reverse=True) and steps[-1] == at_once.choice.step_s
+            pauses += len(steps)
+    assert pauses > 10
+
+
+def test_a_wider_search_of_all_plans_proves_what_the_first_one_left() -> None:
+    """The first one ends as soon as it has a plan. Where the wider one has all node groups apart, no gap is
+    left."""
+    whole = 0
+    for name in ("async_grpo", "ppo"):
+        for seed in range(4):
+            space = SearchSpace(replace(case(name, seed, most=60), options=PlannerOptions()))
+            widened: list[frozenset[str]] = []
+
+            def soon(space: SearchSpace, known: FullAssignment | None) -> SearchResult:
+                widened.append(space.apart)  # noqa: B023
+                return BestFirstSearch(space, resolution=0.0, known=known).go_on(
+                    FOREVER if space.apart else 0
+                )
+
+            found = widening(space, soon)
+            if widened[1:] and widened[1] == {g.name for g in space.groups} - space.pinned.keys():
+                expected = widening(space, exhaustive)
+                assert (found.choice is None) == (expected.choice is None) and found.gap == 0
+                if found.choice and expected.choice:
+                    assert found.choice.step_s == pytest.approx(expected.choice.step_s, rel=1e-9)
+                    whole += 1
+    assert whole > 1
 
 
 def test_the_wider_space_has_every_place_once() -> None:

@@ -83,7 +83,7 @@ class Branch:
             self.priced.clear()
         elif all(parts):
             self._search(self.interval, list(map(self.context.tables.of, parts)), SPLITS)
-        self._searched = True
+        self._searched = self._searched or not self.best.late
         left = (bound_s for bound_s in self.priced if bound_s < self.best.limit_s)
         return 0.0 if self.best.late else min(left, default=float("inf"))
 

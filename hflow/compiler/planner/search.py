@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain, product
 from math import prod
 
@@ -44,37 +45,68 @@ class SearchResult:
     unsearched: tuple[NodeGroup, ...] = ()
 
 
+class BestFirstSearch:
+    """One that can be gone on with."""
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        deadline: float = float("inf"),
+        resolution: float = RESOLUTION,
+        known: FullAssignment | None = None,
+    ):
+        """Args:
+        deadline: of `time.monotonic()`.
+        resolution: steps whose times differ by a smaller part count as equally long.
+        known: a choice that was found before, and is kept where none is better.
+        """
+        self.best = Incumbent(space, deadline, resolution, known)
+        self.known, self.bounds = known, Bounds(space.draft)
+
+    def go_on(self, most: float, until_found: bool = True) -> SearchResult:
+        """The best choice, proven to be so unless an effort of `most` in all, or the deadline, ends it
+        before.
+
+        Args:
+            until_found: whether it goes on beyond them until something fits.
+        """
+        best = self.best
+        best.most, best.until_found = most, until_found
+        proven_s = _proven_s(self._frontier)
+        if best.choice is None or proven_s >= best.limit_s:
+            bound_s = best.limit_s if best.choice else proven_s
+            return SearchResult(best.choice, bound_s, best.explored, effort=best.effort)
+        gap = 1 - proven_s / best.choice.step_s
+        return SearchResult(best.choice, proven_s, best.explored, gap, best.effort)
+
+    @cached_property
+    def _frontier(self) -> Frontier:
+        """After a plan to begin with."""
+        space = self.best.space
+        for colocation in () if self.known else _together(space):
+            sizes = map(space.sizes, colocation.partition)
+            Branch(
+                Allocation(colocation.partition, tuple(each[-1] for each in sizes)), self.best, self.bounds
+            ).dive()
+        return Frontier(self.best, self.bounds)
+
+
 def search(
     space: SearchSpace,
     budget_s: float | None,
     resolution: float = RESOLUTION,
     known: FullAssignment | None = None,
     most: int = EFFORT,
-    until_found: bool = True,
 ) -> SearchResult:
     """The best choice, proven to be so unless the budget is spent before.
 
     Args:
         budget_s: seconds; None for an effort of `most` instead.
-        resolution: steps whose times differ by a smaller part count as equally long.
-        known: a choice that was found before, and is kept where none is better.
-        until_found: whether it goes on beyond the budget until something fits.
+        resolution, known: of a `BestFirstSearch`.
     """
     if budget_s is None:
-        best = Incumbent(space, resolution=resolution, choice=known, most=most, until_found=until_found)
-    else:
-        deadline = time.monotonic() + budget_s
-        best = Incumbent(space, deadline, resolution, known, until_found=until_found)
-    bounds = Bounds(space.draft)
-    for colocation in () if known else _together(space):  # to begin with something good
-        sizes = map(space.sizes, colocation.partition)
-        Branch(Allocation(colocation.partition, tuple(each[-1] for each in sizes)), best, bounds).dive()
-    proven_s = _proven_s(Frontier(best, bounds))
-    if best.choice is None or proven_s >= best.limit_s:
-        bound_s = best.limit_s if best.choice else proven_s
-        return SearchResult(best.choice, bound_s, best.explored, effort=best.effort)
-    gap = 1 - proven_s / best.choice.step_s
-    return SearchResult(best.choice, proven_s, best.explored, gap, best.effort)
+        return BestFirstSearch(space, resolution=resolution, known=known).go_on(most)
+    return BestFirstSearch(space, time.monotonic() + budget_s, resolution, known).go_on(NEVER)
 
 
 def _together(space: SearchSpace) -> Iterator[Colocation]:

@@ -8,7 +8,7 @@ places of their own. In a plan that is better, all others are on all devices.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 from hflow.compiler.candidates.node_groups import Candidate, Candidates, NodeGroup
@@ -16,13 +16,15 @@ from hflow.compiler.planner.bounds.unsearched import unsearched
 from hflow.compiler.planner.effort import EFFORT
 from hflow.compiler.planner.full_assignment import FullAssignment
 from hflow.compiler.planner.incumbent import RESOLUTION
-from hflow.compiler.planner.search import SearchResult, search
+from hflow.compiler.planner.search import BestFirstSearch, SearchResult
 from hflow.compiler.planner.search_space import SearchSpace
 
 MOST_APART = 7  # node groups: 4,139 ways to share devices,
 MOST_BESIDE = 5  # and 1,081 ways beside pinned ones, for each place where sets may begin
 LEAST = EFFORT // 5  # that the wider search may take whatever the first one has,
-FITTING = EFFORT // 10  # or where nothing fits with each model in one place
+FITTING = EFFORT // 2  # or where nothing fits with each model in one place
+SOON = EFFORT // 2  # after which the first one ends if all of its plans are in the wider space
+FOREVER = float("inf")
 Searcher = Callable[[SearchSpace, FullAssignment | None], SearchResult]
 
 
@@ -32,15 +34,32 @@ def search_wider(space: SearchSpace, budget_s: float | None) -> SearchResult:
     Args:
         budget_s: seconds for both searches; None for the default effort.
     """
-    until, spent = None if budget_s is None else time.monotonic() + budget_s, 0
+    if budget_s is not None:
+        return _within(space, time.monotonic() + budget_s)
+    first, begun, spent = BestFirstSearch(space), False, 0
 
     def run(space: SearchSpace, known: FullAssignment | None) -> SearchResult:
-        nonlocal spent
-        left_s = None if until is None else until - time.monotonic()
-        most = max(EFFORT - spent, LEAST) if known or not space.apart else FITTING
-        found = search(space, left_s, known=known, most=most, until_found=not space.apart)
-        spent += found.effort
+        nonlocal begun, spent
+        if space.apart:
+            wider, left = BestFirstSearch(space, known=known), max(EFFORT - spent, LEAST)
+            found = wider.go_on(left if known else FITTING, until_found=False)
+            return wider.go_on(left) if found.choice else found
+        if begun:
+            return first.go_on(EFFORT)
+        begun, found = True, first.go_on(SOON, until_found=False)
+        if found.gap and not _all_apart(space, _apart(space, found)[0]):
+            found = first.go_on(EFFORT)
+        spent = found.effort
         return found
+
+    return widening(space, run)
+
+
+def _within(space: SearchSpace, deadline: float) -> SearchResult:
+    """Of `time.monotonic()`, which is passed only until something fits."""
+
+    def run(space: SearchSpace, known: FullAssignment | None) -> SearchResult:
+        return BestFirstSearch(space, deadline, known=known).go_on(FOREVER, until_found=not space.apart)
 
     return widening(space, run)
 
@@ -49,22 +68,43 @@ def widening(space: SearchSpace, searcher: Searcher) -> SearchResult:
     """What `searcher` finds in `space` and, where that may miss the best plan, in the wider one.
 
     Args:
-        searcher: of a space, and with a choice that is known from before.
+        searcher: of a space, and with a choice that is known from before. Asked again, it goes on until it
+            finds something in `space`, or knows that there is nothing.
     """
     found = searcher(space, None)
-    limit_s = found.choice.step_s * (1 - RESOLUTION) if found.choice else float("inf")
+    apart, rest = _apart(space, found)
+    if not apart or space.draft.options.placement != "auto":
+        return replace(searcher(space, None) if _open(found) else found, unsearched=(*apart, *rest))
+    more = searcher(_wider(space, apart), found.choice)
+    if _open(found) and not more.choice:
+        found = searcher(space, None)
+        more = searcher(_wider(space, apart), found.choice) if found.choice else more
+    explored = found.explored + more.explored
+    if not more.choice:
+        return replace(more, explored=explored, unsearched=rest)
+    proven_s = more.bound_s if _all_apart(space, apart) else min(found.bound_s, more.bound_s)
+    step_s = more.choice.step_s
+    gap = 1 - proven_s / step_s if proven_s < step_s * (1 - RESOLUTION) else 0.0
+    return SearchResult(more.choice, proven_s, explored, gap, unsearched=rest)
+
+
+def _open(found: SearchResult) -> bool:
+    """Whether nothing was found that fits, but something may."""
+    return found.choice is None and found.bound_s < FOREVER
+
+
+def _apart(space: SearchSpace, found: SearchResult) -> tuple[tuple[NodeGroup, ...], tuple[NodeGroup, ...]]:
+    """The node groups that may be better in places of their own: those that the wider space has there, and
+    others."""
+    limit_s = found.choice.step_s * (1 - RESOLUTION) if found.choice else FOREVER
     left = unsearched(space, limit_s)
     most = MOST_BESIDE if space.pinned else MOST_APART
-    apart = left[:most]
-    if not apart or space.draft.options.placement != "auto":
-        return replace(found, unsearched=left)
-    more = searcher(_wider(space, apart), found.choice)
-    explored = found.explored + more.explored
-    if not (found.choice and more.choice):
-        return replace(more, explored=explored, unsearched=left[most:])
-    bound_s, step_s = min(found.bound_s, more.bound_s), more.choice.step_s
-    gap = 1 - bound_s / step_s if bound_s < step_s * (1 - RESOLUTION) else 0.0
-    return SearchResult(more.choice, bound_s, explored, gap, unsearched=left[most:])
+    return left[:most], left[most:]
+
+
+def _all_apart(space: SearchSpace, apart: Collection[NodeGroup]) -> bool:
+    """Whether all of the space's plans are in the wider one too."""
+    return {group.name for group in apart} | space.pinned.keys() == {group.name for group in space.groups}
 
 
 def _wider(space: SearchSpace, apart: Sequence[NodeGroup]) -> SearchSpace:
