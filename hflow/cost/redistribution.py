@@ -18,7 +18,7 @@ from math import lcm
 from hflow.cost.comm import host_transfer_s, reached
 from hflow.cost.device import BYTES
 from hflow.plan.cluster import Cluster
-from hflow.plan.engine_registry import profile_of
+from hflow.plan.engine_registry import GenerationEngine, profile_of
 from hflow.plan.flops import expert_parameters
 from hflow.plan.frozen import moved_parameters
 from hflow.plan.layout import Layout, Placement, Shard, SharedShard, num_parts
@@ -54,8 +54,7 @@ def weights_s(shape: ModelShape, dtype: str, source: Sharding, target: Sharding,
     with those that were sent then, and those that differ are sent with their places."""
     if source == target:
         return 0.0
-    size = _num_moved(shape) * BYTES[dtype]
-    experts = 0 if shape.adapter else expert_parameters(shape) * BYTES[dtype]
+    size, experts = weight_bytes(shape, dtype)
     whole_s = _moved_s(shape, size, experts, source, target, cluster)
     delta = cluster.techniques.delta_weights
     if not delta or {*source.mesh.devices} & {*target.mesh.devices}:
@@ -69,15 +68,30 @@ def _moved_s(
     shape: ModelShape, size: float, experts: float, source: Sharding, target: Sharding, cluster: Cluster
 ) -> float:
     """`size` bytes, of which `experts` are those of experts."""
-    handed = size / target.mesh.tp if profile_of(target.engine).server else 0
-    seconds = 2 * handed / cluster.device.memory_bandwidth  # each byte is read and written
-    if handed and cluster.host_link and cluster.device.platform == "cuda":
-        seconds += host_transfer_s(round(handed), cluster)
+    seconds = handed_s(size, target.engine, target.mesh.tp, cluster)
     seconds += _weights_s(shape.num_layers, size - experts, source, target, cluster, 1)
     if experts:
         parts = lcm(source.ep, target.ep)
         seconds += _weights_s(shape.num_layers, experts, source, target, cluster, parts)
     return seconds
+
+
+@lru_cache(maxsize=4096)
+def handed_s(size: float, engine: GenerationEngine, tp: int, cluster: Cluster) -> float:
+    """What a server does with `size` bytes when they have arrived."""
+    if not profile_of(engine).server:
+        return 0.0
+    handed = size / tp
+    seconds = 2 * handed / cluster.device.memory_bandwidth  # each byte is read and written
+    if cluster.host_link and cluster.device.platform == "cuda":
+        seconds += host_transfer_s(round(handed), cluster)
+    return seconds
+
+
+def weight_bytes(shape: ModelShape, dtype: str) -> tuple[int, int]:
+    """Of what moves of a model, and of its experts alone."""
+    experts = 0 if shape.adapter else expert_parameters(shape)
+    return _num_moved(shape) * BYTES[dtype], experts * BYTES[dtype]
 
 
 @lru_cache(maxsize=256)

@@ -155,9 +155,10 @@ def test_bounds_of_allocations_hold_for_each_choice(name: str, seed: int) -> Non
 @pytest.mark.parametrize("name", GRAPHS)
 def test_bounds_of_allocations_that_begin_alike_hold_for_each_of_them(name: str, seed: int) -> None:
     """Of the first sets the devices are known, and of the others that they are so many together, or that each
-    has no more than so many. Fewer known: the bound is no greater."""
+    has no more than so many. Fewer known: the bound is no greater, but for calls between nodes of one set."""
     random = Random(seed)
     space = space_of(case(name, seed, 10_000))
+    calls_s = PYTHON_CALL_S * len(space.draft.graph.nodes)
     least = LeastTimes(space, Bounds(space.draft))
     for allocation in random.choices(list(all_allocations(space)), k=DRAWS):
         took_s, sets = _step_s(space, allocation, random), allocation.partition
@@ -167,8 +168,8 @@ def test_bounds_of_allocations_that_begin_alike_hold_for_each_of_them(name: str,
             assert least.shared_out_s(rest, spread, sum(counts[known:])) <= took_s * (1 + 1e-9)
             greater = (*counts[:known], *(random.randint(n, space.num_devices) for n in counts[known:]))
             bounds.append(least.step_s(replace(allocation, counts=greater), known))
-        assert bounds[0] <= took_s * (1 + 1e-9)
-        assert max(bounds[1:], default=0.0) <= bounds[0] * (1 + 1e-9)
+        assert max(bounds) <= took_s * (1 + 1e-9)
+        assert max(bounds) <= bounds[0] * (1 + 1e-9) + calls_s
 
 
 @pytest.mark.parametrize("name", GRAPHS)
@@ -182,7 +183,8 @@ def test_weights_between_known_places_take_no_longer_than_in_each_choice(name: s
         space = space_of(case(name, seed, 10_000))
         names = frozenset(u.name for u in space.groups) - space.pinned.keys()
         space = SearchSpace(space.draft, names) if apart and not space.sharing else space
-        best, least = Incumbent(space), LeastTimes(space, Bounds(space.draft))
+        anything = FullAssignment({}, {}, 1e12)
+        best, least = Incumbent(space, choice=anything), LeastTimes(space, Bounds(space.draft))
         known = KnownPlaces(best, least, ModelParetoFronts(best))
         for allocation in _some_allocations(space, random):
             took_s, counts = _step_s(space, allocation, random), allocation.counts

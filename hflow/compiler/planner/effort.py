@@ -5,7 +5,7 @@ The search adds them up instead of asking the clock, so that equal input gives e
 
 from __future__ import annotations
 
-EFFORT = 8_000_000  # of a search, unless seconds are given
+EFFORT = 9_000_000  # of a search, unless seconds are given
 
 BATCH = 120  # to bound some choices at once,
 CHOICES = 3  # of which so many are bounded in one more,
@@ -17,7 +17,9 @@ GLANCE = 5  # which is known of most
 PAIR = 2  # to look at a trainer's assignment with a reader's,
 MOVE = 40  # and to find out how long the weights move between their layouts,
 DEVICES = 4  # where so many devices take one more,
-EXPERTS = 150  # and experts so much
+EXPERTS = 300  # and experts so much
+KNOWN = 200  # to bound one by the weights that move,
+TIMED = 10  # for which each candidate is looked at that runs in some memory
 LOOK = 2_000  # to list the assignments of an allocation
 LONGER = 150  # to take each of a node group's assignments after some others,
 ROOM = 200  # and to find out which of some choices memory suffices for

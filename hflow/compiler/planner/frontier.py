@@ -18,7 +18,7 @@ from hflow.compiler.planner.bounds.model_fronts import ModelParetoFronts
 from hflow.compiler.planner.branch import Branch
 from hflow.compiler.planner.effort import ALONE, BUSIEST, EFFORT
 from hflow.compiler.planner.incumbent import Incumbent
-from hflow.compiler.planner.placements import Allocation, Partition
+from hflow.compiler.planner.placements import Allocation, Colocation, Partition
 from hflow.compiler.planner.sharing_out import SharingOut
 
 PATIENCE = EFFORT // 20  # after which it dives ahead
@@ -45,7 +45,7 @@ class Frontier:
         self.least = LeastTimes(best.space, bounds)
         self.fronts, self.promising_s = ModelParetoFronts(best), NEVER
         self.known = KnownPlaces(best, self.least, self.fronts)
-        self._colocations = list(self.space.colocations())
+        self._colocations = list(map(self._decisive_first, self.space.colocations()))
         self._open = [
             PartialAllocation(self._busiest_s(number, ()), number, ())
             for number in range(len(self._colocations))
@@ -82,6 +82,15 @@ class Frontier:
                 self._extend(partial, partition)
         return None
 
+    def _decisive_first(self, colocation: Colocation) -> Colocation:
+        """Its sets by how much they have to do, the most first, where their order is free."""
+        partition, spread, first = colocation
+        if first is not None:
+            return colocation
+        total = self.space.num_devices
+        order = sorted(partition, key=lambda members: -self.least.busy_s(members, total, spread))
+        return Colocation(tuple(order), spread)
+
     def put(self, partial: PartialAllocation, bound_s: float) -> None:
         """What was taken is not finished, but no choice of it takes less than `bound_s`."""
         raised = partial._replace(bound_s=max(partial.bound_s, bound_s))
@@ -92,7 +101,8 @@ class Frontier:
         branch = Branch(allocation, self.best, self.bounds)
         bound_s = branch.bound_s(self.fronts)
         self.put(partial._replace(branch=branch), bound_s)
-        if bound_s < self.promising_s:  # the sooner there is something good, the less is looked at
+        promises = bound_s < self.promising_s or (not self.best.choice and bound_s < NEVER)
+        if promises:  # the sooner there is something good, the less is looked at
             self.promising_s = bound_s
             branch.dive()
 
@@ -114,7 +124,10 @@ class Frontier:
         self._patience = self.best.effort + max(PATIENCE, self.best.effort - began)
 
     def _extend(self, partial: PartialAllocation, partition: Partition) -> None:
+        left = self.space.num_devices - (self._colocations[partial.number].first or 0) - sum(partial.counts)
         for count in self.space.sizes(partition[len(partial.counts)]):
+            if count > left:
+                break
             counts = (*partial.counts, count)
             self.put(
                 PartialAllocation(partial.bound_s, partial.number, counts),

@@ -74,6 +74,11 @@ class WeightSyncs:
             self._known[key] = self._weight_sync(group, assignment, trainer, edge.reader)
         return self._known[key]
 
+    def trainer_of(self, group: NodeGroup) -> str | None:
+        """The node group whose weights it reads."""
+        edge = self._edges[group.name]
+        return self.group_of[edge.trainer] if edge else None
+
     def own_copies(self, groups: Sequence[NodeGroup], assignments: Assignments) -> dict[str, OwnCopy]:
         """By name of `groups`, those of some models that have assignments. A copy that several share counts
         for the first. With more node groups of the same models none takes less."""

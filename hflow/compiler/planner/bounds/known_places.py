@@ -1,9 +1,10 @@
-"""Bounds of allocations that begin alike, from the models whose places are known: where a trainer and
-a reader of its weights lie in two layouts, weights have to move, whatever devices the rest gets."""
+"""Bounds of allocations that begin alike, from weights that move: where a trainer and a reader of its weights
+lie in two layouts, or on other devices, whatever devices the rest gets."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from types import MappingProxyType
 
 import numpy as np
@@ -18,13 +19,14 @@ from hflow.compiler.planner.bounds.model_fronts import (
     TimedAssignment,
     promising,
 )
+from hflow.compiler.planner.bounds.model_places import ModelPlaces, model_places
 from hflow.compiler.planner.bounds.numbers import Floats
-from hflow.compiler.planner.effort import BATCH, CHOICES
+from hflow.compiler.planner.bounds.reader_moves import ReaderMoves
+from hflow.compiler.planner.bounds.set_places import SetsByNode
+from hflow.compiler.planner.effort import BATCH, CHOICES, KNOWN
 from hflow.compiler.planner.incumbent import Incumbent
 from hflow.compiler.planner.placements import Allocation
 from hflow.compiler.planner.search_space import Devices
-
-Sets = Mapping[str, tuple[int, ...]]  # on which each node is
 
 
 class KnownPlaces:
@@ -32,23 +34,29 @@ class KnownPlaces:
 
     def __init__(self, best: Incumbent, least: LeastTimes, fronts: ModelParetoFronts):
         self.best, self.least, self.fronts, self.space = best, least, fronts, least.space
+        self.moves = ReaderMoves(best)
 
     def step_s(self, allocation: Allocation, fixed: int) -> float:
         """What no plan takes less than whose first sets, so many, have the counts of `allocation` and whose
-        others have as many devices or fewer, or something that is not below the limit. 0 where the last of
-        them, one of several, tells nothing new, and where there are no sets."""
-        if not allocation.partition:
+        others have as many devices or fewer, or something that is not below the limit. 0 where nothing new is
+        known, and as long as there is no limit."""
+        if not allocation.partition or not self.best.choice:
             return 0.0
+        self.best.effort += KNOWN
         last = allocation.partition[fixed - 1 : fixed] if fixed < len(allocation.partition) else ()
-        places, models = self._places(allocation, fixed), self._models()
-        placed = [groups for groups in models if all(group.name in places for group in groups)]
-        new = [g for g in placed if not last or any(self.space.part_of(group) in last[0] for group in g)]
-        if not new:
-            return 0.0
         limits = self.least.limits(allocation, fixed)
         times, sets = self.least.times(allocation, fixed)
-        found = (self._points(groups, places, limits, times, sets) for groups in new)
-        return max(self._least_s(points, times, sets) for points in found)
+        best_s, placed = 0.0, set[str]()
+        for groups in self._models():
+            places = model_places(self.space, groups, allocation, fixed)
+            placed |= {group.name for group in groups if places}
+            if places and (not last or any(self.space.part_of(group) in last[0] for group in groups)):
+                points = chain.from_iterable(self._points(groups, p, limits, times, sets) for p in places)
+                best_s = max(best_s, self._least_s(list(points), times, sets))
+        for reader, points in self.moves.points(allocation, fixed, limits):
+            if reader not in placed and best_s < self.best.limit_s:
+                best_s = max(best_s, self._least_s(points, times, sets))
+        return best_s
 
     def _models(self) -> list[list[NodeGroup]]:
         """The node groups of models with several, trainers first, as those that read from them need."""
@@ -56,35 +64,19 @@ class KnownPlaces:
         every = ([g for g in groups if g.model == model] for model in dict.fromkeys(g.model for g in groups))
         return [each for each in every if len(each) > 1]
 
-    def _places(self, allocation: Allocation, fixed: int) -> dict[str, Devices]:
-        """By node group, where that is certain. Sets follow by size: those of unknown size may come before
-        smaller ones."""
-        partition, counts, first = allocation.partition[:fixed], allocation.counts[:fixed], allocation.first
-        later = max(allocation.counts[fixed:], default=0) if first is None else 0
-        firsts = Allocation(partition, counts, first=first).firsts
-        rows = {
-            part: tuple(range(at, at + count))
-            for members, at, count in zip(partition, firsts, counts)
-            for part in members
-            if count >= later
-        }
-        found = {g.name: rows[p] for g in self.space.groups if (p := self.space.part_of(g)) in rows}
-        everywhere = dict.fromkeys(allocation.spread, self.space.draft.cluster.devices)
-        return found | everywhere | self.space.pinned
-
     def _points(
         self,
         groups: Sequence[NodeGroup],
-        places: Mapping[str, Devices],
+        places: ModelPlaces,
         limits: Mapping[str, int],
         times: Mapping[str, float],
-        sets: Sets,
+        sets: SetsByNode,
     ) -> list[ModelPoint]:
         timed = {group.name: self._timed(group, places[group.name], limits[group.name]) for group in groups}
         some = promising(groups, timed, times, lambda taking: self._steps_s(taking, sets), self.best.limit_s)
         return self.fronts.of(groups, some)
 
-    def _least_s(self, points: Sequence[ModelPoint], times: Mapping[str, float], sets: Sets) -> float:
+    def _least_s(self, points: Sequence[ModelPoint], times: Mapping[str, float], sets: SetsByNode) -> float:
         """Of one model in any of its points, and of all others at their least times."""
         if not points:
             return NEVER
@@ -95,7 +87,10 @@ class KnownPlaces:
         return float(self._steps_s(taking, sets, moves).min())
 
     def _steps_s(
-        self, taking: Mapping[str, Floats], sets: Sets, moves: Mapping[str, Floats] = MappingProxyType({})
+        self,
+        taking: Mapping[str, Floats],
+        sets: SetsByNode,
+        moves: Mapping[str, Floats] = MappingProxyType({}),
     ) -> Floats:
         self.best.effort += BATCH + len(taking[self.least.bounds.nodes[0]]) // CHOICES
         return self.least.bounds.steps_s(taking, sets, moves, self.best.limit_s, depth=0)

@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 
+import numpy as np
+
 from hflow.compiler.candidates.node_groups import NodeGroup
 from hflow.compiler.planner.bounds.bounds import Bounds
 from hflow.compiler.planner.bounds.memory_stairs import NEVER, MemoryStairs, group_steps, node_steps
+from hflow.compiler.planner.bounds.set_places import SetPlaces
 from hflow.compiler.planner.memoize import memoize
 from hflow.compiler.planner.placements import Allocation, Members, Partition
 from hflow.compiler.planner.search_space import SearchSpace
@@ -34,7 +37,7 @@ class LeastTimes:
     """The least times on so many devices; infinite where something cannot fit."""
 
     def __init__(self, space: SearchSpace, bounds: Bounds):
-        self.space, self.bounds = space, bounds
+        self.space, self.bounds, self.places = space, bounds, SetPlaces(space)
         self._groups = {group.name: group for group in space.groups}
 
     def step_s(self, allocation: Allocation, fixed: int | None = None) -> float:
@@ -51,7 +54,8 @@ class LeastTimes:
             times |= of_set.times
         for name, limit_bytes in self._spread_limits(allocation, fixed):
             times |= self._times(name, self.space.num_devices, False, limit_bytes)
-        return times, self._places(allocation.partition, allocation.spread)
+        known = len(allocation.partition) if fixed is None else fixed
+        return times, self.places.of(allocation, known)
 
     def limits(self, allocation: Allocation, fixed: int | None = None) -> dict[str, int]:
         """The bytes that each node group may fill, kept and needed by a node, if the others keep as little as
@@ -92,30 +96,12 @@ class LeastTimes:
             found |= self._times(name, len(devices), False, self.space.capacity)
         return found
 
-    @memoize
-    def _places(self, partition: Partition, spread: Spread) -> dict[str, tuple[int, ...]]:
-        """The sets that each node is on; those of pinned ones have no number."""
-        number_of = {part: n for n, members in enumerate(partition) for part in members}
-        found: dict[str, tuple[int, ...]] = {}
-        for group in self.space.groups:
-            on = tuple(range(len(partition)))
-            if group.name in self.space.pinned:
-                on = ()
-            elif group.name not in spread:
-                on = (number_of[self.space.part_of(group)],)
-            found |= dict.fromkeys((node.name for node in group.nodes), on)
-        return found
-
     def shared_out_s(self, sets: Partition, spread: Spread, num_devices: int) -> float:
         """What the busiest of some sets does at least, however `num_devices` are shared out among them."""
         if not sets:
             return 0.0
-        levels = self._levels(sets, spread)
-        number = bisect_left(
-            levels,
-            True,
-            key=lambda seconds: sum(self.fewest(m, spread, seconds) for m in sets) <= num_devices,
-        )
+        levels, spared = self._levels(sets, spread)
+        number = bisect_left(spared, -num_devices)
         return levels[number] if number < len(levels) else NEVER
 
     def fewest(self, members: Members, spread: Spread, seconds: float) -> int:
@@ -136,8 +122,17 @@ class LeastTimes:
         return tuple(found)
 
     @memoize
-    def _levels(self, sets: Partition, spread: Spread) -> tuple[float, ...]:
-        return tuple(sorted({seconds for members in sets for _, seconds in self._rungs(members, spread)}))
+    def _levels(self, sets: Partition, spread: Spread) -> tuple[list[float], list[int]]:
+        """More and more seconds, within which some of `sets` are done on fewer devices; and, below 0, the
+        devices that all of them then need."""
+        rungs = [np.array(self._rungs(members, spread) or [(0.0, NEVER)]).T[:, ::-1] for members in sets]
+        levels = np.unique(np.concatenate([seconds for _, seconds in rungs]))
+        needed = np.zeros(len(levels))
+        for counts, seconds in rungs:
+            enough = np.searchsorted(seconds, levels, side="right")
+            needed += np.where(enough > 0, counts[enough - 1], np.inf)
+        found = needed <= self.space.num_devices
+        return levels[found].tolist(), (-needed[found]).tolist()
 
     @memoize
     def busy_s(self, members: Members, count: int, spread: Spread) -> float:

@@ -1,0 +1,119 @@
+"""Bounds of allocations that begin alike, on clusters of many hosts, against the price of random plans."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from hflow.compiler.compile import new_draft
+from hflow.compiler.options import PlannerOptions
+from hflow.compiler.passes.candidates import candidates
+from hflow.compiler.passes.weight_edges import weight_edges
+from hflow.compiler.planner.assignments import Assignments
+from hflow.compiler.planner.bounds.bounds import Bounds
+from hflow.compiler.planner.bounds.known_places import KnownPlaces
+from hflow.compiler.planner.bounds.least import LeastTimes
+from hflow.compiler.planner.bounds.model_fronts import ModelParetoFronts
+from hflow.compiler.planner.bounds.reader_moves import ReaderMoves
+from hflow.compiler.planner.full_assignment import FullAssignment, fastest_configs
+from hflow.compiler.planner.incumbent import Incumbent
+from hflow.compiler.planner.placements import Allocation
+from hflow.compiler.planner.search_space import SearchSpace
+from hflow.compiler.planner.step import step_s
+from hflow.plan.cluster_file import load_cluster
+from tests.compiler.workloads import large
+
+PLANS, DRAWS = 25, 6
+
+
+def wide(algorithm: str, cluster: str, *pins: str) -> SearchSpace:
+    """All node groups may be apart."""
+    draft = new_draft(large(algorithm, "llama-7b", "params.batch=512"), load_cluster(cluster), pins)
+    narrow = SearchSpace(candidates(weight_edges(draft)))
+    return SearchSpace(narrow.draft, frozenset(g.name for g in narrow.groups) - narrow.pinned.keys(), narrow)
+
+
+def drawn(space: SearchSpace, random: Random) -> Allocation | None:
+    """Some allocation, in which all that is on all devices runs on all."""
+    partition, spread, first = random.choice(list(space.colocations()))
+    counts: list[int] = []
+    for members in partition:
+        left = space.num_devices - (first or 0) - sum(counts)
+        counts += [random.choice([n for n in space.sizes(members) if n <= left] or [0])]
+    whole = all(max(space.draft.candidates[name]) == space.num_devices for name in spread)
+    return Allocation(partition, tuple(counts), spread, first) if whole and all(counts) else None
+
+
+def took_s(space: SearchSpace, allocation: Allocation, random: Random) -> float:
+    """The shortest of some plans; infinite where none of them fits."""
+    every, best_s = space.assignments(allocation), float("inf")
+    for _ in range(DRAWS if all(every.values()) else 0):
+        chosen: Assignments = {name: random.choice(own) for name, own in every.items()}
+        configs = fastest_configs(space, chosen)
+        if configs:
+            best_s = min(best_s, step_s(space.builder, space.groups, chosen, configs))
+    return best_s
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "cluster", "pins", "share"),
+    [
+        ("ppo", "h100x64", (), 0.5),
+        ("async_grpo", "h100x16", (), 0.0),  # nothing waits for weights of the step before
+        ("ppo", "a100x64", ("actor_train=@0-63",), 0.5),
+    ],
+)
+def test_no_plan_is_shorter_than_a_bound_of_how_it_begins(
+    algorithm: str, cluster: str, pins: tuple[str, ...], share: float
+) -> None:
+    """However many of its sets are known. Weights that move make a share of the bounds closer, also where the
+    places of their trainer and reader are not known."""
+    space, random = wide(algorithm, cluster, *pins), Random(0)
+    best = Incumbent(space, choice=FullAssignment({}, {}, 1e12))
+    least = LeastTimes(space, Bounds(space.draft))
+    known = KnownPlaces(best, least, ModelParetoFronts(best))
+    plans, closer, bounds = 0, 0, 0
+    while plans < PLANS:
+        allocation = drawn(space, random)
+        real_s = took_s(space, allocation, random) if allocation else float("inf")
+        if not allocation or real_s == float("inf"):
+            continue
+        plans, counts = plans + 1, allocation.counts
+        spare = space.num_devices - (allocation.first or 0) - sum(counts)
+        for fixed in range(len(counts) + 1):
+            most = (*counts[:fixed], *(n + spare for n in counts[fixed:]))
+            begun = Allocation(allocation.partition, most, allocation.spread, allocation.first)
+            times_s, moves_s = least.step_s(begun, fixed), known.step_s(begun, fixed)
+            assert max(times_s, moves_s) <= real_s * (1 + 1e-9), (allocation, fixed)
+            closer, bounds = closer + (moves_s > times_s * 1.001), bounds + 1
+    assert closer >= bounds * share
+
+
+@pytest.mark.parametrize(("engine", "readers"), [("megatron", []), ("sglang", ["rollout"])])
+def test_on_the_same_devices_only_a_server_has_weights_that_surely_move(
+    engine: str, readers: list[str]
+) -> None:
+    options = PlannerOptions(engines=(f"rollout={engine}",))
+    draft = new_draft(large("grpo", "llama-7b"), load_cluster("h100x16"), options=options)
+    space = SearchSpace(candidates(weight_edges(draft)))
+    moves = ReaderMoves(Incumbent(space))
+    together = next(c for c in space.colocations() if len(c.partition) == 1 and not c.spread)
+    limits = dict.fromkeys((g.name for g in space.groups), space.capacity)
+    found = dict(moves.points(Allocation(together.partition, (16,)), 1, limits))
+    assert list(found) == readers
+    assert all(point.moves[name] > 0 for name, points in found.items() for point in points)
+
+
+def test_a_part_of_the_devices_that_may_be_all_says_nothing() -> None:
+    """The reader may be where its trainer is, if that runs on no more devices than its set has."""
+    space = wide("ppo", "h100x16")
+    few = {n: own for n, own in space.draft.candidates["critic_train"].items() if n <= 8}
+    scarce = replace(space.draft, candidates={**space.draft.candidates, "critic_train": few})
+    limits = dict.fromkeys((g.name for g in space.groups), space.capacity)
+    spread = frozenset(g.name for g in space.groups) - {"values"}
+    for draft, surely in ((space.draft, True), (scarce, False)):
+        moves = ReaderMoves(Incumbent(SearchSpace(draft, space.apart)))
+        found = dict(moves.points(Allocation((("values",),), (8,), spread), 1, limits))
+        assert ("values" in found) == surely
