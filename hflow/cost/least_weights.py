@@ -1,7 +1,7 @@
 """What weights that move take at least, whatever devices their source and their target lie on.
 
-Of a target's devices only so much is known: how many of one host, at least, hold nothing of the source; how
-many such hosts there are; and from how many hosts the weights come. `redistribution.weights_s` takes no less.
+Of a target's devices only so much is known: how many of one host, at least, receive weights; how many whole
+hosts do; and from how many hosts the weights come. `redistribution.weights_s` takes no less.
 """
 
 from __future__ import annotations
