@@ -16,7 +16,7 @@ from hflow.compiler.explain.min_memory import min_memory
 from hflow.compiler.options import PlannerOptions
 from hflow.compiler.passes.candidates import candidates
 from hflow.compiler.passes.weight_edges import weight_edges
-from hflow.compiler.planner.placements import Allocation, allocations
+from hflow.compiler.planner.placements import Allocation, Colocation, allocations
 from hflow.compiler.planner.search_space import SearchSpace
 from hflow.compiler.state import Draft
 from hflow.diagnostics import HflowError
@@ -101,6 +101,16 @@ def all_allocations(space: SearchSpace) -> Iterator[Allocation]:
         sizes = [space.sizes(members) for members in partition]
         for each in allocations(partition, sizes, space.num_devices - (first or 0)):
             yield replace(each, spread=spread, first=first)
+
+
+def allocation_in(space: SearchSpace, colocation: Colocation, random: Random) -> Allocation | None:
+    """One of it, in which each set has as many devices as happen to be left; None where too few are."""
+    partition, spread, first = colocation
+    counts: list[int] = []
+    for members in partition:
+        left = space.num_devices - (first or 0) - sum(counts)
+        counts += [random.choice([n for n in space.sizes(members) if n <= left] or [0])]
+    return Allocation(partition, tuple(counts), spread, first) if all(counts) else None
 
 
 def _drawn(name: str, random: Random, overrides: tuple[str, ...] = ()) -> Draft:

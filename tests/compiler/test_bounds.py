@@ -26,7 +26,7 @@ from hflow.compiler.planner.search_space import SearchSpace
 from hflow.compiler.planner.step import PYTHON_CALL_S, step_s
 from hflow.cost.redistribution import weights_s
 from hflow.plan.layout import Mesh
-from tests.compiler.small_cases import GRAPHS, all_allocations, case, space_of
+from tests.compiler.small_cases import GRAPHS, all_allocations, allocation_in, case, space_of
 
 pytestmark = pytest.mark.slow
 
@@ -200,15 +200,8 @@ def test_weights_between_known_places_take_no_longer_than_in_each_choice(name: s
 
 def _some_allocations(space: SearchSpace, random: Random) -> list[Allocation]:
     """Of some colocations, each with as many devices for each set as happen to be left."""
-    found: list[Allocation] = []
-    for partition, spread, first in random.choices(list(space.colocations()), k=DRAWS):
-        counts: list[int] = []
-        for members in partition:
-            left = space.num_devices - (first or 0) - sum(counts)
-            counts += [random.choice([n for n in space.sizes(members) if n <= left] or [0])]
-        if all(counts):
-            found.append(Allocation(partition, tuple(counts), spread, first))
-    return found
+    chosen = random.choices(list(space.colocations()), k=DRAWS)
+    return [found for each in chosen if (found := allocation_in(space, each, random))]
 
 
 def test_what_is_called_on_the_devices_of_a_node_takes_time_too() -> None:

@@ -23,6 +23,7 @@ from hflow.compiler.planner.placements import Allocation
 from hflow.compiler.planner.search_space import SearchSpace
 from hflow.compiler.planner.step import step_s
 from hflow.plan.cluster_file import load_cluster
+from tests.compiler.small_cases import allocation_in
 from tests.compiler.workloads import large
 
 PLANS, DRAWS = 25, 6
@@ -37,13 +38,10 @@ def wide(algorithm: str, cluster: str, *pins: str) -> SearchSpace:
 
 def drawn(space: SearchSpace, random: Random) -> Allocation | None:
     """Some allocation, in which all that is on all devices runs on all."""
-    partition, spread, first = random.choice(list(space.colocations()))
-    counts: list[int] = []
-    for members in partition:
-        left = space.num_devices - (first or 0) - sum(counts)
-        counts += [random.choice([n for n in space.sizes(members) if n <= left] or [0])]
-    whole = all(max(space.draft.candidates[name]) == space.num_devices for name in spread)
-    return Allocation(partition, tuple(counts), spread, first) if whole and all(counts) else None
+    colocation = random.choice(list(space.colocations()))
+    found = allocation_in(space, colocation, random)
+    whole = all(max(space.draft.candidates[name]) == space.num_devices for name in colocation.spread)
+    return found if whole else None
 
 
 def took_s(space: SearchSpace, allocation: Allocation, random: Random) -> float:

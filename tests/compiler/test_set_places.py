@@ -13,7 +13,7 @@ from hflow.compiler.planner.bounds.model_places import model_places
 from hflow.compiler.planner.bounds.set_places import SetPlaces
 from hflow.compiler.planner.placements import Allocation
 from hflow.compiler.planner.search_space import SearchSpace
-from tests.compiler.small_cases import case, space_of
+from tests.compiler.small_cases import allocation_in, case, space_of
 
 DRAWS = 30
 
@@ -23,14 +23,10 @@ def allocations_of(space: SearchSpace, random: Random) -> Iterator[tuple[Allocat
     may have."""
     every = list(space.colocations())
     for _ in range(DRAWS):
-        partition, spread, first = random.choice(every)
-        counts: list[int] = []
-        for members in partition:
-            left = space.num_devices - (first or 0) - sum(counts)
-            counts += [random.choice([n for n in space.sizes(members) if n <= left] or [0])]
-        if all(counts):
-            whole, fixed = Allocation(partition, tuple(counts), spread, first), random.randint(0, len(counts))
-            spare = space.num_devices - (first or 0) - sum(counts)
+        whole = allocation_in(space, random.choice(every), random)
+        if whole:
+            counts, fixed = whole.counts, random.randint(0, len(whole.counts))
+            spare = space.num_devices - (whole.first or 0) - sum(counts)
             most = (*counts[:fixed], *(n + spare for n in counts[fixed:]))
             yield whole, replace(whole, counts=most), fixed
 
