@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from hflow.plan import shared_attention
 from hflow.plan.layout import Mesh
 from hflow.runtime.engines.groups import NewGroup
-from hflow.runtime.engines.megatron import shared_prompts
 from hflow.runtime.engines.megatron.head import OutputMatrix
 from hflow.runtime.engines.megatron.micro_batches import MicroBatch, micro_batches
 from hflow.runtime.engines.megatron.pack import Pack, RowPlaces
@@ -26,8 +26,8 @@ from tests.engines.test_pack import RAGGED, sequences_of
 
 HEADS, PAIRS, WIDTH = 4, 2, 8
 ROW = st.tuples(st.lists(st.integers(3, 4), min_size=1, max_size=5), st.lists(st.integers(3, 9), max_size=7))
-ALWAYS = patch.object(shared_prompts, "WORTH", math.inf)
-NEVER = patch.object(shared_prompts, "WORTH", 0)
+ALWAYS = patch.object(shared_attention, "WORTH", math.inf)
+NEVER = patch.object(shared_attention, "WORTH", 0)
 
 
 def alone(places: RowPlaces, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -93,10 +93,20 @@ def test_every_score_is_made_once() -> None:
     shared = Pack.of(sequences).shared
     assert shared
     own, before = (
-        sum(part.queries.numel() * part.keys.shape[1] for part in parts)
+        sum(len(part.queries.at) * part.keys.shape[1] for part in parts)
         for parts in (shared.own, shared.before)
     )
     assert own == 256**2 + 8 * 64**2 and before == 8 * 64 * 256
+
+
+def test_prompts_of_one_length_are_taken_together() -> None:
+    """Short rows would spend their time on starting products of each. Padding is no more than a quarter."""
+    alike = [([5 + n // 4] * 60, [7] * 9) for n in range(32)]
+    others = [([90 + n // 4] * 61, [7] * (3 + 20 * (n // 4))) for n in range(8)]
+    shared = Pack.of(sequences_of([*alike, *others])).shared
+    assert shared
+    shapes = sorted((part.queries.shape, part.keys.shape) for part in shared.before)
+    assert shapes == [((1, 4 * 2), (1, 61)), ((1, 4 * 22), (1, 61)), ((8, 4 * 8), (8, 60))]
 
 
 def test_where_little_is_shared_rows_are_whole() -> None:
