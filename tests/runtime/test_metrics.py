@@ -43,6 +43,32 @@ def report(**metrics: float) -> dict[str, Any]:
     return {"metrics": found, "tokens": 5, "events": [], "digests": {}}
 
 
+def ran(kind: str, name: str, *times: tuple[float, float]) -> list[dict[str, Any]]:
+    return [{"kind": kind, "name": name, "start_s": start, "end_s": end} for start, end in times]
+
+
+def test_waiting_for_others_is_no_time_of_what_workers_do_together(validated: Graph) -> None:
+    """Two workers. Rollouts are of each alone, and here in two rounds; training and edges exchange."""
+    edge = "rollout.tokens -> actor_train"
+    events = [
+        [
+            *ran("call", "rollout", (0.0, 2.0), (2.0, 3.0)),
+            *ran("transfer", edge, (3.0, 5.5)),
+            *ran("call", "actor_train", (5.5, 9.0)),
+        ],
+        [
+            *ran("call", "rollout", (0.0, 1.0), (2.0, 5.0)),
+            *ran("transfer", edge, (5.0, 5.5)),
+            *ran("call", "actor_train", (6.0, 9.5)),
+        ],
+    ]
+    reports = [report(actor_train__loss=0.1) | {"events": of} for of in events]
+    line = merge(validated, 0, reports, 9.5)
+    assert line["time_s.rollout"] == 2 + 3
+    assert line[f"time_s.{edge}"] == 0.5
+    assert line["time_s.actor_train"] == 3.5
+
+
 def test_the_reward_is_of_what_is_trained_on(validated: Graph) -> None:
     """Not of the validation, though that is what the evaluation measures."""
     line = merge(validated, 0, [report(actor_train__loss=0.1, reward__score=0.5, checked__score=0.9)], 1.0)

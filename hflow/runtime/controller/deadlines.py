@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from hflow.graph.run_config import HangPolicy
 from hflow.plan.parameters import num_parameters
 from hflow.plan.plan import Plan
 from hflow.plan.program import Activity, Program, with_bodies
+from hflow.runtime.controller.time_taken import time_taken
 from hflow.runtime.controller.worker_failure import WorkerReport
 from hflow.runtime.worker.whereabouts import Whereabouts
 
@@ -19,7 +18,6 @@ QUICK = ("", "leave", "join")  # between calls, or in one in which nothing of a 
 STATE_BYTES = 16  # of a parameter: its weights twice and two moments
 BYTES_PER_S = 1e9  # of what reads or writes all of that
 
-_MOVES = ("transfer", "weights")  # kinds of events in which workers do nothing but exchange
 _Key = tuple[bool, str, str]  # of an evaluation or of the step; the kind and the name of its events
 
 
@@ -60,7 +58,7 @@ class Durations:
 
     def learn(self, evaluation: bool, reports: Sequence[WorkerReport]) -> None:
         """From the reports of a step or an evaluation."""
-        for (kind, name), seconds in _taken(reports):
+        for (kind, name), seconds in time_taken(reports):
             key = evaluation, kind, name
             self._longest[key] = max(self._longest.get(key, 0.0), seconds)
 
@@ -77,19 +75,3 @@ class Durations:
             return Usual(0.0, 0.0) if at.method in QUICK else Usual(None, self._whole_s)
         key = at.evaluation, *program.kind_and_name(program.at(at.path))
         return Usual(self._longest.get(key), self._predicted.get(key, 0.0))
-
-
-def _taken(reports: Sequence[WorkerReport]) -> Iterable[tuple[tuple[str, str], float]]:
-    """What was done, by kind and name, and for how many seconds. Those that exchange have waited for the last
-    to come; only the time from then on is theirs."""
-    rounds: dict[tuple[str, str, int], list[dict[str, Any]]] = defaultdict(list)
-    for report in reports:
-        numbers: dict[tuple[str, str], int] = defaultdict(int)
-        for event in report["events"]:
-            key = event["kind"], event["name"]
-            rounds[*key, numbers[key]].append(event)
-            numbers[key] += 1
-    for (kind, name, _), events in rounds.items():
-        last_s = max(e["start_s"] for e in events)
-        own_s = max(e["end_s"] - e["start_s"] for e in events)
-        yield (kind, name), max(e["end_s"] for e in events) - last_s if kind in _MOVES else own_s

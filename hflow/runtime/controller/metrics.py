@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from hflow.graph.ir import Graph
+from hflow.runtime.controller.time_taken import time_taken
 from hflow.runtime.controller.worker_failure import WorkerReport
 
 
 def merge(graph: Graph, step: int, reports: Sequence[WorkerReport], wall_s: float) -> dict[str, Any]:
     """One flat object: ``step, loss.<train>, reward_mean, tokens_per_s, time_s.<node>, digest.<generate>``
-    and whatever else nodes report, as ``<node>.<metric>``. Times are those of the slowest worker."""
+    and whatever else nodes report, as ``<node>.<metric>``. Times are those of the slowest worker; where
+    workers wait for each other, from when the last one began."""
     means = _means(reports)
     out: dict[str, Any] = {"step": step}
     for node in graph.nodes:
@@ -23,7 +25,8 @@ def merge(graph: Graph, step: int, reports: Sequence[WorkerReport], wall_s: floa
     tokens = sum(r["tokens"] for r in reports)
     out |= {"tokens": tokens, "tokens_per_s": tokens / wall_s, "time_s": wall_s}
     out |= means
-    out |= {f"time_s.{name}": seconds for name, seconds in _times(reports).items()}
+    trains = {node.name for node in graph.nodes if node.op == "train"}
+    out |= {f"time_s.{name}": seconds for name, seconds in _times(reports, trains).items()}
     out |= {f"digest.{name}": digest for name, digest in _digests(reports).items()}
     return out
 
@@ -38,16 +41,12 @@ def _means(reports: Sequence[WorkerReport]) -> dict[str, float]:
     return {name: sums[name] / weights[name] for name in sums if weights[name]}
 
 
-def _times(reports: Sequence[WorkerReport]) -> dict[str, float]:
-    """Per node (and per edge, named `source -> target` as in the plan): the slowest worker's seconds."""
-    slowest: dict[str, float] = defaultdict(float)
-    for report in reports:
-        own: dict[str, float] = defaultdict(float)
-        for event in report["events"]:
-            own[event["name"]] += event["end_s"] - event["start_s"]
-        for name, seconds in own.items():
-            slowest[name] = max(slowest[name], seconds)
-    return dict(slowest)
+def _times(reports: Sequence[WorkerReport], trains: Collection[str]) -> dict[str, float]:
+    """Seconds per node (and per edge, named `source -> target` as in the plan)."""
+    seconds: dict[str, float] = defaultdict(float)
+    for (_, name), taken_s in time_taken(reports, trains):
+        seconds[name] += taken_s
+    return dict(seconds)
 
 
 def _digests(reports: Sequence[WorkerReport]) -> dict[str, str]:
