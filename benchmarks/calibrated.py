@@ -2,8 +2,8 @@
 
     python benchmarks/calibrated.py [--cases 0,3] [--steps 8] [--save]
 
-Measures the machine as `hflow calibrate` does; then runs each case twice on its two workers: three steps, to
-see how long responses are, and `--steps` steps of a plan for these lengths (`lengths: {from: RUN}`). Models
+Measures the machine as `hflow calibrate` does; then runs each case twice on its two workers, `--steps` steps
+each time: to see how long responses are, and with a plan for these lengths (`lengths: {from: RUN}`). Models
 have 4 layers of 256 and random weights, so that answers end after any number of tokens, 17 on average where
 32 are allowed. Nothing is fitted: the cluster file is what `calibrate` measured. Each node with a model, and
 the step, are compared: medians over all steps but the first. The last line is one JSON object; with --save it
@@ -36,7 +36,6 @@ from hflow.view.measured import compare
 ROOT = Path(__file__).resolve().parent
 PLAIN = RunConfig(CheckpointPolicy(on_signal=False), export="none", samples=SamplePolicy(every=0))
 ALPHABET = "0123456789+-=. "
-LOOK = 3  # steps that tell how long responses are
 NODE, STEP = 0.25, 0.15  # how far predictions are to be from what is measured
 RL = ("batch=32", "group=4", "max_new_tokens=32", "minibatch=64", "holdout=32")
 ONE = ("batch=128", "max_new_tokens=32", "minibatch=64", "holdout=32")
@@ -81,7 +80,7 @@ def measure(case: int, cluster: Path, folder: Path, steps: int) -> list[Times]:
     file = ROOT.parent / "algorithms" / f"{algorithm}.yaml"
     texts = ["prompts", "rollout", *(["greedy"] if algorithm == "remax" else [])]
     looked = folder / f"{case}-look"
-    ran(file, settings(params, folder, algorithm, LOOK), cluster, pins, looked)
+    ran(file, settings(params, folder, algorithm, steps), cluster, pins, looked)
     seen = [f"nodes.{node}.lengths={{from: {looked}}}" for node in texts]
     known = [*settings(params, folder, algorithm, steps), *seen]
     plan, run = ran(file, known, cluster, pins, folder / str(case))

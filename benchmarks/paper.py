@@ -145,8 +145,8 @@ def at_the_papers_size(algorithm: str, model: str, files: Sequence[Path] = ()) -
 
 def tokens_per_s(graph: Graph, cluster: Cluster, planner: Planner) -> float | None:
     """Of the plan of a system's planner; None where nothing fits."""
-    if planner in ON_VLLM:
-        cluster = replace(cluster, token_step_s=VLLM_STEP_S)
+    token_step_s = VLLM_STEP_S if planner in ON_VLLM else 0.0
+    cluster = replace(cluster, token_step_s=token_step_s, whole_rows=planner != "exact")
     try:
         plan = compile_graph(graph, cluster, options=PlannerOptions(planner=planner))
     except HflowError as error:

@@ -208,7 +208,8 @@ PREDICT: Mapping[str, Callable[[Row], float]] = {
 
 @cache
 def _devices() -> cost_model.Clusters:
-    return cost_model.shipped_clusters()
+    found = cost_model.shipped_clusters()
+    return {name: replace(cluster, whole_rows=True) for name, cluster in found.items()}
 
 
 @cache
@@ -218,7 +219,8 @@ def _transitions() -> Sequence[cost_model.Result]:
 
 @cache
 def _cluster(name: str) -> Cluster:
-    return load_cluster(ROOT.parent / f"clusters/{name}.yaml")
+    """Of systems that pass each row whole, as all of the published ones do."""
+    return replace(load_cluster(ROOT.parent / f"clusters/{name}.yaml"), whole_rows=True)
 
 
 def _grown(cluster: Cluster, gpus: int) -> Cluster:

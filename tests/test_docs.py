@@ -202,7 +202,7 @@ def test_every_documented_cluster_key_is_needed_or_has_its_default(tmp_path: Pat
 def _example(key: str) -> Any:
     values = {"name": "test", "device.kind": "cpu", "device.platform": "cpu", "device.reserve": 0.5}
     values["device.overhead_gb"] = 0.25
-    values["engines.generate"] = "sglang"
+    values["engines.generate"], values["engines.whole_rows"] = "sglang", True
     return values.get(key, 1)
 
 

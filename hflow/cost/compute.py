@@ -14,6 +14,7 @@ from functools import lru_cache
 from math import ceil
 from typing import Literal
 
+from hflow.cost.attention import seen_by_rows
 from hflow.cost.comm import all_gather_s, all_reduce_s, axis_link
 from hflow.cost.context import predicted_tokens
 from hflow.cost.device import (
@@ -72,7 +73,7 @@ def node_time_s(
         return work.optimizer_steps * (train_passes_s(run) + update)
     parts = _micro_batches(run, trains=False)
     tokens = _tokens(run, parts)
-    inside, head = _layers_s(run, tokens, "score"), _head_s(run, tokens, "score")
+    inside, head = _layers_s(run, parts, "score"), _head_s(run, parts, "score")
     messages_s = run.messages_s(tokens) / mesh.pp
     slot = inside + head
     slot += messages_s + run.hop_s(tokens)
@@ -85,14 +86,14 @@ def train_passes_s(run: Execution) -> float:
     again, parts = 1 if run.strategy.recompute == "full" else 0, _micro_batches(run, trains=True)
     tokens = _tokens(run, parts)
     layers, head = _trained_parts(run.shape, run.work.freeze)
-    inside = (2 + layers + again) * _layers_s(run, tokens, "train")
-    of_head = (2 + head) * _head_s(run, tokens, "train")
+    inside = (2 + layers + again) * _layers_s(run, parts, "train")
+    of_head = (2 + head) * _head_s(run, parts, "train")
     slot = inside + of_head
-    of_head += _remade_logits_s(run, parts.rows)
-    slot += _remade_logits_s(run, parts.rows) + _count_s(run, tokens) + (2 + again) * masks_s(run, tokens)
+    of_head += _remade_logits_s(run, parts)
+    slot += _remade_logits_s(run, parts) + _count_s(run, parts) + (2 + again) * masks_s(run, tokens)
     messages_s = (2 + again) * run.messages_s(tokens) + run.regathered_s(tokens)
     slot += messages_s / run.mesh.pp + 2 * run.strategy.vpp * run.hop_s(tokens)
-    inside += _count_s(run, tokens) + (2 + again) * masks_s(run, tokens) + messages_s / run.mesh.pp
+    inside += _count_s(run, parts) + (2 + again) * masks_s(run, tokens) + messages_s / run.mesh.pp
     slot += _uneven_s(run, inside, of_head)
     # The third gather scatters gradients.
     slot += 3 * gather_s(run.shape, run.dtype, run.mesh, run.cluster, run.strategy)
@@ -111,12 +112,13 @@ def _uneven_s(run: Execution, inside: float, head: float) -> float:
     return max(inside * most - head, inside * last)
 
 
-def _count_s(run: Execution, tokens: float) -> float:
+def _count_s(run: Execution, parts: MicroBatches) -> float:
     """A forward pass of a micro-batch through the layers of a stage, where choices of experts are counted."""
     if not run.work.counts_choices:
         return 0.0
+    tokens = _tokens(run, parts)
     messages_s = run.messages_s(tokens) / run.mesh.pp + run.strategy.vpp * run.hop_s(tokens)
-    return _layers_s(run, tokens, "score") + messages_s
+    return _layers_s(run, parts, "score") + messages_s
 
 
 @lru_cache(maxsize=256)
@@ -131,7 +133,8 @@ def _trained_parts(shape: ModelShape, freeze: tuple[str, ...]) -> tuple[float, f
 
 
 def _micro_batches(run: Execution, trains: bool) -> MicroBatches:
-    return passes(run.work, run.mesh.dp, run.micro_batch, run.mesh.pp > 1, trains)
+    whole = run.cluster.whole_rows
+    return passes(run.work, run.mesh.dp, run.micro_batch, run.mesh.pp > 1, trains, whole)
 
 
 def _tokens(run: Execution, parts: MicroBatches) -> float:
@@ -139,34 +142,43 @@ def _tokens(run: Execution, parts: MicroBatches) -> float:
     return parts.tokens / run.mesh.cp if run.mesh.cp > 1 else parts.tokens
 
 
-def _layers_s(run: Execution, tokens: float, kind: Literal["train", "score"]) -> float:
+def _predicted(run: Execution, parts: MicroBatches) -> float:
+    """Tokens of a micro-batch that the fullest rank of cp predicts: those of responses."""
+    return parts.rows * predicted_tokens(run.work.mean_sequence, run.work.mean_response, run.mesh)
+
+
+def _layers_s(run: Execution, parts: MicroBatches, kind: Literal["train", "score"]) -> float:
     """The forward pass of a micro-batch through the layers of a stage, without communication."""
-    shape, device = run.shape, run.device
+    shape, device, tokens = run.shape, run.device, _tokens(run, parts)
     repeated, head = repeated_parameters(shape, run.mesh.tp), head_parameters(shape)
     parameters = read_parameters(shape, tokens, run.strategy.ep) + repeated - head
     flops = 2 * (matmul_parameters(shape) + repeated - head) * tokens
-    flops += attention_work(shape, tokens, run.work.surrounding / 2)
+    flops += attention_work(shape, *seen_by_rows(run, parts))
     flops += padding_flops(shape, tokens, run.strategy.ep, device)
     seconds = products_s(flops, parameters, kind, run.dtype, device, run.mesh.tp)
     between = tokens / run.mesh.tp if run.strategy.sp else tokens  # what norms and residual sums are made of
     seconds += residual_s(shape, between, run.dtype, device)
-    return (seconds + shape.num_layers * layer_latency_s(device)) / run.mesh.pp
+    return (seconds + shape.num_layers * layer_latency_s(device, kind)) / run.mesh.pp
 
 
-def _head_s(run: Execution, tokens: float, kind: Literal["train", "score"]) -> float:
+def _head_s(run: Execution, parts: MicroBatches, kind: Literal["train", "score"]) -> float:
     """The forward pass of a micro-batch through the head, which the last stage has."""
+    tokens = _tokens(run, parts) if run.cluster.whole_rows else _predicted(run, parts)
+    return _products_of_head_s(run, tokens, kind)
+
+
+def _products_of_head_s(run: Execution, tokens: float, kind: Literal["train", "score"]) -> float:
     parameters = head_parameters(run.shape)
     return products_s(2 * parameters * tokens, parameters, kind, run.dtype, run.device, run.mesh.tp)
 
 
-def _remade_logits_s(run: Execution, rows: float) -> float:
-    """Of a micro-batch of so many rows: the backward pass multiplies by the head once more where its logits,
-    which response tokens alone have, are not kept; of kept sets those that count always are."""
-    of_row = predicted_tokens(run.work.mean_sequence, run.work.mean_response, run.mesh)
-    tokens, width = rows * of_row, outputs_per_position(run.shape, run.mesh)
+def _remade_logits_s(run: Execution, parts: MicroBatches) -> float:
+    """Of a micro-batch: the backward pass multiplies by the head once more where its logits, which response
+    tokens alone have, are not kept; of kept sets those that count always are."""
+    tokens, width = _predicted(run, parts), outputs_per_position(run.shape, run.mesh)
     if run.shape.head == "scalar" or run.work.kept or keeps_logits(ceil(tokens), width):
         return 0.0
-    return _head_s(run, tokens, "train")
+    return _products_of_head_s(run, tokens, "train")
 
 
 @lru_cache(maxsize=4096)

@@ -42,11 +42,11 @@ def products_s(
     flops: float, parameters: float, work: Work, dtype: str, device: DeviceKind, parts: int = 1
 ) -> float:
     """Products with `parameters` weights that are split over `parts` devices: the larger of computing and of
-    reading the weights (roofline). In decoding their sum, where it was measured how fast weights are read:
-    a CPU has to bring each weight into its caches, and its products of a few rows hide nothing of that."""
+    reading the weights (roofline). Their sum, where it was measured how fast weights are read: a CPU has to
+    bring each weight into its caches, and its products of a few rows hide nothing of that."""
     computing, size = flops / rate(device, work, dtype), parameters * BYTES[dtype]
-    share = device.calibration.decode_weights_efficiency
-    if work == "decode" and share is not None:
+    share = device.calibration.weights_efficiency
+    if share is not None:
         return (computing + size / (device.memory_bandwidth * share)) / parts
     return max(computing, stream_s(size, device)) / parts
 
@@ -56,8 +56,13 @@ def attention_work(shape: ModelShape, tokens: float, context: float) -> float:
     return attention_flops(shape, tokens, context) / ATTENTION_RATE
 
 
-def layer_latency_s(device: DeviceKind) -> float:
-    """The least time of one layer's forward pass, however few its tokens."""
+def layer_latency_s(device: DeviceKind, work: Work) -> float:
+    """The least time of one layer's forward pass, however few its tokens; in training a third of that of both
+    passes."""
+    if work == "score" and device.score_layer_overhead_s is not None:
+        return device.score_layer_overhead_s
+    if work == "train" and device.train_layer_overhead_s is not None:
+        return device.train_layer_overhead_s / 3
     return device.layer_overhead_s + KERNELS_PER_LAYER * device.kernel_latency_s
 
 

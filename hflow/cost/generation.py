@@ -85,8 +85,8 @@ def prefill_s(run: Execution, prompts: float, length: float) -> float:
     flops += padding_flops(shape, tokens, run.strategy.ep, device)
     weights = read_parameters(shape, tokens, run.strategy.ep) + repeated
     seconds = products_s(flops, weights, "prefill", run.dtype, device, run.mesh.tp)
-    seconds += residual_s(shape, tokens, run.dtype, device) + shape.num_layers * layer_latency_s(device)
-    return seconds + _messages_s(run, tokens)
+    seconds += residual_s(shape, tokens, run.dtype, device)
+    return seconds + shape.num_layers * layer_latency_s(device, "prefill") + _messages_s(run, tokens)
 
 
 def decode_s(run: Execution) -> float:
@@ -116,7 +116,8 @@ def _read_s(run: Execution, rows: float, new: int, context: float) -> float:
     products = products_s(flops, weights, "decode", run.dtype, device, run.mesh.tp)
     read = rows * shape.seen(context) * shape.kv_bytes_per_token(BYTES[run.dtype], run.mesh.tp)
     cache = stream_s(read, device)
-    return products + cache + shape.num_layers * layer_latency_s(device) + _messages_s(run, tokens)
+    latency = shape.num_layers * layer_latency_s(device, "decode")
+    return products + cache + latency + _messages_s(run, tokens)
 
 
 def _messages_s(run: Execution, tokens: float) -> float:

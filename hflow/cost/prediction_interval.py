@@ -31,14 +31,14 @@ RATIOS: Mapping[Platform, Mapping[TimedKind, Interval]] = {
         "train": Interval(0.87, 1.23),
         "score": Interval(0.87, 1.23),
         "generate": Interval(0.82, 1.5),
-        "step": Interval(0.91, 1.5),
-        "step with experts": Interval(0.88, 2.67),
+        "step": Interval(0.88, 1.5),
+        "step with experts": Interval(0.85, 2.67),
     },
     "cpu": {
-        "train": Interval(0.79, 1.27),
-        "score": Interval(0.64, 1.05),
-        "generate": Interval(0.86, 1.18),
-        "step": Interval(0.79, 1.15),
+        "train": Interval(0.96, 1.27),
+        "score": Interval(0.96, 1.48),
+        "generate": Interval(0.88, 1.43),
+        "step": Interval(0.95, 1.39),
     },
 }
 _NODES: Mapping[str, TimedKind] = {"train": "train", "score": "score", "generate": "generate"}
@@ -69,7 +69,7 @@ def node_interval(plan: Plan, node: NodePlan) -> Interval | None:
 
 def _around(plan: Plan, seconds: float, timed: TimedKind | None) -> Interval | None:
     device = plan.cluster.device
-    measured = device.platform == "cuda" or device.calibration.decode_weights_efficiency is not None
+    measured = device.platform == "cuda" or device.calibration.weights_efficiency is not None
     if not (seconds and timed and measured):  # of CPUs, a cluster file that nobody measured says little
         return None
     ratios = RATIOS[device.platform].get(timed)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
+from hflow.cost.attention import seen_once
 from hflow.cost.compute import node_time_s, train_passes_s
 from hflow.cost.device import F32_RATE
 from hflow.cost.execution import Execution
@@ -51,14 +52,16 @@ def time_split(op: OpKind, run: Execution) -> TimeSplit:
         compute_s=streamed_s - left_s,
         memory_s=started_s - streamed_s,
         communication_s=whole_s - linked_s,
-        latency_s=linked_s - started_s + left_s,  # what is left: the time that a server takes for each token
+        # What is left: the time that a server takes for each token, least times of layers that were measured.
+        latency_s=linked_s - started_s + left_s,
         bubble_s=_bubble_s(op, run),
     )
 
 
 def model_flops(op: OpKind, run: Execution) -> float:
-    """FLOP of one execution as Megatron-LM counts them for its MFU: a forward pass, of training three; causal
-    attention to half of a row; nothing for recomputation."""
+    """FLOP that one execution needs, as Megatron-LM counts them for its MFU: a forward pass, of training
+    three; nothing for recomputation. Of rows with the same prompt, in one update or score, the prompt counts
+    once; logits are needed of responses, and attention to what is before a token."""
     work, shape = run.work, run.shape
     if op == "generate":
         prompts = work.rows / work.samples
@@ -66,8 +69,13 @@ def model_flops(op: OpKind, run: Execution) -> float:
         read -= 2 * head_parameters(shape) * prompts * (work.mean_prompt - 1)  # last positions have logits
         context = work.mean_prompt + work.mean_response / 2
         return read + forward_flops(shape, work.rows * work.mean_response, context)
-    forward = forward_flops(shape, tokens(op, run), work.surrounding / 2)
-    return 3 * forward if op == "train" else forward
+    alike, updates = (work.alike_in_update, work.optimizer_steps) if op == "train" else (work.alike, 1)
+    rows = work.rows_per_update if op == "train" else work.rows
+    prompts = rows / alike
+    read, answers = prompts * work.mean_prompt + rows * work.mean_response, rows * work.mean_response
+    forward = forward_flops(shape, read, seen_once(work, rows, prompts) / read)
+    forward -= 2 * head_parameters(shape) * (read - answers)
+    return (3 * updates if op == "train" else 1) * forward
 
 
 def tokens(op: OpKind, run: Execution) -> float:

@@ -19,9 +19,9 @@ class Calibration:
     The first three are shares of `DeviceKind.flops`: of training, of a forward pass over whole sequences,
     and of reading a prompt into the KV cache. Decoding is bound by memory: its share is of
     `DeviceKind.memory_bandwidth`. Its products, of one token of each row, reach `decode_efficiency` of the
-    FLOP/s; where that is None, as much as those of prompts. They read all weights meanwhile; where
-    `decode_weights_efficiency` is given, before, at that share of the memory bandwidth. The defaults suit
-    large models on GPUs.
+    FLOP/s; where that is None, as much as those of prompts. All passes read the weights meanwhile; where
+    `weights_efficiency` is given, before, at that share of the memory bandwidth. The defaults suit large
+    models on GPUs.
     """
 
     train_efficiency: float = 0.5
@@ -29,14 +29,16 @@ class Calibration:
     prefill_efficiency: float = 0.5
     decode_bandwidth_efficiency: float = 0.75
     decode_efficiency: float | None = None
-    decode_weights_efficiency: float | None = None
+    weights_efficiency: float | None = None
 
 
 @dataclass(frozen=True)
 class DeviceKind:
     """`flops`: peak FLOP/s of dense matrix products, in bf16 on ``cuda`` and f32 on ``cpu``, of which
     `efficiency` is reached unless `calibration` says more; `memory_bandwidth`: peak bytes/s;
-    `layer_overhead_s`: the least time of one layer's forward pass, however few its tokens;
+    `layer_overhead_s`: the least time of one layer's forward pass, however few its tokens; of a pass over
+    whole rows `score_layer_overhead_s`, and forward and backward `train_layer_overhead_s`, where these are
+    known;
     `kernel_latency_s`: the least time of one kernel; `reserve_bytes`: memory that no plan may fill, since an
     allocator leaves gaps; `overhead_bytes`: what is taken before any model is there, by the CUDA context and
     by buffers of NCCL."""
@@ -52,6 +54,8 @@ class DeviceKind:
     calibration: Calibration = Calibration()
     reserve_bytes: int = 0
     overhead_bytes: int = 0
+    score_layer_overhead_s: float | None = None
+    train_layer_overhead_s: float | None = None
 
     @property
     def usable_bytes(self) -> int:
@@ -89,7 +93,9 @@ class Cluster(CachedHash):
     there), of which it has `host_memory_bytes` (None: nobody has said). `generate_engine` runs its generate
     nodes unless the user says otherwise; a server takes `server_bytes` of a device beside weights, KV cache
     and what it computes with: its CUDA context and CUDA graphs, also while it sleeps. `token_step_s`: what
-    the host of an engine takes of each token step, while no kernel runs. `techniques`: what engines are taken
+    the host of an engine takes of each token step, while no kernel runs. `whole_rows`: trainers pass each row
+    whole through their models, as others than hflow's do: a prompt again with each of its samples, and logits
+    of prompts too. `techniques`: what engines are taken
     to do beyond what they do today; no cluster file says so, and no plan that is run has any.
     """
 
@@ -106,6 +112,7 @@ class Cluster(CachedHash):
     host_memory_bytes: int | None = None
     server_bytes: int = 0
     token_step_s: float = 0.0
+    whole_rows: bool = False
     techniques: Techniques = NO_TECHNIQUES
 
     @cached_property

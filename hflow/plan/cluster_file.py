@@ -49,7 +49,7 @@ class _Calibration(_Base):
     prefill_efficiency: Share | None = None
     decode_bandwidth_efficiency: Share | None = None
     decode_efficiency: Share | None = None
-    decode_weights_efficiency: Share | None = None
+    weights_efficiency: Share | None = None
 
 
 class _Device(_Base):
@@ -62,6 +62,8 @@ class _Device(_Base):
     overhead_gb: Overhead = 0.0
     efficiency: Share = 0.5
     layer_overhead: Seconds = 0.0
+    score_layer_overhead: Seconds | None = None
+    train_layer_overhead: Seconds | None = None
     kernel_latency: Seconds = 0.0
     calibration: _Calibration = _Calibration()
 
@@ -82,6 +84,7 @@ class _Engines(_Base):
     generate: EngineChoice = DEFAULT_ENGINE
     server_gb: Overhead = 0.0
     token_step: Seconds = 0.0
+    whole_rows: bool = False
 
 
 class _ClusterFile(_Base):
@@ -141,6 +144,7 @@ def _cluster(file: _EqualHosts | _MixedHosts) -> Cluster:
         host_memory_bytes=None if file.host_memory_gb is None else round(file.host_memory_gb * GB),
         server_bytes=round(file.engines.server_gb * GB),
         token_step_s=file.engines.token_step,
+        whole_rows=file.engines.whole_rows,
     )
 
 
@@ -174,6 +178,8 @@ def _device(device: _Device) -> DeviceKind:
         calibration=_calibration(device),
         reserve_bytes=round(device.memory_gb * GB * device.reserve),
         overhead_bytes=round(device.overhead_gb * GB),
+        score_layer_overhead_s=device.score_layer_overhead,
+        train_layer_overhead_s=device.train_layer_overhead,
     )
 
 

@@ -21,6 +21,7 @@ def cluster_text(cluster: Cluster, remark: str = "") -> str:
     head += [] if memory is None else _lines({"host_memory_gb": memory / GB})
     of_servers: dict[str, str | int | float] = {"server_gb": cluster.server_bytes / GB}
     of_servers |= {"token_step": cluster.token_step_s} if cluster.token_step_s else {}
+    of_servers |= {"whole_rows": True} if cluster.whole_rows else {}
     engines = _lines({"generate": cluster.generate_engine} | of_servers)
     lines = [*head, *hosts, "links:", *_indented(links), "engines:", *_indented(engines)]
     return "\n".join([*([f"# {remark}"] if remark else []), *lines]) + "\n"
@@ -40,6 +41,11 @@ def _group(group: HostGroup) -> list[str]:
         "layer_overhead": kind.layer_overhead_s,
         "kernel_latency": kind.kernel_latency_s,
     }
+    of_passes = {
+        "score_layer_overhead": kind.score_layer_overhead_s,
+        "train_layer_overhead": kind.train_layer_overhead_s,
+    }
+    device |= {name: value for name, value in of_passes.items() if value is not None}
     given = {share: value for share, value in asdict(kind.calibration).items() if value is not None}
     shares = _indented(["calibration:", *_indented(_lines(given))])
     hosts = _lines({"hosts": group.hosts, "devices_per_host": group.devices_per_host})

@@ -83,7 +83,10 @@ OF_DEVICES: Mapping[str, Plausible] = {
         {"cpu": (1e9, 2e12), "cuda": (5e10, 3e13)},
         _RATES,
     ),
-    "layer_overhead": Plausible(_SECONDS, _alike((0, 1)), _alike((1e-6, 5e-2)), _TIMES),
+    **{
+        name: Plausible(_SECONDS, _alike((0, 1)), _alike((1e-6, 5e-2)), _TIMES)
+        for name in ("layer_overhead", "score_layer_overhead", "train_layer_overhead")
+    },
     "kernel_latency": Plausible(_SECONDS, _alike((0, 0.1)), _alike((1e-6, 1e-3)), _TIMES),
 }
 OF_LINKS: Mapping[tuple[str, str], Plausible] = {

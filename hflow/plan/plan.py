@@ -203,14 +203,19 @@ def to_json(plan: Plan, leave_out: Set[str] = frozenset()) -> str:
 def _unsaid_of_cluster(cluster: Cluster) -> dict[str, Any]:
     kinds = {"device": _unsaid_of_kind(cluster.device)}
     more = {i: {"device": _unsaid_of_kind(group.device)} for i, group in enumerate(cluster.more)}
-    unsaid = {"token_step_s": not cluster.token_step_s, "techniques": cluster.techniques == NO_TECHNIQUES}
+    unsaid = {
+        "token_step_s": not cluster.token_step_s,
+        "whole_rows": not cluster.whole_rows,
+        "techniques": cluster.techniques == NO_TECHNIQUES,
+    }
     return kinds | {"more": more} | {name: True for name, is_so in unsaid.items() if is_so}
 
 
 def _unsaid_of_kind(kind: DeviceKind) -> dict[str, Any]:
-    """Shares that are None, all of which came after the first plans had been hashed."""
+    """What is None, all of which came after the first plans had been hashed."""
     shares = asdict(kind.calibration)
-    return {"calibration": {name: True for name, share in shares.items() if share is None}}
+    own = {field.name: True for field in fields(kind) if getattr(kind, field.name) is None}
+    return own | {"calibration": {name: True for name, share in shares.items() if share is None}}
 
 
 def _unsaid_of_program(program: Program, named: bool = True) -> dict[str, Any]:

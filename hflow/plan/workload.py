@@ -45,6 +45,14 @@ class Workload:
     counts_choices: bool = False
     choices: int = 0
 
+    @property
+    def alike_in_update(self) -> float:
+        """The same of an update. A minibatch has every so many sets of `group` rows, so a prompt has its own
+        in as many minibatches as it has sets."""
+        if not self.rows_per_update:
+            return self.alike
+        return self.alike / min(self.rows // self.rows_per_update, max(1, self.alike // self.group))
+
     def samples_on_one(self, replicas: int) -> int:
         """Of one prompt, those that one of `replicas` has: all, unless several share a prompt."""
         return min(self.samples, max(1, self.rows // replicas))
@@ -88,29 +96,29 @@ def workload(node: Node, lengths: RowLengths = UNSTATED) -> Workload:
     counted = _counted(node)
     if lengths == UNSTATED:
         return counted
-    return replace(
-        counted, prompts=lengths.prompts, responses=lengths.responses, alike=row_unit(node.type_of("tokens"))
-    )
+    return replace(counted, prompts=lengths.prompts, responses=lengths.responses)
 
 
 def _counted(node: Node) -> Workload:
     """With rows of the greatest lengths."""
     tokens = node.type_of("tokens")
-    longest = _ragged_size(tokens)
+    longest, alike = _ragged_size(tokens), row_unit(tokens)
     if node.op == "generate":
         response = node.options["max_new_tokens"]
+        samples = node.options.get("n", 1)
         return Workload(
-            tokens.rows, longest - response, response, node.options.get("n", 1), choices=_choices(node)
+            tokens.rows, longest - response, response, samples, alike=alike, choices=_choices(node)
         )
     rows, response = tokens.rows, _ragged_size(node.type_of("mask"))
     if node.repeat is None or node.function is None:  # a score node
-        return Workload(rows, longest - response, response, kept=_most_kept(node), choices=_choices(node))
+        kept, choices = _most_kept(node), _choices(node)
+        return Workload(rows, longest - response, response, alike=alike, kept=kept, choices=choices)
     size = node.repeat.minibatch or rows
     updates = node.repeat.epochs * (rows // size)
     group = _group(node.function, tokens)
     freeze, kept = frozen_patterns(node), _most_kept(node)
     return Workload(
-        rows, longest - response, response, 1, updates, size, group,
+        rows, longest - response, response, 1, updates, size, group, alike=alike,
         freeze=freeze, kept=kept, counts_choices=balance_coef(node) > 0, choices=_choices(node),
     )  # fmt: skip
 

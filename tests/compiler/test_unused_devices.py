@@ -83,7 +83,7 @@ def test_both_are_among_these(monkeypatch: pytest.MonkeyPatch) -> None:
     with_layers(monkeypatch, "qwen2.5-7b", 2)
     told = ("note", "device 16-23 has nothing to do, since no node has a layout on more devices (rollout on"
             " 24: dp6 does not divide 128 prompts, nor the 8 samples of each)")  # fmt: skip
-    assert told in remarks(compiled(3, 128))
+    assert told in remarks(compiled(3, 128, "ref_logprobs=@0-15"))
     pinned = compiled(2, 128, "rollout=@0-7", "ref_logprobs=@0-7", "actor_train=@0-7")
     assert undivided(pinned) == ""
     assert ("note", "device 8-15 has nothing to do") in remarks(pinned)

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from benchmarks.cost_model import report, shipped_clusters
+from hflow.cost.attention import seen_by_rows
 from hflow.cost.comm import axis_link, reached
 from hflow.cost.compute import node_time_s, train_passes_s, update_s
 from hflow.cost.device import device_of
 from hflow.cost.execution import Execution
 from hflow.cost.experts import exchange_s, expert_replicas, padding_flops
 from hflow.cost.generation import decode_s, prefill_s
+from hflow.cost.passes import passes
 from hflow.graph.adapter import ADAPTER_TARGETS, Adapter
 from hflow.graph.ir import OpKind
 from hflow.graph.lengths import Lengths
@@ -26,6 +28,8 @@ from hflow.plan.parameters import num_parameters
 from hflow.plan.pipeline_stages import stage_sizes
 from hflow.plan.strategy import Strategy
 from hflow.plan.workload import Workload
+from hflow.runtime.engines.megatron.pack import Pack
+from tests.engines.test_pack import sequences_of
 
 LLAMA = NAMED_SHAPES["llama-7b"]
 PARAMETERS = 6_738_415_616
@@ -44,9 +48,9 @@ def a100() -> Cluster:
 
 @pytest.fixture
 def plain(a100: Cluster) -> Cluster:
-    """A100s that reach their peak and never wait."""
+    """A100s that reach their peak and never wait, and whose trainers pass whole rows."""
     device = replace(a100.device, kernel_latency_s=0.0, calibration=Calibration(1.0, 1.0, 1.0, 1.0))
-    return replace(a100, device=device, intra_host=Link(300e9, 0.0))
+    return replace(a100, device=device, intra_host=Link(300e9, 0.0), whole_rows=True)
 
 
 def test_training_takes_six_flop_per_parameter_and_token(plain: Cluster) -> None:
@@ -94,6 +98,52 @@ def test_only_logits_that_are_not_kept_are_made_again(plain: Cluster) -> None:
     assert train_passes_s(Execution(LLAMA, "bf16", TRAIN, ONE, 1, plain)) - train_passes_s(
         Execution(LLAMA, "bf16", with_sets, ONE, 1, plain)
     ) == pytest.approx(HEAD_AGAIN)
+
+
+def test_a_prompt_passes_once_and_has_no_logits(plain: Cluster) -> None:
+    """Of four rows with one prompt of 1,024 tokens, and responses of 1,024 whose last token nothing reads."""
+    work, hflows = Workload(8, 1024, 1024, alike=4), replace(plain, whole_rows=False)
+    found = node_time_s("score", LLAMA, "bf16", work, ONE, 4, hflows)
+    tokens, head = 2 * 1024 + 8 * 1023, 32_000 * 4096
+    products = 2 * ((MATRICES - head) * tokens + head * 8 * 1024) / 312e12
+    attention = 4 * 4096 * 1024 * 32 * 8 * 2048 / 312e12  # kernels take each row whole
+    residual = 10 * 32 * 4096 * 2 * tokens / 2.039e12
+    assert found == pytest.approx(products + 2 * attention + residual)
+    alone = node_time_s("score", LLAMA, "bf16", work, ONE, 1, hflows)
+    apart = node_time_s("score", LLAMA, "bf16", replace(work, alike=1), ONE, 1, hflows)
+    assert alone == pytest.approx(apart) and alone > found, "each micro-batch has the prompt of its row"
+
+
+def test_on_cpus_attention_takes_a_prompt_once_where_that_saves_time(plain: Cluster) -> None:
+    """As the engine decides for such rows."""
+    cpu = replace(plain, whole_rows=False, device=replace(plain.device, platform="cpu"))
+    for prompt, response, once in ((1024, 64, True), (64, 1024, False)):
+        work = Workload(8, prompt, response, alike=8)
+        run = Execution(LLAMA, "bf16", work, ONE, 8, cpu)
+        parts = passes(work, 1, 8, False, trains=False)
+        tokens, seen = seen_by_rows(run, parts)
+        whole = 8 * (prompt + response) ** 2 / 2
+        shared = prompt**2 / 2 + 8 * response * (prompt + response / 2)
+        assert tokens == 8 * (prompt + response)
+        assert tokens * seen == pytest.approx(shared if once else whole)
+        rows = [([3] * prompt, [4] * response)] * 8
+        assert (Pack.of(sequences_of(rows)).shared is not None) == once
+        for other in (replace(cpu, whole_rows=True), plain):
+            tokens, seen = seen_by_rows(replace(run, cluster=other), parts)
+            assert tokens * seen == pytest.approx(whole)
+
+
+def test_calibrated_cpus_read_weights_before_and_have_least_times_of_their_own(plain: Cluster) -> None:
+    shares = replace(plain.device.calibration, weights_efficiency=0.5)
+    least = {"score_layer_overhead_s": 1e-3, "train_layer_overhead_s": 6e-3}
+    slow = replace(plain, device=replace(plain.device, calibration=shares, **least))
+    work, read = Workload(8, 1024, 1024), 2 * MATRICES / (0.5 * 2.039e12)
+    before, after = (node_time_s("score", LLAMA, "bf16", work, ONE, 8, c) for c in (plain, slow))
+    assert after - before == pytest.approx(read + 32e-3)
+    before, after = (
+        train_passes_s(Execution(LLAMA, "bf16", replace(TRAIN, kept=64), ONE, 8, c)) for c in (plain, slow)
+    )
+    assert after - before == pytest.approx(3 * read + 32 * 6e-3)
 
 
 def test_recomputation_repeats_the_layers_forward_pass(plain: Cluster) -> None:
@@ -186,7 +236,7 @@ def test_many_rows_decode_at_the_rate_of_products(plain: Cluster) -> None:
     slow = replace(plain, device=replace(plain.device, calibration=shares))
     tokens = decode_s(Execution(LLAMA, "bf16", Workload(rows, 0, 2), ONE, rows, slow))
     assert tokens == pytest.approx(2 * (2 * MATRICES * rows / 156e12 + cache))
-    first = replace(shares, decode_weights_efficiency=0.25)
+    first = replace(shares, weights_efficiency=0.25)
     slow = replace(plain, device=replace(plain.device, calibration=first))
     tokens = decode_s(Execution(LLAMA, "bf16", Workload(rows, 0, 2), ONE, rows, slow))
     reading = 2 * MATRICES / (2.039e12 / 4)

@@ -28,10 +28,10 @@ NVLINK = 300e9 * REACHED["cuda"]
 
 @pytest.fixture
 def plain() -> Cluster:
-    """A100s that reach their peak and never wait."""
+    """A100s that reach their peak and never wait, and whose trainers pass whole rows."""
     a100 = load_cluster("a100x8")
     device = replace(a100.device, kernel_latency_s=0.0, calibration=Calibration(1.0, 1.0, 1.0, 1.0))
-    return replace(a100, device=device, intra_host=Link(300e9, 0.0))
+    return replace(a100, device=device, intra_host=Link(300e9, 0.0), whole_rows=True)
 
 
 def test_ranks_share_the_work_and_gather_keys_and_values(plain: Cluster) -> None:

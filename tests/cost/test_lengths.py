@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
+import hflow
 from hflow.cost.compute import node_time_s
 from hflow.cost.passes import passes
 from hflow.cost.rows_in_flight import rows_in_flight
@@ -20,7 +21,7 @@ from hflow.plan.engine_registry import GenerationEngine
 from hflow.plan.layout import Mesh
 from hflow.plan.named_shapes import NAMED_SHAPES
 from hflow.plan.strategy import Strategy
-from hflow.plan.workload import Workload
+from hflow.plan.workload import Workload, workload
 from hflow.runtime.engines.megatron.balance import balanced
 from hflow.runtime.engines.megatron.micro_batches import micro_batches
 from hflow.runtime.engines.megatron.sequences import Sequences
@@ -44,10 +45,10 @@ Tokens = npt.NDArray[np.int64]
 def test_rows_that_are_all_the_greatest_cost_what_they_do_unsaid(
     op: OpKind, engine: GenerationEngine, mesh: Mesh
 ) -> None:
-    work = Workload(256, 96, 160, 4)
+    work = Workload(256, 96, 160, 4, alike=4)
     if op == "train":
         work = replace(work, optimizer_steps=2, rows_per_update=128)
-    stated = replace(work, prompts=Lengths(96, 96), responses=Lengths(160, 160), alike=4)
+    stated = replace(work, prompts=Lengths(96, 96), responses=Lengths(160, 160))
     for micro in (8, 32):
         unsaid, said = (
             node_time_s(op, SHAPE, "bf16", w, mesh, micro, load_cluster("a100x8"), Strategy(engine=engine))
@@ -111,11 +112,13 @@ def test_the_tokens_before_a_step_are_those_that_rows_have_by_then() -> None:
 
 
 @pytest.mark.parametrize(("prompts", "samples", "micro"), [(16, 8, 4), (64, 1, 8), (8, 16, 2)])
-def test_micro_batches_are_as_many_as_the_engine_makes(prompts: int, samples: int, micro: int) -> None:
-    lengths, prompt = Lengths.of(512, 128, {}), 24
+def test_micro_batches_are_those_that_the_engine_makes(prompts: int, samples: int, micro: int) -> None:
+    """Their number, the tokens in all of them, and in the largest."""
+    lengths, prompt = Lengths.of(512, 128, {}), 100
     work = Workload(prompts * samples, prompt, 512, responses=lengths, alike=samples)
     counts: list[int] = []
-    largest: list[float] = []
+    totals: list[int] = []
+    largest: list[int] = []
     for seed in range(8):
         responses = drawn(lengths, (prompts * samples,), seed).tolist()
         tokens = [[row // samples] * prompt + [1] * n for row, n in enumerate(responses)]
@@ -123,12 +126,51 @@ def test_micro_batches_are_as_many_as_the_engine_makes(prompts: int, samples: in
         sequences = Sequences.of(from_lists(tokens), mask, torch.device("cpu"))
         made = micro_batches(sequences, torch.arange(len(responses)), micro, same_shape=False)
         counts.append(len(made))
-        rows = [len(one.rows) * prompt + sum(responses[r] for r in one.rows.tolist()) for one in made]
-        largest.append(max(rows))
+        totals.append(sum(len(one.pack.tokens) for one in made))
+        largest.append(max(len(one.pack.tokens) for one in made))
     packed, padded = (passes(work, 1, micro, with_padding, trains=False) for with_padding in (False, True))
     assert packed.count == padded.count == pytest.approx(np.mean(counts), rel=0.12)
-    assert packed.count * packed.tokens == pytest.approx(prompts * samples * work.mean_sequence)
+    assert packed.count * packed.tokens == pytest.approx(np.mean(totals), rel=0.05)
     assert padded.tokens == pytest.approx(np.mean(largest), rel=0.15)
+
+
+@pytest.mark.parametrize("minibatches", [1, 2, 3, 8])
+@pytest.mark.parametrize(("samples", "micro"), [(8, 8), (8, 16), (6, 4), (6, 1), (4, 7)])
+def test_tokens_of_equal_rows_are_those_that_the_engine_packs(
+    samples: int, micro: int, minibatches: int
+) -> None:
+    """Rows of an update are every so many of all, in micro-batches; each prompt is of its own tokens."""
+    rows, prompt, response = 24 * samples, 20, 9
+    work = Workload(rows, prompt, response, 1, minibatches, rows // minibatches, alike=samples)
+    tokens = from_lists([[row // samples] * prompt + [1] * response for row in range(rows)])
+    sequences = Sequences.of(tokens, from_lists([[True] * response] * rows), torch.device("cpu"))
+    made = [
+        one
+        for part in range(minibatches)
+        for one in micro_batches(sequences, torch.arange(part, rows, minibatches), micro, same_shape=False)
+    ]
+    found = passes(work, 1, micro, padded=False, trains=True)
+    assert minibatches * found.count == len(made)
+    if rows // minibatches % micro == 0:  # else the last one is counted as a full one
+        total = sum(len(one.pack.tokens) for one in made)
+        assert minibatches * found.count * found.tokens == pytest.approx(total, rel=0.03)
+    whole = passes(work, 1, micro, padded=False, trains=True, whole_rows=True)
+    assert whole.tokens == micro * (prompt + response) and whole.prompts == micro
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "nodes"),
+    [
+        ("grpo", {"ref_logprobs": (8, 8), "actor_train": (8, 4)}),  # two minibatches, which take rows in turn
+        ("tool_grpo", {"ref_logprobs": (8, 8), "turn_3": (8, 8)}),
+        ("dpo", {"actor_train": (2, 2)}),  # a loss over pairs, which stay together
+        ("ppo", {"values": (1, 1), "actor_train": (1, 1)}),
+    ],
+)
+def test_rows_of_one_prompt_are_read_from_types(algorithm: str, nodes: dict[str, tuple[int, int]]) -> None:
+    graph = hflow.load(algorithm, ["params.minibatch=512"] if algorithm == "grpo" else [])
+    works = {name: workload(graph.node(name)) for name in nodes}
+    assert {name: (work.alike, work.alike_in_update) for name, work in works.items()} == nodes
 
 
 def test_replicas_wait_for_the_one_with_the_most_tokens() -> None:
@@ -137,7 +179,7 @@ def test_replicas_wait_for_the_one_with_the_most_tokens() -> None:
     found = 24 + drawn(lengths, (200, replicas, rows // replicas), 0)
     fullest = found.sum(2).max(1).mean()
     scored = passes(work, replicas, 4, False, trains=False)
-    assert scored.count * scored.tokens == pytest.approx(rows / replicas * work.mean_sequence)
+    assert scored.count * scored.tokens == pytest.approx(rows / replicas * (work.mean_sequence - 1))
     alone = passes(replace(work, rows=rows // replicas), 1, 4, False, trains=False)
     assert scored.count / alone.count == pytest.approx(fullest / (rows / replicas * 152), rel=0.05)
     owners = [row * replicas // rows for row in range(rows)]

@@ -96,7 +96,7 @@ def roomy(cluster: Cluster) -> Cluster:
 def calibrated(name: str) -> Cluster:
     """As `hflow calibrate` writes one."""
     cluster = roomy(load_cluster(name))
-    shares = replace(cluster.device.calibration, decode_weights_efficiency=0.5)
+    shares = replace(cluster.device.calibration, weights_efficiency=0.5)
     return replace(cluster, device=replace(cluster.device, calibration=shares))
 
 

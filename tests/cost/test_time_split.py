@@ -43,16 +43,33 @@ def mesh_of(**sizes: int) -> Mesh:
 
 def test_mfu_counts_what_megatron_counts() -> None:
     """72 B s l h^2 (1 + s/6h + V/12lh), arXiv:2104.04473 without recomputation, of whose attention a causal
-    model needs a half; two updates."""
+    model needs a half, and of whose logits, in the last term, those of responses, a half too; two updates."""
     run = run_on(mesh_of())
     expected = 72 * ROWS * SEQUENCE * LAYERS * HIDDEN**2
-    expected *= 1 + SEQUENCE / (12 * HIDDEN) + VOCABULARY / (12 * LAYERS * HIDDEN)
+    expected *= 1 + SEQUENCE / (12 * HIDDEN) + VOCABULARY / (2 * 12 * LAYERS * HIDDEN)
     assert model_flops("train", run) == pytest.approx(2 * expected, rel=1e-3)  # norms are hardly anything
     assert model_flops("score", run) == pytest.approx(expected / 3, rel=1e-3)
     assert model_flops("train", run_on(mesh_of(), recompute="full")) == model_flops("train", run)
     assert (tokens("train", run), tokens("score", run)) == (2 * ROWS * SEQUENCE, ROWS * SEQUENCE)
     assert tokens("generate", run) == ROWS * SEQUENCE / 2
     assert peak_flops(run_on(mesh_of(dp=4))) == 4 * 989e12
+
+
+def test_mfu_counts_a_prompt_once_for_its_samples() -> None:
+    """Summed token by token: of a group of eight the prompt, and eight responses that see it. In two updates
+    each has four of them, and the prompt."""
+    layers, head = LAYERS * (4 * HIDDEN**2 + 3 * HIDDEN * SHAPE.ffn), VOCABULARY * HIDDEN
+    half = SEQUENCE // 2
+
+    def flops(places: range, of_each: int) -> float:
+        return sum(2 * of_each + 4 * LAYERS * HIDDEN * (place + 0.5) for place in places)
+
+    prompt, response = flops(range(half), layers), flops(range(half, SEQUENCE), layers + head)
+    run = run_on(mesh_of(), Workload(ROWS, half, half, alike=8))
+    assert model_flops("score", run) == pytest.approx(ROWS / 8 * prompt + ROWS * response, rel=1e-3)
+    updates = run_on(mesh_of(), Workload(ROWS, half, half, 1, 2, ROWS // 2, alike=8))
+    expected = 2 * ROWS / 8 * prompt + ROWS * response
+    assert model_flops("train", updates) == pytest.approx(3 * expected, rel=1e-3)
 
 
 def test_generation_counts_each_token_once() -> None:
@@ -77,7 +94,7 @@ def test_one_device_neither_communicates_nor_waits(op: str) -> None:
 def test_tensor_parallel_scores_wait_for_two_all_reduces_a_layer() -> None:
     run = run_on(mesh_of(tp=2))
     link = run.cluster.intra_host
-    size = 2 * SEQUENCE * HIDDEN
+    size = 2 * (SEQUENCE - 1) * HIDDEN
     of_one_s = size / (LINK_SHARE * link.bandwidth) + 2 * link.latency_s  # two ranks: 2(n-1)/n = 1
     split = time_split("score", run)
     assert split.communication_s == pytest.approx(ROWS * LAYERS * 2 * of_one_s)

@@ -93,7 +93,16 @@ def test_memory_that_is_no_plans(tmp_path: Path) -> None:
     )
     assert cluster.device.usable_bytes == 70.5e9
     assert (cluster.host_memory_bytes, cluster.server_bytes) == (512 * 10**9, 4 * 10**9)
-    assert cluster.token_step_s == 0.002
+    assert cluster.token_step_s == 0.002 and not cluster.whole_rows
+
+
+def test_what_trainers_pass_and_how_long_their_layers_take_at_least(tmp_path: Path) -> None:
+    least = "memory_gb: 80\n  score_layer_overhead: 0.0002\n  train_layer_overhead: 0.0007"
+    text = f"{GOOD.replace('memory_gb: 80', least)}engines: {{whole_rows: true}}\n"
+    cluster = load_cluster(written(tmp_path, text))
+    assert cluster.whole_rows
+    assert (cluster.device.score_layer_overhead_s, cluster.device.train_layer_overhead_s) == (2e-4, 7e-4)
+    assert load_cluster(written(tmp_path, cluster_text(cluster))) == cluster
 
 
 def test_a_rack_has_the_figures_of_its_data_sheet() -> None:
@@ -126,8 +135,8 @@ def test_everything_is_read(tmp_path: Path) -> None:
     more = GOOD.replace("{train_efficiency: 0.4}", "{train_efficiency: 0.4, decode_efficiency: 0.3}")
     cluster = load_cluster(written(tmp_path, more))
     assert cluster.device.calibration == Calibration(0.4, 0.5, 0.5, 0.75, 0.3)
-    assert cluster.device.calibration.decode_weights_efficiency is None, "read while products compute"
-    more = more.replace("decode_efficiency: 0.3", "decode_efficiency: 0.3, decode_weights_efficiency: 0.6")
+    assert cluster.device.calibration.weights_efficiency is None, "read while products compute"
+    more = more.replace("decode_efficiency: 0.3", "decode_efficiency: 0.3, weights_efficiency: 0.6")
     cluster = load_cluster(written(tmp_path, more))
     assert cluster.device.calibration == Calibration(0.4, 0.5, 0.5, 0.75, 0.3, 0.6)
     assert load_cluster(written(tmp_path, cluster_text(cluster))) == cluster

@@ -47,6 +47,8 @@ UNITS = {
     "latency": {"µs": 1e-6},
     "kernel_latency": {"µs": 1e-6},
     "layer_overhead": {"µs": 1e-6},
+    "score_layer_overhead": {"µs": 1e-6},
+    "train_layer_overhead": {"µs": 1e-6},
     "host_memory_gb": {"TB": 1e3},
     "server_gb": {"MiB": 2**20 / 1e9},
     "token_step": {"ms": 1e-3},

@@ -81,10 +81,13 @@ def test_on_cpus_decoding_has_rates_of_its_own() -> None:
     rates |= {"matrix_flops": 8e9, "decode_flops": 2e9, "memory_bandwidth": 4e9, "decode_weights": 3e9}
     calibrated = calibration._cluster("mine", Setting("cpu", 1, 2, 1), rates).device.calibration
     assert calibrated.decode_efficiency == 2 / 8
-    assert calibrated.decode_weights_efficiency == 3 / 4
+    assert calibrated.weights_efficiency == 3 / 4
+    least = {"score_layer_overhead_s": 2e-4, "train_layer_overhead_s": 7e-4}
+    device = calibration._cluster("mine", Setting("cpu", 1, 2, 1), rates | least).device
+    assert (device.score_layer_overhead_s, device.train_layer_overhead_s) == (2e-4, 7e-4)
     gpu = {name: rate for name, rate in rates.items() if not name.startswith("decode")}
     calibrated = calibration._cluster("mine", Setting("cpu", 1, 2, 1), gpu).device.calibration
-    assert calibrated.decode_efficiency is None and calibrated.decode_weights_efficiency is None
+    assert calibrated.decode_efficiency is None and calibrated.weights_efficiency is None
 
 
 def _fail(rank: int) -> None:

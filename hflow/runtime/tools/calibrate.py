@@ -159,6 +159,8 @@ def _cluster(name: str, setting: Setting, measured: Mapping[str, float]) -> Clus
         layer_overhead_s=m["layer_overhead_s"],
         # All of the memory bandwidth, which was reached.
         calibration=Calibration(train, score, score, 1.0, decode, weights),
+        score_layer_overhead_s=m.get("score_layer_overhead_s"),
+        train_layer_overhead_s=m.get("train_layer_overhead_s"),
     )
     return Cluster(name, device, 1, setting.workers, link, link, host, host_memory_bytes=_host_bytes(setting))
 
