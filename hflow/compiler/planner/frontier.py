@@ -83,9 +83,10 @@ class Frontier:
         return None
 
     def _decisive_first(self, colocation: Colocation) -> Colocation:
-        """Its sets by how much they have to do, the most first, where their order is free."""
+        """Its sets by how much they have to do, the most first, where their order is free: it decides who has
+        which devices, which pins may name."""
         partition, spread, first = colocation
-        if first is not None:
+        if first is not None or any(pin.devices for pin in self.space.draft.pins):
             return colocation
         total = self.space.num_devices
         order = sorted(partition, key=lambda members: -self.least.busy_s(members, total, spread))
