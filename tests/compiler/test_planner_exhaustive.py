@@ -25,6 +25,14 @@ def test_search_finds_the_best_of_all_plans(name: str, seed: int) -> None:
     _compare(case(name, seed, most=1500), seed)
 
 
+def test_who_comes_first_stays_where_a_pin_names_devices() -> None:
+    """The trainer is on the second host; with the critic first, the rollout would be there, too, as it is in
+    no allocation of the space."""
+    draft = case("ppo", 2, most=1500)
+    assert [pin.text for pin in draft.pins] == ["actor_train=@4-7"]
+    _compare(draft, 2)
+
+
 @pytest.mark.matrix
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(PER_GRAPH // 2))

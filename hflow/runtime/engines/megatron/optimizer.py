@@ -280,7 +280,7 @@ def _group_key(overrides: Any, expert: Any) -> tuple[tuple[tuple[str, Any], ...]
 
 def _fuse(adam: Any) -> None:
     """Torch's AdamW would update by one operation after the other: on GPUs of all tensors at once, with
-    temporaries that no plan counts, on CPUs in seven times the time. Those of Transformer Engine and Apex are
+    temporaries that no plan counts, on CPUs in three times the time. Those of Transformer Engine and Apex are
     fused."""
     for group in adam.param_groups if type(adam) is torch.optim.AdamW else ():
         group["fused"], group["foreach"] = True, False
