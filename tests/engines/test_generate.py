@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from typing import Any
 from unittest.mock import patch
 
@@ -12,7 +13,7 @@ import torch
 from hflow.plan.layout import Mesh
 from hflow.runtime.engines.groups import NewGroup
 from hflow.runtime.engines.megatron import attention, sight
-from hflow.runtime.engines.megatron.cpu_kernels.library import library
+from hflow.runtime.engines.megatron.cpu_kernels.library import call, library
 from hflow.runtime.engines.megatron.decoder import Decoder
 from hflow.runtime.engines.protocol import NodeError
 from hflow.runtime.rows import Rows, from_lists
@@ -217,6 +218,24 @@ def test_rows_that_share_a_prompt_draw_the_same(pool: Pool, folders: Folders, va
     assert shared["tokens"] == repeated["tokens"]
     for mine, theirs in zip(shared["logprobs"], repeated["logprobs"], strict=True):
         assert mine == pytest.approx(theirs, abs=2e-5)
+
+
+def blocks_on_rank(rank: int, new_group: NewGroup, folder: str, mesh: Mesh, n: int) -> dict[str, int]:
+    """How often a layer's parts were made by one call each."""
+    with patch("hflow.runtime.engines.megatron.cpu_kernels.layer.call", wraps=call) as calls:
+        generate_on_rank(rank, new_group, folder, mesh, n, 1.0, 256)
+    return Counter(made.args[0] for made in calls.call_args_list)
+
+
+@pytest.mark.parametrize("variant", ["llama", "qwen2", "qwen3", "gemma2", "gpt_oss", "mixtral"])
+def test_layers_of_few_rows_take_two_calls(pool: Pool, folders: Folders, variant: str) -> None:
+    """Also where tp splits them: here two ranks each. Experts are called on their own."""
+    folder, layers = folders.of(variant, False), 4
+    for found in pool.run(2, blocks_on_rank, folder, MESHES["tp2"], 1):
+        assert found["attention_block"] == layers * (NEW - 1)  # all but the first token
+        assert found["mlp_block"] == (0 if variant in ("gpt_oss", "mixtral") else layers * NEW)
+    [found] = pool.run(1, blocks_on_rank, folder, MESHES["one"], 20)  # 140 rows
+    assert not found["attention_block"]
 
 
 def keys_and_values_on_rank(rank: int, new_group: NewGroup, folder: str) -> list[tuple[int, ...]]:

@@ -12,15 +12,17 @@ import torch
 import torch.distributed as dist
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor
-from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
 from hflow.plan.model_shape import ModelShape
 from hflow.runtime.engines.megatron.adapter import adapted
 from hflow.runtime.engines.megatron.attention import attend, attend_within
 from hflow.runtime.engines.megatron.cache import KeyValueCache
 from hflow.runtime.engines.megatron.cpu_kernels.library import runs_on
+from hflow.runtime.engines.megatron.cpu_kernels.linear import linear
 from hflow.runtime.engines.megatron.cpu_kernels.newest import attend_newest as attend_newest_on_cpu
 from hflow.runtime.engines.megatron.cpu_kernels.place import place as place_on_cpu
+from hflow.runtime.engines.megatron.decoder_blocks import attention_block, mlp_block
 from hflow.runtime.engines.megatron.embedding import embedding_factor
 from hflow.runtime.engines.megatron.explicit_attention import attend_explicitly, attend_explicitly_newest
 from hflow.runtime.engines.megatron.prefix import Prefix
@@ -43,6 +45,11 @@ class Decoder:
         positions = torch.arange(length, device=self.layers[0].self_attention.linear_qkv.weight.device)
         self.shape = shape_of_model(model)
         self.windows = [self.shape.window_of(number) for number in range(self.shape.num_layers)]
+        self.attention_blocks = [
+            attention_block(layer, number, self.shape, self.groups)
+            for number, layer in enumerate(self.layers)
+        ]
+        self.mlp_blocks = [mlp_block(layer, self.shape) for layer in self.layers]
         self.turns = _turns(positions, self.shape, config.params_dtype)
         self.embedding_factor = embedding_factor(self.shape, config.params_dtype)
 
@@ -86,9 +93,8 @@ class Decoder:
         if self.embedding_factor != 1:
             x = x * self.embedding_factor
         for number, layer in enumerate(self.layers):
-            attended = self._attention(number, layer, layer.input_layernorm(x), sight, cache)
-            x = self._added(x, attended, layer.self_attn_bda)
-            x = self._added(x, self._mlp(layer.mlp, layer.pre_mlp_layernorm(x)), layer.mlp_bda)
+            x = self._added(x, self._attention(number, layer, x, sight, cache), layer.self_attn_bda)
+            x = self._added(x, self._mlp(number, layer, x), layer.mlp_bda)
         final: Any = self.model.decoder.final_layernorm
         return final(x[:, -1:])
 
@@ -97,8 +103,13 @@ class Decoder:
         return x + (added.norm(branch) if self.shape.post_norms else branch)
 
     def _attention(self, number: int, layer: Any, x: Tensor, sight: Sight, cache: KeyValueCache) -> Tensor:
+        out, block = layer.self_attention.linear_proj, self.attention_blocks[number]
+        if cache.prefix is not None and block is not None and block.has(x):
+            own = cache.first(number, cache.used + 1)
+            found = self._summed(block(x, self._angles(number, cache.tokens), number, cache.prefix, own))
+            return found if out.bias is None else found + out.bias
+        x, fused = layer.input_layernorm(x), layer.self_attention.linear_qkv
         rows, new, _ = x.shape
-        fused, out = layer.self_attention.linear_qkv, layer.self_attention.linear_proj
         # Of every group its queries, which share a key and a value; then these.
         qkv = adapted(fused, x, linear(x, fused.weight, fused.bias))
         qkv = qkv.view(rows, new, self.groups, -1, self.head_dim)
@@ -130,13 +141,17 @@ class Decoder:
         self, prefix: Prefix, number: int, x: Tensor, values: Tensor, cache: KeyValueCache
     ) -> Tensor:
         """As `_attended`, by kernels for CPUs, of one token a row."""
-        cos, sin = (table[cache.tokens] for table in self.turns[number])
-        half = len(cos) // 2
-        angles = cos[half:], sin[half:]
-        query = place_on_cpu(x, values, angles, cache.newest(number), self.shape.query_factor)
+        angles, newest = self._angles(number, cache.tokens), cache.newest(number)
+        query = place_on_cpu(x, values, angles, newest, self.shape.query_factor)
         own = cache.first(number, cache.used + 1)
         terms = self.shape.attention_cap, self._sinks(number), self.windows[number]
         return attend_newest_on_cpu(query, number, prefix, own, *terms)
+
+    def _angles(self, number: int, place: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of a place, ``[turning / 2]``."""
+        cos, sin = self.turns[number]
+        half = cos.shape[1] // 2
+        return cos[place, half:], sin[place, half:]
 
     def _attended_by_kernels(
         self, number: int, x: Tensor, values: Tensor, sight: StaticSight, cache: KeyValueCache
@@ -183,7 +198,11 @@ class Decoder:
         parts = (x[:, :, :, :-1], attention.q_layernorm), (x[:, :, :, -1:], attention.k_layernorm)
         return torch.cat([norm(part) for part, norm in parts], 3)
 
-    def _mlp(self, mlp: Any, x: Tensor) -> Tensor:
+    def _mlp(self, number: int, layer: Any, x: Tensor) -> Tensor:
+        block, mlp = self.mlp_blocks[number], layer.mlp
+        if block is not None and block.has(x):
+            return self._summed(block(x))
+        x = layer.pre_mlp_layernorm(x)
         if self.shape.moe:
             return mlp(x)[0]
         inside = mlp.activation_func(adapted(mlp.linear_fc1, x, linear(x, mlp.linear_fc1.weight)))

@@ -2,9 +2,13 @@
 // the cache; torch makes one for every multiplication. Numbers are float32 (type 0) or bfloat16 (type 1) in
 // memory and float32 in between. Nothing depends on the number of threads: the gradient of a norm's weight is
 // summed over parts of the rows that are always the same.
+//
+// Products of few rows, as in decoding, are here too: in bfloat16 for processors that have an instruction for it.
 
 #include "attention.h"
 #include "gated.h"
+#include "layer.h"
+#include "linear.h"
 #include "norm.h"
 #include "rotary.h"
 #include "softmax.h"
@@ -20,6 +24,18 @@ using namespace hflow;
         using T = float;    \
         call;               \
     }
+// The same, of products of few rows, which need an instruction of its own for bfloat16.
+#ifdef __AVX512BF16__
+#define OF_LINEAR_TYPE(call) OF_TYPE(call)
+const int LINEAR_TYPES = 2;
+#else
+#define OF_LINEAR_TYPE(call) \
+    if (!type) {             \
+        using T = float;     \
+        call;                \
+    }
+const int LINEAR_TYPES = 1;
+#endif
 #define IN(x) static_cast<const T *>(x)
 #define OUT(x) static_cast<T *>(x)
 
@@ -98,6 +114,42 @@ void hflow_softmax_gradient(int type, const void *logits, const float *log_total
     } else {
         OF_TYPE((softmax_gradient<T, false>(IN(logits), log_totals, to_log_prob, columns, mine, to_entropy,
                                             entropy, OUT(out), rows, width, temperature, threads)))
+    }
+}
+
+int hflow_has_linear(int type) { return type < LINEAR_TYPES; }
+
+void hflow_linear(int type, const void *x, const void *weight, const void *bias, void *out, void *space,
+                  long rows, long width, long outputs, int threads) {
+    OF_LINEAR_TYPE(linear(IN(x), IN(weight), IN(bias), OUT(out), static_cast<float *>(space), rows, width, outputs,
+                          threads))
+}
+
+void hflow_attention_block(int type, const void *x, const void *norm, const void *qkv, const void *bias,
+                          const void *query_norm, const void *key_norm, const void *projection, const void *cos,
+                          const void *sin, const void *prompt_keys, const void *prompt_values,
+                          const bool *present, const int64_t *prompt_of, const int64_t *order, void *keys,
+                          void *values, const float *sinks, void *out, void *space, long rows, long hidden,
+                          long groups, long heads, long width, long half, long prompt_places, long of_prompt,
+                          long prompt_group, long places, long of_row, long of_group, float eps, float offset,
+                          float factor, float cap, int threads) {
+    OF_LINEAR_TYPE(attention_block(
+        IN(x), Norm<T>{IN(norm), eps, offset}, IN(qkv), IN(bias), IN(query_norm), IN(key_norm), IN(projection),
+        IN(cos), IN(sin),
+        Memory<T>{IN(prompt_keys), IN(prompt_values), prompt_places, of_prompt, prompt_group}, present, prompt_of,
+        order, OUT(keys), OUT(values), Memory<T>{IN(keys), IN(values), places, of_row, of_group}, sinks, OUT(out),
+        OUT(space), rows, hidden, groups, heads, width, half, factor, cap, threads))
+}
+
+void hflow_mlp_block(int type, int gelu, const void *x, const void *norm, const void *up, const void *down,
+                    void *out, void *space, long rows, long hidden, long ffn, float eps, float offset,
+                    int threads) {
+    if (gelu) {
+        OF_LINEAR_TYPE((mlp_block<T, true>(IN(x), Norm<T>{IN(norm), eps, offset}, IN(up), IN(down), OUT(out),
+                                          OUT(space), rows, hidden, ffn, threads)))
+    } else {
+        OF_LINEAR_TYPE((mlp_block<T, false>(IN(x), Norm<T>{IN(norm), eps, offset}, IN(up), IN(down), OUT(out),
+                                           OUT(space), rows, hidden, ffn, threads)))
     }
 }
 }

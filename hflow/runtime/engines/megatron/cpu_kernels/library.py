@@ -39,6 +39,9 @@ _ARGUMENTS = {
     "softmax_gradient": [_int, *[_pointer] * 8, *[_long] * 2, _float, _int],
     "turned": [_int, *[_pointer] * 4, *[_long] * 6, _float, _int],
     "place": [_int, *[_pointer] * 7, *[_long] * 12, _float, _int],
+    "linear": [_int, *[_pointer] * 5, *[_long] * 3, _int],
+    "attention_block": [_int, *[_pointer] * 19, *[_long] * 12, *[_float] * 4, _int],
+    "mlp_block": [*[_int] * 2, *[_pointer] * 6, *[_long] * 3, *[_float] * 2, _int],
 }
 
 
@@ -111,6 +114,7 @@ def _loaded(compiler: list[str], folder: Path) -> ctypes.CDLL:
     for name, arguments in _ARGUMENTS.items():
         function = getattr(loaded, f"hflow_{name}")
         function.argtypes, function.restype = arguments, None
+    loaded.hflow_has_linear.argtypes, loaded.hflow_has_linear.restype = [_int], _int
     return loaded
 
 

@@ -1,0 +1,166 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
+
+#include "numbers.h"
+
+namespace hflow {
+
+// A product of few rows with a matrix of weights takes as long as the weights take to arrive from memory, if
+// they are used in the order in which they are there. General products first copy them into an order of their
+// own, which pays with hundreds of rows.
+//
+// Numbers go through registers as words of 32 bits: one float, or two neighbours of a bfloat16 row.
+
+#if defined(__AVX512F__)
+const long LANES = 16;
+#elif defined(__AVX__)
+const long LANES = 8;
+#else
+const long LANES = 4;
+#endif
+const long COLUMNS = 8, OF_DOTS = 4;  // outputs whose sums are in registers at once
+const long LINE = 16;                 // words that memory brings together
+
+typedef float Lanes __attribute__((vector_size(4 * LANES)));
+
+inline Lanes load(const float *from) {
+    Lanes found;
+    std::memcpy(&found, from, sizeof found);
+    return found;
+}
+
+template <class T> struct Words;
+
+template <> struct Words<float> {
+    static Lanes add(Lanes sum, Lanes a, Lanes b) { return sum + a * b; }
+    static Lanes everywhere(const float *word) { return *word - Lanes{}; }
+};
+
+#ifdef __AVX512BF16__
+template <> struct Words<bfloat16> {
+    static Lanes add(Lanes sum, Lanes a, Lanes b) {
+        return (Lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+    }
+    static Lanes everywhere(const float *word) {
+        int32_t bits;
+        std::memcpy(&bits, word, sizeof bits);
+        return (Lanes)_mm512_set1_epi32(bits);
+    }
+};
+#endif
+
+// Where a sum goes, with its column's bias, if there is one.
+template <class T> struct Out {
+    T *out;
+    const T *bias;
+    long outputs;
+
+    Out from(long row, long column) const {
+        return {out + row * outputs + column, bias ? bias + column : nullptr, outputs};
+    }
+    void put_sum(long row, long column, float sum) const {
+        put(out[row * outputs + column], bias ? sum + wide(bias[column]) : sum);
+    }
+};
+
+// ROWS rows by OF_DOTS weights: lanes have parts of each sum. `next`: weights that come after these.
+template <class T, long ROWS>
+inline void dots(const float *x, const float *weights, Out<T> out, long words, const float *next) {
+    Lanes sums[ROWS][OF_DOTS] = {};
+    for (long i = 0; i < words; i += LANES) {
+        Lanes some[OF_DOTS];
+        for (long c = 0; c < OF_DOTS; c++) {
+            some[c] = load(weights + c * words + i);
+            if (next) __builtin_prefetch(next + c * words + i);
+        }
+        for (long row = 0; row < ROWS; row++) {
+            Lanes of_row = load(x + row * words + i);
+            for (long c = 0; c < OF_DOTS; c++) sums[row][c] = Words<T>::add(sums[row][c], of_row, some[c]);
+        }
+    }
+    for (long row = 0; row < ROWS; row++)
+        for (long c = 0; c < OF_DOTS; c++) {
+            float sum = 0;
+            for (long lane = 0; lane < LANES; lane++) sum += sums[row][c][lane];
+            out.put_sum(row, c, sum);
+        }
+}
+
+template <class T>
+inline void dots_of(long rows, const float *x, const float *weights, Out<T> out, long words,
+                    const float *next) {
+    long row = 0;
+    for (; row + 4 <= rows; row += 4) {
+        dots<T, 4>(x + row * words, weights, out.from(row, 0), words, next);
+        next = nullptr;
+    }
+    x += row * words, out = out.from(row, 0);
+    switch (rows - row) {
+    case 3: return dots<T, 3>(x, weights, out, words, next);
+    case 2: return dots<T, 2>(x, weights, out, words, next);
+    case 1: return dots<T, 1>(x, weights, out, words, next);
+    }
+}
+
+// LANES rows, of which `rows` are there, by COLUMNS weights: each lane has the sums of one row. `x`: LANES
+// rows word by word.
+template <class T>
+inline void tile(const float *x, const float *weights, Out<T> out, long rows, long words, const float *next) {
+    Lanes sums[COLUMNS] = {};
+    for (long line = 0; line < words; line += LINE) {
+        if (next)
+            for (long c = 0; c < COLUMNS; c++) __builtin_prefetch(next + c * words + line);
+        for (long i = line; i < line + LINE; i++) {
+            Lanes of_rows = load(x + i * LANES);
+            for (long c = 0; c < COLUMNS; c++)
+                sums[c] = Words<T>::add(sums[c], of_rows, Words<T>::everywhere(weights + c * words + i));
+        }
+    }
+    float found[COLUMNS][LANES];
+    std::memcpy(found, sums, sizeof found);
+    for (long row = 0; row < rows; row++)
+        for (long c = 0; c < COLUMNS; c++) out.put_sum(row, c, found[c][row]);
+}
+
+// Of LANES rows, of which `rows` are there, one word after the other of all of them.
+inline void word_by_word(const float *x, float *to, long rows, long words) {
+    for (long line = 0; line < words; line += LINE)
+        for (long row = 0; row < LANES; row++)
+            for (long i = line; i < line + LINE; i++) to[i * LANES + row] = row < rows ? x[row * words + i] : 0;
+}
+
+// x weightᵀ + bias of x `[rows, width]` and a weight `[outputs, width]`: whole numbers of LINE words and of
+// COLUMNS. `space`: room for the rows once more, filled up to whole tiles.
+template <class T>
+void linear(const T *given, const T *weight, const T *bias, T *to, float *space, long rows, long width,
+            long outputs, int threads) {
+    const long words = width * long(sizeof(T)) / 4;
+    const float *x = reinterpret_cast<const float *>(given), *w = reinterpret_cast<const float *>(weight);
+    const Out<T> out{to, bias, outputs};
+    long left = rows % LANES, tiles = rows / LANES;
+    if (left >= LANES / 2) tiles++, left = 0;  // beside which as many dots take as long
+    for (long t = 0; t < tiles; t++)
+        word_by_word(x + t * LANES * words, space + t * LANES * words, rows - t * LANES, words);
+    const long first = rows - left;
+#pragma omp parallel for num_threads(threads) if (rows * words * outputs > 16 * LEAST)
+    for (long c = 0; c < outputs; c += COLUMNS) {
+        const float *some = w + c * words, *next = c + COLUMNS < outputs ? some + COLUMNS * words : nullptr;
+        for (long t = 0; t < tiles; t++) {
+            long there = std::min(LANES, rows - t * LANES);
+            tile(space + t * LANES * words, some, out.from(t * LANES, c), there, words, t ? nullptr : next);
+        }
+        for (long half = 0; left && half < COLUMNS; half += OF_DOTS) {
+            const float *later = next && !tiles ? next + half * words : nullptr;
+            dots_of(left, x + first * words, some + half * words, out.from(first, c + half), words, later);
+        }
+    }
+}
+
+}  // namespace hflow

@@ -1,0 +1,52 @@
+"""Products of few rows with a matrix of weights, as in decoding: torch's are made for many rows."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from hflow.runtime.engines.megatron.cpu_kernels.library import TYPES, call, library, runs_on
+
+MOST_ROWS = 64  # with 128, torch's are as fast
+COLUMNS, LINE_BYTES = 8, 64  # of which outputs, and the bytes of a row, have to be whole numbers
+LANES = 16  # or a part of them
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x weightᵀ + bias`` of ``[..., width]`` and ``[outputs, width]``, without a backward pass."""
+    if not has_linear(x, weight):
+        return torch.nn.functional.linear(x, weight, bias)
+    outputs, width = weight.shape
+    x, rows = x.contiguous(), x.numel() // width
+    found, space = x.new_empty(*x.shape[:-1], outputs), x.new_empty(room(rows, weight))
+    call("linear", x, x, weight, bias, found, space, rows, width, outputs)
+    return found
+
+
+def has_linear(x: Tensor, weight: Tensor) -> bool:
+    """Whether there is a kernel for a product with so many rows as ``[..., width]`` has; the width may be
+    another one."""
+    outputs, width = weight.shape
+    return (
+        x.numel() <= MOST_ROWS * x.shape[-1]
+        and outputs % COLUMNS == 0
+        and width * x.itemsize % LINE_BYTES == 0
+        and weight.is_contiguous()
+        and runs_on(x, weight)
+        and _has_type(x.dtype)
+    )
+
+
+def room(rows: int, *weights: Tensor) -> int:
+    """The numbers that a product with any of these keeps meanwhile."""
+    return -(-rows // LANES) * LANES * max(weight.shape[1] for weight in weights)
+
+
+@cache
+def _has_type(dtype: torch.dtype) -> bool:
+    """For bf16 the processor needs an instruction of its own."""
+    found = library()
+    assert found is not None
+    return bool(found.hflow_has_linear(TYPES[dtype]))
