@@ -20,10 +20,10 @@ from torch import Tensor
 SOURCE = Path(__file__).with_name("kernels.cpp")
 SWITCH = "HFLOW_CPU_KERNELS"  # 0: torch's own operations
 COMPILERS = ["c++"], ["g++"], ["clang++"]
-# Not -ffast-math: it hides NaN, and changes how the whole process rounds.
+# Not -ffast-math: it hides NaN, and changes how the whole process rounds. bf16 is read in pairs, as floats.
 FLAGS = (
     "-std=c++17", "-O3", "-march=native", "-fopenmp", "-ffp-contract=fast", "-fno-math-errno",
-    "-fno-trapping-math", "-shared", "-fPIC",
+    "-fno-trapping-math", "-fno-strict-aliasing", "-shared", "-fPIC",
 )  # fmt: skip
 TIME_LIMIT_S = 120
 TYPES = {torch.float32: 0, torch.bfloat16: 1}  # as `kernels.cpp` numbers them

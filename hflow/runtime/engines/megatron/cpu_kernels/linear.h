@@ -12,9 +12,8 @@
 
 namespace hflow {
 
-// A product of few rows with a matrix of weights takes as long as the weights take to arrive from memory, if
-// they are used in the order in which they are there. General products first copy them into an order of their
-// own, which pays with hundreds of rows.
+// Products of few rows with a matrix of weights, which are used in the order in which they are in memory.
+// General products first copy them into an order of their own, which pays with hundreds of rows.
 //
 // Numbers go through registers as words of 32 bits: one float, or two neighbours of a bfloat16 row.
 
