@@ -1,5 +1,8 @@
 """Kernels in Triton beside float64 and torch's operations: how far apart, and how many microseconds."""
 
+# Triton may not be installed.
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,8 @@
 """Memory of a GPU that a server starts on: decisions, tried without a GPU."""
 
+# SGLang may not be installed.
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import threading

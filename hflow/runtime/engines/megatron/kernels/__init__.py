@@ -5,6 +5,9 @@ and writes everything once more. Inside a kernel sums are float32; numbers are r
 and where a product of matrices reads them.
 """
 
+# Triton may not be installed.
+# pyright: reportMissingImports=false
+
 from typing import Any
 
 import triton

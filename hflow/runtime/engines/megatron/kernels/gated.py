@@ -1,5 +1,8 @@
 """act(gate) * up of gate and up side by side, and its gradient, with one pass over the memory each."""
 
+# Triton may not be installed.
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import torch

@@ -1,5 +1,8 @@
 """Softmax over a large vocabulary, of which the logits are read once, and its gradient."""
 
+# Triton may not be installed.
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import torch

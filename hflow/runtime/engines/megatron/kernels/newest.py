@@ -4,6 +4,9 @@ A row's keys are cut into parts, which programs read at the same time; what each
 (Flash-Decoding, arXiv:2307.08691 and its authors' note on decoding). Queries that share a key read it once.
 """
 
+# Triton may not be installed.
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import torch

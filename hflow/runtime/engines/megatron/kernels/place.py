@@ -1,5 +1,8 @@
 """One token of each row: its queries and keys turn, and keys and values go to their place in the cache."""
 
+# Triton may not be installed.
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import torch

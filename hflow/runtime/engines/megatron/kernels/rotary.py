@@ -1,5 +1,8 @@
 """Rotary positions of all heads of a token, with one pass over the memory."""
 
+# Triton may not be installed.
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import torch
