@@ -10,8 +10,11 @@ from torch import Tensor
 from torch.nn.functional import gelu, rms_norm, silu
 
 from hflow.plan.model_shape import Activation
-from hflow.runtime.engines.megatron.cpu_kernels import library
+from hflow.runtime.engines.megatron.cpu_kernels import library, norm
 from hflow.runtime.engines.megatron.cpu_kernels.layer import AttentionBlock, MlpBlock, NormWeight
+from hflow.runtime.engines.megatron.cpu_kernels.linear import linear
+from hflow.runtime.engines.megatron.cpu_kernels.newest import attend_newest
+from hflow.runtime.engines.megatron.cpu_kernels.place import place
 from hflow.runtime.engines.megatron.prefix import Prefix
 from tests.engines.test_cpu_kernels import attended, prefix_case
 
@@ -86,6 +89,28 @@ def test_attention_with_its_projections(changes: dict[str, float]) -> None:
     assert torch.equal(x, given)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+def test_attention_is_bitwise_what_single_operations_make(dtype: torch.dtype) -> None:
+    """Whichever of the two a row meets while others end."""
+    _, prefix, own = prefix_case(dtype, (GROUPS, HEADS, WIDTH), (33, 7))
+    qkv = (torch.randn(GROUPS * (HEADS + 2) * WIDTH, HIDDEN) / 10).to(dtype)
+    out = (torch.randn(HIDDEN, GROUPS * HEADS * WIDTH) / 10).to(dtype)
+    weight, bias = torch.randn(HIDDEN).to(dtype), torch.randn(len(qkv)).to(dtype)
+    block = AttentionBlock(NormWeight(weight, EPS, 0), qkv, bias, None, out, GROUPS, HEADS, 0.5)
+    x, angle = torch.randn(9, 1, HIDDEN).to(dtype), torch.randn(TURNING)
+    if not block.has(x):
+        pytest.skip("this processor has no products of bf16")
+    angles, newest = (angle.cos().to(dtype), angle.sin().to(dtype)), (own[0][:, :, -1], own[1][:, :, -1])
+    made = linear(norm.normed(x, weight, EPS, 0), qkv, bias).view(9, GROUPS, HEADS + 2, WIDTH)
+    queries = place(made[:, :, :-1], made[:, :, -1], angles, newest, 0.5)
+    expected = linear(attend_newest(queries, 1, prefix, own).view(9, 1, -1), out)
+    written = [memory.clone() for memory in own]
+    for memory in own:
+        memory[:, :, -1] = math.nan
+    assert torch.equal(block(x, angles, 1, prefix, own), expected)
+    assert all(torch.equal(*pair) for pair in zip(own, written, strict=True))
+
+
 @pytest.mark.parametrize("offset", [0, 1])
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 @pytest.mark.parametrize("tokens", [(1, 1), (3, 7), (40, 1)])
@@ -114,7 +139,7 @@ def test_in_bf16_each_step_is_rounded_once() -> None:
 
 
 def test_many_tokens_are_not_for_them() -> None:
-    norm = NormWeight(torch.ones(HIDDEN), EPS, 0)
-    block = MlpBlock(norm, torch.ones(64, HIDDEN), torch.ones(HIDDEN, 32), "silu")
+    ones = NormWeight(torch.ones(HIDDEN), EPS, 0)
+    block = MlpBlock(ones, torch.ones(64, HIDDEN), torch.ones(HIDDEN, 32), "silu")
     assert block.has(torch.ones(64, 1, HIDDEN)) and not block.has(torch.ones(5, 13, HIDDEN))
     assert not block.has(torch.ones(1, 1, HIDDEN, dtype=torch.float64))

@@ -24,7 +24,7 @@ using namespace hflow;
         using T = float;    \
         call;               \
     }
-// The same, of products of few rows, which need an instruction of its own for bfloat16.
+// The same for products of few rows: those of bfloat16 need an instruction that few processors have.
 #ifdef __AVX512BF16__
 #define OF_LINEAR_TYPE(call) OF_TYPE(call)
 const int LINEAR_TYPES = 2;
@@ -126,13 +126,13 @@ void hflow_linear(int type, const void *x, const void *weight, const void *bias,
 }
 
 void hflow_attention_block(int type, const void *x, const void *norm, const void *qkv, const void *bias,
-                          const void *query_norm, const void *key_norm, const void *projection, const void *cos,
-                          const void *sin, const void *prompt_keys, const void *prompt_values,
-                          const bool *present, const int64_t *prompt_of, const int64_t *order, void *keys,
-                          void *values, const float *sinks, void *out, void *space, long rows, long hidden,
-                          long groups, long heads, long width, long half, long prompt_places, long of_prompt,
-                          long prompt_group, long places, long of_row, long of_group, float eps, float offset,
-                          float factor, float cap, int threads) {
+                           const void *query_norm, const void *key_norm, const void *projection, const void *cos,
+                           const void *sin, const void *prompt_keys, const void *prompt_values,
+                           const bool *present, const int64_t *prompt_of, const int64_t *order, void *keys,
+                           void *values, const float *sinks, void *out, void *space, long rows, long hidden,
+                           long groups, long heads, long width, long half, long prompt_places, long of_prompt,
+                           long prompt_group, long places, long of_row, long of_group, float eps, float offset,
+                           float factor, float cap, int threads) {
     OF_LINEAR_TYPE(attention_block(
         IN(x), Norm<T>{IN(norm), eps, offset}, IN(qkv), IN(bias), IN(query_norm), IN(key_norm), IN(projection),
         IN(cos), IN(sin),
@@ -142,14 +142,14 @@ void hflow_attention_block(int type, const void *x, const void *norm, const void
 }
 
 void hflow_mlp_block(int type, int gelu, const void *x, const void *norm, const void *up, const void *down,
-                    void *out, void *space, long rows, long hidden, long ffn, float eps, float offset,
-                    int threads) {
+                     void *out, void *space, long rows, long hidden, long ffn, float eps, float offset,
+                     int threads) {
     if (gelu) {
         OF_LINEAR_TYPE((mlp_block<T, true>(IN(x), Norm<T>{IN(norm), eps, offset}, IN(up), IN(down), OUT(out),
-                                          OUT(space), rows, hidden, ffn, threads)))
+                                           OUT(space), rows, hidden, ffn, threads)))
     } else {
         OF_LINEAR_TYPE((mlp_block<T, false>(IN(x), Norm<T>{IN(norm), eps, offset}, IN(up), IN(down), OUT(out),
-                                           OUT(space), rows, hidden, ffn, threads)))
+                                            OUT(space), rows, hidden, ffn, threads)))
     }
 }
 }

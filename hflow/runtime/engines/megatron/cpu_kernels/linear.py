@@ -26,8 +26,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def has_linear(x: Tensor, weight: Tensor) -> bool:
-    """Whether there is a kernel for a product with so many rows as ``[..., width]`` has; the width may be
-    another one."""
+    """Whether there is a kernel for a product of as many rows as `x` has, which need not be as wide."""
     outputs, width = weight.shape
     return (
         x.numel() <= MOST_ROWS * x.shape[-1]
