@@ -34,21 +34,37 @@ def layer_activation_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mes
     return tokens * (whole + ceil(split / mesh.tp)) * BYTES[dtype]
 
 
+def unread_activation_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mesh) -> int:
+    """Of these what the MLP of the last layer and its norms need, which does not run at so many `tokens`."""
+    inputs = (3 if shape.post_norms else 2) * shape.hidden
+    return tokens * (inputs + ceil(3 * shape.ffn / mesh.tp)) * BYTES[dtype]
+
+
 def layer_backward_bytes(
-    shape: ModelShape, dtype: str, tokens: int, mesh: Mesh, sp: bool = False, attended: int = 0
+    shape: ModelShape,
+    dtype: str,
+    tokens: int,
+    mesh: Mesh,
+    sp: bool = False,
+    attended: int = 0,
+    unread: int = 0,
 ) -> int:
     """The most that the backward pass of a layer holds beside what it needs: the gradient that came, and of
     the gated activation those of the product, of gate and of up, and the activation made again. Or of
     attention gradients, when what the MLP needed is gone, and `attended` bytes more. Or of the norm before
     the head two hidden states. With tp one more gradient is being summed, of which the collective lets go
-    late."""
-    mlp, more = ceil(3 * shape.ffn / mesh.tp), 1 + (mesh.tp > 1)
+    late. `unread`: so many of the tokens have passed through attention alone."""
+    mlp, more, read = ceil(3 * shape.ffn / mesh.tp), 1 + (mesh.tp > 1), tokens - unread
     if shape.explicit_scores:
         attention = _explicit_gradients_bytes(shape, dtype, tokens, mesh, sp)
     else:
         attention = _fused_gradients_bytes(shape, dtype, tokens, mesh)
-    rest = tokens * max(mlp, 2 * shape.hidden) * BYTES[dtype]
-    return more * tokens * shape.hidden * BYTES[dtype] + max(attention + attended, rest)
+    # Of these less is gone when attention's gradients are made.
+    never_there = unread_activation_bytes(shape, dtype, unread, mesh)
+    attention += never_there if shape.explicit_scores else unread * mlp * BYTES[dtype]
+    gradient, rest = more * shape.hidden, max(mlp, 2 * shape.hidden)
+    by_attention = tokens * gradient * BYTES[dtype] + attention + attended
+    return max(by_attention, read * (gradient + rest) * BYTES[dtype])
 
 
 def _fused_gradients_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mesh) -> int:

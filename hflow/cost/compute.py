@@ -38,6 +38,7 @@ from hflow.plan.flops import (
     head_parameters,
     kv_parameters,
     matmul_parameters,
+    mlp_parameters,
     read_parameters,
     repeated_parameters,
 )
@@ -152,13 +153,23 @@ def _layers_s(run: Execution, parts: MicroBatches, kind: Literal["train", "score
     shape, device, tokens = run.shape, run.device, _tokens(run, parts)
     repeated, head = repeated_parameters(shape, run.mesh.tp), head_parameters(shape)
     parameters = read_parameters(shape, tokens, run.strategy.ep) + repeated - head
-    flops = 2 * (matmul_parameters(shape) + repeated - head) * tokens
+    flops = 2 * (matmul_parameters(shape) + repeated - head) * tokens - _unread_flops(run, parts, tokens)
     flops += attention_work(shape, *seen_by_rows(run, parts))
     flops += padding_flops(shape, tokens, run.strategy.ep, device)
     seconds = products_s(flops, parameters, kind, run.dtype, device, run.mesh.tp)
     between = tokens / run.mesh.tp if run.strategy.sp else tokens  # what norms and residual sums are made of
     seconds += residual_s(shape, between, run.dtype, device)
     return (seconds + shape.num_layers * layer_latency_s(device, kind)) / run.mesh.pp
+
+
+def _unread_flops(run: Execution, parts: MicroBatches, tokens: float) -> float:
+    """Of the last layer's MLP, at places that the head does not read. Of several stages another one may take
+    longest; experts, and ranks that each have a part of the places, take all of them."""
+    shape = run.shape
+    drops = shape.adapter is not None and bool(shape.adapter.dropout)
+    if run.cluster.whole_rows or run.mesh.pp > 1 or run.strategy.sp or shape.moe or drops:
+        return 0.0
+    return 2 * mlp_parameters(shape) * max(tokens - _predicted(run, parts), 0.0)
 
 
 def _head_s(run: Execution, parts: MicroBatches, kind: Literal["train", "score"]) -> float:

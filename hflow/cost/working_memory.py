@@ -11,8 +11,9 @@ from hflow.cost.activation_memory import (
     kv_cache_bytes,
     layer_activation_bytes,
     layer_backward_bytes,
+    unread_activation_bytes,
 )
-from hflow.cost.context import context_bytes, rank_tokens
+from hflow.cost.context import context_bytes, predicted_tokens, rank_tokens
 from hflow.cost.device import BYTES
 from hflow.cost.paged_cache import cache_tokens
 from hflow.graph.ir import OpKind
@@ -112,15 +113,22 @@ def _training_bytes(
     live = layer_backward_bytes(shape, dtype, tokens, mesh, strategy.sp, attended)
     if strategy.sp:
         live += 2 * tokens * shape.hidden * BYTES[dtype]  # gathered over tp, and the gradient of that
-    kept = layers * layer
-    if strategy.recompute == "full":
-        inputs = (ceil(tokens / mesh.tp) if strategy.sp else tokens) * shape.hidden * BYTES[dtype]
-        kept, live = layers * inputs, live + layer - inputs
+    inputs = (ceil(tokens / mesh.tp) if strategy.sp else tokens) * shape.hidden * BYTES[dtype]
+    each = inputs if strategy.recompute == "full" else layer
+    head = head_bytes("train", shape, dtype, work, mesh, micro_batch)
+    if mesh.pp == 1 and not (strategy.sp or shape.moe):
+        unread = max(0, tokens - ceil(micro_batch * predicted_tokens(work.sequence, work.response, mesh)))
+        last = layer - unread_activation_bytes(shape, dtype, unread, mesh)
+        of_last = last + layer_backward_bytes(shape, dtype, tokens, mesh, attended=attended, unread=unread)
+        kept_last = inputs if strategy.recompute == "full" else last
+        peak = (layers - 1) * each + max(of_last, kept_last + head)
+        return max(peak, (layers - 2) * each + layer + live) + gathered_bytes(shape, dtype, mesh, strategy)
+    kept, live = layers * each, live + layer - each
     if strategy.vpp > 1:  # what a chunk hands on is kept, too: of few layers, no small part
         handed_on = ceil(tokens / mesh.tp) if strategy.sp else tokens
         kept += handed_on * shape.hidden * BYTES[dtype]
     first_flight, last_flight = in_flight(micro_batches(work, mesh, micro_batch), mesh, strategy)
-    last = last_flight * kept + max(live, head_bytes("train", shape, dtype, work, mesh, micro_batch))
+    last = last_flight * kept + max(live, head)
     return max(first_flight * kept + live, last) + gathered_bytes(shape, dtype, mesh, strategy)
 
 

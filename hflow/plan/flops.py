@@ -31,6 +31,11 @@ def head_parameters(shape: ModelShape) -> int:
     return shape.outputs * shape.hidden
 
 
+def mlp_parameters(shape: ModelShape) -> int:
+    """The matrices of one layer's MLP, which is gated, of a model without experts."""
+    return 3 * shape.hidden * shape.ffn
+
+
 def attention_flops(shape: ModelShape, tokens: float, context: float) -> float:
     """FLOP of queries by keys and of weights by values, over all layers."""
     widths = shape.query_width + shape.attended_width

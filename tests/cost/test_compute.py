@@ -23,13 +23,12 @@ from hflow.plan.cluster import Calibration, Cluster, Link
 from hflow.plan.cluster_file import load_cluster
 from hflow.plan.flops import attention_flops, latent_flops
 from hflow.plan.layout import Mesh
+from hflow.plan.model_shape import ModelShape
 from hflow.plan.named_shapes import NAMED_SHAPES
 from hflow.plan.parameters import num_parameters
 from hflow.plan.pipeline_stages import stage_sizes
-from hflow.plan.strategy import Strategy
+from hflow.plan.strategy import PLAIN, Strategy
 from hflow.plan.workload import Workload
-from hflow.runtime.engines.megatron.pack import Pack
-from tests.engines.test_pack import sequences_of
 
 LLAMA = NAMED_SHAPES["llama-7b"]
 PARAMETERS = 6_738_415_616
@@ -105,7 +104,8 @@ def test_a_prompt_passes_once_and_has_no_logits(plain: Cluster) -> None:
     work, hflows = Workload(8, 1024, 1024, alike=4), replace(plain, whole_rows=False)
     found = node_time_s("score", LLAMA, "bf16", work, ONE, 4, hflows)
     tokens, head = 2 * 1024 + 8 * 1023, 32_000 * 4096
-    products = 2 * ((MATRICES - head) * tokens + head * 8 * 1024) / 312e12
+    unread = 3 * 4096 * 11008 * (tokens - 8 * 1024)  # by the head, of the last layer's MLP
+    products = 2 * ((MATRICES - head) * tokens - unread + head * 8 * 1024) / 312e12
     attention = 4 * 4096 * 1024 * 32 * 8 * 2048 / 312e12  # kernels take each row whole
     residual = 10 * 32 * 4096 * 2 * tokens / 2.039e12
     assert found == pytest.approx(products + 2 * attention + residual)
@@ -114,23 +114,40 @@ def test_a_prompt_passes_once_and_has_no_logits(plain: Cluster) -> None:
     assert alone == pytest.approx(apart) and alone > found, "each micro-batch has the prompt of its row"
 
 
-def test_on_cpus_attention_takes_a_prompt_once_where_that_saves_time(plain: Cluster) -> None:
-    """As the engine decides for such rows."""
+@pytest.mark.parametrize("op", ["score", "train"])
+def test_the_last_mlp_runs_where_the_head_reads(plain: Cluster, op: OpKind) -> None:
+    """Not on ranks of sp, each of which has other places, nor on one of several stages."""
+    hflows, mesh = replace(plain, whole_rows=False), Mesh.of((0, 1), tp=2)
+    work = replace(TRAIN, prompt=2048, alike=1)
+
+    def taken(mesh: Mesh, strategy: Strategy = PLAIN, shape: ModelShape = LLAMA) -> float:
+        return node_time_s(op, shape, "bf16", work, mesh, 1, hflows, strategy)
+
+    narrow = replace(LLAMA, ffn=LLAMA.ffn - 1000)  # of layers, and of the last one for responses alone
+    per_place = 2 * 3 * 4096 * 1000 / 312e12 * (3 if op == "train" else 1)
+    passed, read = 8 * (2048 + 1023), 8 * 1024
+    found = taken(ONE) - taken(ONE, shape=narrow)
+    assert found == pytest.approx(per_place * (31 * passed + read) + updates(op, plain), rel=1e-6)
+    found = taken(mesh, Strategy(sp=True)) - taken(mesh, Strategy(sp=True), narrow)
+    assert found == pytest.approx((per_place * 32 * passed + updates(op, plain)) / 2, rel=1e-6)
+
+
+def updates(op: OpKind, cluster: Cluster) -> float:
+    """Seconds that updates of 1000 more numbers in each layer's MLP take."""
+    return 32 * 32 * 3 * 4096 * 1000 / cluster.device.memory_bandwidth if op == "train" else 0.0
+
+
+def test_on_cpus_attention_takes_a_prompt_once(plain: Cluster) -> None:
     cpu = replace(plain, whole_rows=False, device=replace(plain.device, platform="cpu"))
-    for prompt, response, once in ((1024, 64, True), (64, 1024, False)):
-        work = Workload(8, prompt, response, alike=8)
-        run = Execution(LLAMA, "bf16", work, ONE, 8, cpu)
-        parts = passes(work, 1, 8, False, trains=False)
+    for prompt, response in ((1024, 64), (64, 1024)):
+        run = Execution(LLAMA, "bf16", Workload(8, prompt, response, alike=8), ONE, 8, cpu)
+        parts = passes(run.work, 1, 8, False, trains=False)
         tokens, seen = seen_by_rows(run, parts)
-        whole = 8 * (prompt + response) ** 2 / 2
-        shared = prompt**2 / 2 + 8 * response * (prompt + response / 2)
         assert tokens == 8 * (prompt + response)
-        assert tokens * seen == pytest.approx(shared if once else whole)
-        rows = [([3] * prompt, [4] * response)] * 8
-        assert (Pack.of(sequences_of(rows)).shared is not None) == once
+        assert tokens * seen == pytest.approx(prompt**2 / 2 + 8 * response * (prompt + response / 2))
         for other in (replace(cpu, whole_rows=True), plain):
             tokens, seen = seen_by_rows(replace(run, cluster=other), parts)
-            assert tokens * seen == pytest.approx(whole)
+            assert tokens * seen == pytest.approx(8 * (prompt + response) ** 2 / 2)
 
 
 def test_calibrated_cpus_read_weights_before_and_have_least_times_of_their_own(plain: Cluster) -> None:

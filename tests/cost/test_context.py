@@ -58,9 +58,13 @@ def test_activations_are_cut_but_for_keys_and_values() -> None:
     own = layer_activation_bytes(LLAMA, "bf16", TOKENS // 4, CP4) + 3 * 2 * state
     backward = state + 3 * 4 * 2 * state + (4 + 1.5) * state - mlp
     kept = working_bytes("train", LLAMA, "bf16", TRAIN, CP4, 1)
-    assert kept == pytest.approx(LAYERS * own + backward, rel=1e-3)
+    assert TRAIN.response <= TOKENS / 2, "a rank has half of its tokens from before"
+    unread = 2 * state / 2  # two hidden states, which the last MLP does not need
+    assert kept == pytest.approx(LAYERS * own + backward - unread, rel=1e-3)
     recomputed = working_bytes("train", LLAMA, "bf16", TRAIN, CP4, 1, Strategy("full"))
-    assert recomputed == pytest.approx((LAYERS - 1) * state + own + backward, rel=1e-3)
+    assert recomputed == pytest.approx(
+        (LAYERS - 2) * state + own + backward, rel=1e-3
+    )  # the last one is gone
     assert working_bytes("score", LLAMA, "bf16", TRAIN, CP4, 1) < working_bytes(
         "score", LLAMA, "bf16", TRAIN, ONE, 1
     )

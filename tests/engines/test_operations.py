@@ -32,6 +32,7 @@ from hflow.runtime.engines.megatron.pack import Pack
 from hflow.runtime.engines.megatron.rotary import Rotation, frequencies
 from hflow.runtime.engines.megatron.sequences import Sequences
 from hflow.runtime.worker.world import World
+from tests.engines.memory import torch_operations
 
 HEAD_DIM, THETA = 8, 1e4
 SHAPE = ModelShape("llama", 1, 64, 8, 2, HEAD_DIM, 172, 97, 64, THETA, 1e-6, False, False)
@@ -210,6 +211,20 @@ def _assert_keeps_what_is_counted(world: World, shape: ModelShape) -> None:
     prompts = torch.ones(rows, dtype=torch.int64)
     pack = Pack.of(Sequences(torch.randint(97, (rows, length)), prompts, length - prompts))
     rotation = Rotation.of(pack.positions, shape, torch.float32)
+    planned = layer_activation_bytes(shape, "f32", len(pack.tokens), mesh)
+    small = 4 * len(pack.tokens) * (8 + shape.num_heads + shape.head_dim)  # and positions, sines and cosines
+    if shape.moe:
+        small += len(pack.tokens) * (4 * shape.moe.num_experts + 8 * 4 * shape.moe.top_k)
+    with torch_operations():
+        found = _kept_bytes(model, pack, rotation)
+    assert planned <= found <= planned + small
+    by_kernels = _kept_bytes(model, pack, rotation)  # which have no output by rows
+    by_rows = 0 if shape.explicit_scores else 4 * len(pack.tokens) * shape.attended_width
+    assert planned - by_rows <= by_kernels <= planned - by_rows + small
+
+
+def _kept_bytes(model: Any, pack: Pack, rotation: Rotation) -> int:
+    """What the first layer keeps for its backward pass, beside weights."""
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, int] = {}
 
@@ -218,13 +233,7 @@ def _assert_keeps_what_is_counted(world: World, shape: ModelShape) -> None:
         kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    tokens = len(pack.tokens)
-    x = torch.randn(tokens, 1, shape.hidden, requires_grad=True)
+    x = torch.randn(len(pack.tokens), 1, model.config.hidden_size, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         model.decoder.layers[0](x, attention_mask=TokenPlaces(pack, rotation))
-    found = sum(size for at, size in kept.items() if at not in weights)
-    planned = layer_activation_bytes(shape, "f32", tokens, mesh)
-    small = 4 * tokens * (8 + shape.num_heads + shape.head_dim)  # and positions, sines and cosines
-    if shape.moe:
-        small += tokens * (4 * shape.moe.num_experts + 8 * 4 * shape.moe.top_k)
-    assert planned <= found <= planned + small
+    return sum(size for at, size in kept.items() if at not in weights)

@@ -18,6 +18,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from hflow.runtime.engines.megatron.context_shard import ContextShard
+from hflow.runtime.engines.megatron.cpu_kernels.causal import attend_causally, is_parallel
+from hflow.runtime.engines.megatron.cpu_kernels.library import runs_on
 from hflow.runtime.engines.megatron.moe.routes import RoutedTokens
 from hflow.runtime.engines.megatron.pack import Pack
 from hflow.runtime.engines.megatron.rotary import Rotation
@@ -31,12 +33,14 @@ TURN = 128  # queries that see all tokens before them at once, where they need a
 class TokenPlaces:
     """What layers know of the tokens: the rows that they make up, and how each turns by its position.
     `windowed`: how it turns in layers with a window, where it does so by other angles there. `routed`: what
-    routers are told; None: there are none."""
+    routers are told; None: there are none. `read`: int64, the places that the last layer's MLP runs at; None:
+    all."""
 
     pack: Pack | ContextShard
     rotation: Rotation
     windowed: Rotation | None = None
     routed: RoutedTokens | None = None
+    read: Tensor | None = None
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -158,8 +162,8 @@ class FusedAttention(torch.nn.Module):
             tensors = tensors[0] * self.shape.query_factor, *tensors[1:]
         if isinstance(pack, ContextShard):
             return self._over_ranks(pack, *tensors).unsqueeze(1)
-        if pack.shared is not None and self._sees_all(pack):
-            return pack.shared.attend(*tensors).flatten(1).unsqueeze(1)
+        if runs_on(tensors[0]) and is_parallel(pack.groups, tensors[1]) and not self.shape.explicit_scores:
+            return attend_causally(*tensors, pack.groups, self.window).flatten(1).unsqueeze(1)
         sizes = [rows * longest for rows, longest in pack.blocks]
         parts = (pack.gather.rows(x).split(sizes) for x in tensors)
         found: list[Tensor] = []
@@ -184,11 +188,6 @@ class FusedAttention(torch.nn.Module):
         padding = query.new_zeros(len(query) - sum(map(len, found)), query[0].numel())
         # A rank without queries takes part in the backward pass of what was gathered, too.
         return torch.cat([*found, padding + everywhere[:0].sum()])
-
-    def _sees_all(self, pack: Pack) -> bool:
-        """Whether this is plain attention to all tokens before."""
-        longest = max(longest for _, longest in pack.blocks)
-        return not self.shape.explicit_scores and (self.window is None or self.window >= longest)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         if self.window is None or self.window >= key.shape[2]:

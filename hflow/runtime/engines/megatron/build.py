@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from hflow.runtime.engines.megatron.explicit_attention import ExplicitAttention
 from hflow.runtime.engines.megatron.gated import GeGLU, SwiGLU
 from hflow.runtime.engines.megatron.head import replace_output_layer
 from hflow.runtime.engines.megatron.interleaved import Interleaved
+from hflow.runtime.engines.megatron.last_layer import LastLayer
 from hflow.runtime.engines.megatron.moe.layer import MixtureOfExperts
 from hflow.runtime.engines.megatron.norm import NormedResidual, OffsetRMSNorm, RMSNorm
 from hflow.runtime.engines.megatron.recompute import RecomputingLayer
@@ -91,7 +93,7 @@ def _build(config: ShapedConfig, device: torch.device, chunk: int | None = None)
     own = stage_chunks(shape.num_layers, pp, groups.pp.rank(), chunks)
     model = GPTModel(
         config,
-        _layers(len(own[chunk or 0]), config),
+        _layers(len(own[chunk or 0]), config, has_head),
         vocab_size=shape.vocab,
         max_sequence_length=shape.max_positions,
         pre_process=takes_tokens,
@@ -163,7 +165,8 @@ def _config(
     )
 
 
-def _layers(count: int, config: ShapedConfig) -> Any:
+def _layers(count: int, config: ShapedConfig, has_head: bool) -> Any:
+    """Of a stage or chunk."""
     shape = config.shape
     layer = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=shape.qk_norm)
     # Megatron takes classes too, but declares only specifications of modules
@@ -183,4 +186,7 @@ def _layers(count: int, config: ShapedConfig) -> Any:
     else:
         parts.mlp.submodules.activation_func = GATES[shape.activation]
     layer.module = RecomputingLayer
-    return TransformerBlockSubmodules(layer_specs=[layer] * count, layer_norm=norm)
+    layers = [layer] * count
+    if has_head and not shape.moe:
+        layers[-1] = replace(layer, module=LastLayer)
+    return TransformerBlockSubmodules(layer_specs=layers, layer_norm=norm)

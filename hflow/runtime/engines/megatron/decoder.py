@@ -94,6 +94,8 @@ class Decoder:
             x = x * self.embedding_factor
         for number, layer in enumerate(self.layers):
             x = self._added(x, self._attention(number, layer, x, sight, cache), layer.self_attn_bda)
+            if layer is self.layers[-1] and not self.shape.moe:  # whose routes may be asked for
+                x = x[:, -1:]
             x = self._added(x, self._mlp(number, layer, x), layer.mlp_bda)
         final: Any = self.model.decoder.final_layernorm
         return final(x[:, -1:])

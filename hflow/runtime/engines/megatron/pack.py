@@ -8,14 +8,15 @@ knows of rows: it sees each of them whole, prompt and response, or, on CPUs, pro
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from hflow.runtime.engines.megatron.gather import Gather
+from hflow.runtime.engines.megatron.prompt_groups import PromptGroups
 from hflow.runtime.engines.megatron.sequences import Sequences
-from hflow.runtime.engines.megatron.shared_prompts import SharedPrompts
 from hflow.runtime.routes import NONE
 
 LEAST_FILL = 0.75  # of the longest row that attention sees beside it
@@ -85,32 +86,45 @@ class Pack:
     """Rows whole, as one rank runs them.
 
     Attributes:
+        rows: without padding after them.
         tokens, positions, num_rows, routes, draws: as of `RowPlaces`.
-        blocks: (rows, longest) of rows of about the same length.
-        gather: where each token stands in all blocks, read one after the other. Where a row is shorter than
-            its block there is any token, which by causality none of the row sees.
-        predicted_at: int64 ``[response tokens]``: the places that predict them, row by row.
-        shared: how attention takes prompts that rows share; None: with each row whole.
+        groups: the same rows by their prompts.
     """
 
+    rows: RowPlaces
+    groups: PromptGroups
     tokens: Tensor
     positions: Tensor
-    blocks: tuple[tuple[int, int], ...]
-    gather: Gather
-    predicted_at: Tensor
     num_rows: Tensor
     routes: Tensor | None = None
     draws: Tensor | None = None
-    shared: SharedPrompts | None = None
 
     @staticmethod
     def of(sequences: Sequences) -> Pack:
         """At least one token, which is padding when the rows have none."""
-        at = RowPlaces.of(sequences)
-        blocks, gather = _blocks(at)
-        shared = None if at.tokens.is_cuda else SharedPrompts.of(sequences, at.places, _alike)
-        more = at.num_rows, at.routes, at.draws, shared
-        return Pack(at.tokens, at.positions, blocks, gather, at.predicted_at, *more)
+        rows = RowPlaces.of(sequences)
+        groups = PromptGroups.of(sequences)
+        return Pack(rows, groups, rows.tokens, rows.positions, rows.num_rows, rows.routes, rows.draws)
+
+    @property
+    def predicted_at(self) -> Tensor:
+        """int64 ``[response tokens]``: the places that predict them, row by row."""
+        return self.rows.predicted_at
+
+    @property
+    def blocks(self) -> tuple[tuple[int, int], ...]:
+        """(rows, longest) of rows of about the same length."""
+        return self._blocks[0]
+
+    @cached_property
+    def gather(self) -> Gather:
+        """Where each token stands in all blocks, read one after the other. Where a row is shorter than its
+        block there is any token, which by causality none of the row sees."""
+        return self._blocks[1].padded(len(self.tokens))
+
+    @cached_property
+    def _blocks(self) -> tuple[tuple[tuple[int, int], ...], Gather]:
+        return _blocks(self.rows)
 
     def own(self, values: Tensor) -> Tensor:
         """Of values of all response tokens those that this rank predicts: all."""
@@ -126,10 +140,9 @@ class Pack:
         tokens, positions, num_rows = (
             pad(values, (0, more)) for values in (self.tokens, self.positions, self.num_rows)
         )
-        gather, routes = self.gather.padded(places), padded_routes(self.routes, more)
+        routes = padded_routes(self.routes, more)
         draws = None if self.draws is None else pad(self.draws, (0, more))
-        more_of = num_rows, routes, draws, self.shared
-        return Pack(tokens, positions, self.blocks, gather, self.predicted_at, *more_of)
+        return Pack(self.rows, self.groups, tokens, positions, num_rows, routes, draws)
 
 
 def padded_routes(routes: Tensor | None, more: int) -> Tensor | None:

@@ -93,12 +93,16 @@ def forward(
     shape, dtype = shape_of_model(model), get_model_config(model).params_dtype
     of_tokens = pack.positions, shape, dtype
     routed = RoutedTokens.of(pack, shape.moe.top_k, sp) if shape.moe else None
-    places = TokenPlaces(pack, Rotation.of(*of_tokens), Rotation.windowed(*of_tokens), routed)
-    run = partial(model, pack.tokens[None], None, places)  # Megatron hands the mask on to the layers
+    # Ranks of sp have other places than those that the head reads, and dropout has a number for every place.
+    of_all = not has_head or bool(shape.moe) or sp is not None or pack.draws is not None
+    places = pack.predicted_at
+    read, predicted_at = (None, places) if of_all else places.unique(return_inverse=True)
+    known = TokenPlaces(pack, Rotation.of(*of_tokens), Rotation.windowed(*of_tokens), routed, read)
+    run = partial(model, pack.tokens[None], None, known)  # Megatron hands the mask on to the layers
     if not has_head:
         return run()
     output_layer: Any = get_attr_wrapped_model(model, "output_layer")
-    hook = output_layer.register_forward_pre_hook(_only_at(pack.predicted_at, sp))
+    hook = output_layer.register_forward_pre_hook(_only_at(predicted_at, sp))
     try:
         return run()
     finally:

@@ -5,10 +5,12 @@
 //
 // Products of few rows, as in decoding, are here too: in bfloat16 for processors that have an instruction for it.
 
-#include "attention.h"
+#include "causal.h"
+#include "causal_gradient.h"
 #include "gated.h"
 #include "layer.h"
 #include "linear.h"
+#include "newest.h"
 #include "norm.h"
 #include "rotary.h"
 #include "softmax.h"
@@ -93,6 +95,28 @@ void hflow_attend_newest(int type, const void *queries, const void *prompt_keys,
         width, IN(queries), Memory<T>{IN(prompt_keys), IN(prompt_values), prompt_places, of_prompt, prompt_group},
         present, prompt_of, order, Memory<T>{IN(keys), IN(values), places, of_row, of_group}, sinks, OUT(out),
         rows, groups, heads, width, cap, threads)))
+}
+
+void hflow_causal(int type, const void *query, const void *key, const void *value, void *out, float *log_sums,
+                  const void *rows, const int64_t *of, long prompts, long longest, long pairs, long heads,
+                  long width, long window, int threads) {
+    const long of_query = pairs * heads * width, of_key = pairs * width;
+    OF_TYPE((attend_causally<T>(
+        {{IN(query), of_query, width}, {IN(key), of_key, width}, {IN(value), of_key, width}},
+        {OUT(out), of_query, width}, log_sums, {static_cast<const Row *>(rows), of, prompts, longest},
+        {pairs, heads, width, window}, threads)))
+}
+
+void hflow_causal_gradient(int type, const void *upstream, const void *query, const void *key, const void *value,
+                           const void *out, const float *log_sums, void *to_query, void *to_key, void *to_value,
+                           const void *rows, const int64_t *of, long prompts, long longest, long pairs,
+                           long heads, long width, long window, int threads) {
+    const long of_query = pairs * heads * width, of_key = pairs * width;
+    OF_TYPE((attend_causally_gradient<T>(
+        {{IN(query), of_query, width}, {IN(key), of_key, width}, {IN(value), of_key, width}},
+        {{IN(upstream), of_query, width}, {IN(out), of_query, width}, log_sums},
+        {{OUT(to_query), of_query, width}, {OUT(to_key), of_key, width}, {OUT(to_value), of_key, width}},
+        {static_cast<const Row *>(rows), of, prompts, longest}, {pairs, heads, width, window}, threads)))
 }
 
 void hflow_softmax(int type, int entropy, const void *logits, float *greatest, float *totals, float *spreads,

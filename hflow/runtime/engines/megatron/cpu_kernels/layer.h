@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "attention.h"
+#include "newest.h"
 #include "gated.h"
 #include "linear.h"
 #include "norm.h"

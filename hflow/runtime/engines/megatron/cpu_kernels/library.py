@@ -31,6 +31,8 @@ TYPES = {torch.float32: 0, torch.bfloat16: 1}  # as `kernels.cpp` numbers them
 _pointer, _long, _float, _int = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int
 _ARGUMENTS = {
     "attend_newest": [_int, *[_pointer] * 10, *[_long] * 10, _float, _int],
+    "causal": [_int, *[_pointer] * 7, *[_long] * 6, _int],
+    "causal_gradient": [_int, *[_pointer] * 11, *[_long] * 6, _int],
     "norm": [_int, *[_pointer] * 3, *[_long] * 2, *[_float] * 2, _int],
     "norm_gradient": [_int, *[_pointer] * 5, *[_long] * 2, *[_float] * 2, _int],
     "gated": [*[_int] * 2, *[_pointer] * 2, *[_long] * 2, _int],

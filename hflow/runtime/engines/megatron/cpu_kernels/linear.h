@@ -8,6 +8,7 @@
 #include <immintrin.h>
 #endif
 
+#include "lanes.h"
 #include "numbers.h"
 
 namespace hflow {
@@ -17,29 +18,14 @@ namespace hflow {
 //
 // Numbers go through registers as words of 32 bits: one float, or two neighbours of a bfloat16 row.
 
-#if defined(__AVX512F__)
-const long LANES = 16;
-#elif defined(__AVX__)
-const long LANES = 8;
-#else
-const long LANES = 4;
-#endif
 const long COLUMNS = 8, OF_DOTS = 4;  // outputs whose sums are in registers at once
 const long LINE = 16;                 // words that memory brings together
-
-typedef float Lanes __attribute__((vector_size(4 * LANES)));
-
-inline Lanes load(const float *from) {
-    Lanes found;
-    std::memcpy(&found, from, sizeof found);
-    return found;
-}
 
 template <class T> struct Words;
 
 template <> struct Words<float> {
     static Lanes add(Lanes sum, Lanes a, Lanes b) { return sum + a * b; }
-    static Lanes everywhere(const float *word) { return *word - Lanes{}; }
+    static Lanes everywhere(const float *word) { return hflow::everywhere(*word); }
 };
 
 #ifdef __AVX512BF16__
