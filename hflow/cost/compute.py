@@ -16,7 +16,7 @@ from typing import Literal
 
 from hflow.cost.attention import seen_by_rows
 from hflow.cost.comm import all_gather_s, all_reduce_s, axis_link
-from hflow.cost.context import predicted_tokens
+from hflow.cost.context import predicted_tokens, spares_last_mlp
 from hflow.cost.device import (
     BYTES,
     attention_work,
@@ -163,13 +163,10 @@ def _layers_s(run: Execution, parts: MicroBatches, kind: Literal["train", "score
 
 
 def _unread_flops(run: Execution, parts: MicroBatches, tokens: float) -> float:
-    """Of the last layer's MLP, at places that the head does not read. Of several stages another one may take
-    longest; experts, and ranks that each have a part of the places, take all of them."""
-    shape = run.shape
-    drops = shape.adapter is not None and bool(shape.adapter.dropout)
-    if run.cluster.whole_rows or run.mesh.pp > 1 or run.strategy.sp or shape.moe or drops:
+    """Of the last layer's MLP, at places that the head does not read."""
+    if run.cluster.whole_rows or not spares_last_mlp(run.shape, run.mesh, run.strategy):
         return 0.0
-    return 2 * mlp_parameters(shape) * max(tokens - _predicted(run, parts), 0.0)
+    return 2 * mlp_parameters(run.shape) * max(tokens - _predicted(run, parts), 0.0)
 
 
 def _head_s(run: Execution, parts: MicroBatches, kind: Literal["train", "score"]) -> float:

@@ -13,7 +13,7 @@ from hflow.cost.activation_memory import (
     layer_backward_bytes,
     unread_activation_bytes,
 )
-from hflow.cost.context import context_bytes, predicted_tokens, rank_tokens
+from hflow.cost.context import context_bytes, predicted_tokens, rank_tokens, spares_last_mlp
 from hflow.cost.device import BYTES
 from hflow.cost.paged_cache import cache_tokens
 from hflow.graph.ir import OpKind
@@ -100,7 +100,8 @@ def _training_bytes(
 ) -> int:
     """Working set only: weights, gradients and optimizer are in `resident_bytes`. The fuller of the first
     stage, which has the most micro-batches in flight, and the last one, with what its head needs. Both count
-    with the layers of the largest."""
+    with the layers of the largest. Where the last layer holds less, the backward pass of the layer before it
+    may hold most."""
     whole, layers = micro_batch * work.sequence, largest_stage(shape.num_layers, mesh.pp * strategy.vpp)
     layers -= untrained_layers if mesh.pp == 1 else 0  # later stages keep all of theirs
     tokens = rank_tokens(whole, mesh)
@@ -116,7 +117,7 @@ def _training_bytes(
     inputs = (ceil(tokens / mesh.tp) if strategy.sp else tokens) * shape.hidden * BYTES[dtype]
     each = inputs if strategy.recompute == "full" else layer
     head = head_bytes("train", shape, dtype, work, mesh, micro_batch)
-    if mesh.pp == 1 and not (strategy.sp or shape.moe):
+    if spares_last_mlp(shape, mesh, strategy):
         unread = max(0, tokens - ceil(micro_batch * predicted_tokens(work.sequence, work.response, mesh)))
         last = layer - unread_activation_bytes(shape, dtype, unread, mesh)
         of_last = last + layer_backward_bytes(shape, dtype, tokens, mesh, attended=attended, unread=unread)

@@ -21,11 +21,11 @@ from hflow.graph.ir import OpKind
 from hflow.graph.lengths import Lengths
 from hflow.plan.cluster import Calibration, Cluster, Link
 from hflow.plan.cluster_file import load_cluster
-from hflow.plan.flops import attention_flops, latent_flops
+from hflow.plan.flops import attention_flops, latent_flops, mlp_parameters
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.named_shapes import NAMED_SHAPES
-from hflow.plan.parameters import num_parameters
+from hflow.plan.parameters import num_parameters, parameters
 from hflow.plan.pipeline_stages import stage_sizes
 from hflow.plan.strategy import PLAIN, Strategy
 from hflow.plan.workload import Workload
@@ -130,6 +130,12 @@ def test_the_last_mlp_runs_where_the_head_reads(plain: Cluster, op: OpKind) -> N
     assert found == pytest.approx(per_place * (31 * passed + read) + updates(op, plain), rel=1e-6)
     found = taken(mesh, Strategy(sp=True)) - taken(mesh, Strategy(sp=True), narrow)
     assert found == pytest.approx((per_place * 32 * passed + updates(op, plain)) / 2, rel=1e-6)
+
+
+def test_an_mlp_has_the_parameters_of_its_matrices() -> None:
+    for shape in (shape for shape in NAMED_SHAPES.values() if not shape.moe):
+        own = [p.size for p in parameters(shape) if p.layer == 0 and ".mlp." in p.name]
+        assert mlp_parameters(shape) == sum(own) > 0
 
 
 def updates(op: OpKind, cluster: Cluster) -> float:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hflow.plan.layout import Mesh
 from hflow.runtime.engines.groups import NewGroup
+from hflow.runtime.engines.megatron.decoder import Decoder
 from hflow.runtime.engines.megatron.head import OutputMatrix
 from hflow.runtime.engines.megatron.micro_batches import MicroBatch, micro_batches
 from hflow.runtime.engines.megatron.schedule import run_schedule
@@ -73,3 +74,25 @@ def test_the_last_mlp_sees_what_is_read(
         assert seen == expected and set(everywhere) == {expected[0]}
         for own, other in zip(mine, theirs, strict=True):
             torch.testing.assert_close(own, other, rtol=0, atol=1e-5 * max(1.0, float(other.abs().max())))
+
+
+def prompts_on_rank(rank: int, new_group: NewGroup, folder: str) -> list[tuple[int, ...]]:
+    """What the MLP of each layer is given of 3 prompts of 5 tokens."""
+    engine, seen = make_engine(rank, new_group, folder, Mesh.of((0,))), list[tuple[int, ...]]()
+    decoder, through = Decoder(engine.model, 8), Decoder._mlp
+
+    def mlp(self: Decoder, number: int, layer: Any, x: Tensor) -> Tensor:
+        seen.append(tuple(x.shape[:2]))
+        return through(self, number, layer, x)
+
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(Decoder, "_mlp", mlp)
+        decoder(torch.full((3, 5), 7), None, decoder.cache(3, 8))
+    return seen
+
+
+@pytest.mark.parametrize(("variant", "last"), [("llama", 1), ("mixtral", 5)])
+def test_of_prompts_it_sees_the_last_token(pool: Pool, folders: Folders, variant: str, last: int) -> None:
+    """With experts all, whose routes may be asked for."""
+    [seen] = pool.run(1, prompts_on_rank, folders.of(variant, False))
+    assert seen == [(3, 5)] * 3 + [(3, last)]

@@ -86,13 +86,12 @@ class Pack:
     """Rows whole, as one rank runs them.
 
     Attributes:
-        rows: without padding after them.
+        sequences: the rows, and `rows`: where they are, without padding after them.
         tokens, positions, num_rows, routes, draws: as of `RowPlaces`.
-        groups: the same rows by their prompts.
     """
 
+    sequences: Sequences
     rows: RowPlaces
-    groups: PromptGroups
     tokens: Tensor
     positions: Tensor
     num_rows: Tensor
@@ -103,13 +102,17 @@ class Pack:
     def of(sequences: Sequences) -> Pack:
         """At least one token, which is padding when the rows have none."""
         rows = RowPlaces.of(sequences)
-        groups = PromptGroups.of(sequences)
-        return Pack(rows, groups, rows.tokens, rows.positions, rows.num_rows, rows.routes, rows.draws)
+        return Pack(sequences, rows, rows.tokens, rows.positions, rows.num_rows, rows.routes, rows.draws)
 
     @property
     def predicted_at(self) -> Tensor:
         """int64 ``[response tokens]``: the places that predict them, row by row."""
         return self.rows.predicted_at
+
+    @cached_property
+    def groups(self) -> PromptGroups:
+        """The rows by their prompts."""
+        return PromptGroups.of(self.sequences)
 
     @property
     def blocks(self) -> tuple[tuple[int, int], ...]:
@@ -142,7 +145,7 @@ class Pack:
         )
         routes = padded_routes(self.routes, more)
         draws = None if self.draws is None else pad(self.draws, (0, more))
-        return Pack(self.rows, self.groups, tokens, positions, num_rows, routes, draws)
+        return Pack(self.sequences, self.rows, tokens, positions, num_rows, routes, draws)
 
 
 def padded_routes(routes: Tensor | None, more: int) -> Tensor | None:

@@ -71,9 +71,9 @@ struct Turn {
     long last(long i) const { return before + i + 1; }
 
     // Of scores from `hidden` on of token `i`, those that it does not see.
-    void hide(float *scores_of, long i, float nothing) const {
-        std::fill(scores_of, scores_of + first(i) - hidden, nothing);
-        std::fill(scores_of + last(i) - hidden, scores_of + scores(), nothing);
+    void hide(float *scores_of, long i) const {
+        std::fill(scores_of, scores_of + first(i) - hidden, -INFINITY);
+        std::fill(scores_of + last(i) - hidden, scores_of + scores(), -INFINITY);
     }
 };
 
@@ -143,7 +143,7 @@ template <class T> struct Attention {
         bring(query, pair, turn, scale, queries);
         multiply<false>({queries.data(), filled, 1}, keys.by_dim(turn.hidden), {scores.data(), tokens},
                         turn.count * shape.heads, turn.scores(), shape.width);
-        each(turn, pair, [&](long row, long i, long) { turn.hide(&scores[row * tokens], i, -INFINITY); });
+        each(turn, pair, [&](long row, long i, long) { turn.hide(&scores[row * tokens], i); });
     }
     void attend(Heads<const T> query, long pair, Turn turn, Heads<T> out, float *log_sums) {
         score(query, pair, turn);

@@ -42,12 +42,12 @@ template <class T> struct AttentionGradient {
                         {to_scores.data(), tokens}, turn.count * attention.shape.heads, turn.scores(), width);
         attention.each(turn, pair, [&](long row, long i, long head) {
             const T *out = found.out.of(turn.token + i, head);
-            float mean = 0, *gradients = &to_scores[row * tokens];
+            float mean = 0;
 #pragma omp simd reduction(+ : mean)
             for (long dim = 0; dim < width; dim++) mean += upstream[row * filled + dim] * wide(out[dim]);
             float log_sum = found.log_sums[attention.of_log_sum(turn.token + i, head)];
-            score_gradients(&attention.scores[row * tokens], gradients, turn.scores(), log_sum, mean);
-            turn.hide(gradients, i, 0);  // where there may be anything
+            score_gradients(&attention.scores[row * tokens], &to_scores[row * tokens], turn.scores(), log_sum,
+                            mean);
         });
     }
     void add(Heads<const T> query, Found<T> found, long pair, Turn turn, Heads<T> to_query) {
