@@ -11,6 +11,7 @@ from benchmarks.cost_model import report, shipped_clusters
 from hflow.cost.attention import seen_by_rows
 from hflow.cost.comm import axis_link, reached
 from hflow.cost.compute import node_time_s, train_passes_s, update_s
+from hflow.cost.context import spares_last_mlp
 from hflow.cost.device import device_of
 from hflow.cost.execution import Execution
 from hflow.cost.experts import exchange_s, expert_replicas, padding_flops
@@ -130,6 +131,14 @@ def test_the_last_mlp_runs_where_the_head_reads(plain: Cluster, op: OpKind) -> N
     assert found == pytest.approx(per_place * (31 * passed + read) + updates(op, plain), rel=1e-6)
     found = taken(mesh, Strategy(sp=True)) - taken(mesh, Strategy(sp=True), narrow)
     assert found == pytest.approx((per_place * 32 * passed + updates(op, plain)) / 2, rel=1e-6)
+
+
+def test_of_a_dropping_adapter_the_last_mlp_runs_everywhere() -> None:
+    def spares(dropout: float) -> bool:
+        adapter = Adapter(16, 32.0, ADAPTER_TARGETS, dropout)
+        return spares_last_mlp(replace(LLAMA, adapter=adapter), ONE, PLAIN)
+
+    assert spares(0.0) and not spares(0.1)
 
 
 def test_an_mlp_has_the_parameters_of_its_matrices() -> None:

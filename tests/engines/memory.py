@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
+from ctypes import CDLL
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from hflow.runtime.engines.megatron.cpu_kernels import library as library_module
 from hflow.runtime.engines.megatron.cpu_kernels.library import SWITCH, library
 
 
@@ -23,6 +27,14 @@ def torch_operations() -> Iterator[None]:
             yield
         finally:
             library.cache_clear()
+
+
+def kernels_for(processor: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> CDLL:
+    """Kernels compiled for another x86 processor, which a test has in the place of this one's."""
+    monkeypatch.setattr(library_module, "FLAGS", (*library_module.FLAGS, f"-march={processor}"))
+    other = library_module.built(folder)
+    monkeypatch.setattr(library_module, "library", lambda: other)
+    return other
 
 
 def peak_bytes(action: Callable[[], object]) -> int:

@@ -23,7 +23,7 @@ from hflow.runtime.engines.megatron.micro_batches import MicroBatch, micro_batch
 from hflow.runtime.engines.megatron.pack import Pack, RowPlaces
 from hflow.runtime.engines.megatron.prompt_groups import PromptGroups
 from hflow.runtime.engines.megatron.schedule import run_schedule
-from tests.engines.memory import torch_operations
+from tests.engines.memory import kernels_for, torch_operations
 from tests.engines.models import Folders, make_engine
 from tests.engines.processes import Pool
 from tests.engines.test_pack import RAGGED, sequences_of
@@ -162,9 +162,7 @@ def test_on_processors_with_shorter_vectors(
     processor: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Of 4 and of 8 numbers; those of this machine may have 16."""
-    monkeypatch.setattr(library, "FLAGS", (*library.FLAGS, f"-march={processor}"))
-    older = library.built(tmp_path)
-    monkeypatch.setattr(library, "library", lambda: older)
+    kernels_for(processor, monkeypatch, tmp_path)
     for window in (None, 9):
         check(LONG, (4, 2, 24), torch.float32, window)
 

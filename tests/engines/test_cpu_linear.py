@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hflow.runtime.engines.megatron.cpu_kernels import library, linear
+from tests.engines.memory import kernels_for
 
 pytestmark = pytest.mark.skipif(not library.compilers(), reason="there is no C++ compiler")
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
@@ -113,9 +114,7 @@ def test_on_processors_with_shorter_vectors(
     processor: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Of 4 and of 8 numbers; those of this machine may have 16."""
-    monkeypatch.setattr(library, "FLAGS", (*library.FLAGS, f"-march={processor}"))
-    older = library.built(tmp_path)
-    monkeypatch.setattr(library, "library", lambda: older)
+    older = kernels_for(processor, monkeypatch, tmp_path)
     weight = torch.randn(40, 96)
     for rows in ROWS:
         x = torch.randn(rows, 96)

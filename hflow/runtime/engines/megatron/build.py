@@ -187,6 +187,6 @@ def _layers(count: int, config: ShapedConfig, has_head: bool) -> Any:
         parts.mlp.submodules.activation_func = GATES[shape.activation]
     layer.module = RecomputingLayer
     layers = [layer] * count
-    if has_head and not shape.moe:
+    if has_head:
         layers[-1] = replace(layer, module=LastLayer)
     return TransformerBlockSubmodules(layer_specs=layers, layer_norm=norm)
