@@ -109,6 +109,7 @@ def test_compile_json_has_the_promised_keys(model: str, tmp_path: Path) -> None:
     }  # fmt: skip
     assert plan["search"].keys() == {
         "seconds", "gap", "explored", "bound_s", "planner", "unsearched", "tried_engines", "pinned",
+        "tried_sharing",
     }  # fmt: skip
     train = next(n for n in plan["nodes"] if n["name"] == "actor_train")
     assert train["layout"] == {"pp": 1, "tp": 2, "dp": 1, "cp": 1} and train["devices"] == [0, 1]

@@ -315,7 +315,10 @@ def _explain(
     plan: Any, pins: Sequence[str] | None, options: PlannerOptions, node: str, ascii_only: bool
 ) -> None:
     from hflow.compiler.explain.alternatives import explain
+    from hflow.compiler.explain.own_forward import own_forward
     from hflow.view.terminal.alternatives import alternatives_text
 
     found = explain(plan, pins or (), options, node)
     _say("\n" + alternatives_text(node, found, width()), ascii_only)
+    if reason := own_forward(plan, node):
+        _say("\n" + reason, ascii_only)

@@ -27,7 +27,7 @@ def cheapest(choices: Sequence[NodeEngines], planned: Callable[[NodeEngines], Pl
         raise next(outcome for outcome in outcomes if isinstance(outcome, HflowError))
     best = min(plans, key=lambda plan: (len(unrunnable(plan)), plan.step_time_s))
     tried = tuple(_tried(engines, outcome, best) for engines, outcome in zip(choices, outcomes, strict=True))
-    return replace(best, search=replace(_proven(best, plans), tried_engines=tried))
+    return replace(best, search=replace(proven(best, plans), tried_engines=tried))
 
 
 def _outcome(engines: NodeEngines, planned: Callable[[NodeEngines], Plan]) -> Plan | HflowError:
@@ -45,9 +45,9 @@ def _tried(engines: NodeEngines, outcome: Plan | HflowError, best: Plan) -> Trie
     return TriedEngines(pairs, outcome.step_time_s, more[0].message if more else "")
 
 
-def _proven(best: Plan, plans: Sequence[Plan]) -> Search:
-    """No plan with any of the engines is shorter than the lowest of their bounds. Where one of them proves
-    nothing, or had a shorter plan that could not be run, others may be shorter."""
+def proven(best: Plan, plans: Sequence[Plan]) -> Search:
+    """What is proven of the best of several searches: no plan is shorter than the lowest of their bounds.
+    Where one of them proves nothing, or had a shorter plan that could not be run, others may be shorter."""
     explored = sum(plan.search.explored for plan in plans)
     searches = [plan.search for plan in plans]
     unproven = next((search for search in searches if search.gap is None), None)

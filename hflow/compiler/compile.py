@@ -22,6 +22,7 @@ from hflow.compiler.passes.schedule import schedule
 from hflow.compiler.passes.weight_edges import weight_edges
 from hflow.compiler.pins import parse_pins
 from hflow.compiler.positions import too_few_positions
+from hflow.compiler.shared_forward import planned_sharing
 from hflow.compiler.state import Draft
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.graph.evaluation import evaluation_graph, named_graph
@@ -61,7 +62,7 @@ def compile_graph(
             present day, local time.
         pins: texts like ``actor_train=tp2,dp2@0-3``.
         after: called with the name of each pass and what it has made, for each choice of engines, and again
-            where evaluations are tried in layouts of their own.
+            where evaluations are tried in layouts of their own, or shared forward passes.
 
     Raises:
         HflowError: HF212, HF226, HF302-HF305, HF307, HF308, HF310, HF311.
@@ -74,8 +75,9 @@ def compile_graph(
         first = replace(first, options=replace(options, budget_s=budget_s))
 
         def planned(engines: NodeEngines) -> Plan:
-            draft = replace(first, engines=engines)
-            return planned_apart(draft, partial(planned_in_hosts, planned=lambda d: _plan(_passed(d, after))))
+            in_hosts = partial(planned_in_hosts, planned=lambda draft: _plan(_passed(draft, after)))
+            apart = partial(planned_apart, planned=in_hosts)
+            return planned_sharing(replace(first, engines=engines), apart)
 
         return cheapest(choices, planned)
 

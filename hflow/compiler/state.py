@@ -35,6 +35,7 @@ class WeightRead:
 @dataclass(frozen=True)
 class Draft:
     """`engines`: of the generate nodes. `candidates`: the candidates of every node group, by its name.
+    `sharing`: score nodes that share their forward pass, with the train node that each shares it with.
     `step`: without instructions until they are written. `evaluations`: the named ones, as soon as all nodes
     of the step have plans."""
 
@@ -46,6 +47,7 @@ class Draft:
     pins: tuple[Pin, ...] = ()
     options: PlannerOptions = DEFAULTS
     engines: Mapping[str, GenerationEngine] = field(default_factory=dict[str, GenerationEngine])
+    sharing: Mapping[str, str] = field(default_factory=dict[str, str])
     weight_edges: tuple[WeightRead, ...] = ()
     candidates: Mapping[str, Candidates] = field(default_factory=dict[str, Candidates])
     nodes: tuple[NodePlan, ...] = ()

@@ -71,7 +71,8 @@ def node_time_s(
         return generate_s(run)
     if op == "train":
         update = update_s(shape, dtype, mesh, cluster, strategy, work.freeze)
-        return work.optimizer_steps * (train_passes_s(run) + update)
+        shared = shared_forward_s(run) if strategy.share_forward else 0.0
+        return work.optimizer_steps * (train_passes_s(run) + update) - shared
     parts = _micro_batches(run, trains=False)
     tokens = _tokens(run, parts)
     inside, head = _layers_s(run, parts, "score"), _head_s(run, parts, "score")
@@ -99,6 +100,13 @@ def train_passes_s(run: Execution) -> float:
     # The third gather scatters gradients.
     slot += 3 * gather_s(run.shape, run.dtype, run.mesh, run.cluster, run.strategy)
     return (parts.count + (run.mesh.pp - 1) / run.strategy.vpp) * slot
+
+
+def shared_forward_s(run: Execution) -> float:
+    """What the first update saves where a score node has made its forward pass through the layers. The head
+    runs again."""
+    parts = _micro_batches(run, trains=True)
+    return parts.count * (_layers_s(run, parts, "train") + run.messages_s(_tokens(run, parts)))
 
 
 def _uneven_s(run: Execution, inside: float, head: float) -> float:

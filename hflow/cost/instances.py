@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from hflow.cost.residency import Residency, Use, evaluated_residency, residency
+from hflow.cost.working_memory import kept_forward_bytes
 from hflow.graph.ir import Graph, step_node
 from hflow.plan.cluster import Cluster
-from hflow.plan.frozen import trained_with
+from hflow.plan.frozen import trained_with, untrained_layers
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.replicas import Instance, instance_of, shared_server
@@ -56,8 +57,20 @@ def instance_residency(
         offload=all(plan.offload for plan in deciding),
         trained=trained_with(graph, instance.model),
         tokens=max((_tokens(graph, plan) for plan in generating), default=0),
+        activations=sum(kept_activations(graph, shapes, plan) for plan in trainings),
     )  # fmt: skip
     return replace(kept, always=kept.in_use) if kept.copy_stays else kept
+
+
+def kept_activations(graph: Graph, shapes: Mapping[str, ModelShape], training: NodePlan) -> int:
+    """Bytes on a device of what a forward pass keeps that a train node shares."""
+    if not training.strategy.share_forward:
+        return 0
+    node = graph.node(training.node)
+    model, shape = graph.model_of(node), shapes[node.model_use.model]
+    untrained = untrained_layers(shape, trained_with(graph, model.name).freeze)
+    how = training.mesh, training.strategy, untrained
+    return kept_forward_bytes(shape, model.weight_dtype, workload(node), *how)
 
 
 def _in_step(moments: Iterable[Moment]) -> bool:

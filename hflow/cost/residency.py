@@ -136,6 +136,7 @@ def residency(
     offload: bool = False,
     tokens: int = 0,
     trained: TrainedWith = ALL_TRAINED,
+    activations: int = 0,
 ) -> Residency:
     """Of an instance with weights `lag` updates old, `tokens` positions in the KV cache of its server.
 
@@ -143,13 +144,16 @@ def residency(
         evaluated: the evaluation reads the newest weights as well.
         offload: what trains the model, or the weights of a frozen one, waits on the host.
         trained: how, if it is.
+        activations: bytes that a shared forward pass keeps; they count all the time, as if other nodes always
+            ran between the two that share it.
     """
     how = strategy, cluster, use, lag, evaluated, offload, tokens, trained
     kept = _without_snapshot(model, shape, mesh, *how)
     size = _snapshot_bytes(model, shape, mesh, use, lag, trained, strategy.vpp)
     if size and cluster.device.platform == "cpu":
-        always, in_use = (_with_snapshot(part, size) for part in (kept.always, kept.in_use))
-        kept = replace(kept, always=always, in_use=in_use)
+        kept = _with(kept, "snapshot", size)
+    if activations:
+        kept = _with(kept, "activations", activations)
     return replace(kept, snapshot_bytes=size)
 
 
@@ -182,8 +186,11 @@ def _snapshot_bytes(
     return snapshot_bytes(shape, mesh, per_parameter - MOMENTS_BYTES, vpp=vpp) + moments
 
 
-def _with_snapshot(kept: LabelledBytes, size: int) -> LabelledBytes:
-    return LabelledBytes(f"{kept.label}, snapshot", kept.size + size)
+def _with(kept: Residency, label: str, size: int) -> Residency:
+    """With something more, whether it is in use or not."""
+    parts = (LabelledBytes(f"{part.label}, {label}", part.size + size) for part in (kept.always, kept.in_use))
+    always, in_use = parts
+    return replace(kept, always=always, in_use=in_use)
 
 
 def _without_snapshot(

@@ -60,8 +60,9 @@ def time_split(op: OpKind, run: Execution) -> TimeSplit:
 
 def model_flops(op: OpKind, run: Execution) -> float:
     """FLOP that one execution needs, as Megatron-LM counts them for its MFU: a forward pass, of training
-    three; nothing for recomputation. Of rows with the same prompt, in one update or score, the prompt counts
-    once; logits are needed of responses, and attention to what is before a token."""
+    three; nothing for recomputation, or for a forward pass that a score node has made. Of rows with the same
+    prompt, in one update or score, the prompt counts once; logits are needed of responses, and attention to
+    what is before a token."""
     work, shape = run.work, run.shape
     if op == "generate":
         prompts = work.rows / work.samples
@@ -75,7 +76,7 @@ def model_flops(op: OpKind, run: Execution) -> float:
     read, answers = prompts * work.mean_prompt + rows * work.mean_response, rows * work.mean_response
     forward = forward_flops(shape, read, seen_once(work, rows, prompts) / read)
     forward -= 2 * head_parameters(shape) * (read - answers)
-    return (3 * updates if op == "train" else 1) * forward
+    return (3 * updates - run.strategy.share_forward if op == "train" else 1) * forward
 
 
 def tokens(op: OpKind, run: Execution) -> float:

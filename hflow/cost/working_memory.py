@@ -40,11 +40,69 @@ def working_bytes(
     """What the node needs beside the weights while it runs, at the greatest lengths but for a KV cache
     that has pages.
 
+    What a shared forward pass keeps is not among it (`kept_forward_bytes`).
+
     Args:
         untrained_layers: of a train node, the layers before the first weights that are trained.
     """
     needed = _working_bytes(op, shape, dtype, work, mesh, micro_batch, strategy, untrained_layers)
+    if op == "train" and strategy.share_forward:
+        needed -= _kept_bytes(shape, dtype, work, mesh, micro_batch, strategy, untrained_layers)
     return needed + routes_bytes(op, work, mesh, micro_batch, strategy)
+
+
+def kept_forward_bytes(
+    shape: ModelShape, dtype: str, work: Workload, mesh: Mesh, strategy: Strategy, untrained_layers: int = 0
+) -> int:
+    """What a forward pass that is shared keeps for the first update of a train node (`work`), all of whose
+    micro-batches are there at once: activations, what the norm before the head reads, and what the head
+    does."""
+    rows = work.rows_per_update // mesh.dp
+    read = ceil(rows * predicted_tokens(work.sequence, work.response, mesh)) * shape.hidden * BYTES[dtype]
+    return _kept_bytes(shape, dtype, work, mesh, rows, strategy, untrained_layers) + 2 * read
+
+
+def _kept_bytes(
+    shape: ModelShape,
+    dtype: str,
+    work: Workload,
+    mesh: Mesh,
+    rows: int,
+    strategy: Strategy,
+    untrained_layers: int,
+) -> int:
+    """What the layers of a model without pipeline stages keep of so many rows until their backward pass."""
+    layers = shape.num_layers - untrained_layers
+    if strategy.recompute == "full":
+        return layers * _input_bytes(shape, dtype, work, mesh, rows, strategy)
+    unread = _unread_tokens(work, mesh, rows) if spares_last_mlp(shape, mesh, strategy) else 0
+    layer = _layer_bytes(shape, dtype, work, mesh, rows, strategy)
+    return layers * layer - unread_activation_bytes(shape, dtype, unread, mesh)
+
+
+def _layer_bytes(
+    shape: ModelShape, dtype: str, work: Workload, mesh: Mesh, rows: int, strategy: Strategy
+) -> int:
+    """What the backward pass of a layer needs of so many rows."""
+    whole = rows * work.sequence
+    layer = layer_activation_bytes(shape, dtype, rank_tokens(whole, mesh), mesh, strategy.sp)
+    if mesh.cp > 1:  # keys and values by row, in the place of this rank's
+        layer += ceil(ceil(context_bytes(shape, dtype, whole, mesh)) * (1 - 1 / mesh.cp))
+    return layer
+
+
+def _input_bytes(
+    shape: ModelShape, dtype: str, work: Workload, mesh: Mesh, rows: int, strategy: Strategy
+) -> int:
+    """What goes into a layer of so many rows."""
+    tokens = rank_tokens(rows * work.sequence, mesh)
+    return (ceil(tokens / mesh.tp) if strategy.sp else tokens) * shape.hidden * BYTES[dtype]
+
+
+def _unread_tokens(work: Workload, mesh: Mesh, rows: int) -> int:
+    """Of so many rows those that no head reads."""
+    read = ceil(rows * predicted_tokens(work.sequence, work.response, mesh))
+    return max(0, rank_tokens(rows * work.sequence, mesh) - read)
 
 
 def routes_bytes(op: OpKind, work: Workload, mesh: Mesh, micro_batch: int, strategy: Strategy = PLAIN) -> int:
@@ -105,20 +163,18 @@ def _training_bytes(
     whole, layers = micro_batch * work.sequence, largest_stage(shape.num_layers, mesh.pp * strategy.vpp)
     layers -= untrained_layers if mesh.pp == 1 else 0  # later stages keep all of theirs
     tokens = rank_tokens(whole, mesh)
-    layer = layer_activation_bytes(shape, dtype, tokens, mesh, strategy.sp)
+    of_rows = shape, dtype, work, mesh, micro_batch, strategy
+    layer, inputs = _layer_bytes(*of_rows), _input_bytes(*of_rows)
     attended = backward_scores_bytes(shape, micro_batch, work.sequence, mesh.tp, mesh.cp)
-    if mesh.cp > 1:
-        context = ceil(context_bytes(shape, dtype, whole, mesh))
-        layer += ceil(context * (1 - 1 / mesh.cp))  # keys and values by row, in the place of this rank's
-        attended += 3 * context  # by rank, and the gradients of both
+    if mesh.cp > 1:  # keys and values by rank, and the gradients of both
+        attended += 3 * ceil(context_bytes(shape, dtype, whole, mesh))
     live = layer_backward_bytes(shape, dtype, tokens, mesh, strategy.sp, attended)
     if strategy.sp:
         live += 2 * tokens * shape.hidden * BYTES[dtype]  # gathered over tp, and the gradient of that
-    inputs = (ceil(tokens / mesh.tp) if strategy.sp else tokens) * shape.hidden * BYTES[dtype]
     each = inputs if strategy.recompute == "full" else layer
     head = head_bytes("train", shape, dtype, work, mesh, micro_batch)
     if spares_last_mlp(shape, mesh, strategy):
-        unread = max(0, tokens - ceil(micro_batch * predicted_tokens(work.sequence, work.response, mesh)))
+        unread = _unread_tokens(work, mesh, micro_batch)
         last = layer - unread_activation_bytes(shape, dtype, unread, mesh)
         of_last = last + layer_backward_bytes(shape, dtype, tokens, mesh, attended=attended, unread=unread)
         kept_last = inputs if strategy.recompute == "full" else last

@@ -202,9 +202,12 @@ class Node:
     @property
     def updates(self) -> int:
         """Optimizer steps of a train node in one step of the loop; 0 of other nodes."""
-        if self.repeat is None:
-            return 0
-        return self.repeat.epochs * (self.rows // (self.repeat.minibatch or self.rows))
+        return self.repeat.epochs * self.minibatches if self.repeat else 0
+
+    @property
+    def minibatches(self) -> int:
+        """Optimizer steps of a train node in one epoch; 0 of other nodes."""
+        return self.rows // (self.repeat.minibatch or self.rows) if self.repeat else 0
 
     @property
     def in_flight(self) -> bool:

@@ -71,13 +71,24 @@ class TriedEngines:
 
 
 @dataclass(frozen=True)
+class TriedSharing:
+    """The shortest step in which each score node of `pairs` has one forward pass with a train node
+    (`hflow.plan.shared_forward`); None: there is no such plan, for a `reason`."""
+
+    pairs: tuple[tuple[str, str], ...]
+    step_time_s: float | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class Search:
     """How the plan was found. `explored`: complete plans that were priced. `bound_s`: no plan has a shorter
     step; `gap`: by what part of the step's time the plan may be worse than the best one; None when that is
     not proven, because the planner proves nothing, or because plans that were not searched may be shorter:
     those with nodes `unsearched` on other devices, as `try_pin` puts one. `searched_gap`: the same as `gap`,
     of the plans that were searched. `tried_engines`: where engines were chosen by their price. `pinned`:
-    nodes of the step of which a pin says something, in all plans that were searched."""
+    nodes of the step of which a pin says something, in all plans that were searched. `tried_sharing`: where
+    plans with shared forward passes were searched, too."""
 
     explored: int
     gap: float | None
@@ -88,6 +99,7 @@ class Search:
     searched_gap: float | None = None
     tried_engines: tuple[TriedEngines, ...] = ()
     pinned: tuple[str, ...] = ()
+    tried_sharing: TriedSharing | None = None
 
 
 @dataclass(frozen=True)
@@ -261,7 +273,11 @@ def _unsaid_of_plan(own: NodePlan) -> dict[str, Any]:
 
 
 def _unsaid_of_strategy(strategy: Strategy) -> dict[str, Any]:
-    plain = {"sp": not strategy.sp, "vpp": strategy.vpp == 1}
+    plain = {
+        "sp": not strategy.sp,
+        "vpp": strategy.vpp == 1,
+        "share_forward": not strategy.share_forward,
+    }
     return {name: True for name, unsaid in plain.items() if unsaid}
 
 

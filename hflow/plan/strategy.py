@@ -17,6 +17,8 @@ class Strategy:
     `engine`: what generates; every other kind of node runs on the default engine.
     `sp`: sequence parallelism (arXiv:2205.05198); what lies between matrix products is split over tp, too.
     `vpp`: virtual pipeline size (arXiv:2104.04473); each rank of pp has so many chunks of layers, in turn.
+    `share_forward`: a score node and the first update of its model's train node have one forward pass
+    (`hflow.plan.shared_forward`).
     """
 
     recompute: Literal["none", "full"] = "none"
@@ -26,10 +28,12 @@ class Strategy:
     engine: GenerationEngine = DEFAULT_ENGINE
     sp: bool = False
     vpp: int = 1
+    share_forward: bool = False
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """What differs from the plain way: ``vpp2``, ``sp``, ``ep8``, ``zero1``, ``recompute``."""
+        """What differs from the plain way: ``vpp2``, ``sp``, ``ep8``, ``zero1``, ``recompute``,
+        ``share-forward``."""
         marks = {
             f"vpp{self.vpp}": self.vpp > 1,
             "sp": self.sp,
@@ -37,6 +41,7 @@ class Strategy:
             f"zero{self.zero}": self.zero > 0,
             "recompute": self.recompute == "full",
             "no-cache": not self.kv_cache,
+            "share-forward": self.share_forward,
         }
         return tuple(mark for mark, present in marks.items() if present)
 

@@ -50,6 +50,8 @@ def test_mfu_counts_what_megatron_counts() -> None:
     assert model_flops("train", run) == pytest.approx(2 * expected, rel=1e-3)  # norms are hardly anything
     assert model_flops("score", run) == pytest.approx(expected / 3, rel=1e-3)
     assert model_flops("train", run_on(mesh_of(), recompute="full")) == model_flops("train", run)
+    shared = run_on(mesh_of(), share_forward=True)  # of the first of two updates
+    assert model_flops("train", shared) == pytest.approx(5 / 6 * model_flops("train", run))
     assert (tokens("train", run), tokens("score", run)) == (2 * ROWS * SEQUENCE, ROWS * SEQUENCE)
     assert tokens("generate", run) == ROWS * SEQUENCE / 2
     assert peak_flops(run_on(mesh_of(dp=4))) == 4 * 989e12

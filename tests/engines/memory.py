@@ -39,9 +39,18 @@ def kernels_for(processor: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -
 
 def peak_bytes(action: Callable[[], object]) -> int:
     """The most bytes on the CPU during `action`, beside those it begins with."""
+    return int(_held(action).max())
+
+
+def held_bytes(action: Callable[[], object]) -> int:
+    """The bytes on the CPU after `action`, beside those it begins with."""
+    return int(_held(action)[-1])
+
+
+def _held(action: Callable[[], object]) -> torch.Tensor:
+    """The bytes after each allocation or release during `action`."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         action()
     events: list[Any] = profiled.profiler.kineto_results.events()  # type: ignore[union-attr]
     memory = sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns())
-    held = torch.tensor([e.nbytes() for e in memory]).cumsum(0)
-    return int(held.max())
+    return torch.tensor([e.nbytes() for e in memory]).cumsum(0)

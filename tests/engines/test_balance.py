@@ -52,7 +52,10 @@ def exchanged_on_rank(rank: int, new_group: NewGroup, values: dict[str, Rows]) -
     mine = {name: rows.slice(CUTS[rank], CUTS[rank + 1]) for name, rows in values.items()}
     arguments = CUTS[rank], ROWS, UNIT, MINIBATCHES, groups.dp, torch.device("cpu")
     exchange = Exchange(mine["tokens"], mine["mask"], *arguments)
-    return exchange.rows, {name: exchange(rows, name == "tokens") for name, rows in mine.items()}
+    moved = {name: exchange(rows, name == "tokens") for name, rows in mine.items()}
+    for name in ("mask", "advantages"):  # what has a value per response token, or per row, can go back
+        assert torch.equal(exchange.back(moved[name]).values, mine[name].values)
+    return exchange.rows, moved
 
 
 def test_every_row_arrives_whole_and_once(pool: Pool) -> None:

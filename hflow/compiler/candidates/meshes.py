@@ -81,6 +81,8 @@ def refusal(draft: Draft, group: NodeGroup, mesh: Mesh) -> str:
             return reason
     if mesh.cp > 1 and (reason := uncut(group)):
         return f"{reason}: no cp{mesh.cp}"
+    if mesh.pp > 1 and group.shares_forward:
+        return "a shared forward pass has no pipeline stages"
     return _pricing(draft, group).refusal(mesh) if draft.pins else ""
 
 

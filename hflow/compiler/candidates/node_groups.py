@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -59,6 +59,11 @@ class NodeGroup:
     def holds(self) -> bool:
         """Whether it decides where the model itself lies, of which others have copies."""
         return self.role in ("train", "frozen")
+
+    @property
+    def shares_forward(self) -> bool:
+        """Whether a score node of it shares its forward pass with the training."""
+        return self.role == "train" and any(node.op == "score" for node in self.nodes)
 
     @property
     def served(self) -> bool:
@@ -161,18 +166,23 @@ Candidates = Mapping[int, tuple[Candidate, ...]]  # by number of devices
 
 
 def node_groups(
-    graph: Graph, engines: Mapping[str, GenerationEngine], evaluation: Graph | None
+    graph: Graph,
+    engines: Mapping[str, GenerationEngine],
+    evaluation: Graph | None,
+    sharing: Collection[str] = (),
 ) -> tuple[NodeGroup, ...]:
     """The node groups of a graph, in the order of their first nodes.
 
     Args:
         engines: of its generate nodes.
         evaluation: the graph that evaluates it; its named evaluations it has itself.
+        sharing: the score nodes that share their forward pass with the training of their model.
     """
     members: dict[tuple[str, GroupRole, int, bool, GenerationEngine, bool], list[Node]] = {}
     for node in (n for n in graph.nodes if n.model):
         engine, use = engines.get(node.name, DEFAULT_ENGINE), node.model_use
-        key = use.model, _role(graph, node), use.lag, node.in_flight, engine, use.base
+        role = "train" if node.name in sharing else _role(graph, node)
+        key = use.model, role, use.lag, node.in_flight, engine, use.base
         members.setdefault(key, []).append(node)
     again = {n.name for n in evaluation.nodes} if evaluation else set[str]()
     again |= {step_node(n.name) for named in graph.evaluations for n in named.nodes}

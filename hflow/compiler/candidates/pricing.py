@@ -18,7 +18,7 @@ from hflow.cost.comm import host_transfer_s
 from hflow.cost.compute import node_time_s
 from hflow.cost.paged_cache import cache_tokens
 from hflow.cost.residency import Residency, is_awake, residency
-from hflow.cost.working_memory import working_bytes
+from hflow.cost.working_memory import kept_forward_bytes, working_bytes
 from hflow.graph.ir import Model, Node, OpKind
 from hflow.plan.cluster import Cluster
 from hflow.plan.frozen import untrained_layers
@@ -44,6 +44,8 @@ class Pricing:
     def candidates(self, mesh: Mesh) -> list[Candidate]:
         """Those that fit into a device's memory and that no other on the same mesh beats in every respect."""
         found: list[Candidate] = []
+        if self.group.shares_forward:
+            return _undominated([*self._sharing(mesh)])
         for strategy in self._strategies(mesh):
             fronts = tuple(
                 self._front(n, w, mesh, strategy) for n, w in zip(self.group.nodes, self.group.works)
@@ -62,6 +64,10 @@ class Pricing:
             return "the ranks of a server are on one host"
         if not self.group.profile.offloads and any(pin.offload for pin in self.pins):
             return f"{'a server' if self.group.served else self.group.profile.title} is not offloaded"
+        if self.group.shares_forward and any(pin.offload for pin in self.pins):
+            return "a model whose forward pass is shared is not offloaded"
+        if self.group.shares_forward and len({pin.micro for pin in self.pins} - {None}) > 1:
+            return "the pins disagree about micro-batches, which are shared"
         works = {node.name: work for node, work in zip(self.group.nodes, self.group.works)}
         if reason := self._interleaving_refusal(mesh):
             return reason
@@ -155,11 +161,42 @@ class Pricing:
             kept = self._kept(mesh, strategy, tokens=max(tokens))
             yield from self._fitting(_candidate(mesh, strategy, kept, 0.0, rest))
 
-    def _kept(self, mesh: Mesh, strategy: Strategy, offload: bool = False, tokens: int = 0) -> Residency:
+    def _sharing(self, mesh: Mesh) -> Iterator[Candidate]:
+        """A score node and the training that has one forward pass with it, in one way for each strategy: in
+        the micro-batches with which an update is fastest of those that fit beside all activations."""
+        score, train = sorted(self.group.nodes, key=lambda node: node.op)
+        of_score, of_train = (self.group.works[self.group.nodes.index(node)] for node in (score, train))
+        asked = self._pin(score)
+        for plain, recompute in product(self._strategies(mesh), self._recomputes(train)):
+            strategy = replace(plain, recompute=recompute, share_forward=True)
+            kept = self._kept(mesh, strategy, activations=self._kept_forward(of_train, mesh, strategy))
+            front = self._front(train, of_train, mesh, strategy, asked.micro if asked else None)
+            update = front.fastest(self._free(kept))
+            if not update:
+                continue
+            micro = update.micro_batch
+            scoring = self._front(score, of_score, mesh, strategy, micro).fastest(self._free(kept))
+            if scoring and scoring.micro_batch == micro:
+                configs = {"score": scoring, "train": update}
+                fronts = tuple(ParetoFront((configs[node.op],)) for node in self.group.nodes)
+                yield _candidate(mesh, strategy, kept, 0.0, fronts)
+
+    def _free(self, kept: Residency) -> int:
+        """Bytes of a device beside what stays there of the node group."""
+        return self.cluster.device.usable_bytes - kept.always.size
+
+    def _kept_forward(self, update: Workload, mesh: Mesh, strategy: Strategy) -> int:
+        untrained = untrained_layers(self.shape, self.group.trained.freeze)
+        return kept_forward_bytes(self.shape, self.model.weight_dtype, update, mesh, strategy, untrained)
+
+    def _kept(
+        self, mesh: Mesh, strategy: Strategy, offload: bool = False, tokens: int = 0, activations: int = 0
+    ) -> Residency:
         group = self.group
         return residency(
             self.model, self.shape, mesh, strategy, self.cluster, group.use, group.lag,
             evaluated=group.evaluated, offload=offload, tokens=tokens, trained=group.trained,
+            activations=activations,
         )  # fmt: skip
 
     def _offloads(self, mesh: Mesh, strategy: Strategy) -> Sequence[bool]:
@@ -178,20 +215,22 @@ class Pricing:
 
     def _fitting(self, candidate: Candidate) -> Iterator[Candidate]:
         """The candidate without the configurations that cannot fit."""
-        limit = self.cluster.device.usable_bytes - candidate.idle_bytes
+        limit = self._free(candidate.kept)
         fronts = tuple(
             ParetoFront(tuple(w for w in each.configs if w.need_bytes <= limit)) for each in candidate.fronts
         )
         if all(each.configs for each in fronts):
             yield replace(candidate, fronts=fronts)
 
-    def _front(self, node: Node, work: Workload, mesh: Mesh, strategy: Strategy) -> ParetoFront:
-        pin = next((p for p in self.pins if p.node == node.name), None)
-        recomputes = RECOMPUTE if node.op == "train" else RECOMPUTE[:1]
-        if pin and pin.recompute is not None:
-            recomputes = tuple(r for r in recomputes if pin.recompute == (r == "full"))
-        strategies = tuple(replace(strategy, recompute=recompute) for recompute in recomputes)
-        micro = pin.micro if pin else None
+    def _front(
+        self, node: Node, work: Workload, mesh: Mesh, strategy: Strategy, micro: int | None = None
+    ) -> ParetoFront:
+        """Those with `micro` rows in a micro-batch, if that is given and not pinned."""
+        pin = self._pin(node)
+        strategies = (strategy,)
+        if not strategy.share_forward:
+            strategies = tuple(replace(strategy, recompute=how) for how in self._recomputes(node))
+        micro = (pin.micro if pin else None) or micro
         untrained = untrained_layers(self.shape, self.group.trained.freeze) if node.op == "train" else 0
         return _front(
             node.op,
@@ -204,6 +243,16 @@ class Pricing:
             self.cluster,
             untrained,
         )
+
+    def _recomputes(self, node: Node) -> tuple[Literal["none", "full"], ...]:
+        pin = self._pin(node)
+        ways = RECOMPUTE if node.op == "train" else RECOMPUTE[:1]
+        if pin and pin.recompute is not None:
+            return tuple(way for way in ways if pin.recompute == (way == "full"))
+        return ways
+
+    def _pin(self, node: Node) -> Pin | None:
+        return next((pin for pin in self.pins if pin.node == node.name), None)
 
 
 @lru_cache(maxsize=65536)  # models of one shape do the same work

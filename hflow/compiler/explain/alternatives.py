@@ -25,6 +25,7 @@ from hflow.compiler.pins import placed_node
 from hflow.compiler.planner.incumbent import RESOLUTION
 from hflow.compiler.planner.search_space import SearchSpace
 from hflow.compiler.planner.widening import search_wider
+from hflow.compiler.shared_forward import sharing_of
 from hflow.compiler.state import Draft
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.graph.ir import Graph
@@ -97,7 +98,8 @@ def _question(plan: Plan, pins: Iterable[str], options: PlannerOptions, node: st
     check_explained(plan.graph, node)
     exact = replace(options, planner="exact", engines=engines_of(plan))
     draft = weight_edges(new_draft(plan.graph, plan.cluster, pins, exact))
-    all_groups = node_groups(draft.graph, draft.engines, draft.evaluation_graph)
+    draft = replace(draft, sharing=sharing_of(plan))
+    all_groups = node_groups(draft.graph, draft.engines, draft.evaluation_graph, draft.sharing)
     group = next(g for g in all_groups if node in {n.name for n in g.nodes})
     own = _placed_together(draft.graph, group, all_groups)
     kept = tuple(pin for pin in draft.pins if pin.node not in own)
@@ -162,7 +164,7 @@ def _judged(question: _Question, candidates: tuple[Candidate, ...], budget_s: fl
     """The best plan in which the node group runs in one of `candidates`, all of one mesh."""
     draft, group = question.draft, question.group
     only = {**draft.candidates, group.name: {candidates[0].num_devices: candidates}}
-    groups = node_groups(draft.graph, draft.engines, draft.evaluation_graph)
+    groups = node_groups(draft.graph, draft.engines, draft.evaluation_graph, draft.sharing)
     draft = replace(draft, candidates=alike(draft.graph, groups, only))
     space = SearchSpace(draft)
     reason = _why_nothing_fits(space)

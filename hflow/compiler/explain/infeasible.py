@@ -32,7 +32,7 @@ def infeasible(draft: Draft, tries_more: str = "") -> Diagnostic:
     undivided = indivisible(SearchSpace(draft))
     if undivided:
         return undivided
-    free = replace(draft, pins=(), options=DEFAULTS)
+    free = replace(draft, pins=(), options=DEFAULTS, sharing={})
     lean = _least_memory(free)
     usable = cluster.device.usable_bytes
     where = f"{cluster.num_devices} {cluster.device.name} with {bytes_text(usable)} each"
@@ -55,7 +55,7 @@ def _least_memory(draft: Draft) -> MinMemoryPlan:
 def _whatever_memory(draft: Draft) -> Draft:
     """With all candidates, however much they need."""
     wide = unlimited(draft)
-    groups = node_groups(wide.graph, wide.engines, wide.evaluation_graph)
+    groups = node_groups(wide.graph, wide.engines, wide.evaluation_graph, wide.sharing)
     found = {group.name: candidates_of(wide, group) for group in groups}
     return replace(wide, candidates=alike(wide.graph, groups, found))
 

@@ -16,7 +16,7 @@ def undivided(plan: Plan) -> str:
     """``rollout on 24: dp3 does not divide 128 rows``: what is in the way of layouts on most devices, if no
     node with a model has one on more devices than it uses, whatever the memory and the pins; else empty."""
     draft = _unpinned(plan)
-    groups = node_groups(draft.graph, draft.engines, draft.evaluation_graph)
+    groups = node_groups(draft.graph, draft.engines, draft.evaluation_graph, draft.sharing)
     reasons = [_in_the_way(plan, draft, group) for group in groups]
     return reasons[0] if reasons and all(reasons) else ""
 

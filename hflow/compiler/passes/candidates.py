@@ -28,7 +28,7 @@ def candidates(draft: Draft) -> Draft:
     HF305 where only memory is in the way."""
     found: dict[str, Candidates] = {}
     errors: list[Diagnostic] = []
-    groups = node_groups(draft.graph, draft.engines, draft.evaluation_graph)
+    groups = node_groups(draft.graph, draft.engines, draft.evaluation_graph, draft.sharing)
     for group in groups:
         found[group.name] = candidates_on_hosts(draft, group)
         if not found[group.name] and not _is_too_large(draft, group):

@@ -48,7 +48,9 @@ class SearchSpace:
     def groups(self) -> tuple[NodeGroup, ...]:
         if self.narrow:
             return self.narrow.groups
-        return node_groups(self.draft.graph, self.draft.engines, self.draft.evaluation_graph)
+        return node_groups(
+            self.draft.graph, self.draft.engines, self.draft.evaluation_graph, self.draft.sharing
+        )
 
     @cached_property
     def group_of(self) -> dict[str, str]:

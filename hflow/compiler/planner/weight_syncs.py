@@ -48,6 +48,7 @@ class WeightSyncs:
     def __init__(self, draft: Draft, groups: Sequence[NodeGroup]):
         self.draft, self.group_of = draft, {node.name: g.name for g in groups for node in g.nodes}
         edges = [e for e in self.draft.weight_edges if not e.every]
+        edges = [e for e in edges if self.group_of[e.reader] != self.group_of[e.trainer]]
         self._edges = {
             g.name: next((e for e in edges if self.group_of[e.reader] == g.name), None) for g in groups
         }

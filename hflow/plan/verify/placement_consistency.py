@@ -11,6 +11,7 @@ from hflow.plan.node_plan import NodePlan
 from hflow.plan.plan import Plan
 from hflow.plan.ports import generates_evenly, num_groups
 from hflow.plan.program import Call, Instruction, Loop, Program, SyncWeights, Transfer, with_bodies
+from hflow.plan.shared_forward import sharing
 
 
 def misplaced(plan: Plan) -> Iterator[str]:
@@ -25,6 +26,8 @@ def misplaced(plan: Plan) -> Iterator[str]:
     yield from (f"node `{name}` has no plan" for name in sorted(lacking))
     for own in plan.all_nodes:
         yield from _bad_node_plan(own, nodes.get(own.node))
+    if not lacking:
+        yield from _bad_sharing(plan)
     used = {d for n in plan.all_nodes for d in n.mesh.devices} | {
         d for part in plan.memory for d in part.devices
     }
@@ -56,6 +59,28 @@ def _bad_node_plan(own: NodePlan, node: Node | None) -> Iterator[str]:
         yield f"`{own.node}` ({node.op}) is planned on {own.engine}"
     elif node.op == "generate" and not _has_rows(node, own.mesh.dp):
         yield f"`{own.node}` cannot share its prompts among dp{own.mesh.dp}"
+
+
+def _bad_sharing(plan: Plan) -> Iterator[str]:
+    """Score and train nodes that cannot have one forward pass as the plan says."""
+    pairs = sharing(plan.graph, plan.shapes)
+    known = {*pairs, *pairs.values()}
+    shares = {n.node: n for n in plan.nodes if n.strategy.share_forward}
+    yield from (
+        f"`{name}` has nobody to share its forward pass with" for name in sorted(shares.keys() - known)
+    )
+    for name, trainer in pairs.items():
+        own, other = plan.node(name), plan.node(trainer)
+        if name not in shares and trainer not in shares:
+            continue
+        if _way(own) != _way(other):
+            yield f"`{name}` and `{trainer}` share a forward pass and run in different ways"
+        elif own.mesh.pp > 1 or own.offload:
+            yield f"`{name}` shares its forward pass on pipeline stages, or with offload"
+
+
+def _way(own: NodePlan) -> tuple[object, ...]:
+    return own.mesh, own.strategy, own.micro_batch, own.offload
 
 
 def _has_rows(node: Node, dp: int) -> bool:

@@ -42,7 +42,10 @@ def _weight_edge(edge: WeightRead) -> str:
 
 def _candidates(draft: Draft, width: int) -> str:
     """Every configuration of every node in every layout of its group, the fastest first."""
-    found = {group.name: group for group in node_groups(draft.graph, draft.engines, draft.evaluation_graph)}
+    found = {
+        group.name: group
+        for group in node_groups(draft.graph, draft.engines, draft.evaluation_graph, draft.sharing)
+    }
     rows = [
         row
         for name, by_size in draft.candidates.items()

@@ -68,7 +68,9 @@ def measured_json(plan: Plan, metrics: Sequence[Metrics]) -> list[dict[str, Any]
 
 def _search(search: Search, seconds: float) -> dict[str, Any]:
     """`gap` and `bound_s` are null where nothing is proven; `unsearched`: nodes not all places of which were
-    searched; `tried_engines`: empty where none were to be chosen by price."""
+    searched; `tried_engines`: empty where none were to be chosen by price; `tried_sharing`: null where no
+    plan with shared forward passes was searched."""
+    sharing = search.tried_sharing
     return {
         "seconds": seconds,
         "gap": search.gap,
@@ -81,6 +83,8 @@ def _search(search: Search, seconds: float) -> dict[str, Any]:
             {"engines": dict(tried.engines), "step_time_s": tried.step_time_s, "reason": tried.reason}
             for tried in search.tried_engines
         ],
+        "tried_sharing": sharing
+        and {"pairs": dict(sharing.pairs), "step_time_s": sharing.step_time_s, "reason": sharing.reason},
     }
 
 
@@ -141,6 +145,7 @@ def _node(plan: Plan, node: NodePlan) -> dict[str, Any]:
         "ep": node.strategy.ep,
         "sp": node.strategy.sp,
         "vpp": node.strategy.vpp,
+        "share_forward": node.strategy.share_forward,
         "offload": node.offload,
         **({"cache_tokens": node.cache_tokens} if node.cache_tokens else {}),
     }

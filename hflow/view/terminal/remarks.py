@@ -8,8 +8,10 @@ from itertools import chain, pairwise
 
 from hflow import units
 from hflow.compiler.explain.unused_devices import undivided
+from hflow.compiler.shared_forward import sharing_of
 from hflow.cost.device import F32_RATE
 from hflow.cost.host_memory import alike_hosts, host_memory
+from hflow.cost.instances import kept_activations
 from hflow.graph.adapter import StoredAdapter
 from hflow.graph.ir import Model
 from hflow.plan.cluster import Cluster
@@ -41,6 +43,7 @@ def remarks(plan: Plan) -> list[Remark]:
         *evaluations(plan),
         *_offloads(plan),
         *_adapters(plan),
+        *_shared_forward(plan),
         *chain(*notes),
     ]
 
@@ -135,6 +138,14 @@ def _adapters(plan: Plan) -> Iterator[Remark]:
         base = f"; its base: {', '.join(users)}" if users else ""
         base += f"; all others are those of {model.base}, on the same memory" if model.base else ""
         yield "adapter", f"{model.name}: {100 * share:.2g} % of its parameters are trained{base}"
+
+
+def _shared_forward(plan: Plan) -> Iterator[Remark]:
+    """Who has a forward pass with whom, and what is kept between the two."""
+    for node, trainer in sharing_of(plan).items():
+        kept = units.size(kept_activations(plan.graph, plan.shapes, plan.node(trainer)))
+        text = f"{node} and the first update of {trainer} have one pass; {kept} per device stay between them"
+        yield "forward", text
 
 
 def _frozen_adapter(plan: Plan, model: Model) -> str:

@@ -5,13 +5,15 @@ Losses are normalised over the whole minibatch, so who computes which rows chang
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, all_reduce, all_to_all_single
 
 from hflow.plan.row_balance import MOST_TOKENS
+from hflow.runtime.engines.groups import Groups
+from hflow.runtime.engines.protocol import EngineCall
 from hflow.runtime.rows import Rows
 
 
@@ -86,7 +88,15 @@ class Exchange:
         sizes = self._tokens if whole else self._responses
         if rows.lengths is None:
             sizes = torch.ones_like(sizes)
-        return self._moved(rows, sizes, self._unit if per_group else 1)
+        return self._moved(rows, sizes, self._before, self._after, self._unit if per_group else 1)
+
+    def back(self, rows: Rows) -> Rows:
+        """From this rank's part, dense or with a value per response token, to the rows that it had before.
+        Collective."""
+        if torch.equal(self._before, self._after):
+            return rows
+        sizes = self._responses if rows.lengths is not None else torch.ones_like(self._responses)
+        return self._moved(rows, sizes, self._after, self._before)
 
     def ragged(self, rows: Rows) -> Rows:
         """This rank's part of rows of any lengths. Collective."""
@@ -96,12 +106,16 @@ class Exchange:
         sizes[self._before == self._rank] = rows.row_lengths
         sizes = sizes.to(self._device)
         all_reduce(sizes, group=self._group)
-        return self._moved(rows, sizes.cpu())
+        return self._moved(rows, sizes.cpu(), self._before, self._after)
 
-    def _moved(self, rows: Rows, sizes: Tensor, unit: int = 1) -> Rows:
-        """`sizes`: values of every row, on all ranks. `unit`: rows to which one of `rows` belongs."""
-        before, after, wanted = self._before[::unit], self._after[::unit], self.rows[::unit] // unit
-        given = (before == self._rank).nonzero().squeeze(1)
+    def _moved(self, rows: Rows, sizes: Tensor, before: Tensor, after: Tensor, unit: int = 1) -> Rows:
+        """From those ranks which have each row `before` to those that have it `after`.
+
+        Args:
+            sizes: values of every row, on all ranks. unit: rows to which one of `rows` belongs.
+        """
+        before, after = before[::unit], after[::unit]
+        given, wanted = ((ranks == self._rank).nonzero().squeeze(1) for ranks in (before, after))
         sent, come = after[given].argsort(stable=True), before[wanted].argsort(stable=True)
         gives, gets = self._splits(given, after, sizes), self._splits(wanted, before, sizes)
         received = self._swap(rows.take(sent).values, gives, gets)
@@ -122,3 +136,17 @@ class Exchange:
             received, sent, [width * n for n in gets], [width * n for n in gives], group=self._group
         )
         return received.cpu().view(values.dtype)
+
+
+def exchanged(
+    call: EngineCall,
+    inputs: Mapping[str, Rows],
+    unit: int,
+    minibatches: int,
+    groups: Groups,
+    device: torch.device,
+) -> Exchange:
+    """Which of the rows of a call this rank trains on. Collective over the data-parallel ranks."""
+    return Exchange(
+        inputs["tokens"], inputs["mask"], call.first_row, call.node.rows, unit, minibatches, groups.dp, device
+    )

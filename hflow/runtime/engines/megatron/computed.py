@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hflow.runtime.engines.megatron.head import OutputMatrix
+from hflow.runtime.engines.megatron.loss import Loss
 from hflow.runtime.engines.megatron.micro_batches import MicroBatch
 from hflow.runtime.engines.megatron.predicted import predicted
 from hflow.runtime.engines.megatron.sequences import Sequences
@@ -19,21 +20,30 @@ SCORE = "score"
 @dataclass(frozen=True)
 class Computed:
     """`wanted`: the inputs of a loss that a train node computes of `model`. `temperature`: at which log-probs
-    are taken."""
+    are taken. `to_the_end`: rows have a place after their last token, too, where a scalar head gives their
+    score."""
 
     wanted: frozenset[str]
     model: torch.nn.Module
     temperature: float
+    to_the_end: bool
+
+    @staticmethod
+    def of(loss: Loss, model: torch.nn.Module, shared: bool) -> Computed:
+        """What `loss` reads. `shared`: a score node has one forward pass with it, and that one always has
+        scores."""
+        wanted = frozenset(loss.computed)
+        to_the_end = SCORE in wanted or (shared and "values" in wanted)
+        return Computed(wanted, model, loss.temperature, to_the_end)
 
     def places(self, sequences: Sequences) -> Sequences:
-        """The rows to run: with one more token each where the loss reads a score, which is what the head
-        gives after the last token of a row."""
-        return sequences.extended() if SCORE in self.wanted else sequences
+        """The rows to run."""
+        return sequences.extended() if self.to_the_end else sequences
 
     def width(self, sequences: Sequences) -> int:
         """The longest response among rows that `places` gave."""
         longest = sequences.response_mask.shape[1]
-        return max(longest - 1, 0) if SCORE in self.wanted else longest
+        return max(longest - 1, 0) if self.to_the_end else longest
 
     def __call__(self, heads: Tensor, batch: MicroBatch) -> dict[str, Tensor]:
         """By name, of rows that `places` gave; 0 where a row has no token. The same on every context-parallel
@@ -62,7 +72,7 @@ class Computed:
                 name: _padded(pack.whole(values), response) for name, values in named if name in self.wanted
             }
         numbers = _padded(pack.whole(heads.squeeze(1)), response)
-        if SCORE not in self.wanted:
+        if not self.to_the_end:
             return {"values": numbers}
         lengths, width = sequences.response_lengths - 1, self.width(sequences)
         # One column more, for rows without any place: those that fill up a micro-batch of no rows.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import torch
+from torch import Tensor
 
 from hflow.graph.infer.kinds.generate import ROUTES
 from hflow.graph.infer.kinds.train import frozen_patterns
@@ -31,6 +32,7 @@ from hflow.runtime.engines.megatron.optimizer import Adam, AdamOptions
 from hflow.runtime.engines.megatron.padding import freeze_padding, padding_token
 from hflow.runtime.engines.megatron.score import judge, score
 from hflow.runtime.engines.megatron.sequences import Sequences
+from hflow.runtime.engines.megatron.shared_forward import SharedForward, Trainer
 from hflow.runtime.engines.megatron.train import Training
 from hflow.runtime.engines.megatron.training_state import MegatronTrainingState
 from hflow.runtime.engines.megatron.weights import MegatronWeights, freeze_parameters, lie_on
@@ -113,6 +115,8 @@ class MegatronModel(ModelEngine):
             self.averages = moving_averages(self.weights, averaging, shape)
             self.adam = Adam(self.model, groups, AdamOptions.of(train_options), strategy.zero == 1)
             self.training = MegatronTrainingState(self.weights, self.adam)
+        self.trainer: Trainer | None = None
+        self.passed: Sequence[Tensor] | None = None  # by a score node, for the training that comes
         self.weights.changed = False
 
     @classmethod
@@ -128,7 +132,11 @@ class MegatronModel(ModelEngine):
             frozen_patterns(trainer) if trainer else (), setup.averaging, setup.seed, setup.sharding.ep,
             setup.sharding.vpp, base,
         )  # fmt: skip
-        return made if made.member else None
+        if not made.member:
+            return None
+        if trainer and plan and made.adam:
+            made.trainer = Trainer(trainer, plan, made.adam.model)
+        return made
 
     def run(self, call: EngineCall, inputs: Mapping[str, Rows]) -> Result:
         """Execute a generate, score or train node on this rank's rows. Collective over the mesh.
@@ -175,25 +183,42 @@ class MegatronModel(ModelEngine):
         """Metrics: the mean score, value or entropy."""
         check_kept(call, inputs)
         self._check_routes(call, inputs)
+        shared = self._shared(call, inputs)
+        rows = shared.taken(inputs) if shared else inputs
+        found = self._scored(call, rows, shared)
+        lengths, per_token = rows["mask"].lengths, {"values", "logprobs", "entropy"}
+        outputs = {name: Rows(x.cpu(), lengths if name in per_token else None) for name, x in found.items()}
+        if shared:
+            outputs = {name: shared.exchange.back(values) for name, values in outputs.items()}
+        self._check_finite(call, outputs)
+        told = outputs.keys() - {"logprobs"} if self.groups.reports else ()
+        return Result(outputs, {name: _sum(outputs[name].values) for name in told})
+
+    def _scored(
+        self, call: EngineCall, inputs: Mapping[str, Rows], shared: SharedForward | None
+    ) -> dict[str, Tensor]:
+        """By output port, on the ranks of the last stage; on others nothing."""
         sequences = Sequences.of(inputs["tokens"], inputs["mask"], self.device, inputs.get("kept"))
         sequences = sequences.routed(inputs.get(ROUTES), choices(self.shape))
-        lengths, limit, sp = inputs["mask"].lengths, call.plan.micro_batch, call.plan.strategy.sp
-        use = call.node.model
+        limit, sp, use = call.plan.micro_batch, call.plan.strategy.sp, call.node.model
         with without_adapters(self.model, use is not None and use.base):
             if self.shape.head == "scalar":
-                judged = judge(self.model, self.groups, sequences, limit, sp)
+                judged = judge(self.model, self.groups, sequences, limit, sp, shared)
                 names = ("values", "score")
             else:
                 temperature = call.node.options["temperature"]
-                judged = score(self.model, self.groups, sequences, limit, temperature, sp)
+                judged = score(self.model, self.groups, sequences, limit, temperature, sp, shared)
                 names = ("logprobs", "entropy")
-        per_token = {"values", "logprobs", "entropy"}
-        outputs = {n: Rows(v.cpu(), lengths if n in per_token else None) for n, v in zip(names, judged or ())}
-        self._check_finite(call, outputs)
-        if judged is None:
-            return Result()
-        told = outputs.keys() - {"logprobs"} if self.groups.reports else ()
-        return Result(outputs, {name: _sum(outputs[name].values) for name in told})
+        return dict(zip(names, judged or ()))
+
+    def _shared(self, call: EngineCall, inputs: Mapping[str, Rows]) -> SharedForward | None:
+        """The forward pass that this one is, too, in a step whose plan says so."""
+        if call.evaluation or not call.plan.strategy.share_forward:
+            return None
+        assert self.trainer, f"{call.node.name} shares its forward pass with no training"
+        shared = SharedForward.of(self.trainer, call, inputs, self.groups, self.device)
+        self.passed = shared.passed
+        return shared
 
     def _check_routes(self, call: EngineCall, inputs: Mapping[str, Rows]) -> None:
         moe = self.shape.moe
@@ -214,7 +239,8 @@ class MegatronModel(ModelEngine):
         if self.weights.changed:
             self.adam.reload_weights()
             self.weights.changed = False
-        training = Training.of(call, inputs, self.adam, self.weights, self.groups, self.device)
+        passed, self.passed = self.passed, None
+        training = Training.of(call, inputs, self.adam, self.weights, self.groups, self.device, passed)
         return Result(metrics=training.run())
 
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp, all_reduce
 
+from hflow.plan.node_plan import NodePlan
+from hflow.runtime.engines.groups import Groups
 from hflow.runtime.engines.megatron.context_shard import ContextShard
 from hflow.runtime.engines.megatron.pack import Pack
 from hflow.runtime.engines.megatron.sequences import Sequences
@@ -60,6 +62,24 @@ def micro_batches(
     sizes = [most if same_shape else len(pack.tokens) for pack in packs]
     packs = [pack.padded(ceil(size / multiple) * multiple) for pack, size in zip(packs, sizes)]
     return tuple(MicroBatch(rows[part], of, pack) for part, of, pack in zip(parts, taken, packs))
+
+
+def batches_of_update(
+    sequences: Sequences, rows: Tensor, unit: int, plan: NodePlan, groups: Groups
+) -> tuple[MicroBatch, ...]:
+    """The micro-batches of one update of a train node: `rows` of this rank, in groups of `unit`."""
+    strategy = plan.strategy
+    return micro_batches(
+        sequences, rows, plan.micro_batch, groups.pp.size() > 1, unit, in_step=groups.ep, cp=groups.cp,
+        multiple=groups.tp.size() if strategy.sp else 1,
+        in_sets_of=groups.pp.size() if strategy.vpp > 1 else 1,
+    )  # fmt: skip
+
+
+def of_minibatch(number: int, count: int, rows: Tensor, unit: int) -> Tensor:
+    """Which of a rank's rows are in minibatch `number` of `count`, int64: the groups whose global number is
+    that modulo `count`, whatever the layout. `rows`: the global numbers of all of its rows."""
+    return (rows // unit % count == number).nonzero().squeeze(1)
 
 
 def _run_here(sequences: Sequences, cp: ProcessGroup | None) -> Pack | ContextShard:

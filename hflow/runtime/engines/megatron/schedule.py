@@ -3,7 +3,7 @@ interleaved one where each has several chunks of layers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -39,6 +39,7 @@ def run_schedule(
     finish: Finish,
     forward_only: bool = False,
     sp: bool = False,
+    passed: Sequence[Tensor] | None = None,
 ) -> list[Any]:
     """Pass all micro-batches forward (and backward); gradients add up in the model's buffers.
 
@@ -47,6 +48,8 @@ def run_schedule(
 
     Args:
         sp: sequence parallelism.
+        passed: what an earlier forward pass gave for each micro-batch (`Finish`), with what its backward pass
+            needs; none is made again. Of a model without pipeline stages.
 
     Returns:
         What `finish` wants kept of each micro-batch; empty on all stages but the last.
@@ -55,9 +58,12 @@ def run_schedule(
     several = len(chunks) > 1
     schedule = get_forward_backward_func(pp_size=groups.pp.size(), vp_size=len(chunks) if several else None)
     config = get_model_config(model)
+    earlier = None if passed is None else iter(passed)
 
     def forward_step(batches: Iterator[MicroBatch], model: torch.nn.Module) -> tuple[Tensor, Any]:
         batch = next(batches)
+        if earlier:
+            return next(earlier), lambda heads: _three(finish(heads, batch))
         has_head = bool(get_attr_wrapped_model(model, "post_process"))
         output = forward(model, batch.pack, has_head, groups.tp if sp else None)
         return output, lambda heads: _three(finish(heads.squeeze(0), batch))

@@ -13,6 +13,7 @@ from hflow.runtime.engines.megatron.micro_batches import MicroBatch, micro_batch
 from hflow.runtime.engines.megatron.predicted import predicted
 from hflow.runtime.engines.megatron.schedule import run_schedule
 from hflow.runtime.engines.megatron.sequences import Sequences
+from hflow.runtime.engines.megatron.shared_forward import SharedForward
 
 Read = Callable[[Tensor, MicroBatch], Tensor]
 
@@ -24,9 +25,13 @@ def score(
     micro_batch: int,
     temperature: float,
     sp: bool = False,
+    shared: SharedForward | None = None,
 ) -> tuple[Tensor, Tensor] | None:
     """Log-probability of every response token and entropy of the distribution it is drawn from, over its kept
     set if there is one.
+
+    Args:
+        shared: the forward pass that is also that of an update, of some of the rows.
 
     Returns:
         float32 ``[response tokens]`` each, row by row, on the ranks of the last pipeline stage; None on
@@ -38,21 +43,29 @@ def score(
         kept = None if of.kept_ids is None else own(of.kept_ids)
         return torch.stack(predicted(hidden, matrix, own(of.targets), temperature, kept=kept), 1)
 
-    found = _at_responses(model, groups, sequences, micro_batch, read, sp)
+    found = _at_responses(model, groups, sequences, micro_batch, read, sp, shared)
     return None if found is None else (found[0], found[1])
 
 
 def judge(
-    model: torch.nn.Module, groups: Groups, sequences: Sequences, micro_batch: int, sp: bool = False
+    model: torch.nn.Module,
+    groups: Groups,
+    sequences: Sequences,
+    micro_batch: int,
+    sp: bool = False,
+    shared: SharedForward | None = None,
 ) -> tuple[Tensor, Tensor] | None:
     """What a model with a scalar head gives before every response token, and after the whole row.
+
+    Args:
+        shared: see `score`.
 
     Returns:
         float32 values ``[response tokens]``, row by row, at the positions that predict the tokens, and
         scores ``[rows]``, at each row's last token; on the ranks of the last pipeline stage, else None.
     """
     numbers_only: Read = lambda numbers, _: numbers  # noqa: E731
-    found = _at_responses(model, groups, sequences.extended(), micro_batch, numbers_only, sp)
+    found = _at_responses(model, groups, sequences.extended(), micro_batch, numbers_only, sp, shared)
     if found is None:
         return None
     numbers = found[0]
@@ -70,20 +83,25 @@ def _at_responses(
     micro_batch: int,
     read: Read,
     sp: bool,
+    shared: SharedForward | None,
 ) -> Tensor | None:
     """``[kinds, response tokens]``: what `read` makes of the head's outputs, ``[predicted, kinds]`` of those
     that a rank predicts."""
-    everyone = torch.arange(len(sequences), device=sequences.tokens.device)
-    batches = micro_batches(
-        sequences, everyone, micro_batch, same_shape=groups.pp.size() > 1, in_step=groups.ep, cp=groups.cp,
-        multiple=groups.tp.size() if sp else 1,
-    )  # fmt: skip
 
     def finish(outputs: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         return outputs.new_zeros(()), batch.pack.whole(read(outputs, batch)).T
 
-    model.eval()
-    parts = run_schedule(model, groups, batches, finish, forward_only=True, sp=sp)
+    batches, parts = shared.run(sequences, finish) if shared else ((), [])
+    rows = torch.arange(len(sequences), device=sequences.tokens.device)
+    rows = shared.others(rows) if shared else rows
+    if len(rows) or not shared:
+        others = micro_batches(
+            sequences, rows, micro_batch, same_shape=groups.pp.size() > 1, in_step=groups.ep, cp=groups.cp,
+            multiple=groups.tp.size() if sp else 1,
+        )  # fmt: skip
+        model.eval()
+        parts += run_schedule(model, groups, others, finish, forward_only=True, sp=sp)
+        batches += others
     if not groups.last_stage:
         return None
     found, order = torch.cat(parts, 1), torch.cat([batch.rows for batch in batches])

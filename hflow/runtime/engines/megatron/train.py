@@ -8,7 +8,7 @@ whoever computes which part.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -19,17 +19,16 @@ from torch.distributed import all_reduce
 
 from hflow.graph.infer.kinds.generate import ROUTES
 from hflow.graph.infer.kinds.train import balance_coef
-from hflow.graph.ir import Node
 from hflow.ops.aggregate import token_weights
 from hflow.plan.routes import choices
 from hflow.runtime.engines.groups import Groups
-from hflow.runtime.engines.megatron.balance import Exchange
+from hflow.runtime.engines.megatron.balance import exchanged
 from hflow.runtime.engines.megatron.computed import Computed
 from hflow.runtime.engines.megatron.divergence import NO_FAULT, agreed, diverged, norms_are_finite
 from hflow.runtime.engines.megatron.dropout import numbered
 from hflow.runtime.engines.megatron.learning_signal import leave_out_rounding
 from hflow.runtime.engines.megatron.loss import Level, Loss
-from hflow.runtime.engines.megatron.micro_batches import MicroBatch, micro_batches
+from hflow.runtime.engines.megatron.micro_batches import MicroBatch, batches_of_update, of_minibatch
 from hflow.runtime.engines.megatron.moe.balance import balanced
 from hflow.runtime.engines.megatron.optimizer import Adam, AdamOptions
 from hflow.runtime.engines.megatron.recompute import set_recompute
@@ -75,7 +74,8 @@ class Training:
 
     `rows`: their global numbers, int64, ascending. `inputs` holds what the loss reads: ``[rows]``,
     ``[groups]`` or ``[rows, longest response]``, right-padded, like `mask`. `sequences` has the places that
-    `computed` asks for.
+    `computed` asks for. `passed`: what the layers gave for each micro-batch of the first update, where a
+    score node has made that forward pass.
     """
 
     call: EngineCall
@@ -89,6 +89,7 @@ class Training:
     sequences: Sequences
     inputs: Mapping[str, Tensor]
     mask: Tensor
+    passed: Sequence[Tensor] | None = None
 
     @staticmethod
     def of(
@@ -98,6 +99,7 @@ class Training:
         weights: MegatronWeights,
         groups: Groups,
         device: torch.device,
+        passed: Sequence[Tensor] | None = None,
     ) -> Training:
         """Bring the rows to `device`, some from other data-parallel ranks. Collective over these.
 
@@ -113,10 +115,7 @@ class Training:
             lengths = inputs[name].lengths
             if lengths is not None and not torch.equal(lengths, mask.row_lengths):
                 raise NodeError(call.node.name, f"`{name}` has not one value per response token")
-        exchange = Exchange(
-            inputs["tokens"], mask, call.first_row, call.node.rows, loss.unit, _minibatches(call.node),
-            groups.dp, device,
-        )  # fmt: skip
+        exchange = exchanged(call, inputs, loss.unit, call.node.minibatches, groups, device)
         kept = exchange.ragged(inputs["kept"]) if "kept" in inputs else None
         routes = exchange.ragged(inputs[ROUTES]) if ROUTES in inputs else None
         tokens, mask = exchange(inputs["tokens"], whole=True), exchange(mask)
@@ -125,15 +124,16 @@ class Training:
             rows = exchange(inputs[name], per_group=loss.per_group(name))
             read[name] = (rows.values if rows.lengths is None else rows.padded()).to(device)
         computed, options = (
-            Computed(frozenset(loss.computed), adam.model, loss.temperature),
+            Computed.of(loss, adam.model, call.plan.strategy.share_forward),
             AdamOptions.of(call.node.options, call.steps * call.node.updates),
         )
         sequences = Sequences.of(tokens, mask, device, kept)
         sequences = computed.places(sequences.routed(routes, choices(shape_of_model(adam.model))))
         present = mask.padded().to(device)
         return Training(
-            call, loss, computed, options, adam, weights, groups, exchange.rows, sequences, read, present
-        )
+            call, loss, computed, options, adam, weights, groups, exchange.rows, sequences, read, present,
+            passed,
+        )  # fmt: skip
 
     def run(self) -> MetricSums:
         """Make all updates. Collective over the mesh.
@@ -151,7 +151,7 @@ class Training:
         """
         repeat = self.call.node.repeat
         assert repeat is not None
-        minibatches = self._minibatches(_minibatches(self.call.node))
+        minibatches = self._minibatches(self.call.node.minibatches)
         updates = repeat.epochs * len(minibatches)
         metrics: MetricSums = {}
         self.adam.model.train()
@@ -167,9 +167,8 @@ class Training:
         return metrics
 
     def _minibatches(self, count: int) -> list[Minibatch]:
-        """Minibatch k has the groups whose global number is k modulo `count`, whatever the layout."""
-        of = (self.rows // self.loss.unit % count).to(self.mask.device)
-        parts = [(of == k).nonzero().squeeze(1) for k in range(count)]
+        numbers = self.rows.to(self.mask.device)
+        parts = [of_minibatch(k, count, numbers, self.loss.unit) for k in range(count)]
         trained = self.mask.sum(1)
         local = [
             [float(trained[rows].sum()), float((trained[rows] > 0).sum()), len(rows) / self.loss.unit]
@@ -181,17 +180,15 @@ class Training:
 
     def _update(self, minibatch: Minibatch, number: int) -> MetricSums:
         """Update `number` of this node in the whole run."""
-        groups, strategy = self.groups, self.call.plan.strategy
-        sp = strategy.sp
-        limit, unit, multiple = self.call.plan.micro_batch, self.loss.unit, groups.tp.size() if sp else 1
-        batches = micro_batches(
-            self._drawn(number), minibatch.rows, limit, groups.pp.size() > 1, unit, in_step=groups.ep,
-            cp=groups.cp, multiple=multiple, in_sets_of=groups.pp.size() if strategy.vpp > 1 else 1,
-        )  # fmt: skip
+        plan, passed = self.call.plan, self.passed if minibatch.first else None
+        rows = self._drawn(number), minibatch.rows
+        batches = batches_of_update(*rows, self.loss.unit, plan, self.groups)
         self.adam.zero_grad()
         finish: Finish = lambda heads, part: self._loss(heads, part, minibatch)  # noqa: E731
         with self._balanced(batches) as metrics:
-            sums = run_schedule(self.adam.model, groups, batches, finish, sp=sp)
+            sums = run_schedule(
+                self.adam.model, self.groups, batches, finish, sp=plan.strategy.sp, passed=passed
+            )
         grad_norm, (loss, signal) = self.adam.prepare(self.options.clip_grad), self._global_loss(sums)
         if not (isfinite(loss) and isfinite(grad_norm)):
             problem = f"update {number}: loss {loss}, gradient norm {grad_norm}"
@@ -277,12 +274,6 @@ class Training:
         all_reduce(found, group=self.groups.mesh)
         loss, signals = found.tolist()
         return loss, signals > 0
-
-
-def _minibatches(node: Node) -> int:
-    """Updates per epoch."""
-    assert node.repeat is not None
-    return node.rows // (node.repeat.minibatch or node.rows)
 
 
 def _rows_of(values: Tensor, part: MicroBatch, width: int, unit: int = 1) -> Tensor:
