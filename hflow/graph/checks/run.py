@@ -14,7 +14,7 @@ from hflow.diagnostics import CODES, did_you_mean
 from hflow.graph.infer.draft import NodeDraft
 from hflow.graph.ir import Graph
 from hflow.graph.source.problems import Problems
-from hflow.graph.source.schema import RunSpec
+from hflow.graph.source.run_schema import RunSpec
 
 REWARD = "reward_mean"
 _PLAIN = (REWARD, "step", "time_s", "tokens", "tokens_per_s")  # of every run; REWARD of most

@@ -9,8 +9,9 @@ from dataclasses import replace
 from hflow.diagnostics import SET, Diagnostic, HflowError, Span
 from hflow.graph.foreign.lookup import help_for_unknown
 from hflow.graph.source.document import Document, Item, KeyPath, parse
+from hflow.graph.source.run_schema import CHECKPOINT, HANG, REPLAN, SAMPLES
 from hflow.graph.source.run_section import opened
-from hflow.graph.source.schema import CHECKPOINT, HANG, NAMED_SECTIONS, REPLAN, SAMPLES, keys_at, node_path
+from hflow.graph.source.schema import NAMED_SECTIONS, keys_at, node_path
 
 _IN_LIST = re.compile(r"(?P<list>.+)\[-?\d+\]")
 

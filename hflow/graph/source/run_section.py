@@ -8,7 +8,7 @@ from dataclasses import replace
 from hflow.diagnostics import HflowError
 from hflow.graph.run_config import CheckpointPolicy, HangPolicy, ReplanPolicy, RunConfig, SamplePolicy
 from hflow.graph.source.document import Document, Item, KeyPath, dump, parse
-from hflow.graph.source.schema import CHECKPOINT, HANG, REPLAN, SAMPLES, RunSpec
+from hflow.graph.source.run_schema import CHECKPOINT, HANG, REPLAN, SAMPLES, RunSpec
 
 RUN = "run"
 

@@ -8,34 +8,23 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from hflow.graph.adapter import ADAPTER_TARGETS, AdapterTarget
 from hflow.graph.ir import ModelDType
-from hflow.graph.run_config import TrackerName
-
-NAME_PATTERN = r"^[a-z_][a-z0-9_]*$"
-REF_PATTERN = r"^[a-z_][a-z0-9_]*\.[a-z_][a-z0-9_]*$"
-_COLUMN = r"[a-z_][a-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?"  # of metrics.jsonl
-METRIC_PATTERN = rf"^({_COLUMN}|eval/[a-z_][a-z0-9_]*/[A-Za-z_][A-Za-z0-9_@-]*)?$"
-METRIC_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_@-]*$"
-
-_INT64 = 2**63  # sizes, steps and seeds are int64s
-
-Positive = Annotated[int, Field(gt=0, lt=_INT64)]
-Natural = Annotated[int, Field(ge=0, lt=_INT64)]
-Name = Annotated[str, Field(pattern=NAME_PATTERN)]
-PathText = Annotated[str, Field(min_length=1)]
-MetricName = Annotated[str, Field(pattern=METRIC_NAME_PATTERN)]
-RefText = Annotated[str, Field(pattern=REF_PATTERN, description="node.port")]
-FailureCode = Annotated[str, Field(pattern=r"^HF4[0-9][0-9]$", description="of a failure, as HF401")]
-Tokens = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-DurationS = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
-
-
-class _Shape(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, populate_by_name=False)
+from hflow.graph.source.run_schema import CheckpointSpec, HangSpec, ReplanSpec, RunSpec, SamplesSpec
+from hflow.graph.source.schema_values import (
+    KnownKeys,
+    MetricName,
+    Name,
+    Natural,
+    PathText,
+    Positive,
+    RefText,
+    Tokens,
+    texts,
+)
 
 
 def _plain_scalar(value: Any) -> Any:
@@ -57,55 +46,11 @@ def _metric(value: Any) -> Any:
     return {"mean": value} if isinstance(value, str) else value
 
 
-def _texts(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
 def _adapter(value: Any) -> Any:
     return {"rank": value} if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def _checkpoint(value: Any) -> Any:
-    if value is False:
-        return {"every": 0, "seconds": 0, "on_signal": False}
-    if isinstance(value, int) and value is not True:
-        return {"every": value}
-    if not isinstance(value, dict):
-        raise PydanticCustomError("checkpoint_type", "expected a number of steps, a mapping, or false")
-    return value  # pyright: ignore[reportUnknownVariableType]
-
-
-def _hang(value: Any) -> Any:
-    if value is False:
-        return {"factor": 0.0}
-    if not isinstance(value, dict):
-        raise PydanticCustomError("hang_type", "expected a mapping, or false")
-    return value  # pyright: ignore[reportUnknownVariableType]
-
-
-def _samples(value: Any) -> Any:
-    if value is False:
-        return {"every": 0}
-    if isinstance(value, int) and value is not True:
-        return {"every": value}
-    if not isinstance(value, dict):
-        raise PydanticCustomError("samples_type", "expected a number of steps, a mapping, or false")
-    return value  # pyright: ignore[reportUnknownVariableType]
-
-
-def _replan(value: Any) -> Any:
-    if value is False:
-        return {"every": 0}
-    if value is True:
-        return {}
-    if isinstance(value, int):
-        return {"every": value}
-    if not isinstance(value, dict):
-        raise PydanticCustomError("replan_type", "expected a number of steps, a mapping, true or false")
-    return value  # pyright: ignore[reportUnknownVariableType]
-
-
-class RefreshSpec(_Shape):
+class RefreshSpec(KnownKeys):
     """A frozen model takes over the weights of a trained one before every `every`-th step; with `decay`,
     their moving average."""
 
@@ -114,20 +59,20 @@ class RefreshSpec(_Shape):
     decay: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
 
 
-class AdapterSpec(_Shape):
+class AdapterSpec(KnownKeys):
     """Low-rank matrices beside a model's own, which stay as they are (LoRA); a number is short for `rank`.
     `path`: a folder of PEFT's with matrices, rank, alpha and targets; what is said again must be equal."""
 
     rank: Positive | None = None
     alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 32.0
-    targets: Annotated[list[AdapterTarget], BeforeValidator(_texts), Field(min_length=1)] = list(
+    targets: Annotated[list[AdapterTarget], BeforeValidator(texts), Field(min_length=1)] = list(
         ADAPTER_TARGETS
     )
     dropout: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
     path: PathText | None = None
 
 
-class ModelSpec(_Shape):
+class ModelSpec(KnownKeys):
     """One set of weights; `head: scalar` for critics, reward and cost models. `base`: the trained model whose
     frozen weights a model with an adapter shares."""
 
@@ -140,7 +85,7 @@ class ModelSpec(_Shape):
     base: str | None = None
 
 
-class UseSpec(_Shape):
+class UseSpec(KnownKeys):
     """`lag`: how many updates old the weights may be. `base`: without the model's adapter."""
 
     use: str
@@ -148,18 +93,18 @@ class UseSpec(_Shape):
     base: bool = False
 
 
-class LoopSpec(_Shape):
+class LoopSpec(KnownKeys):
     name: Name
     times: Positive
 
 
-class EvalSpec(_Shape):
+class EvalSpec(KnownKeys):
     metric: RefText
     rows: Positive
     every: Natural = 0
 
 
-class MetricSpec(_Shape):
+class MetricSpec(KnownKeys):
     """One number of an evaluation: one of the kinds `mean`, `pass`, `majority`, `length` and `finished` with
     what it measures, and the options of that kind. `node.port` is short for the mean of it."""
 
@@ -174,7 +119,7 @@ class MetricSpec(_Shape):
     by: str | None = None
 
 
-class NamedEvaluationSpec(_Shape):
+class NamedEvaluationSpec(KnownKeys):
     """An evaluation with rows, sampling and metrics of its own; `data` and `sampling` are options that differ
     from those of the data node and of the generate nodes."""
 
@@ -186,79 +131,12 @@ class NamedEvaluationSpec(_Shape):
     at: list[Literal["start", "end"]] = ["start", "end"]
 
 
-class CheckpointSpec(_Shape):
-    """When a run writes checkpoints, and how many of them stay; a number of steps is short for `every`, and
-    false for none."""
-
-    every: Natural = 0
-    seconds: DurationS = 0.0
-    keep: Positive = 2
-    best: Annotated[str, Field(pattern=METRIC_PATTERN, description="a column of metrics.jsonl")] = ""
-    mode: Literal["max", "min"] = "max"
-    on_signal: bool = True
-
-
-class HangSpec(_Shape):
-    """When an instruction takes so long that the run counts as hung; false for never. Seconds but for
-    `factor`."""
-
-    factor: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] = 10.0
-    least: DurationS = 300.0
-    first: DurationS = 14400.0
-
-
-class SamplesSpec(_Shape):
-    """Which samples a run keeps; a number of steps is short for `every`, and false for none."""
-
-    every: Natural = 10
-    rows: Positive = 1024
-    keep_mb: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] = 100.0
-
-
-class ReplanSpec(_Shape):
-    """When a run goes on under a plan that was made for the lengths that it sees; a number of steps is short
-    for `every`, true for the defaults, and false for never."""
-
-    every: Natural = 10
-    moved: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] = 0.2
-    gain: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] = 2.0
-
-
-NEVER_REPLANNED = ReplanSpec(every=0)
-
-
-ColumnName = Annotated[str, Field(pattern=rf"^{_COLUMN}$", description="a column of metrics.jsonl")]
-
-
-class RunSpec(_Shape):
-    """How a run is kept. No part of the graph."""
-
-    checkpoint: Annotated[CheckpointSpec, BeforeValidator(_checkpoint)] = CheckpointSpec()
-    export: Literal["last", "best", "none"] = "last"
-    restarts: Natural = 0
-    grace: DurationS = 30.0
-    retry: Annotated[list[FailureCode], BeforeValidator(_texts)] = []
-    elastic: bool = False
-    wait: DurationS = 60.0
-    hang: Annotated[HangSpec, BeforeValidator(_hang)] = HangSpec()
-    samples: Annotated[SamplesSpec, BeforeValidator(_samples)] = SamplesSpec()
-    trackers: Annotated[list[TrackerName], BeforeValidator(_texts)] = []
-    replan: Annotated[ReplanSpec, BeforeValidator(_replan)] = NEVER_REPLANNED
-    show: Annotated[list[ColumnName], BeforeValidator(_texts)] = []
-
-
-class RunFileSpec(_Shape):
-    """The file ``run.yaml`` of a run folder."""
-
-    run: RunSpec
-
-
-class RepeatSpec(_Shape):
+class RepeatSpec(KnownKeys):
     epochs: Positive = 1
     minibatch: Positive | None = None
 
 
-class SourceSpec(_Shape):
+class SourceSpec(KnownKeys):
     """`from`: the value that is read; with `lag` that of so many steps ago, `init` before there is one."""
 
     from_: RefText = Field(alias="from")
@@ -266,7 +144,7 @@ class SourceSpec(_Shape):
     init: float | None = None
 
 
-class UntilSpec(_Shape):
+class UntilSpec(KnownKeys):
     """Rounds go on until `rows` rows for which `keep` is true have been collected. A surplus serves the next
     steps while its samples are no more than `max_age` updates old."""
 
@@ -277,10 +155,10 @@ class UntilSpec(_Shape):
 
 ModelUseSpec = Annotated[UseSpec, BeforeValidator(_use)]
 InputSpec = Annotated[SourceSpec, BeforeValidator(_source)]
-NamesSpec = Annotated[list[Name], BeforeValidator(_texts)]
+NamesSpec = Annotated[list[Name], BeforeValidator(texts)]
 
 
-class LengthsSpec(_Shape):
+class LengthsSpec(KnownKeys):
     """Of the prompts of a data node, or of the responses of a generate node, in tokens, as the planner is to
     expect them. `p50`: half of them are no longer. `from`: a run folder, whose lengths these are."""
 
@@ -298,7 +176,7 @@ class LengthsSpec(_Shape):
     from_: str | None = Field(None, alias="from")
 
 
-class _NodeSpec(_Shape):
+class _NodeSpec(KnownKeys):
     with_: dict[str, Any] = Field({}, alias="with")
     after: NamesSpec = []
 
@@ -344,7 +222,7 @@ InnerNodeSpec = Annotated[
 ]
 
 
-class RepeatNodeSpec(_Shape):
+class RepeatNodeSpec(KnownKeys):
     """A region: its nodes run in rounds, at most `times`, and hand out the rows that were kept."""
 
     op: Literal["repeat"]
@@ -361,7 +239,7 @@ NodeSpec = Annotated[
 ]
 
 
-class GraphSpec(_Shape):
+class GraphSpec(KnownKeys):
     hflow: Literal[1]
     extends: str | None = Field(  # resolved before the schema is applied
         None, description="the parent: a graph file, relative to this one, or the name of an algorithm"
@@ -386,8 +264,6 @@ OPS: dict[str, type[BaseModel]] = {
     "call": CallSpec,
     "repeat": RepeatNodeSpec,
 }
-CHECKPOINT, HANG, SAMPLES = ("run", "checkpoint"), ("run", "hang"), ("run", "samples")
-REPLAN = ("run", "replan")
 # Mappings whose keys are the user's own names.
 NAMED_SECTIONS = (("params",), ("models",), ("evaluations",), ("nodes",))
 

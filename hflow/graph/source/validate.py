@@ -18,20 +18,9 @@ from hflow.diagnostics import Diagnostic, did_you_mean
 from hflow.graph.foreign.lookup import help_for_unknown, is_option, own_keys
 from hflow.graph.options import brief, spelling_help
 from hflow.graph.source.document import Document, KeyPath
-from hflow.graph.source.schema import (
-    CHECKPOINT,
-    METRIC_NAME_PATTERN,
-    METRIC_PATTERN,
-    NAME_PATTERN,
-    OPS,
-    REPLAN,
-    SAMPLES,
-    GraphSpec,
-    RunFileSpec,
-    RunSpec,
-    keys_at,
-    node_path,
-)
+from hflow.graph.source.run_schema import CHECKPOINT, REPLAN, SAMPLES, RunFileSpec, RunSpec
+from hflow.graph.source.schema import OPS, GraphSpec, keys_at, node_path
+from hflow.graph.source.schema_values import METRIC_NAME_PATTERN, METRIC_PATTERN, NAME_PATTERN
 
 # What checking goes on with where the file's own value cannot be used; no such graph is returned.
 _STAND_INS: dict[str, Any] = {"hflow": 1, "name": "graph", "loop": {"name": "step", "times": 1}}

@@ -12,7 +12,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hflow.graph.source.schema import NAME_PATTERN, REF_PATTERN, GraphSpec
+from hflow.graph.source.schema import GraphSpec
+from hflow.graph.source.schema_values import NAME_PATTERN, REF_PATTERN
 from hflow.graph.write.option_schema import EXPRESSION, Schema, with_options
 
 VERSION = 1

@@ -10,7 +10,7 @@ from pathlib import Path
 from hflow.diagnostics import Diagnostic, HflowError, Span
 from hflow.graph.source.document import Document, read
 from hflow.graph.source.extends import function_paths, moved_function, parent_path
-from hflow.graph.source.schema import NAME_PATTERN
+from hflow.graph.source.schema_values import NAME_PATTERN
 from hflow.graph.source.yaml_text import scalar
 from hflow.shipped import algorithm
 from hflow.whole_file import write_whole
