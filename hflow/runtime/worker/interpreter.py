@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, assert_never
 
 import torch.distributed as dist
@@ -58,64 +57,14 @@ from hflow.runtime.worker.move_weights import move_weights, tell_version
 from hflow.runtime.worker.route import Route, make_route
 from hflow.runtime.worker.sample_parts import SampleParts
 from hflow.runtime.worker.staleness import sampled, staleness
+from hflow.runtime.worker.step_run import Begun, StepRun
 from hflow.runtime.worker.streams import streams
-from hflow.runtime.worker.text_lengths import text_lengths
 from hflow.runtime.worker.transfer import Received, move_rows
 from hflow.runtime.worker.whereabouts import Place
 from hflow.runtime.worker.worker_state import WorkerState
 from hflow.runtime.worker.world import Peers, World
 
 _Measured = Activity | Await  # what becomes an event of a run
-
-
-@dataclass
-class _Begun:
-    """A node under way, from `start_s` to `end_s` in seconds since the epoch."""
-
-    inputs: Mapping[str, Rows]
-    start_s: float
-    end_s: float | None = None
-
-
-@dataclass
-class _StepRun:
-    """What one walk through a program collects."""
-
-    program: Program
-    number: int
-    evaluation: bool
-    name: str = ""  # of a named evaluation
-    store: dict[str, Rows] = field(default_factory=dict[str, Rows])
-    collectors: dict[str, Collector] = field(default_factory=dict[str, Collector])
-    metrics: dict[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
-    digests: dict[str, int] = field(default_factory=dict[str, int])
-    events: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    begun: dict[str, _Begun] = field(default_factory=dict[str, "_Begun"])
-    tokens: int = 0
-    trained: set[ModelWeights] = field(default_factory=set[ModelWeights])
-    samples: SampleParts | None = None
-    lengths: dict[str, Counter[int]] = field(default_factory=dict[str, "Counter[int]"])
-
-    def awaits(self, node: str) -> bool:
-        """Whether a call of the node only begins it."""
-        return any(isinstance(i, Await) and i.node == node for i in self.program.instructions)
-
-    def report(self) -> dict[str, Any]:
-        names = ("metrics", "digests", "events", "tokens", "lengths")
-        return {name: getattr(self, name) for name in names}
-
-    def measure(self, node: str, result: Result) -> None:
-        """Add a result's metrics and digest; a node of a region has one per round."""
-        for name, (total, weight) in result.metrics.items():
-            before = self.metrics.get(f"{node}.{name}", (0.0, 0.0))
-            self.metrics[f"{node}.{name}"] = before[0] + total, before[1] + weight
-        if result.digest is not None:
-            self.digests[node] = (self.digests.get(node, 0) + result.digest) % 2**64
-
-    def count_lengths(self, node: Node, result: Result) -> None:
-        """Add those of the texts that a node of the step has made; in a region, in each round."""
-        if not self.evaluation and (found := text_lengths(node, result.outputs)):
-            self.lengths.setdefault(node.name, Counter()).update(found)
 
 
 class Interpreter:
@@ -139,16 +88,14 @@ class Interpreter:
         """One step's program, or that of an evaluation (the one called `name`) after `number` steps: metrics,
         digests, events, tokens. `samples` gets the step's values."""
         program = self.plan.evaluating(name) if evaluation else self.plan.step
-        step = _StepRun(program, number, evaluation, name, samples=samples)
+        step = StepRun(program, number, evaluation, name, samples=samples)
         self._walk(program.instructions, step)
         for weights in step.trained:
             weights.version += 1
         self.now, self.place = "", None
         return step.report()
 
-    def _walk(
-        self, instructions: Sequence[Instruction], step: _StepRun, within: tuple[int, ...] = ()
-    ) -> None:
+    def _walk(self, instructions: Sequence[Instruction], step: StepRun, within: tuple[int, ...] = ()) -> None:
         """`within`: the loop and its round, of whose body they are."""
         for index, instruction in enumerate(instructions):
             if self.world.rank in instruction.devices:
@@ -156,7 +103,7 @@ class Interpreter:
                 self.place = Place(step.evaluation, path, time.monotonic(), step.name)
                 self._execute(instruction, step, path)
 
-    def _execute(self, instruction: Instruction, step: _StepRun, path: tuple[int, ...]) -> None:
+    def _execute(self, instruction: Instruction, step: StepRun, path: tuple[int, ...]) -> None:
         match instruction:
             case Free():
                 for handle in instruction.handles:
@@ -181,7 +128,7 @@ class Interpreter:
             case _:
                 assert_never(instruction)
 
-    def _recall(self, instruction: Recall, step: _StepRun) -> None:
+    def _recall(self, instruction: Recall, step: StepRun) -> None:
         node, mesh = step.program.graph.node(instruction.node), self.plan.node(instruction.node).mesh
         for port, handle in instruction.outputs.items():
             initial = initial_value(node, port, mesh, self.world.rank, instruction.init)
@@ -189,7 +136,7 @@ class Interpreter:
                 name = f"{step_node(instruction.node)}.{port}"
                 step.store[handle] = self.state.carried.recall(name, instruction.lag, initial)
 
-    def _timed(self, instruction: _Measured, step: _StepRun) -> None:
+    def _timed(self, instruction: _Measured, step: StepRun) -> None:
         self.now, started = instruction.node, time.time()
         moved, ended = self._run(instruction, step), time.time()
         if begun := step.begun.pop(instruction.node, None) if isinstance(instruction, Await) else None:
@@ -199,7 +146,7 @@ class Interpreter:
         event |= {"bytes": moved.values, "told_bytes": moved.told}
         step.events.append({**event, "start_s": started, "end_s": ended})
 
-    def _run(self, instruction: _Measured, step: _StepRun) -> Received:
+    def _run(self, instruction: _Measured, step: StepRun) -> Received:
         match instruction:
             case Call():
                 inputs = {port: step.store[handle] for port, handle in instruction.inputs.items()}
@@ -217,7 +164,7 @@ class Interpreter:
             case _:
                 assert_never(instruction)
 
-    def _release(self, instruction: Release, step: _StepRun) -> None:
+    def _release(self, instruction: Release, step: StepRun) -> None:
         """Drop the reader's copy; if its trainer donated its memory, the trainer first copies its values
         back."""
         copy = self._model(instruction, step).weights
@@ -242,7 +189,7 @@ class Interpreter:
         """The model with whose weights a weight edge begins."""
         return self.plan.graph.model_of(self.plan.graph.node(edge.source))
 
-    def _loop(self, loop: Loop, step: _StepRun, path: tuple[int, ...]) -> None:
+    def _loop(self, loop: Loop, step: StepRun, path: tuple[int, ...]) -> None:
         """Rounds until the region has its rows, with what earlier steps have left; then they are put into the
         store."""
         graph, name = step.program.graph, loop.node
@@ -269,19 +216,19 @@ class Interpreter:
                 metrics |= {"waiting": (float(waiting), 1.0), "dropped": (float(dropped), 1.0)}
             step.measure(name, Result(metrics=metrics))
 
-    def _model(self, instruction: Instruction, step: _StepRun) -> ModelEngine:
+    def _model(self, instruction: Instruction, step: StepRun) -> ModelEngine:
         node = step.program.graph.node(instruction.node)
         return self.engines.model(node, self.plan.node(node.name))
 
-    def _begin(self, instruction: Call, step: _StepRun) -> None:
+    def _begin(self, instruction: Call, step: StepRun) -> None:
         node = step.program.graph.node(instruction.node)
         plan, engine = self.plan.node(node.name), self._model(instruction, step)
         inputs = {port: step.store[handle] for port, handle in instruction.inputs.items()}
         self.now = node.name
-        step.begun[node.name] = _Begun(inputs, time.time())
+        step.begun[node.name] = Begun(inputs, time.time())
         engine.begin(self._describe(node, plan, step), inputs)
 
-    def _call(self, instruction: Call | Await, step: _StepRun, inputs: Mapping[str, Rows]) -> Received:
+    def _call(self, instruction: Call | Await, step: StepRun, inputs: Mapping[str, Rows]) -> Received:
         node = step.program.graph.node(instruction.node)
         if node.op == "repeat":
             step.collectors[node.name].add(inputs)
@@ -306,7 +253,7 @@ class Interpreter:
             step.tokens += len((result.outputs if node.op == "generate" else inputs)["tokens"].values)
         return Received()
 
-    def _run_node(self, node: Node, plan: NodePlan, step: _StepRun, inputs: Mapping[str, Rows]) -> Result:
+    def _run_node(self, node: Node, plan: NodePlan, step: StepRun, inputs: Mapping[str, Rows]) -> Result:
         """Texts are dated when they are sampled, and their age is checked before they are learned from."""
         call, engine = self._describe(node, plan, step), self.engines.of(node, plan)
         if node.op not in ("generate", "train"):
@@ -322,7 +269,7 @@ class Interpreter:
         texts = sampled(result.outputs["tokens"], weights.version, inputs.values(), of_tokens)
         return replace(result, outputs={**result.outputs, "tokens": texts})
 
-    def _describe(self, node: Node, plan: NodePlan, step: _StepRun) -> EngineCall:
+    def _describe(self, node: Node, plan: NodePlan, step: StepRun) -> EngineCall:
         types = [v.type for v in (*(() if node.op == "data" else node.inputs), *node.outputs)]
         type_ = next((t for t in types if not t.scalar), types[0])
         layout = output_layout if node.op == "data" else input_layout
@@ -342,7 +289,7 @@ class Interpreter:
     def _rows_here(self, layout: Layout, type_: ValueType) -> Range:
         return layout.boxes((type_.rows,))[self.world.rank][0]
 
-    def _transfer(self, instruction: Transfer, step: _StepRun) -> Received:
+    def _transfer(self, instruction: Transfer, step: StepRun) -> Received:
         edge = step.program.data_edge(instruction)
         held = {port: step.store[h] for port, h in instruction.inputs.items() if h in step.store}
         peers = self._peers[_ranks(edge.source_mesh, edge.target_mesh)]
@@ -367,7 +314,7 @@ class Interpreter:
             if is_average(self.plan.graph, edge) and self.world.rank in sync.devices:
                 self._sync(sync, self.plan.step)
 
-    def _weights(self, instruction: SyncWeights, step: _StepRun) -> Received:
+    def _weights(self, instruction: SyncWeights, step: StepRun) -> Received:
         edge = step.program.weight_edge(instruction)
         if average := self._average(edge, step.program.graph):
             average.advance(step.number)
