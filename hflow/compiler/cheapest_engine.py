@@ -11,6 +11,8 @@ from hflow.diagnostics import HflowError
 from hflow.plan.plan import Plan, Search, TriedEngines
 from hflow.plan.verify.runnable import unrunnable
 
+ROUNDING = 1e-9  # of steps that are added up in another order
+
 
 def cheapest(choices: Sequence[NodeEngines], planned: Callable[[NodeEngines], Plan]) -> Plan:
     """The plan with the shortest step of those that `planned` makes with each of `choices`; the first of
@@ -55,7 +57,12 @@ def proven(best: Plan, plans: Sequence[Plan]) -> Search:
         told = replace(best.search, unsearched=unproven.unsearched, try_pin=unproven.try_pin)
         return replace(told, explored=explored, gap=None, bound_s=0.0)
     bound_s, step_s = min(search.bound_s for search in searches), best.step_time_s
-    if any(plan.step_time_s < step_s for plan in plans):
+    if any(plan.step_time_s < step_s * (1 - RESOLUTION) for plan in plans):
         return replace(best.search, explored=explored, gap=None, bound_s=0.0)
-    gap = 1 - bound_s / step_s if bound_s < step_s * (1 - RESOLUTION) else 0.0
+    gap = proven_gap(bound_s, step_s)
     return replace(best.search, explored=explored, gap=gap, bound_s=bound_s, searched_gap=gap)
+
+
+def proven_gap(bound_s: float, step_s: float) -> float:
+    """By what part a step may be too long where none takes less than `bound_s`; 0 below the resolution."""
+    return 1 - bound_s / step_s if bound_s < step_s * (1 - RESOLUTION - ROUNDING) else 0.0

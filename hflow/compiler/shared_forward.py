@@ -2,30 +2,29 @@
 so.
 
 Such a pair is on one mesh, in one layout and in the same micro-batches: one node group in the search, whose
-candidates all share. So a graph is planned twice, once without such pairs; the shorter step is the plan's.
+candidates all share. So a graph is planned twice, first without such pairs; what the second search finds is
+the plan if its step is shorter, and it looks at nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from hflow.compiler.cheapest_engine import proven
+from hflow.compiler.cheapest_engine import proven, proven_gap
 from hflow.compiler.planner.incumbent import RESOLUTION
-from hflow.compiler.state import Draft
+from hflow.compiler.state import Draft, NoneShorter
 from hflow.diagnostics import Diagnostic, HflowError
-from hflow.graph.ir import Graph
-from hflow.plan.plan import Plan, TriedSharing
+from hflow.plan.plan import Plan, Search, TriedSharing
 from hflow.plan.shared_forward import sharing
 from hflow.plan.verify.runnable import unrunnable
 
-WORTH = 0.02  # of a step; less is not worth another search
-FORWARD = 1 / 3  # of an update's work
+UNPROVEN = "not all plans without that were searched"
 
 
 def planned_sharing(draft: Draft, planned: Callable[[Draft], Plan]) -> Plan:
-    """The plan of `draft`. Where forward passes can be shared that are a part of the step worth it, also the
-    one with all of these shared; the one with the shorter step, which tells of the other.
+    """The plan of `draft`. Where forward passes can be shared, the one with all of these shared if its step
+    is shorter. The search tells that it was tried.
 
     Args:
         planned: makes a plan; with half of the budget, where there may be two.
@@ -39,17 +38,33 @@ def planned_sharing(draft: Draft, planned: Callable[[Draft], Plan]) -> Plan:
     budget_s = draft.options.budget_s and draft.options.budget_s / 2
     draft = replace(draft, options=replace(draft.options, budget_s=budget_s))
     own = planned(draft)
-    if sum(_forward_s(own, draft.graph, trainer) for trainer in pairs.values()) < WORTH * own.step_time_s:
-        return own
+    if own.search.searched_gap and not budget_s:  # a search that took all of its effort is enough
+        return _told(own, own.search, pairs, None, UNPROVEN)
     try:
-        shared = planned(replace(draft, sharing=pairs))
+        below_s = own.step_time_s * (1 - RESOLUTION)
+        shared = planned(replace(draft, sharing=pairs, below_s=below_s))
+    except NoneShorter as found:
+        return _told(own, _after(own, found), pairs, None, "no step is shorter so")
     except HflowError as error:
-        tried = TriedSharing(tuple(pairs.items()), None, _reason(error.diagnostics[0]))
-        return replace(own, search=replace(own.search, tried_sharing=tried))
-    is_shorter = shared.step_time_s < own.step_time_s * (1 - RESOLUTION)
-    best = shared if is_shorter and len(unrunnable(shared)) <= len(unrunnable(own)) else own
-    tried = TriedSharing(tuple(pairs.items()), shared.step_time_s)
-    return replace(best, search=replace(proven(best, (own, shared)), tried_sharing=tried))
+        return _told(own, own.search, pairs, None, _reason(error.diagnostics[0]))
+    best = shared if len(unrunnable(shared)) <= len(unrunnable(own)) else own
+    return _told(best, proven(best, (own, shared)), pairs, shared.step_time_s)
+
+
+def _told(
+    plan: Plan, search: Search, pairs: Mapping[str, str], step_s: float | None, reason: str = ""
+) -> Plan:
+    tried = TriedSharing(tuple(pairs.items()), step_s, reason)
+    return replace(plan, search=replace(search, tried_sharing=tried))
+
+
+def _after(own: Plan, found: NoneShorter) -> Search:
+    """What is proven of a plan, when a second search has found nothing shorter."""
+    search = replace(own.search, explored=own.search.explored + found.explored)
+    if search.gap is None or found.bound_s >= search.bound_s:
+        return search
+    gap = proven_gap(found.bound_s, own.step_time_s)
+    return replace(search, gap=gap, bound_s=found.bound_s, searched_gap=gap)
 
 
 def _reason(problem: Diagnostic) -> str:
@@ -57,11 +72,6 @@ def _reason(problem: Diagnostic) -> str:
     if problem.code in ("HF302", "HF304") and problem.help:
         return problem.help.splitlines()[-1]
     return problem.message
-
-
-def _forward_s(plan: Plan, graph: Graph, trainer: str) -> float:
-    """About what the forward pass of the first update takes."""
-    return FORWARD * plan.node(trainer).time_s / graph.node(trainer).updates
 
 
 def sharing_of(plan: Plan) -> dict[str, str]:

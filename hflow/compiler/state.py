@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from hflow.compiler.candidates.node_groups import Candidates
 from hflow.compiler.options import DEFAULTS, PlannerOptions
 from hflow.compiler.pins import Pin
+from hflow.diagnostics import Diagnostic, HflowError
 from hflow.graph.ir import Graph
 from hflow.plan.cluster import Cluster
 from hflow.plan.engine_registry import GenerationEngine
@@ -36,6 +37,7 @@ class WeightRead:
 class Draft:
     """`engines`: of the generate nodes. `candidates`: the candidates of every node group, by its name.
     `sharing`: score nodes that share their forward pass, with the train node that each shares it with.
+    `below_s`: only plans with a shorter step are of use; there may be none.
     `step`: without instructions until they are written. `evaluations`: the named ones, as soon as all nodes
     of the step have plans."""
 
@@ -48,6 +50,7 @@ class Draft:
     options: PlannerOptions = DEFAULTS
     engines: Mapping[str, GenerationEngine] = field(default_factory=dict[str, GenerationEngine])
     sharing: Mapping[str, str] = field(default_factory=dict[str, str])
+    below_s: float = float("inf")
     weight_edges: tuple[WeightRead, ...] = ()
     candidates: Mapping[str, Candidates] = field(default_factory=dict[str, Candidates])
     nodes: tuple[NodePlan, ...] = ()
@@ -71,3 +74,11 @@ class Draft:
 
     def node_plan(self, name: str) -> NodePlan:
         return next(n for n in self.nodes if n.node == name)
+
+
+class NoneShorter(HflowError):  # noqa: N818  (it is what a search has found)
+    """No plan was found of those of use (`Draft.below_s`); no step of them takes less than `bound_s`."""
+
+    def __init__(self, graph: str, bound_s: float, explored: int):
+        super().__init__(Diagnostic("HF305", f"no plan of `{graph}` is shorter so"))
+        self.bound_s, self.explored = bound_s, explored

@@ -38,7 +38,7 @@ def refusal(graph: Graph, shape: ModelShape, node: Node, trainer: Node) -> str:
         f"`{trainer.name}` does not wait for `{node.name}`": node.name not in graph.ancestors[trainer.name],
         "they read other rows": any(_source(node, p) != _source(trainer, p) for p in ("tokens", "mask")),
         f"other nodes may use `{model}` between them": bool(used - graph.ancestors[node.name]),
-        "tokens choose experts anew in training": shape.moe is not None,
+        "training counts and balances its experts": shape.moe is not None,
         "training drops inputs of the adapter": bool(drops),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")

@@ -23,6 +23,7 @@ from hflow.diagnostics import HflowError
 from hflow.graph.ir import Graph
 from hflow.plan.cluster import Calibration, Cluster, DeviceKind, Link
 from hflow.plan.model_shape import ModelShape
+from hflow.plan.shared_forward import sharing
 from hflow.plan.stored_adapter import resolved_adapter
 from tests.compiler.workloads import ROOT
 
@@ -44,16 +45,18 @@ PATHS = {
 BEYOND_ANY = 10**15
 
 
-def case(name: str, seed: int, most: int, overrides: tuple[str, ...] = ()) -> Draft:
+def case(
+    name: str, seed: int, most: int, overrides: tuple[str, ...] = (), shares_forward: bool = False
+) -> Draft:
     """A problem with graph `name` that has `most` plans at the most, after `candidates`; with `overrides` of
-    its graph, which leave its shapes and sizes.
+    its graph, which leave its shapes and sizes; of all plans, or of those with shared forward passes.
 
     Some problems have no plan that fits, but none has a node group which does not fit even alone.
     """
     random = Random(f"{name} {seed}")
     while True:
         try:
-            draft = _drawn(name, random, overrides)
+            draft = _drawn(name, random, overrides, shares_forward)
         except HflowError:  # a pinned node cannot run on so many devices
             continue
         for kept in (8, 6, 4, 3, 2, 1):
@@ -113,7 +116,7 @@ def allocation_in(space: SearchSpace, colocation: Colocation, random: Random) ->
     return Allocation(partition, tuple(counts), spread, first) if all(counts) else None
 
 
-def _drawn(name: str, random: Random, overrides: tuple[str, ...] = ()) -> Draft:
+def _drawn(name: str, random: Random, overrides: tuple[str, ...], shares_forward: bool) -> Draft:
     graph, cluster = _graph(name, random.choice((16, 64, 256)), overrides), _cluster(random)
     options = PlannerOptions(
         placement=random.choice(("auto", "auto", "auto", "split", "standalone", "colocate"))
@@ -124,6 +127,7 @@ def _drawn(name: str, random: Random, overrides: tuple[str, ...] = ()) -> Draft:
     for m in (m for m in graph.models if m.adapter):
         shapes[m.name] = replace(drawn[m.base_owner].with_head(m.head), adapter=resolved_adapter(m))
     draft = replace(weight_edges(new_draft(graph, cluster, pins, options)), shapes=shapes)
+    draft = replace(draft, sharing=sharing(graph, shapes)) if shares_forward else draft
     memory = _memory_bytes(candidates(draft), random)
     device = replace(cluster.device, memory_bytes=memory)
     return candidates(replace(draft, cluster=replace(cluster, name=str(memory), device=device)))

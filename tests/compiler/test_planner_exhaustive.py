@@ -25,6 +25,16 @@ def test_search_finds_the_best_of_all_plans(name: str, seed: int) -> None:
     _compare(case(name, seed, most=1500), seed)
 
 
+@pytest.mark.matrix
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(PER_GRAPH))
+@pytest.mark.parametrize("name", ["ppo", "safe_rlhf", "async_grpo"])
+def test_search_finds_the_best_of_plans_with_shared_forward_passes(name: str, seed: int) -> None:
+    draft = case(name, seed, most=1500, shares_forward=True)
+    assert draft.sharing
+    _compare(draft, seed)
+
+
 def test_who_comes_first_stays_where_a_pin_names_devices() -> None:
     """The trainer is on the second host; with the critic first, the rollout would be there, too, as it is in
     no allocation of the space."""

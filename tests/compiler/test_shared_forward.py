@@ -10,14 +10,18 @@ from typing import Any
 import pytest
 
 import hflow
+from hflow.compiler.compile import new_draft
 from hflow.compiler.explain.own_forward import own_forward
+from hflow.compiler.shared_forward import planned_sharing
+from hflow.compiler.state import Draft, NoneShorter
 from hflow.cost.compute import node_time_s
 from hflow.cost.instances import kept_activations
 from hflow.cost.working_memory import working_bytes
 from hflow.graph.adapter import Adapter
 from hflow.graph.ir import Graph
+from hflow.plan.cluster_file import load_cluster
 from hflow.plan.layout import Mesh
-from hflow.plan.plan import Plan
+from hflow.plan.plan import Plan, Search
 from hflow.plan.read_shape import named_shape
 from hflow.plan.shared_forward import refusal, sharing
 from hflow.plan.strategy import PLAIN, Strategy
@@ -29,6 +33,7 @@ PPO = Path("algorithms/ppo.yaml")
 SHAPE = "qwen2.5-0.5b"
 NAMED = [f"params.model=shape:{SHAPE}", f"params.reward_model=shape:{SHAPE}", "params.max_new_tokens=256"]
 WHOLE = [*NAMED, "params.minibatch=128"]  # one update of all rows
+LARGE = ["params.model=shape:qwen2.5-7b", "params.reward_model=shape:qwen2.5-7b", "params.max_new_tokens=512"]
 SHARES = Strategy(share_forward=True)
 AGAIN = "  again: {op: score, model: critic, in: {tokens: rollout.tokens}}\n"
 OTHER = "  other: {op: generate, model: actor, in: {prompt: prompts.tokens}, with: {max_new_tokens: 4}}\n"
@@ -74,10 +79,19 @@ def test_why_forward_passes_are_not_shared(tmp_path: Path) -> None:
     assert why_not(ppo(tmp_path, OF_OTHER, "again")) == "they read other rows"
     assert why_not(ppo(tmp_path, AGAIN, "again")) == "other nodes may use `critic` between them"
     assert why_not(ppo(tmp_path, TWICE), "values") == "several nodes train `critic`"
+    older = AGAIN.replace("model: critic", "model: {use: critic, lag: 1}")
+    assert why_not(ppo(tmp_path, older, "again")) == "`again` scores with other weights"
     of_adapter = Adapter(rank=4, alpha=8, targets=("q_proj",), dropout=0.1)
     assert why_not(ppo(tmp_path), "values", adapter=of_adapter) == "training drops inputs of the adapter"
     experts = named_shape("qwen3-30b-a3b").moe
-    assert why_not(ppo(tmp_path), "values", moe=experts).startswith("tokens choose experts anew")
+    assert why_not(ppo(tmp_path), "values", moe=experts).startswith("training counts and balances")
+
+
+def test_nodes_in_rounds_share_nothing() -> None:
+    graph = hflow.load("tests/runtime/graphs/region_scored.yaml", [f"params.model=shape:{SHAPE}"])
+    (score,) = (n for n in graph.nodes if n.op == "score" and graph.trainers(n.model_use.model))
+    reason = refusal(graph, named_shape(SHAPE), score, graph.trainers(score.model_use.model)[0])
+    assert reason == "they are in rounds of `sampling`"
 
 
 def compiled(overrides: Iterable[str], cluster: str = "h100x1", **options: Any) -> Plan:
@@ -145,15 +159,44 @@ def test_what_memory_does_not_hold_is_not_shared(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "planner", "told"),
+    ("overrides", "cluster", "planner", "told"),
     [
-        (NAMED, "hybridflow", "--planner exact tries it"),
-        ([*NAMED, "params.minibatch=4"], "exact", "less than 2% of the step"),
+        (NAMED, "h100x1", "hybridflow", "--planner exact tries it"),
+        (LARGE, "h100x8", "exact", "no step is shorter so"),
     ],
 )
-def test_explain_tells_why_not(overrides: list[str], planner: str, told: str) -> None:
-    plan = compiled(overrides, planner=planner)
+def test_explain_tells_why_not(overrides: list[str], cluster: str, planner: str, told: str) -> None:
+    plan = compiled(overrides, cluster, planner=planner)
     assert told in own_forward(plan, "values") and not own_forward(plan, "reward")
+
+
+def test_what_is_proven_holds_for_both_searches() -> None:
+    """A second search that ends early leaves a gap; after a first one that did, there is none."""
+    draft = new_draft(hflow.load(PPO, WHOLE), load_cluster("h100x1"))
+    own = compiled(WHOLE, planner="exhaustive")
+    own = replace(own, search=Search(2, 0.0, own.step_time_s * 0.999, searched_gap=0.0))
+
+    def found(first: Plan, second: Plan | NoneShorter) -> Search:
+        def planned(draft: Draft) -> Plan:
+            if not draft.sharing:
+                return first
+            assert draft.below_s == pytest.approx(0.999 * first.step_time_s)
+            if isinstance(second, NoneShorter):
+                raise second
+            return second
+
+        return planned_sharing(draft, planned).search
+
+    early = found(own, NoneShorter("ppo", own.step_time_s * 0.9, 3))
+    assert (early.gap, early.explored) == (pytest.approx(0.1), 5)
+    late = found(own, NoneShorter("ppo", own.step_time_s * 0.9995, 3))
+    assert (late.gap, late.bound_s, late.explored) == (0.0, own.search.bound_s, 5)
+    shorter = replace(own, step_time_s=own.step_time_s * 0.95, search=Search(4, 0.0, own.step_time_s * 0.95))
+    both = found(own, shorter)
+    assert (both.gap, both.bound_s, both.explored) == (0.0, own.step_time_s * 0.95, 6)
+    unproven = replace(own, search=replace(own.search, gap=0.2, searched_gap=0.2))
+    tried = found(unproven, NoneShorter("ppo", 0.0, 0)).tried_sharing
+    assert tried and tried.reason == "not all plans without that were searched"
 
 
 def test_pins_decide_how_both_run() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hflow.compiler.shared_forward import WORTH
 from hflow.plan.plan import Plan
 from hflow.plan.shared_forward import refusal, sharing
 from hflow.units import seconds
@@ -21,10 +20,6 @@ def own_forward(plan: Plan, name: str) -> str:
     if name not in sharing(graph, plan.shapes):
         return f"{told}another node may"
     tried = plan.search.tried_sharing
-    if tried:
-        return told + (
-            f"a step would take {seconds(tried.step_time_s)}" if tried.step_time_s else tried.reason
-        )
-    if plan.search.planner != "exact":
+    if not tried:
         return f"{told}--planner exact tries it"
-    return f"{told}that of an update is less than {WORTH:.0%} of the step"
+    return told + (tried.reason or f"a step would take {seconds(tried.step_time_s or 0.0)}, but is not run")

@@ -11,23 +11,27 @@ from dataclasses import replace
 
 from hflow.compiler.explain.infeasible import infeasible
 from hflow.compiler.planner.bounds.unsearched import pin_apart
+from hflow.compiler.planner.effort import EFFORT
 from hflow.compiler.planner.published.baselines import baseline
 from hflow.compiler.planner.published.hybridflow import hybridflow
 from hflow.compiler.planner.search import SearchResult, exhaustive
 from hflow.compiler.planner.search_space import SearchSpace
 from hflow.compiler.planner.step import node_plans
 from hflow.compiler.planner.widening import search_wider, widening
-from hflow.compiler.state import Draft
+from hflow.compiler.state import Draft, NoneShorter
 from hflow.diagnostics import HflowError
 from hflow.plan.plan import Search
 
 MORE_S = 60  # what a search that ended too soon is told to take, at least
+LESS = EFFORT // 2  # of a search that knows how long a step may be
 
 
 def place(draft: Draft) -> Draft:
-    """Raises HF305 when no plan fits into the memory."""
+    """Raises HF305 when no plan fits into the memory, `NoneShorter` where only shorter ones are of use."""
     space = SearchSpace(draft)
     found = _plan(space)
+    if found.choice is None and draft.below_s < float("inf"):
+        raise NoneShorter(draft.graph.name, found.bound_s, found.explored)
     if found.choice is None:
         raise HflowError(infeasible(draft, _tries_more(space, found)))
     nodes = node_plans(draft.graph, space.groups, found.choice.assignments, found.choice.configs)
@@ -68,7 +72,7 @@ def _told(space: SearchSpace, found: SearchResult) -> Search:
 def _plan(space: SearchSpace) -> SearchResult:
     options = space.draft.options
     if options.planner == "exact":
-        return search_wider(space, options.budget_s)
+        return search_wider(space, options.budget_s, LESS if space.draft.sharing else EFFORT)
     if options.planner == "exhaustive":
         return widening(space, exhaustive)
     return hybridflow(space) if options.planner == "hybridflow" else baseline(space)

@@ -34,7 +34,7 @@ class Incumbent:
     @property
     def limit_s(self) -> float:
         """Whatever takes at least so long need not be looked at."""
-        return self.choice.step_s * (1 - self.resolution) if self.choice else float("inf")
+        return self.choice.step_s * (1 - self.resolution) if self.choice else self.space.draft.below_s
 
     @cached_property
     def price(self) -> int:
@@ -47,7 +47,8 @@ class Incumbent:
     def late(self) -> bool:
         """Whether the budget is spent, and there is something to show for it if there must be."""
         spent = self.effort > self.most or time.monotonic() > self.deadline
-        return spent and (self.choice is not None or not self.until_found)
+        must_find = self.until_found and self.space.draft.below_s == float("inf")
+        return spent and (self.choice is not None or not must_find)
 
     def offer(self, assignments: Mapping[str, Assignment]) -> None:
         """Price a complete choice, and keep it if it fits and is the best; nothing, if models that share a
@@ -61,5 +62,5 @@ class Incumbent:
         self.explored += 1
         self.effort += self.price
         seconds = step_s(self.space.builder, groups, assignments, configs)
-        if self.choice is None or seconds < self.choice.step_s:
+        if seconds < (self.choice.step_s if self.choice else self.limit_s):
             self.choice = FullAssignment(dict(assignments), configs, seconds)

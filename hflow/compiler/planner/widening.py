@@ -28,11 +28,11 @@ FOREVER = float("inf")
 Searcher = Callable[[SearchSpace, FullAssignment | None], SearchResult]
 
 
-def search_wider(space: SearchSpace, budget_s: float | None) -> SearchResult:
+def search_wider(space: SearchSpace, budget_s: float | None, most: int = EFFORT) -> SearchResult:
     """The best choice, with the proof as far as the budget goes.
 
     Args:
-        budget_s: seconds for both searches; None for the default effort.
+        budget_s: seconds for both searches; None for an effort of `most`, and more where nothing was found.
     """
     if budget_s is not None:
         return _within(space, time.monotonic() + budget_s)
@@ -41,14 +41,14 @@ def search_wider(space: SearchSpace, budget_s: float | None) -> SearchResult:
     def run(space: SearchSpace, known: FullAssignment | None) -> SearchResult:
         nonlocal begun, spent
         if space.apart:
-            wider, left = BestFirstSearch(space, known=known), max(EFFORT - spent, LEAST)
+            wider, left = BestFirstSearch(space, known=known), max(most - spent, LEAST)
             found = wider.go_on(left if known else FITTING, until_found=False)
             return wider.go_on(left) if found.choice else found
         if begun:
-            return first.go_on(EFFORT)
-        begun, found = True, first.go_on(SOON, until_found=False)
+            return first.go_on(most)
+        begun, found = True, first.go_on(min(SOON, most), until_found=False)
         if found.gap and not _all_apart(space, _apart(space, found)[0]):
-            found = first.go_on(EFFORT)
+            found = first.go_on(most)
         spent = found.effort
         return found
 
@@ -74,29 +74,30 @@ def widening(space: SearchSpace, searcher: Searcher) -> SearchResult:
     found = searcher(space, None)
     apart, rest = _apart(space, found)
     if not apart or space.draft.options.placement != "auto":
-        return replace(searcher(space, None) if _open(found) else found, unsearched=(*apart, *rest))
+        again = searcher(space, None) if _open(space, found) else found
+        return replace(again, unsearched=(*apart, *rest))
     more = searcher(_wider(space, apart), found.choice)
-    if _open(found) and not more.choice:
+    if _open(space, found) and not more.choice:
         found = searcher(space, None)
         more = searcher(_wider(space, apart), found.choice) if found.choice else more
     explored = found.explored + more.explored
-    if not more.choice:
-        return replace(more, explored=explored, unsearched=rest)
     proven_s = more.bound_s if _all_apart(space, apart) else min(found.bound_s, more.bound_s)
+    if not more.choice:
+        return replace(more, bound_s=proven_s, explored=explored, unsearched=rest)
     step_s = more.choice.step_s
     gap = 1 - proven_s / step_s if proven_s < step_s * (1 - RESOLUTION) else 0.0
     return SearchResult(more.choice, proven_s, explored, gap, unsearched=rest)
 
 
-def _open(found: SearchResult) -> bool:
-    """Whether nothing was found that fits, but something may."""
-    return found.choice is None and found.bound_s < FOREVER
+def _open(space: SearchSpace, found: SearchResult) -> bool:
+    """Whether nothing was found that fits and is of use, but something may be."""
+    return found.choice is None and found.bound_s < space.draft.below_s
 
 
 def _apart(space: SearchSpace, found: SearchResult) -> tuple[tuple[NodeGroup, ...], tuple[NodeGroup, ...]]:
     """The node groups that may be better in places of their own: those that the wider space has there, and
     others."""
-    limit_s = found.choice.step_s * (1 - RESOLUTION) if found.choice else FOREVER
+    limit_s = found.choice.step_s * (1 - RESOLUTION) if found.choice else space.draft.below_s
     left = unsearched(space, limit_s)
     most = MOST_BESIDE if space.pinned else MOST_APART
     return left[:most], left[most:]
