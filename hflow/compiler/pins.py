@@ -25,6 +25,8 @@ _SWITCHES = {
     "no-offload": ("offload", False),
     "sp": ("sp", True),
     "no-sp": ("sp", False),
+    "share-forward": ("share_forward", True),
+    "no-share-forward": ("share_forward", False),
 }
 _RANGE = re.compile(r"^(\d+)(?:-(\d+))?$")
 
@@ -44,6 +46,7 @@ class Pin:
     offload: bool | None = None
     sp: bool | None = None
     vpp: int | None = None
+    share_forward: bool | None = None
 
 
 def parse_pins(texts: Iterable[str], graph: Graph, cluster: Cluster) -> tuple[Pin, ...]:
@@ -131,7 +134,7 @@ def _setting(word: str) -> tuple[str, Any]:
     match = _NUMBER.match(word)
     if not match:
         known = "sizes are pp, dp, cp or tp with a number: tp2; "
-        known += "also zero0, zero1, ep8, vpp2, micro4, recompute, offload, sp"
+        known += "also zero0, zero1, ep8, vpp2, micro4, recompute, offload, sp, share-forward"
         raise ValueError(f"`{word}` is no size", known)
     return match[1], int(match[2])
 
@@ -142,10 +145,15 @@ def _check_strategy(strategy: dict[str, Any], node: Node) -> None:
         raise ValueError(f"zero{strategy['zero']} is none of zero0, zero1, zero3")
     if 0 in (strategy.get("ep"), strategy.get("micro"), strategy.get("vpp")):
         raise ValueError("ep, vpp and micro are at least 1")
-    kept = sorted({"zero", "recompute", "offload", "sp"} & strategy.keys())
+    kept = sorted({"zero", "recompute", "offload", "sp", "share_forward"} & strategy.keys())
     if kept and evaluation_of(node.name):
+        word = kept[0].replace("_", "-")
         raise ValueError(
-            f"`{kept[0]}` is for nodes of the step", "an evaluation's has sizes, devices, ep and micro"
+            f"`{word}` is for nodes of the step", "an evaluation's has sizes, devices, ep and micro"
+        )
+    if "share_forward" in strategy and node.op not in ("score", "train"):
+        raise ValueError(
+            f"`share-forward` is for score and train nodes, and `{node.name}` is a {node.op} node"
         )
     if strategy.get("sp") and node.op not in profile_of(DEFAULT_ENGINE).cuts_rows:
         raise ValueError(f"`sp` is for score and train nodes, and `{node.name}` is a {node.op} node")

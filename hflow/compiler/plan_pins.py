@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.plan import Plan
+from hflow.plan.shared_forward import sharing
 
 
 def pins_of(plan: Plan) -> tuple[str, ...]:
@@ -22,6 +23,9 @@ def placed_at(node: NodePlan) -> str:
 
 def _pin(node: NodePlan, plan: Plan) -> str:
     words = [*_sizes(node), f"ep{node.strategy.ep}", f"micro{node.micro_batch}"]
+    pairs = sharing(plan.graph, plan.shapes)
+    if node.node in (*pairs, *pairs.values()):
+        words.append("share-forward" if node.strategy.share_forward else "no-share-forward")
     words += _of_training(node) if node.kind == "train" else ()
     if node.kind != "generate":
         words.append("sp" if node.strategy.sp else "no-sp")

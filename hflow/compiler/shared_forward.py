@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from hflow.compiler.cheapest_engine import proven, proven_gap
+from hflow.compiler.pins import Pin
 from hflow.compiler.planner.incumbent import RESOLUTION
 from hflow.compiler.state import Draft, NoneShorter
 from hflow.diagnostics import Diagnostic, HflowError
 from hflow.plan.plan import Plan, Search, TriedSharing
-from hflow.plan.shared_forward import sharing
+from hflow.plan.shared_forward import refusal, sharing
 from hflow.plan.verify.runnable import unrunnable
 
 UNPROVEN = "not all plans without that were searched"
@@ -24,15 +25,17 @@ UNPROVEN = "not all plans without that were searched"
 
 def planned_sharing(draft: Draft, planned: Callable[[Draft], Plan]) -> Plan:
     """The plan of `draft`. Where forward passes can be shared, the one with all of these shared if its step
-    is shorter. The search tells that it was tried.
+    is shorter, or if a pin asks for it. The search tells that it was tried.
 
     Args:
         planned: makes a plan; with half of the budget, where there may be two.
 
     Raises:
-        HflowError: what that of the first raises.
+        HflowError: what that of the first raises; HF302 where a pin asks for what cannot be shared.
     """
-    pairs = sharing(draft.graph, draft.shapes)
+    pairs = _not_refused(draft)
+    if any(pin.share_forward for pin in draft.pins):
+        return planned(replace(draft, sharing=pairs))
     if draft.options.planner != "exact" or not pairs:
         return planned(draft)
     budget_s = draft.options.budget_s and draft.options.budget_s / 2
@@ -49,6 +52,30 @@ def planned_sharing(draft: Draft, planned: Callable[[Draft], Plan]) -> Plan:
         return _told(own, own.search, pairs, None, _reason(error.diagnostics[0]))
     best = shared if len(unrunnable(shared)) <= len(unrunnable(own)) else own
     return _told(best, proven(best, (own, shared)), pairs, shared.step_time_s)
+
+
+def _not_refused(draft: Draft) -> dict[str, str]:
+    """The pairs of which no pin says that they shall not share."""
+    unwanted = {pin.node for pin in draft.pins if pin.share_forward is False}
+    pairs = sharing(draft.graph, draft.shapes)
+    found = {node: trainer for node, trainer in pairs.items() if not {node, trainer} & unwanted}
+    able = {*found, *found.values()}
+    if alone := [pin for pin in draft.pins if pin.share_forward and pin.node not in able]:
+        raise HflowError(Diagnostic("HF302", f"--pin {pin.text}: {_alone(draft, pin)}") for pin in alone)
+    return found
+
+
+def _alone(draft: Draft, pin: Pin) -> str:
+    """Why a node that shall share its forward pass cannot."""
+    graph = draft.graph
+    node = graph.node(pin.node)
+    scores = [n for n in graph.nodes if n.op == "score" and n.model_use.model == node.model_use.model]
+    trainers = graph.trainers(node.model_use.model)
+    if not scores or not trainers:
+        return f"no node {'trains' if scores else 'scores with'} `{node.model_use.model}`"
+    score = node if node.op == "score" else scores[0]
+    reason = refusal(graph, draft.shapes[node.model_use.model], score, trainers[0])
+    return reason or "another pin refuses it"
 
 
 def _told(

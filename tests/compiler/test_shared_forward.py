@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +13,13 @@ import pytest
 import hflow
 from hflow.compiler.compile import new_draft
 from hflow.compiler.explain.own_forward import own_forward
+from hflow.compiler.plan_pins import pins_of
 from hflow.compiler.shared_forward import planned_sharing
 from hflow.compiler.state import Draft, NoneShorter
 from hflow.cost.compute import node_time_s
 from hflow.cost.instances import kept_activations
 from hflow.cost.working_memory import working_bytes
+from hflow.diagnostics import HflowError
 from hflow.graph.adapter import Adapter
 from hflow.graph.ir import Graph
 from hflow.plan.cluster_file import load_cluster
@@ -197,6 +200,36 @@ def test_what_is_proven_holds_for_both_searches() -> None:
     unproven = replace(own, search=replace(own.search, gap=0.2, searched_gap=0.2))
     tried = found(unproven, NoneShorter("ppo", 0.0, 0)).tried_sharing
     assert tried and tried.reason == "not all plans without that were searched"
+
+
+def test_pins_decide_whether_a_pass_is_shared() -> None:
+    refused = compiled(WHOLE, pins=["critic_train=no-share-forward"])
+    assert not marks(refused) and "a pin refuses it" in own_forward(refused, "values")
+    longer = compiled(LARGE, "h100x8", pins=["values=share-forward"])
+    assert marks(longer) and longer.step_time_s >= compiled(LARGE, "h100x8").step_time_s
+    again = compiled(WHOLE, pins=pins_of(refused))
+    assert again.step_time_s == pytest.approx(refused.step_time_s, rel=1e-6) and not marks(again)
+    shared = compiled(WHOLE)
+    assert compiled(WHOLE, pins=pins_of(shared)).step_time_s == pytest.approx(shared.step_time_s, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("pins", "told"),
+    [
+        (["reward=share-forward"], "no node trains `reward`"),
+        (["actor_train=share-forward"], "no node scores with `actor`"),
+        (
+            ["rollout=share-forward"],
+            "`share-forward` is for score and train nodes, and `rollout` is a generate",
+        ),
+        (["values=share-forward", "critic_train=no-share-forward"], "another pin refuses it"),
+        (["values=share-forward,offload"], "reads weights that are trained"),
+        (["values=share-forward", "critic_train=pp2"], "cannot run"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused(pins: list[str], told: str) -> None:
+    with pytest.raises(HflowError, match=f"HF302(.|\n)*{re.escape(told)}"):
+        compiled(WHOLE, "h100x8", pins=pins)
 
 
 def test_pins_decide_how_both_run() -> None:

@@ -32,10 +32,12 @@ MICRO = 3  # rows; the last micro-batch of a minibatch has fewer
 
 @pytest.fixture(scope="module")
 def graph(tmp_path_factory: pytest.TempPathFactory) -> Graph:
-    """PPO whose actor scores its own samples again, too."""
+    """PPO whose actor scores its own samples again, too, and an evaluation of what the critic says, which is
+    trained on nothing."""
     text = Path("algorithms/ppo.yaml").read_text()
     text = text.replace("old_logprobs: rollout.logprobs", "old_logprobs: old_logprobs.logprobs")
     node = "  old_logprobs: {op: score, model: actor, in: {tokens: rollout.tokens}}\n\n"
+    text += "\nevaluations: {held: {rows: 8, every: 1, metrics: {score: values.score}}}\n"
     path = tmp_path_factory.mktemp("graphs") / "ppo.yaml"
     path.write_text(text.replace("  shaped:\n", f"{node}  shaped:\n", 1))
     models = make_models(tmp_path_factory.mktemp("models"))
@@ -72,3 +74,5 @@ def test_same_trajectory(workers: Pool, graph: Graph, tmp_path: Path, layout: st
             own = mine[f"{trainer}.grad_norm"], theirs[f"{trainer}.grad_norm"]
             assert own[0] == pytest.approx(own[1], rel=1e-3)
     assert runs[True].evaluations == pytest.approx(runs[False].evaluations)
+    held, as_held = (runs[shares].evaluated["eval/held/score"] for shares in (True, False))
+    assert len(held) == STEPS + 1 and held == pytest.approx(as_held, rel=1e-4)

@@ -21,5 +21,6 @@ def own_forward(plan: Plan, name: str) -> str:
         return f"{told}another node may"
     tried = plan.search.tried_sharing
     if not tried:
-        return f"{told}--planner exact tries it"
+        refused = plan.search.planner == "exact"
+        return told + ("a pin refuses it" if refused else "--planner exact tries it")
     return told + (tried.reason or f"a step would take {seconds(tried.step_time_s or 0.0)}, but is not run")
