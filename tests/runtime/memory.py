@@ -1,10 +1,12 @@
-"""Plans with instructions that put memory away, written by hand into compiled ones."""
+"""Plans with instructions that put memory away, written by hand into compiled ones; and what they keep."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from hflow.cost.instances import kept_activations
+from hflow.plan.frozen import moved_parameters
 from hflow.plan.plan import Plan
 from hflow.plan.program import Call, Instruction, Offload, Onload, Program, Release, SyncWeights
 from hflow.plan.strategy import Strategy
@@ -13,6 +15,16 @@ from hflow.plan.strategy import Strategy
 def with_strategy(plan: Plan, node: str, strategy: Strategy) -> Plan:
     changed = tuple(replace(n, strategy=strategy) if n.node == node else n for n in plan.nodes)
     return replace(plan, nodes=changed)
+
+
+def kept_bytes(plan: Plan) -> int:
+    """What the plan of PPO on one device says that stays between steps: without what a checkpoint copies and
+    what a shared forward pass keeps."""
+    (device,) = plan.memory
+    parts = sum(size for label, size in device.parts.items() if "working set" not in label)
+    trained = sum(p.size for m in ("actor", "critic") for p in moved_parameters(plan.shapes[m]))
+    shared = sum(kept_activations(plan.graph, plan.shapes, n) for n in plan.nodes if n.kind == "train")
+    return parts - 12 * trained - shared
 
 
 def put_away(plan: Plan, offloaded: Iterable[str] = (), released: Iterable[str] = ()) -> Plan:

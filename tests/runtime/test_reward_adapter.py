@@ -18,7 +18,7 @@ import hflow
 from hflow.diagnostics import HflowError
 from hflow.graph.adapter import Adapter
 from hflow.graph.run_config import CheckpointPolicy, RunConfig, SamplePolicy
-from hflow.plan.frozen import frozen_names, moved_parameters
+from hflow.plan.frozen import frozen_names
 from hflow.plan.parameters import SCALAR_HEAD, parameters
 from hflow.plan.plan import Plan
 from hflow.plan.plan_file import load_plan
@@ -30,7 +30,7 @@ from hflow.runtime.run import Run
 from hflow.runtime.tokenizer import load_tokenizer
 from tests.engines.test_stored_adapter import write_adapter
 from tests.runtime.matrix import GRAPHS
-from tests.runtime.memory import put_away
+from tests.runtime.memory import kept_bytes, put_away
 from tests.runtime.test_resume import up_to, weights
 from tests.runtime.test_shared_bases import LAYOUTS, READERS, engines, inline, state_bytes, untimed
 
@@ -153,14 +153,6 @@ def test_the_base_is_there_once(inline: InlinePool, folders: Folders) -> None:
     assert on_one_memory(inline, names) == {True}
     inline.call("run", 0)
     assert on_one_memory(inline, names) == {True}
-
-
-def kept_bytes(plan: Plan) -> int:
-    """What the plan says that stays, but for what a checkpoint copies."""
-    (device,) = plan.memory
-    parts = sum(size for label, size in device.parts.items() if "working set" not in label)
-    trained = sum(p.size for m in ("actor", "critic") for p in moved_parameters(plan.shapes[m]))
-    return parts - 12 * trained
 
 
 def on_one_memory(pool: InlinePool, names: frozenset[str]) -> set[bool]:

@@ -13,7 +13,7 @@ import torch
 
 import hflow
 from hflow.diagnostics import HflowError
-from hflow.plan.frozen import frozen_names, moved_parameters
+from hflow.plan.frozen import frozen_names
 from hflow.plan.parameters import parameters
 from hflow.plan.plan import Plan
 from hflow.plan.plan_file import load_plan
@@ -24,7 +24,7 @@ from hflow.runtime.engines.megatron.engine import MegatronModel
 from hflow.runtime.execute import execute
 from hflow.runtime.run import Run
 from tests.runtime.matrix import GRAPHS
-from tests.runtime.memory import put_away
+from tests.runtime.memory import kept_bytes, put_away
 from tests.runtime.test_resume import EVERY, up_to, weights
 
 # Of all nodes but the rollout, and of the rollout.
@@ -124,14 +124,6 @@ def base_bytes(plan: Plan) -> int:
     shape = plan.shapes["critic"]
     frozen = frozen_names(shape, ())
     return 4 * sum(p.size for p in parameters(shape) if p.name in frozen)
-
-
-def kept_bytes(plan: Plan) -> int:
-    """What the plan says that stays, but for what a checkpoint copies."""
-    (device,) = plan.memory
-    parts = sum(size for label, size in device.parts.items() if "working set" not in label)
-    trained = sum(p.size for m in ("actor", "critic") for p in moved_parameters(plan.shapes[m]))
-    return parts - 12 * trained
 
 
 def on_one_memory(plan: Plan, models: dict[str, MegatronModel]) -> set[bool]:
