@@ -120,6 +120,17 @@ def test_the_first_update_passes_nothing_forward(
     assert passes == expected
 
 
+def unshared_on_rank(rank: int, new_group: NewGroup, folder: str, data: dict[str, Rows]) -> None:
+    engine, _, training = calls_on_rank(rank, new_group, folder, MESHES["one"], PLAIN, 1)
+    engine.run(training, data)
+
+
+def test_a_training_that_finds_no_pass_does_not_make_its_own(pool: Pool, folders: Folders) -> None:
+    folder = folders.of("qwen2", False)
+    with pytest.raises(AssertionError, match="nothing is shared"):
+        pool.run(1, unshared_on_rank, folder, rollout(folder))
+
+
 def kept_on_rank(rank: int, new_group: NewGroup, folder: str, strategy: Strategy) -> int:
     mesh = MESHES["one"]
     engine, scoring, _ = calls_on_rank(rank, new_group, folder, mesh, strategy, 1)

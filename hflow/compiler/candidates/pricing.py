@@ -43,9 +43,9 @@ class Pricing:
 
     def candidates(self, mesh: Mesh) -> list[Candidate]:
         """Those that fit into a device's memory and that no other on the same mesh beats in every respect."""
-        found: list[Candidate] = []
         if self.group.shares_forward:
             return _undominated([*self._sharing(mesh)])
+        found: list[Candidate] = []
         for strategy in self._strategies(mesh):
             fronts = tuple(
                 self._front(n, w, mesh, strategy) for n, w in zip(self.group.nodes, self.group.works)

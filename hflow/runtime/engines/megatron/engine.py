@@ -240,6 +240,9 @@ class MegatronModel(ModelEngine):
             self.adam.reload_weights()
             self.weights.changed = False
         passed, self.passed = self.passed, None
+        assert (passed is not None) == call.plan.strategy.share_forward, (
+            f"{call.node.name}: nothing is shared, or not with it"
+        )
         training = Training.of(call, inputs, self.adam, self.weights, self.groups, self.device, passed)
         return Result(metrics=training.run())
 
