@@ -232,6 +232,16 @@ def test_older_weights_that_are_away_are_in_a_checkpoint(tiny_model: Path, tmp_p
     assert untimed(resumed) == untimed(undisturbed)
 
 
+def test_of_bf16_weights_the_float32_ones_go_on(tiny_model: Path, tmp_path: Path) -> None:
+    """Which those of bf16 do not tell: updates are smaller than their last bit."""
+    given = [f"params.model={tiny_model}", f"params.steps={STEPS}", "params.lag=0", "params.lr=1e-5"]
+    plan = hflow.compile(hflow.load(GRAPHS / "lagged.yaml", [*given, "models.actor.dtype=bf16"]), "local1")
+    undisturbed = execute(plan, tmp_path / "run", workers="inline", config=EVERY, export=False)
+    folder = up_to(undisturbed.folder, 2, tmp_path / "2")
+    resumed = execute(plan, folder, workers="inline", config=EVERY, export=False, resume=True)
+    assert untimed(resumed) == untimed(undisturbed)
+
+
 @pytest.mark.rotating(3)
 def test_texts_of_an_averaged_model_keep_their_version(tiny_model: Path, tmp_path: Path) -> None:
     """The last refresh was before the checkpoint: nothing in the steps after it tells the version again."""

@@ -58,6 +58,7 @@ class MegatronTrainingState(TrainingState):
                 for box in _boxes(place, start, start + len(kept)):
                     for mine, there in _runs(place, box, read(kind, name, box), kept, start):
                         there.copy_(mine)
+        self.weights.changed = False  # the float32 copies are not to be made of them: these were restored
         self.adam.updates = updates
         if not was_present:
             self.adam.offload()
