@@ -86,7 +86,7 @@ CODES: dict[str, str] = {
     "HF407": "run folder cannot be used",
     "HF408": "a repeat region found too few rows",
     "HF409": "texts are older than a train node allows",
-    "HF410": "a server does not serve the weights that it should",
+    "HF410": "a reader has other weights than it should",
     "HF411": "the graph differs from that of the checkpoint",
     "HF412": "a checkpoint cannot be used",
     "HF413": "a worker hangs",

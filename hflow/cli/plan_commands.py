@@ -88,7 +88,7 @@ def compile_command(
         typer.Option(
             "--what-if",
             metavar="TECHNIQUE",
-            help="Tell what a step would take with speculative, partial-rollouts or delta-weights.",
+            help="Tell what a step would take with speculative or partial-rollouts.",
         ),
     ] = None,
     print_after: Annotated[

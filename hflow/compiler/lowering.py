@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from hflow.cost.device import BYTES
-from hflow.cost.redistribution import rows_s, weights_s
+from hflow.cost.redistribution import rows_s, sends_changed, weights_s
 from hflow.graph.types import ValueType
 from hflow.plan.cluster import Cluster
 from hflow.plan.edges import Collective, CopySet, DataEdge, WeightEdge
@@ -75,7 +75,8 @@ class UnloweredDataEdge:
 class UnloweredWeightEdge:
     """All weights of a model, from the devices that train it to those that read it (`plan.edges.WeightEdge`).
 
-    `shared`: the reader uses the trainer's own weights.
+    `shared`: the reader uses the trainer's own weights. `changed`: the share of the weights that has changed
+    since they were sent last, where the reader keeps those; None: all are sent.
     """
 
     name: str
@@ -86,17 +87,22 @@ class UnloweredWeightEdge:
     source_sharding: Sharding
     target_sharding: Sharding
     shared: bool = False
+    changed: float | None = None
 
     def time_s(self, cluster: Cluster) -> float:
-        return weights_s(self.shape, self.dtype, self.source_sharding, self.target_sharding, cluster)
+        return weights_s(*self._moved(cluster), self.changed)
 
     def lowered(self, cluster: Cluster) -> WeightEdge:
-        ends = self.source_sharding, self.target_sharding
-        lowered = lower_weights(self.shape, self.dtype, *ends, cluster, self.shared)
+        how = self._moved(cluster)
+        lowered = replace(lower_weights(*how, self.shared), time_s=self.time_s(cluster))
         return WeightEdge(
             name=self.name, source=self.source, target=self.target, source_sharding=self.source_sharding,
             target_sharding=self.target_sharding, **vars(lowered),
+            changed=self.changed if sends_changed(*how, self.changed) else None,
         )  # fmt: skip
+
+    def _moved(self, cluster: Cluster) -> tuple[ModelShape, str, Sharding, Sharding, Cluster]:
+        return self.shape, self.dtype, self.source_sharding, self.target_sharding, cluster
 
 
 UnloweredEdge = UnloweredDataEdge | UnloweredWeightEdge

@@ -13,11 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
-from math import lcm
+from math import inf, lcm
 
 from hflow.cost.comm import host_transfer_s, reached
 from hflow.cost.device import BYTES
 from hflow.plan.cluster import Cluster
+from hflow.plan.edges import INDEX_BYTES
 from hflow.plan.engine_registry import GenerationEngine, profile_of
 from hflow.plan.flops import expert_parameters
 from hflow.plan.frozen import moved_parameters
@@ -25,7 +26,10 @@ from hflow.plan.layout import Layout, Placement, Shard, SharedShard, num_parts
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.pipeline_stages import stage_chunks
 from hflow.plan.sharding import Sharding
-from hflow.plan.techniques import INDEX_BYTES
+
+# How often the bytes of weights are read and written while changed ones are found, or written, and a checksum
+# is added up, in integers of eight bytes for each weight: of bf16 on CPUs (`benchmarks/delta_weights.py`).
+SENT_PASSES, RECEIVED_PASSES = 14.0, 8.0
 
 Masks = Mapping[int, int]
 
@@ -46,33 +50,71 @@ class Cells:
         return cls(of_device, of_host)
 
 
-@lru_cache(maxsize=65536)
-def weights_s(shape: ModelShape, dtype: str, source: Sharding, target: Sharding, cluster: Cluster) -> float:
+def weights_s(
+    shape: ModelShape,
+    dtype: str,
+    source: Sharding,
+    target: Sharding,
+    cluster: Cluster,
+    changed: float | None = None,
+) -> float:
     """All weights of a model that move, as if all layers were of one size and everything were split over tp.
     A server copies what has arrived for it once more; on GPUs a further copy goes to the host's memory.
-    Delta weights go to other devices alone, where the reader has kept what it got before: all are compared
-    with those that were sent then, and those that differ are sent with their places."""
-    if source == target:
-        return 0.0
-    size, experts = weight_bytes(shape, dtype)
-    whole_s = _moved_s(shape, size, experts, source, target, cluster)
-    delta = cluster.techniques.delta_weights
-    if not delta or {*source.mesh.devices} & {*target.mesh.devices}:
+
+    Args:
+        changed: the share of the weights that has changed since they were sent last. Where that is faster,
+            only these are sent to other hosts (`sends_changed`).
+    """
+    whole_s = _whole_s(shape, dtype, source, target, cluster)
+    if changed is None:
         return whole_s
-    sent = delta.changed * (1 + INDEX_BYTES / BYTES[dtype])
-    compared_s = 2 * size / (source.mesh.tp * source.mesh.pp) / cluster.device.memory_bandwidth
-    return min(whole_s, compared_s + _moved_s(shape, sent * size, sent * experts, source, target, cluster))
+    return min(whole_s, _changed_s(shape, dtype, source, target, cluster, changed))
+
+
+def sends_changed(
+    shape: ModelShape, dtype: str, source: Sharding, target: Sharding, cluster: Cluster, changed: float | None
+) -> bool:
+    """Whether only the weights that have changed, a share `changed` of all, are sent: between hosts, where
+    that is faster."""
+    if changed is None:
+        return False
+    ends = source, target, cluster
+    return _changed_s(shape, dtype, *ends, changed) < _whole_s(shape, dtype, *ends)
+
+
+@lru_cache(maxsize=65536)
+def _whole_s(shape: ModelShape, dtype: str, source: Sharding, target: Sharding, cluster: Cluster) -> float:
+    return 0.0 if source == target else _moved_s(shape, dtype, source, target, cluster, 1.0)
+
+
+@lru_cache(maxsize=65536)
+def _changed_s(
+    shape: ModelShape, dtype: str, source: Sharding, target: Sharding, cluster: Cluster, changed: float
+) -> float:
+    """Both ends read all weights: the trainer compares them with those that it sent last and adds up a
+    checksum, the reader adds up its own. Infinite between ends that have a host in common."""
+    senders, readers = ({cluster.host(device) for device in end.mesh.devices} for end in (source, target))
+    if senders & readers:
+        return inf
+    size, _ = weight_bytes(shape, dtype)
+    parts = (end.mesh.tp * end.mesh.pp for end in (source, target))
+    read = sum(passes * size / part for passes, part in zip((SENT_PASSES, RECEIVED_PASSES), parts))
+    sent = min(1.0, changed * (1 + INDEX_BYTES / BYTES[dtype]))
+    moved_s = _moved_s(shape, dtype, source, target, cluster, sent)
+    on_device_s = read / cluster.device.memory_bandwidth
+    return on_device_s + _fetched_s(size, target.engine, target.mesh.tp, cluster) + moved_s
 
 
 def _moved_s(
-    shape: ModelShape, size: float, experts: float, source: Sharding, target: Sharding, cluster: Cluster
+    shape: ModelShape, dtype: str, source: Sharding, target: Sharding, cluster: Cluster, sent: float
 ) -> float:
-    """`size` bytes, of which `experts` are those of experts."""
+    """`sent`: the share of all bytes that goes from host to host."""
+    size, experts = weight_bytes(shape, dtype)
     seconds = handed_s(size, target.engine, target.mesh.tp, cluster)
-    seconds += _weights_s(shape.num_layers, size - experts, source, target, cluster, 1)
+    seconds += _weights_s(shape.num_layers, size - experts, source, target, cluster, 1, sent)
     if experts:
         parts = lcm(source.ep, target.ep)
-        seconds += _weights_s(shape.num_layers, experts, source, target, cluster, parts)
+        seconds += _weights_s(shape.num_layers, experts, source, target, cluster, parts, sent)
     return seconds
 
 
@@ -81,11 +123,15 @@ def handed_s(size: float, engine: GenerationEngine, tp: int, cluster: Cluster) -
     """What a server does with `size` bytes when they have arrived."""
     if not profile_of(engine).server:
         return 0.0
-    handed = size / tp
-    seconds = 2 * handed / cluster.device.memory_bandwidth  # each byte is read and written
-    if cluster.host_link and cluster.device.platform == "cuda":
-        seconds += host_transfer_s(round(handed), cluster)
-    return seconds
+    seconds = 2 * size / tp / cluster.device.memory_bandwidth  # each byte is read and written
+    return seconds + _fetched_s(size, engine, tp, cluster)
+
+
+def _fetched_s(size: float, engine: GenerationEngine, tp: int, cluster: Cluster) -> float:
+    """Of `size` bytes between a device and the copy that its server's worker keeps in the host's memory."""
+    if profile_of(engine).server and cluster.host_link and cluster.device.platform == "cuda":
+        return host_transfer_s(round(size / tp), cluster)
+    return 0.0
 
 
 def weight_bytes(shape: ModelShape, dtype: str) -> tuple[int, int]:
@@ -116,8 +162,11 @@ def rows_s(rows: int, width: int, source: Layout, target: Layout, cluster: Clust
     return redistribution_s(held, needed, rows * width / cells, cluster)
 
 
-def redistribution_s(held: Cells, needed: Cells, cell_bytes: float, cluster: Cluster) -> float:
-    """Seconds until every device has the cells that it needs."""
+def redistribution_s(
+    held: Cells, needed: Cells, cell_bytes: float, cluster: Cluster, sent: float = 1.0
+) -> float:
+    """Seconds until every device has the cells that it needs; from host to host a share `sent` of each is
+    enough."""
     before = held.of_device
     most = max((mask & ~before.get(device, 0)).bit_count() for device, mask in needed.of_device.items())
     if not most:
@@ -128,7 +177,7 @@ def redistribution_s(held: Cells, needed: Cells, cell_bytes: float, cluster: Clu
     if not entering:
         return seconds
     nics = reached(cluster, cluster.inter_host, cluster.nics_per_host)
-    return seconds + max(entering, leaving) * cell_bytes / nics.bandwidth + nics.latency_s
+    return seconds + sent * max(entering, leaving) * cell_bytes / nics.bandwidth + nics.latency_s
 
 
 def _between_hosts(inside: Masks, needed: Masks) -> tuple[int, float]:
@@ -163,12 +212,18 @@ def _parts(masks: Iterable[int]) -> list[int]:
 
 
 def _weights_s(
-    num_layers: int, size: float, source: Sharding, target: Sharding, cluster: Cluster, experts: int
+    num_layers: int,
+    size: float,
+    source: Sharding,
+    target: Sharding,
+    cluster: Cluster,
+    experts: int,
+    sent: float,
 ) -> float:
     """`experts`: the parts into which experts are cut; 1 for what every rank of dp has."""
     stages, slices = _cells(source, target, num_layers)
     held, needed = (_weight_cells(s, num_layers, stages, slices, experts, cluster) for s in (source, target))
-    return redistribution_s(held, needed, size / (stages * experts * slices), cluster)
+    return redistribution_s(held, needed, size / (stages * experts * slices), cluster, sent)
 
 
 def _cells(one: Sharding, other: Sharding, num_layers: int) -> tuple[int, int]:

@@ -152,6 +152,9 @@ def residency(
     size = _snapshot_bytes(model, shape, mesh, use, lag, trained, strategy.vpp)
     if size and cluster.device.platform == "cpu":
         kept = _with(kept, "snapshot", size)
+    if use == "train" and trained.sent:
+        sent = trained.sent * renewed_bytes(shape, model.weight_dtype, mesh, strategy)
+        kept = _with(kept, "weights sent last", sent)
     if activations:
         kept = _with(kept, "activations", activations)
     return replace(kept, snapshot_bytes=size)

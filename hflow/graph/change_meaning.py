@@ -34,7 +34,7 @@ def is_harmless(key: str, old: Graph, new: Graph) -> bool:
             return True
         case ["nodes", _, "in", _, "derived"]:  # the source is a key of its own
             return True
-        case ["models", _, "base"]:
+        case ["models", _, "base"] | ["nodes", _, "model", "delta_weights"]:
             return True
         case ["nodes", name, "with", "max_lag"]:
             return _op(name, old) == _op(name, new) == "train"

@@ -60,7 +60,7 @@ def _options(node: Node, rows: int) -> Mapping[str, Any]:
 def _evaluated(node: Node, factors: Mapping[Factor, Factor], options: Mapping[str, Any], region: str) -> Node:
     return replace(
         node,
-        model=replace(node.model, lag=0) if node.model else None,
+        model=replace(node.model, lag=0, delta_weights=None) if node.model else None,
         inputs=tuple(replace(i, type=_type(i.type, factors)) for i in node.inputs if node.op != "data"),
         outputs=tuple(replace(o, type=_type(o.type, factors)) for o in node.outputs),
         options=options,

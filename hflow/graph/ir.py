@@ -79,11 +79,13 @@ class Model:
 @dataclass(frozen=True)
 class ModelUse:
     """A node's model and how many updates old its weights may be (0: on-policy). `base`: without the model's
-    adapter, which leaves the weights that the model began with."""
+    adapter, which leaves the weights that the model began with. `delta_weights`: from other hosts come only
+    the weights that have changed since they were sent last, about this share of all; None: all come."""
 
     model: str
     lag: int = 0
     base: bool = False
+    delta_weights: float | None = None
 
     @property
     def weights(self) -> str:

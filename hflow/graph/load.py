@@ -12,6 +12,7 @@ from hflow.graph.adapter import ADAPTER_TARGETS, Adapter, AdapterTarget, AnyAdap
 from hflow.graph.checks.adapters import check_adapters
 from hflow.graph.checks.bases import check_bases
 from hflow.graph.checks.checks import (
+    check_delta_weights,
     check_evaluation,
     check_in_flight,
     check_lags,
@@ -177,6 +178,7 @@ def _graph(spec: GraphSpec, document: Document, problems: Problems) -> Graph | N
     nodes = typed_nodes(drafts, problems)
     check_trained(drafts, spec, problems)
     check_lags(drafts, problems)
+    check_delta_weights(drafts, spec, problems)
     check_in_flight(drafts, problems)
     check_ages(drafts, problems)
     check_optimizers(nodes, drafts, problems)

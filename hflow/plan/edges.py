@@ -11,6 +11,8 @@ from hflow.graph.types import ValueType
 from hflow.plan.layout import Box, Layout, Mesh
 from hflow.plan.sharding import Sharding
 
+INDEX_BYTES = 4  # of the place of a weight that is sent alone
+
 # What copies amount to, for display; workers execute the copies.
 Collective = Literal["alias", "all_gather", "broadcast", "scatter", "gather", "all_to_all", "p2p"]
 
@@ -105,11 +107,14 @@ class WeightEdge(_Edge):
     Attributes:
         source_sharding: how the trainer's devices hold the weights.
         target_sharding: how the reader's devices need them.
+        changed: the share of the weights that is expected to have changed since they were sent last: to
+            another host these alone are sent, each with its place. None: all are sent.
     """
 
     kind: Literal["weights"] = "weights"
     source_sharding: Sharding
     target_sharding: Sharding
+    changed: float | None = None
 
     @property
     def source_mesh(self) -> Mesh:

@@ -31,12 +31,14 @@ class TrainedWith:
 
     `freeze`: patterns of the names of parameters that have weights only. `averages`: moving averages of the
     weights in float32, one for each model that takes them over. `on_base`: what an adapter leaves as it is
-    lies with the trainer of another model, which has the same (`Model.base`).
+    lies with the trainer of another model, which has the same (`Model.base`). `sent`: copies of the weights
+    as they were sent last, one for each node that gets changed ones alone (`ModelUse.delta_weights`).
     """
 
     freeze: tuple[str, ...] = ()
     averages: int = 0
     on_base: bool = False
+    sent: int = 0
 
 
 ALL_TRAINED = TrainedWith()
@@ -47,7 +49,9 @@ def trained_with(graph: Graph, model: str) -> TrainedWith:
     trainers, on_base = graph.trainers(model), graph.model(model).base is not None
     if not trainers:
         return TrainedWith(on_base=True) if on_base else ALL_TRAINED
-    return TrainedWith(frozen_patterns(trainers[0]), len(averaging(graph, model)), on_base)
+    users = (node.model for node in graph.nodes if node.model and node.model.model == model)
+    sent = sum(use.delta_weights is not None for use in users)
+    return TrainedWith(frozen_patterns(trainers[0]), len(averaging(graph, model)), on_base, sent)
 
 
 def averaging(graph: Graph, model: str) -> tuple[str, ...]:

@@ -259,8 +259,10 @@ def _unsaid_of_nodes(nodes: Sequence[Node]) -> dict[int, Any]:
 
 
 def _unsaid_of_node(node: Node) -> dict[str, Any]:
-    base: dict[str, Any] = {"model": {"base": True}} if node.model and not node.model.base else {}
-    return base if node.lengths else base | {"lengths": True}
+    plain = (name for name in ("base", "delta_weights") if node.model and not getattr(node.model, name))
+    unsaid = dict.fromkeys(plain, True)
+    model: dict[str, Any] = {"model": unsaid} if unsaid else {}
+    return model if node.lengths else model | {"lengths": True}
 
 
 def _plain(nodes: tuple[NodePlan, ...]) -> dict[int, Any]:
@@ -282,11 +284,12 @@ def _unsaid_of_strategy(strategy: Strategy) -> dict[str, Any]:
 
 
 def _unsaid_of_edges(edges: Sequence[Edge]) -> dict[int, Any]:
-    """Weights without interleaved stages do not say so, either."""
+    """Weights without interleaved stages, and those that are all sent, do not say so, either."""
     found: dict[int, Any] = {}
     for number, edge in enumerate(edges):
         ends = ("source_sharding", "target_sharding") if isinstance(edge, WeightEdge) else ()
         found[number] = {end: {"vpp": True} for end in ends if getattr(edge, end).vpp == 1}
+        found[number] |= {"changed": True} if isinstance(edge, WeightEdge) and edge.changed is None else {}
     return found
 
 

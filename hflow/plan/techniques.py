@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-INDEX_BYTES = 4  # of the place of a weight that is sent alone
-
 
 @dataclass(frozen=True)
 class Speculation:
@@ -27,16 +25,7 @@ class PartialRollouts:
     begun: float = 2.0
 
 
-@dataclass(frozen=True)
-class DeltaWeights:
-    """Of weights that go to other devices only those are sent that have changed, a share `changed` of all,
-    each with its place (SparseRL-Sync, arXiv:2605.07330, which saw 99% of bf16 weights stay in most
-    steps)."""
-
-    changed: float = 0.01
-
-
-Technique = Speculation | PartialRollouts | DeltaWeights
+Technique = Speculation | PartialRollouts
 
 
 @dataclass(frozen=True)
@@ -45,7 +34,6 @@ class Techniques:
 
     speculation: Speculation | None = None
     partial_rollouts: PartialRollouts | None = None
-    delta_weights: DeltaWeights | None = None
 
 
 NO_TECHNIQUES = Techniques()

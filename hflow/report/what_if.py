@@ -9,7 +9,6 @@ from hflow.diagnostics import Diagnostic, HflowError, did_you_mean
 from hflow.graph.ir import Graph
 from hflow.plan.techniques import (
     NO_TECHNIQUES,
-    DeltaWeights,
     PartialRollouts,
     Speculation,
     Technique,
@@ -85,12 +84,6 @@ def _partial_rollouts(begun: float = PartialRollouts.begun) -> PartialRollouts:
     return PartialRollouts(begun)
 
 
-def _delta_weights(changed: float = DeltaWeights.changed) -> DeltaWeights:
-    if not 0 < changed <= 1:
-        raise ValueError
-    return DeltaWeights(changed)
-
-
 @dataclass(frozen=True)
 class _Option:
     """`field`: of `Techniques`. `takes`: what its numbers are."""
@@ -111,10 +104,5 @@ _OPTIONS: Mapping[str, _Option] = {
         "partial_rollouts",
         _partial_rollouts,
         "partial-rollouts=BEGUN: how many times the rows that are needed, above 1",
-    ),
-    "delta-weights": _Option(
-        "delta_weights",
-        _delta_weights,
-        "delta-weights=CHANGED: the share of the weights that a step changes, at most 1",
     ),
 }

@@ -51,6 +51,11 @@ def age(model: Model, lag: int) -> str:
     return f"{units.plural(lag, 'update')} old" if lag else ""
 
 
+def changed(share: float | None) -> str:
+    """Of weights of which only changed ones are sent: ``2% changed``; empty where all are."""
+    return f"{100 * share:.2g}% changed" if share else ""
+
+
 def carried(value: Input) -> str:
     """Of an input that was made in an earlier step: ``lag 1, init 0``; rows have no `init`."""
     return f"lag {value.lag}, init {value.init:g}" if value.type.scalar else f"lag {value.lag}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +14,6 @@ from hflow.plan.layout import Mesh
 from hflow.plan.named_shapes import NAMED_SHAPES
 from hflow.plan.parameters import num_parameters
 from hflow.plan.sharding import Sharding
-from hflow.plan.techniques import DeltaWeights, Techniques
 
 KIND = DeviceKind("A100", "cuda", 312e12, 80 * 10**9, 2e12, 0.5, 0.0)
 INTRA, INTER, HOST = Link(300e9, 1e-5), Link(25e9, 1e-5), Link(20e9, 1e-5)
@@ -109,10 +106,3 @@ def test_a_trainer_on_all_devices_has_a_part_of_what_each_host_needs() -> None:
     nics, link = reached(cluster, INTER), reached(cluster, INTRA)
     into_devices_s = (1 / 8 - 1 / 64) * size / link.bandwidth + link.latency_s
     assert least_s == pytest.approx(into_devices_s + (1 - 1 / 8) * size / nics.bandwidth + nics.latency_s)
-
-
-def test_nothing_is_said_of_delta_weights() -> None:
-    """They may be a small part of what a reader needs."""
-    cluster = replace(a100s(2, 8), techniques=Techniques(delta_weights=DeltaWeights(0.01)))
-    target = Sharding(Mesh.of(tuple(range(8)), tp=8))
-    assert least_weights_s(LLAMA, "bf16", [], [target], [apart(8, 8, cluster)], cluster).tolist() == [[0.0]]

@@ -11,22 +11,18 @@ import numpy as np
 import pytest
 
 from hflow.cost.compute import node_time_s
-from hflow.cost.redistribution import weights_s
 from hflow.cost.rows_in_flight import FlightPart, partial_rows_in_flight
 from hflow.graph.lengths import Lengths
 from hflow.plan.cluster import Cluster
 from hflow.plan.cluster_file import load_cluster
 from hflow.plan.layout import Mesh
 from hflow.plan.named_shapes import NAMED_SHAPES
-from hflow.plan.parameters import num_parameters
-from hflow.plan.sharding import Sharding
 from hflow.plan.strategy import Strategy
-from hflow.plan.techniques import DeltaWeights, PartialRollouts, Speculation, Technique, Techniques
+from hflow.plan.techniques import PartialRollouts, Speculation, Technique, Techniques
 from hflow.plan.workload import Workload
 
-SHAPE = NAMED_SHAPES["qwen3-8b"]
 MOST_IN_NEMO_RL = 56.6  # seconds of a rollout of Qwen3-8B, 100.0 without drafts: arXiv:2604.26779
-FIELDS = {Speculation: "speculation", PartialRollouts: "partial_rollouts", DeltaWeights: "delta_weights"}
+FIELDS = {Speculation: "speculation", PartialRollouts: "partial_rollouts"}
 
 
 def with_(*techniques: Technique) -> Cluster:
@@ -116,28 +112,3 @@ def test_a_long_tail_gains_from_partial_rollouts_and_equal_rows_hardly() -> None
     partial = with_(PartialRollouts(2.0))
     assert rollout_s(partial, 64, tail) < 0.6 * rollout_s(with_(), 64, tail)
     assert rollout_s(partial, 64, equal) > 0.98 * rollout_s(with_(), 64, equal)
-
-
-@pytest.mark.parametrize(("dtype", "share"), [("bf16", 0.03), ("f32", 0.02)])
-def test_delta_weights_send_values_and_places(dtype: str, share: float) -> None:
-    """1% of the weights, each of 2 or 4 bytes with a place of 4."""
-    ends = Sharding(Mesh.of(tuple(range(8)), tp=8)), Sharding(Mesh.of(tuple(range(8, 16)), tp=8))
-    whole_s, delta_s = (
-        weights_s(SHAPE, dtype, *ends, cluster) for cluster in (with_(), with_(DeltaWeights()))
-    )
-    bytes_ = {"bf16": 2, "f32": 4}[dtype] * num_parameters(SHAPE) / 8
-    compared_s = 2 * bytes_ / with_().device.memory_bandwidth
-    latencies_s = with_().intra_host.latency_s + with_().inter_host.latency_s
-    assert delta_s - compared_s - latencies_s == pytest.approx(share * (whole_s - latencies_s), rel=0.02)
-
-
-def test_delta_weights_need_a_copy_that_stays() -> None:
-    """On the trainer's own devices it is made anew each time; and where all has changed it is sent whole."""
-    train, rollout = (Sharding(Mesh.of(tuple(range(16)), dp=16 // tp, tp=tp)) for tp in (8, 2))
-    assert weights_s(SHAPE, "bf16", train, rollout, with_(DeltaWeights())) == weights_s(
-        SHAPE, "bf16", train, rollout, with_()
-    )
-    ends = Sharding(Mesh.of(tuple(range(8)), tp=8)), Sharding(Mesh.of(tuple(range(8, 16)), tp=8))
-    assert weights_s(SHAPE, "bf16", *ends, with_(DeltaWeights(1.0))) == weights_s(
-        SHAPE, "bf16", *ends, with_()
-    )

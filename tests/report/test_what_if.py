@@ -17,7 +17,7 @@ from hflow.report.what_if import what_ifs
 HFLOW = [sys.executable, "-m", "hflow.cli.app"]
 LONG = ("params.model=shape:qwen2.5-7b", "params.max_new_tokens=4096", "nodes.rollout.lengths.mean=1000")
 APART = ("--pin", "rollout=@0-7", "--pin", "actor_train=@8-15")
-THREE = ("speculative", "partial-rollouts=1.5", "delta-weights=0.02")
+BOTH = ("speculative", "partial-rollouts=1.5")
 
 
 def hflow(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -32,16 +32,16 @@ def asked(*techniques: str) -> tuple[str, ...]:
 
 @cache
 def found() -> dict[str, Any]:
-    done = hflow(*asked(*THREE), "--json")
+    done = hflow(*asked(*BOTH), "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
 def test_each_has_a_line_and_all_together_one() -> None:
     rows = {row["if"]: row["change_fraction"] for row in found()["sensitivities"]}
-    names = ["speculative=3,2.47", "partial-rollouts=1.5", "delta-weights=0.02", "all of these"]
+    names = ["speculative=3,2.47", "partial-rollouts=1.5", "all of these"]
     assert list(rows) == names and all(change < 0 for change in rows.values())
-    assert rows["all of these"] < min(rows[name] for name in names[:3])
+    assert rows["all of these"] <= min(rows[name] for name in names[:2])
 
 
 def test_the_plan_itself_has_none_of_them() -> None:
@@ -52,9 +52,9 @@ def test_the_plan_itself_has_none_of_them() -> None:
 
 
 def test_the_table_is_that_of_sensitivities() -> None:
-    shown = hflow(*asked("delta-weights"), "--sensitivities", "--ascii").stdout
+    shown = hflow(*asked("partial-rollouts"), "--sensitivities", "--ascii").stdout
     table = shown[shown.index("if there were") :].split("\n\n")[0].splitlines()
-    assert table[-1].startswith("delta-weights=0.01 ") and table[-2].startswith("batch x2")
+    assert table[-1].startswith("partial-rollouts=2 ") and table[-2].startswith("batch x2")
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,6 @@ def test_the_table_is_that_of_sensitivities() -> None:
         ("partial-rollouts=1", "above 1"),
         ("partial-rollouts=many", "above 1"),
         ("partial-rollouts", "--set nodes.rollout.lengths.mean=TOKENS"),
-        ("delta-weights=0", "the share of the weights"),
-        ("delta-weights=nan", "the share of the weights"),
     ],
 )
 def test_what_cannot_be_priced_is_refused(text: str, told: str) -> None:

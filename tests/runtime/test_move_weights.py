@@ -103,7 +103,7 @@ def move(
     world = World(rank, 4, torch.device("cpu"), neighbours)
     pairs = world.neighbours.pairs
     mine = route.make_route(edge.copies, shape, source, target, rank, readable=pairs)
-    return move_weights(mine, source, target, torch.float32, world, peers)
+    return move_weights(mine, source, target, torch.float32, world, peers).values
 
 
 LIMITS = [(0, 2**24), (64, 2**24), (2**14, 300)]  # all parts alone; small ones packed; many rounds

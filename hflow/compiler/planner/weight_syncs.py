@@ -147,7 +147,9 @@ class WeightSyncs:
         seconds = 0.0  # a base never changes
         if not group.base:
             self._count(group.model, held, lies)
-            seconds = weights_s(draft.shapes[group.model], model.weight_dtype, held, lies, draft.cluster)
+            changed = draft.graph.node(reader).model_use.delta_weights
+            shape, dtype = draft.shapes[group.model], model.weight_dtype
+            seconds = weights_s(shape, dtype, held, lies, draft.cluster, changed)
         own = lies != held and assignment.candidate.kept.copy_bytes > 0
         alike = {*lies.mesh.devices} == {*held.mesh.devices} and lies_in(held, lies, layers)
         donated_bytes = trainer.candidate.kept.weights if own and not group.lag and alike else 0

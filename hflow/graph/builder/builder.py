@@ -134,14 +134,17 @@ class GraphBuilder:
         *,
         model: str | ModelHandle,
         lag: int | str = 0,
+        delta_weights: float | str | None = None,
         after: Sequence[Named] = (),
         out: Mapping[str, str] | None = None,
         lengths: Mapping[str, Any] | None = None,
         **ports: Any,
     ) -> NodeHandle:
-        """Samples of a model, `lag` updates old. `lengths`: of its responses, as the planner is to expect
-        them: ``{"mean": 1019}``."""
-        spec = {"op": "generate", "model": _use(model, lag), "after": after, "lengths": lengths, "out": out}
+        """Samples of a model, `lag` updates old. `delta_weights`: from other hosts come only those of its
+        weights that have changed, about this share of all. `lengths`: of its responses, as the planner is to
+        expect them: ``{"mean": 1019}``."""
+        use = _use(model, lag, delta_weights=delta_weights)
+        spec = {"op": "generate", "model": use, "after": after, "lengths": lengths, "out": out}
         return self._node(name, spec, ports)
 
     def score(
@@ -152,13 +155,14 @@ class GraphBuilder:
         model: str | ModelHandle,
         lag: int | str = 0,
         base: bool = False,
+        delta_weights: float | str | None = None,
         after: Sequence[Named] = (),
         out: Mapping[str, str] | None = None,
         **ports: Any,
     ) -> NodeHandle:
         """What a model says about given texts: log-probs and entropy, or values and a score. `base`: without
-        its adapter."""
-        spec = {"op": "score", "model": _use(model, lag, base), "after": after, "out": out}
+        its adapter. `delta_weights`: see `generate`."""
+        spec = {"op": "score", "model": _use(model, lag, base, delta_weights), "after": after, "out": out}
         return self._node(name, spec, ports)
 
     def call(
@@ -298,5 +302,8 @@ def _said(**entries: Any) -> dict[str, Any]:
     return {name: value for name, value in entries.items() if value is not None}
 
 
-def _use(model: str | ModelHandle, lag: int | str, base: bool = False) -> Any:
-    return {"use": model, **_said(lag=lag or None, base=base or None)} if lag or base else model
+def _use(
+    model: str | ModelHandle, lag: int | str, base: bool = False, delta_weights: float | str | None = None
+) -> Any:
+    said = _said(lag=lag or None, base=base or None, delta_weights=delta_weights)
+    return {"use": model, **said} if said else model

@@ -49,6 +49,20 @@ def check_lags(drafts: Mapping[str, NodeDraft], problems: Problems) -> None:
             problems.add("HF212", message, (*draft.path, "model", "lag"), key=True)
 
 
+def check_delta_weights(drafts: Mapping[str, NodeDraft], spec: GraphSpec, problems: Problems) -> None:
+    """HF212 a node gets changed weights alone of which it keeps no copy, or that are few anyway."""
+    for draft in drafts.values():
+        if not draft.model or draft.model.delta_weights is None or draft.model.model not in spec.models:
+            continue
+        name, path = draft.model.model, (*draft.path, "model", "delta_weights")
+        if not draft.model.lag:
+            message = f"`{draft.name}` reads the newest weights, and keeps no copy of those before"
+            problems.add("HF212", message, path, key=True, help="let it read older ones: `lag: 1`")
+        elif spec.models[name].adapter:
+            message = f"`delta_weights` has no effect: of `{name}` the adapter alone is sent"
+            problems.add("HF212", message, path, key=True)
+
+
 def check_in_flight(drafts: Mapping[str, NodeDraft], problems: Problems) -> None:
     """HF212 a node would take over weights in flight that never come while it samples."""
     for draft in drafts.values():

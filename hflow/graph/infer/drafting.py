@@ -278,7 +278,8 @@ class _Drafter:
         head: Head | None = model.head if model else None
         if of := self.bases.get(use.use):
             return replace(drafted, model=ModelUse(of, use.lag, base=True), head=head)
-        return replace(drafted, model=ModelUse(use.use, use.lag, use.base), head=head)
+        used = ModelUse(use.use, use.lag, use.base, use.delta_weights)
+        return replace(drafted, model=used, head=head)
 
     def _wrong_head(self, drafted: NodeDraft, does: str, needs: str) -> None:
         assert drafted.model

@@ -98,7 +98,7 @@ def _renamed(draft: NodeDraft, evaluation: str, options: Mapping[str, Any], loop
         sources=sources,
         options=options,
         outputs=generate.ports(sources.keys(), options) if draft.op == "generate" else draft.outputs,
-        model=replace(draft.model, lag=0) if draft.model else None,
+        model=replace(draft.model, lag=0, delta_weights=None) if draft.model else None,
         after=(),
         region=loop,
         place=(),

@@ -86,11 +86,13 @@ class ModelSpec(KnownKeys):
 
 
 class UseSpec(KnownKeys):
-    """`lag`: how many updates old the weights may be. `base`: without the model's adapter."""
+    """`lag`: how many updates old the weights may be. `base`: without the model's adapter. `delta_weights`:
+    from other hosts come only the weights that have changed, about this share of all."""
 
     use: str
     lag: Natural = 0
     base: bool = False
+    delta_weights: Annotated[float, Field(gt=0, le=1)] | None = None
 
 
 class LoopSpec(KnownKeys):

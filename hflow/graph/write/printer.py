@@ -67,6 +67,8 @@ def _call(node: Node) -> Iterator[str]:
     yield node.op
     if node.model:
         yield f"{node.model.weights}@k" + (f"-{node.model.lag}" if node.model.lag else "")
+    if node.model and node.model.delta_weights:
+        yield f"delta_weights({node.model.delta_weights:g})"
     if node.function:
         yield node.function.reference
     if node.inputs:

@@ -207,7 +207,7 @@ def _metric(metric: EvaluationMetric) -> str | YamlTree:
 
 
 def _use(use: ModelUse) -> str | YamlTree:
-    said = _known(lag=use.lag, base=use.base)
+    said = _known(lag=use.lag, base=use.base, delta_weights=use.delta_weights)
     return {"use": use.model, **said} if said else use.model
 
 

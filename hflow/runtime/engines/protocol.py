@@ -146,8 +146,9 @@ class ModelWeights(ABC):
         """See `Weights`. Those that are present, and were ever renewed, can be read between steps."""
 
     @abstractmethod
-    def allocate(self) -> None:
-        """Memory for what is to be written; nothing happens where there is some already."""
+    def allocate(self, keeps_values: bool = False) -> None:
+        """Memory for what is to be written; nothing happens where there is some already. `keeps_values`: only
+        a part of it is going to be written, and the rest must be what it was."""
 
     @abstractmethod
     def release(self) -> None:

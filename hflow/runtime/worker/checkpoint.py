@@ -236,7 +236,7 @@ def _restore_older(interpreter: Interpreter, reader: CheckpointReader, older: Ol
         for name in (name for name in weights.names() if name in moved):
             _write(weights, name, reader.read(prefix + name, weights.box(name)))
         weights.version = int(reader.whole(f"{prefix}version"))
-    interpreter.send_again(older)
+    interpreter.weights.send_again(older)
 
 
 def _write(weights: Weights, name: str, values: Tensor) -> None:
@@ -256,7 +256,7 @@ def _restore_averages(interpreter: Interpreter, reader: CheckpointReader) -> Non
                 _write(average, parameter, reader.read(prefix + parameter, average.box(parameter)))
             if f"{prefix}version" in reader:
                 average.version = int(reader.whole(f"{prefix}version"))
-    interpreter.send_averages()
+    interpreter.weights.send_averages()
 
 
 def _restore_trained(interpreter: Interpreter, reader: CheckpointReader, model: str) -> None:

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, assert_never
 
-import torch.distributed as dist
-
 from hflow.graph.infer.kinds.generate import VERSIONS
 from hflow.graph.infer.regions import sample_age
-from hflow.graph.ir import Graph, Model, Node, step_node
+from hflow.graph.ir import Node, step_node
 from hflow.graph.types import ValueType
-from hflow.plan.edges import WeightEdge
-from hflow.plan.frozen import moved_parameters
-from hflow.plan.layout import Layout, Mesh, Range
-from hflow.plan.model_shape import ModelShape
+from hflow.plan.layout import Layout, Range
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.plan import Plan
 from hflow.plan.ports import input_layout, is_replicated, output_layout, row_unit
@@ -30,39 +25,32 @@ from hflow.plan.program import (
     Loop,
     Offload,
     Onload,
-    Program,
     Recall,
     Release,
     SyncWeights,
     Transfer,
-    with_bodies,
 )
-from hflow.plan.replicas import Instance, instance_of
-from hflow.plan.run_state import OlderWeights, is_average, older_edges
 from hflow.plan.workload import token_makers
-from hflow.runtime.engines.implementation import implementation
 from hflow.runtime.engines.protocol import (
-    AveragedWeights,
     EngineCall,
     ModelEngine,
-    ModelWeights,
     Result,
-    Weights,
 )
-from hflow.runtime.rows import TORCH_DTYPES, Rows
+from hflow.runtime.rows import Rows
 from hflow.runtime.worker.carried import initial_value
+from hflow.runtime.worker.changed_weights import CHANGED_WEIGHTS
 from hflow.runtime.worker.collector import Collector
 from hflow.runtime.worker.models import Engines
-from hflow.runtime.worker.move_weights import move_weights, tell_version
-from hflow.runtime.worker.route import Route, make_route
+from hflow.runtime.worker.peer_groups import PeerGroups
 from hflow.runtime.worker.sample_parts import SampleParts
 from hflow.runtime.worker.staleness import sampled, staleness
 from hflow.runtime.worker.step_run import Begun, StepRun
 from hflow.runtime.worker.streams import streams
 from hflow.runtime.worker.transfer import Received, move_rows
+from hflow.runtime.worker.weight_transfers import WeightTransfers
 from hflow.runtime.worker.whereabouts import Place
 from hflow.runtime.worker.worker_state import WorkerState
-from hflow.runtime.worker.world import Peers, World
+from hflow.runtime.worker.world import World
 
 _Measured = Activity | Await  # what becomes an event of a run
 
@@ -76,11 +64,10 @@ class Interpreter:
         self.plan, self.world, self.engines = plan, world, engines
         self.now = ""
         self.place: Place | None = None
-        self._peers = _peers(plan, world.group)
+        self._peers = PeerGroups(plan, world.group)
+        self.weights = WeightTransfers(plan, world, engines, self._peers)
         self._streams = streams(plan.graph)
         self.state = WorkerState()
-        # Of weight edges, by program and number; several where weights move in parts.
-        self._routes: dict[tuple[int, int], tuple[Route, ...]] = {}
 
     def run(
         self, number: int, evaluation: bool, name: str = "", samples: SampleParts | None = None
@@ -168,26 +155,10 @@ class Interpreter:
         """Drop the reader's copy; if its trainer donated its memory, the trainer first copies its values
         back."""
         copy = self._model(instruction, step).weights
-        donor = self._source(step.program.donating_edge(instruction.node)) if instruction.donates else None
-        if donor:
+        edge = step.program.donating_edge(instruction.node) if instruction.donates else None
+        if edge and (donor := self.weights.source(edge)):
             donor.take_back(copy)
         copy.release()
-
-    def _source(self, edge: WeightEdge) -> ModelWeights | None:
-        """The trained weights that a weight edge begins with, where this device has some."""
-        return self.engines.weights(Instance(self._trained(edge).name, edge.source_sharding))
-
-    def _average(self, edge: WeightEdge, graph: Graph) -> AveragedWeights | None:
-        """The average of trained weights that an edge of a program of `graph` begins with, if it is here."""
-        if not is_average(graph, edge):
-            return None
-        trainer = self.engines.models.get(Instance(self._trained(edge).name, edge.source_sharding))
-        reader = graph.model_of(graph.node(edge.target))
-        return trainer.averages[reader.name] if trainer else None
-
-    def _trained(self, edge: WeightEdge) -> Model:
-        """The model with whose weights a weight edge begins."""
-        return self.plan.graph.model_of(self.plan.graph.node(edge.source))
 
     def _loop(self, loop: Loop, step: StepRun, path: tuple[int, ...]) -> None:
         """Rounds until the region has its rows, with what earlier steps have left; then they are put into the
@@ -292,77 +263,14 @@ class Interpreter:
     def _transfer(self, instruction: Transfer, step: StepRun) -> Received:
         edge = step.program.data_edge(instruction)
         held = {port: step.store[h] for port, h in instruction.inputs.items() if h in step.store}
-        peers = self._peers[_ranks(edge.source_mesh, edge.target_mesh)]
+        peers = self._peers.of(edge.source_mesh, edge.target_mesh)
         moved, received = move_rows(edge, list(instruction.inputs), held, self.world, peers)
         step.store.update({instruction.outputs[port]: rows for port, rows in moved.items()})
         return received
 
-    def send_again(self, older: OlderWeights) -> None:
-        """Let the readers of older weights have what lies at their trainer now. Collective over the devices
-        of their edges."""
-        edges = older_edges(self.plan)
-        syncs = (i for i in with_bodies(self.plan.step.instructions) if isinstance(i, SyncWeights))
-        for sync in syncs:
-            if edges.get(sync.edge) == older and self.world.rank in sync.devices:
-                self._sync(sync, self.plan.step)
-
-    def send_averages(self) -> None:
-        """Let the models that take over averages have them as they are now. Collective over the devices of
-        their edges."""
-        for sync in (i for i in with_bodies(self.plan.step.instructions) if isinstance(i, SyncWeights)):
-            edge = self.plan.step.weight_edge(sync)
-            if is_average(self.plan.graph, edge) and self.world.rank in sync.devices:
-                self._sync(sync, self.plan.step)
-
     def _weights(self, instruction: SyncWeights, step: StepRun) -> Received:
-        edge = step.program.weight_edge(instruction)
-        if average := self._average(edge, step.program.graph):
-            average.advance(step.number)
-        received = self._sync(instruction, step.program)
-        source = self._source(edge)
-        if instruction.donates and source:
-            source.donate()
-        return Received(received)
-
-    def _sync(self, instruction: SyncWeights, program: Program) -> int:
-        """Returns bytes received."""
-        edge = program.weight_edge(instruction)
-        reader = instance_of(program.graph.node(edge.target), edge.target_sharding)
-        source = self._average(edge, program.graph) or self._source(edge)
-        target = self.engines.weights(reader)
-        trained = self._trained(edge)
-        dtype = TORCH_DTYPES["f32" if is_average(program.graph, edge) else trained.dtype]
-        peers = self._peers[_ranks(edge.source_mesh, edge.target_mesh)]
-        tell_version(edge, source, target, self.world, peers)  # and so wait for the trainer
-        if target:
-            target.allocate()
-        key = next(n for n, own in enumerate(self.plan.programs) if own is program), instruction.edge
-        if key not in self._routes:
-            self._routes[key] = self._make_routes(edge, self.plan.shapes[trained.name], source, target)
-        received = 0
-        for route in self._routes[key]:
-            received += move_weights(route, source, target, dtype, self.world, peers)
-            if target:
-                target.hand_over()
+        received = self.weights.send(instruction, step.program, step.number)
+        if changed := self.weights.changed(instruction, step.program):
+            edge = step.program.weight_edge(instruction)
+            step.measure(edge.target, Result(metrics={CHANGED_WEIGHTS: changed}))
         return received
-
-    def _make_routes(
-        self, edge: WeightEdge, shape: ModelShape, source: Weights | None, target: ModelWeights | None
-    ) -> tuple[Route, ...]:
-        """One for each part in which the target's engine takes its weights."""
-        moved = frozenset(parameter.name for parameter in moved_parameters(shape))
-        parts = implementation(edge.target_sharding.engine).parts(shape, edge.target_mesh.tp)
-        chosen = (moved if names is None else moved & {*names} for names in parts)
-        rank, readable = self.world.rank, self.world.neighbours.pairs
-        return tuple(make_route(edge.copies, shape, source, target, rank, own, readable) for own in chosen)
-
-
-def _ranks(*meshes: Mesh) -> tuple[int, ...]:
-    return tuple(sorted({d for mesh in meshes for d in mesh.devices}))
-
-
-def _peers(plan: Plan, group: Callable[[tuple[int, ...]], dist.ProcessGroup]) -> dict[tuple[int, ...], Peers]:
-    """The process group of every mesh and of every edge of all programs, made in plan order."""
-    keys = [_ranks(n.mesh) for n in plan.all_nodes]
-    keys += [_ranks(e.source_mesh, e.target_mesh) for p in plan.programs for e in p.edges]
-    return {key: Peers(key, group(key)) for key in dict.fromkeys(keys)}

@@ -8,7 +8,7 @@ small parts that share a message, another dtype) is copied once, at that end onl
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -18,8 +18,10 @@ from torch import Tensor
 
 from hflow.plan.edges import WeightEdge
 from hflow.runtime.engines.protocol import AveragedWeights, ModelWeights, Weights
+from hflow.runtime.worker.changed_weights import Changes, SentWeights, tell_changes
 from hflow.runtime.worker.cross_memory import RowsInMemory, place
-from hflow.runtime.worker.route import Message, ParameterPart, Phase, Route
+from hflow.runtime.worker.route import Message, ParameterPart, Phase, Round, Route
+from hflow.runtime.worker.transfer import TOLD_BYTES, Received
 from hflow.runtime.worker.world import Peers, World
 
 
@@ -30,29 +32,70 @@ def move_weights(
     dtype: torch.dtype,
     world: World,
     peers: Peers,
-) -> int:
+    sent: SentWeights | None = None,
+) -> Received:
     """Refresh `target` (this rank's reader) from all ranks' `source`, of `dtype`.
 
-    Returns:
-        Bytes received.
+    Args:
+        sent: over this edge, last; all of its ranks give it or none. Only weights that have changed since
+            then are sent, which readers pass on whole.
     """
     staging = _Staging(route.staging, dtype, world.device)
     kept = _keep(route.own, source, target)
+    received = Received()
     for phase in route.phases:
         holder = target if phase.relay else source
         if phase.reads:
             _read(phase, holder, target, staging, world, peers, kept)
+            received += Received(sum(m.size for m in phase.reads if m.target == world.rank) * dtype.itemsize)
+        if sent and not phase.relay:
+            messages = [*phase.messages()]
+            changes = tell_changes(messages, source, sent, dtype, world, peers)
+            received += Received(told=TOLD_BYTES * sum(m.target == world.rank for m in messages))
+        else:
+            changes = {}
         for round_ in phase.rounds:
-            staging.used = 0
-            coming = [m for m in round_.messages if m.target == world.rank]
-            receives = [(m.source, staging.landing(m, target)) for m in coming]
-            sends = ((m.target, staging.flat(m, holder)) for m in round_.messages if m.source == world.rank)
-            for number in world.messages(receives, chain(sends, kept), peers.group):
-                _unpack(coming[number], receives[number][1], target)
+            received += _exchange(round_, holder, target, staging, changes, world, peers, kept)
+        if sent and source and not phase.relay:
+            sent.keep((m for m in phase.messages() if m.source == world.rank), source, dtype)
     deque(kept, 0)  # where nothing has travelled
     if target:
         target.changed = True
-    return route.received * dtype.itemsize
+    return received
+
+
+def _exchange(
+    round_: Round,
+    holder: Weights | None,
+    target: Weights | None,
+    staging: _Staging,
+    changes: Mapping[Message, Changes],
+    world: World,
+    peers: Peers,
+    kept: Iterator[tuple[int, Tensor]],
+) -> Received:
+    """The messages of a round; of those in `changes` only these."""
+
+    def flat(message: Message) -> Tensor:
+        if message not in changes:
+            return staging.flat(message, holder)
+        assert holder
+        return changes[message].packed(holder)
+
+    staging.used = 0
+    coming = [m for m in round_.messages if m.target == world.rank]
+    receives = [
+        (m.source, changes[m].landing(world.device) if m in changes else staging.landing(m, target))
+        for m in coming
+    ]
+    sends = ((m.target, flat(m)) for m in round_.messages if m.source == world.rank)
+    for number in world.messages(receives, chain(sends, kept), peers.group):
+        message, (_, arrived) = coming[number], receives[number]
+        if target and message in changes:
+            changes[message].unpack(arrived, target)
+        else:
+            _unpack(message, arrived, target)
+    return Received(sum(arrived.nbytes for _, arrived in receives))
 
 
 def _read(

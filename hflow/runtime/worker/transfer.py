@@ -20,10 +20,12 @@ from hflow.runtime.rows import TORCH_DTYPES, Rows, concatenate
 from hflow.runtime.worker.staleness import versions
 from hflow.runtime.worker.world import Peers, World
 
+TOLD_BYTES = 8  # of a number that is told ahead
+
 
 @dataclass(frozen=True)
 class Received:
-    """Bytes that came from other workers: of values, and what is `told` ahead of them, 8 per number."""
+    """Bytes that came from other workers: of values, and what is `told` ahead of them."""
 
     values: int = 0
     told: int = 0
@@ -93,7 +95,7 @@ def _exchange_rows(
     )
     for peer, data in zip(peers.ranks, values):
         _unpack(data, pieces, types, incoming[peer], arriving[peer])
-    return Received(sum(map(len, values)), 8 * sum(map(len, heads)))
+    return Received(sum(map(len, values)), TOLD_BYTES * sum(map(len, heads)))
 
 
 Told = list[tuple[str, Callable[[Rows], Tensor]]]

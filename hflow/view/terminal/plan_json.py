@@ -156,7 +156,8 @@ def _layout(mesh: Mesh) -> Mapping[str, int]:
 
 
 def _edge(graph: Graph, edge: Edge) -> dict[str, Any]:
-    """`lag`: how many updates old weights are; `every`: in steps, where a frozen model takes over weights."""
+    """`lag`: how many updates old weights are; `every`: in steps, where a frozen model takes over weights;
+    `changed`: the share that is sent, null where all are."""
     use = graph.node(edge.target).model if isinstance(edge, WeightEdge) else None
     refresh = graph.model(use.model).refresh if use else None
     return {
@@ -166,6 +167,7 @@ def _edge(graph: Graph, edge: Edge) -> dict[str, Any]:
         "kind": edge.kind,
         "lag": use.lag if use else 0,
         "every": refresh.every if refresh else 0,
+        "changed": edge.changed if isinstance(edge, WeightEdge) else None,
         "collective": edge.collective,
         "size_bytes": edge.size_bytes,
         "bytes_per_device": edge.bytes_per_device,

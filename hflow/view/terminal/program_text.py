@@ -133,7 +133,8 @@ class _Printer:
         edge = self.program.weight_edge(i)
         every = f", every {i.every} steps" if i.every else ""
         donates = ", donates its memory" if i.donates else ""
-        return f"weights {edge.name} {self._ends(edge)}{every}{donates}{_time(i)}"
+        changed = f", {words.changed(edge.changed)}" if edge.changed else ""
+        return f"weights {edge.name} {self._ends(edge)}{every}{changed}{donates}{_time(i)}"
 
     def _ends(self, edge: Edge) -> str:
         return f"@{self._mesh(edge.source_mesh)} -> @{self._mesh(edge.target_mesh)}  {edge.collective}"

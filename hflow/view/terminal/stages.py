@@ -9,7 +9,7 @@ from typing import assert_never
 import networkx as nx
 
 from hflow import units
-from hflow.graph.ir import Graph, Node
+from hflow.graph.ir import Graph
 from hflow.plan.edges import DataEdge, Edge, WeightEdge
 from hflow.plan.node_plan import NodePlan
 from hflow.view import words
@@ -92,7 +92,7 @@ def _row(graph: Graph, edge: Edge) -> tuple[str, ...]:
             name, values = f"{edge.source} -> {edge.target}", " ".join(edge.ports)
             ends = str(edge.source_layout), str(edge.target_layout)
         case WeightEdge():
-            name, values = edge.name, _weights(graph.node(edge.target), graph)
+            name, values = edge.name, _weights(edge, graph)
             ends = str(edge.source_mesh), str(edge.target_mesh)
         case _:
             assert_never(edge)
@@ -100,6 +100,7 @@ def _row(graph: Graph, edge: Edge) -> tuple[str, ...]:
     return name, values, units.size(edge.size_bytes), *ends, edge.collective, cost
 
 
-def _weights(reader: Node, graph: Graph) -> str:
+def _weights(edge: WeightEdge, graph: Graph) -> str:
+    reader = graph.node(edge.target)
     age = words.age(graph.model_of(reader), reader.model_use.lag)
-    return f"weights, {age}" if age else "weights"
+    return ", ".join(filter(None, ("weights", age, words.changed(edge.changed))))

@@ -17,8 +17,9 @@ from hflow.plan.layout import Mesh
 from hflow.plan.parameters import parameters, weight_boxes
 from hflow.plan.read_shape import read_shape
 from hflow.plan.sharding import Sharding
+from hflow.runtime.element_bits import checksum
 from hflow.runtime.engines.sglang import tiles, weights
-from hflow.runtime.engines.sglang.tiles import checksum, header, load_tiles, tile
+from hflow.runtime.engines.sglang.tiles import header, load_tiles, tile
 from tests.engines.models import Folders, load_hf, named_in_files
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}

@@ -138,12 +138,20 @@ class ReaderMoves:
         draft, model = self.space.draft, self._groups[reader].model
         shape, dtype = draft.shapes[model], draft.graph.model(model).weight_dtype
         lies, held = ([timed.candidate.lies for timed in each] for each in (own, trainers or []))
-        moves_s = least_weights_s(shape, dtype, held, lies, receivers, self._cluster)
+        if self._changed_alone(reader):
+            moves_s = np.zeros((len(lies), max(1, len(held))))
+        else:
+            moves_s = least_weights_s(shape, dtype, held, lies, receivers, self._cluster)
         self.best.effort += PAIR * (len(lies) + len(held)) + moves_s.size // CHOICES
         one, other = np.indices(moves_s.shape).reshape(2, -1)
         times = [np.array([timed.times for timed in own])[one]]
         times += [np.array([timed.times for timed in trainers])[other]] if trainers else []
         return np.concatenate([*times, moves_s.reshape(-1, 1)], axis=1)
+
+    def _changed_alone(self, reader: str) -> bool:
+        """Whether only changed weights may come to a reader, which may be next to nothing."""
+        uses = (node.model for node in self._groups[reader].nodes)
+        return any(use and use.delta_weights for use in uses)
 
     @memoize
     def _timed(self, name: str, room: Room) -> list[TimedCandidate]:

@@ -123,10 +123,11 @@ class MegatronWeights(PlacedWeights, ModelWeights):
         drop(self._parameters)
         self.present = False
 
-    def allocate(self) -> None:
-        """Memory for what is to be written; nothing happens where there is some already."""
+    def allocate(self, keeps_values: bool = False) -> None:
+        """See `ModelWeights`."""
         if self.present:
             return
+        assert not keeps_values, "what was released has no values"
         for parameter, shape in self._parameters.items():
             parameter.data = parameter.data.new_empty(shape)
         self.present = True

@@ -18,13 +18,12 @@ import torch
 from torch import Tensor
 
 from hflow.plan.model_shape import ModelShape
+from hflow.runtime.element_bits import checksum
 from hflow.runtime.engines.sglang.adapter import PROJECTIONS
 
 LOADER = f"{__name__}.load_tiles"
-CHUNK_ELEMENTS = 2**20  # of a checksum, in memory at once
 OF_EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)")
 UP, DOWN = ("up_proj", "w3"), ("down_proj", "w2")
-INTEGERS = {2: torch.int16, 4: torch.int32}  # by bytes of an element
 
 
 @dataclass(frozen=True)
@@ -115,15 +114,3 @@ def _place(parameter: Tensor, tile: Tile) -> Tensor:
     if rows[:, tile.shape[1] :].any():
         raise ValueError(f"`{tile.parameter}` is wider than {tile.shape}, and not filled up with zeros")
     return rows[:, : tile.shape[1]]
-
-
-def checksum(parts: Sequence[Tensor]) -> int:
-    """A sum modulo 2^64 over the elements' bits, each times an odd number that tells its place."""
-    total, place = torch.zeros((), dtype=torch.int64), 0
-    for part in parts:
-        bits = part.reshape(-1).view(INTEGERS[part.element_size()])
-        for chunk in bits.split(CHUNK_ELEMENTS):
-            places = torch.arange(place, place + len(chunk), device=chunk.device)
-            total = total + (chunk.to(torch.int64) * (2 * places + 1)).sum().cpu()
-            place += len(chunk)
-    return int(total)

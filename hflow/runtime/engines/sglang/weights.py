@@ -72,8 +72,10 @@ class Bucket:
         self._starts = dict(zip(boxes, ends))
         self.size = ends[-1]
 
-    def allocate(self, device: torch.device) -> None:
-        if self.memory is None or self.memory.device != device:
+    def allocate(self, device: torch.device, keeps_values: bool) -> None:
+        if keeps_values and self.memory is not None:
+            self.memory = self.memory.to(device)
+        elif self.memory is None or self.memory.device != device:
             self.memory = torch.empty(self.size, dtype=self.dtype, device=device)
 
     def view(self, name: str, box: Box) -> Tensor:
@@ -108,7 +110,7 @@ class ServedWeights(ModelWeights):
             for names in buckets(shape, sharding.mesh.tp)
         ]
         self._bucket_of = {name: bucket for bucket in self.buckets for name in bucket.boxes}
-        self._next = 0
+        self._next, self._keeps_values = 0, False
 
     def names(self) -> Sequence[str]:
         return tuple(self._bucket_of)
@@ -119,22 +121,23 @@ class ServedWeights(ModelWeights):
     def view(self, name: str, box: Box) -> Tensor:
         return self._bucket_of[name].view(name, box)
 
-    def allocate(self) -> None:
-        """Begin a renewal: wake the server, or start it again, and make room for the first bucket."""
+    def allocate(self, keeps_values: bool = False) -> None:
+        """Begin a renewal: wake the server, or start it again, and make room for the first bucket. Values
+        that are kept come from the host's memory; before the first renewal there are none."""
         make_room(self.device)
         if not self.taker.revive() and not self.present:
             self.taker.wake()
         self.present = True
         self.taker.begin()
-        self._next = 0
-        self.buckets[0].allocate(self.device)
+        self._next, self._keeps_values = 0, keeps_values
+        self.buckets[0].allocate(self.device, keeps_values)
 
     def hand_over(self) -> None:
         """Give the bucket that has been written to the server, and make room for the next."""
         self._give(self.buckets[self._next])
         self._next += 1
         if self._next < len(self.buckets):
-            self.buckets[self._next].allocate(self.device)
+            self.buckets[self._next].allocate(self.device, self._keeps_values)
             return
         self._end()
         self.renewed = True

@@ -58,9 +58,10 @@ class TransformersWeights(ModelWeights):
             raise RuntimeError(f"`{name}` is not on this device: its weights were released")
         return self._places[name].data[tuple(slice(*span) for span in box)]
 
-    def allocate(self) -> None:
+    def allocate(self, keeps_values: bool = False) -> None:
         if self.present:
             return
+        assert not keeps_values, "what was released has no values"
         for whole, shape in self._shapes.items():
             whole.data = whole.data.new_empty(shape)
         self.present = True
