@@ -54,7 +54,7 @@ def test_over_a_slow_link_they_take_less_time_and_more_memory() -> None:
 
 
 def test_over_a_fast_link_all_are_sent() -> None:
-    fast = replace(SLOW, inter_host=Link(4e11, 1e-5))
+    fast = replace(SLOW, inter_host=Link(4e12, 1e-5))
     assert edge_of(compiled(0.02, fast)).changed is None
 
 
