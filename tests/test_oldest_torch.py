@@ -1,4 +1,4 @@
-"""hflow names nothing that the oldest torch lacks; `scripts/oldest_torch.sh` runs the engines there."""
+"""hflow names nothing that the oldest torch lacks; `scripts/other_torch.sh oldest` runs the engines there."""
 
 from __future__ import annotations
 
