@@ -17,6 +17,7 @@ from hflow.graph.write.yaml_printer import to_yaml
 from hflow.plan.cluster import Cluster, Link
 from hflow.plan.cluster_file import load_cluster
 from hflow.plan.edges import WeightEdge
+from hflow.plan.frozen import trained_with
 from hflow.plan.plan import Plan
 from hflow.plan.plan_file import load_plan
 from hflow.view.terminal.plan_json import plan_json
@@ -51,6 +52,7 @@ def test_over_a_slow_link_they_take_less_time_and_more_memory() -> None:
     assert edge_of(changed).time_s < 0.2 * edge_of(whole).time_s
     assert changed.step_time_s < whole.step_time_s
     assert edge_of(changed).copies == edge_of(whole).copies, "where that is longer, all travel"
+    assert [trained_with(plan.graph, "actor").sent for plan in (whole, changed)] == [0, 1]
 
 
 def test_over_a_fast_link_all_are_sent() -> None:
@@ -67,13 +69,23 @@ def test_it_is_told_and_kept_in_a_file(tmp_path: Path) -> None:
     edges = (edge for edge in plan_json(plan, 0.0)["edges"] if edge["kind"] == "weights")
     assert {edge["target"]: edge["changed"] for edge in edges}["rollout"] == 0.02
     plan.save(tmp_path / "plan.json")
-    assert load_plan(tmp_path / "plan.json").hash == plan.hash != compiled(None, SLOW).hash
+    loaded = load_plan(tmp_path / "plan.json")
+    assert edge_of(loaded).changed == 0.02
+    assert loaded.hash == plan.hash != compiled(None, SLOW).hash
 
 
-def test_what_is_found_free_is_no_worse_than_what_is_pinned() -> None:
-    """Also where the search knows nothing of how long changed weights take at least."""
-    free, pinned = compiled(0.02, SLOW, ()), compiled(0.02, SLOW)
-    assert free.step_time_s <= pinned.step_time_s * 1.001
+def test_they_make_a_second_host_worth_its_network() -> None:
+    """Found free: all weights would take longer to get there than their step takes."""
+    hosts = replace(SLOW, hosts=2, devices_per_host=1, inter_host=Link(1e8, 1e-5))
+    small = "params.model=shape:qwen2.5-0.5b", "params.max_new_tokens=2048"
+    changed, whole = (hflow.compile(graph_of(share, *small), hosts) for share in (0.02, None))
+    assert edge_of(changed).changed and not {*edge_of(changed).source_mesh.devices} & {
+        *edge_of(changed).target_mesh.devices
+    }
+    assert edge_of(whole).source_mesh == edge_of(whole).target_mesh
+    assert (
+        changed.step_time_s < 0.9 * whole.step_time_s and (changed.search.bound_s or 0) <= changed.step_time_s
+    )
 
 
 @pytest.mark.parametrize(

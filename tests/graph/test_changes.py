@@ -165,6 +165,11 @@ def test_a_bound_on_rounds_is_harmless_where_too_few_end_the_run() -> None:
     assert found.key == "nodes.sampling.times" and found.harmless
 
 
+def test_which_weights_travel_is_harmless() -> None:
+    (found,) = changed("async_grpo", "nodes.rollout.model.delta_weights=0.02")
+    assert (found.key, found.harmless) == ("nodes.rollout.model.delta_weights", True)
+
+
 def test_what_is_computed_from_the_number_of_steps_is_told() -> None:
     warmup = "nodes.actor_train.with.warmup_steps=${ steps // 5 }"
     found = changes(load("grpo", (warmup,)), load("grpo", (warmup, "params.steps=50")))
