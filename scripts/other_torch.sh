@@ -23,5 +23,5 @@ esac
 "$python" -c "import torch, sys; sys.exit(torch.__version__.split('+')[0] != '$version')" 2> /dev/null ||
   "$python" -m pip install --quiet "torch==$version"
 "$python" -c "import torch; print('torch', torch.__version__)"
-PYTHONPATH=$PWD "$python" -m pytest -q -n auto --dist loadfile tests/engines tests/runtime/test_cross_memory.py tests/runtime/test_cores.py \
-  tests/runtime/test_changed_weights.py
+PYTHONPATH=$PWD "$python" -m pytest -q -n auto --dist loadfile tests/engines \
+  tests/runtime/test_cross_memory.py tests/runtime/test_cores.py tests/runtime/test_changed_weights.py

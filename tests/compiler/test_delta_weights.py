@@ -83,9 +83,9 @@ def test_they_make_a_second_host_worth_its_network() -> None:
         *edge_of(changed).target_mesh.devices
     }
     assert edge_of(whole).source_mesh == edge_of(whole).target_mesh
-    assert (
-        changed.step_time_s < 0.9 * whole.step_time_s and (changed.search.bound_s or 0) <= changed.step_time_s
-    )
+    assert changed.step_time_s < 0.9 * whole.step_time_s
+    for search, step_s in ((plan.search, plan.step_time_s) for plan in (changed, whole)):
+        assert search.gap == 0 and search.bound_s is not None and search.bound_s <= step_s
 
 
 @pytest.mark.parametrize(
@@ -93,6 +93,7 @@ def test_they_make_a_second_host_worth_its_network() -> None:
     [
         ("nodes.rollout.model={use: actor, delta_weights: 0.02}", "reads the newest weights"),
         ("models.actor.adapter=8", "of `actor` the adapter alone is sent"),
+        ("nodes.ref_logprobs.model={use: ref, delta_weights: 0.02}", "reads the newest weights"),
     ],
 )
 def test_where_they_have_no_effect_is_told(said: str, told: str) -> None:

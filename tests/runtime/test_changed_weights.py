@@ -46,7 +46,7 @@ class Bf16Boxes(Boxes):
 
 
 def changed(name: str, shape: tuple[int, ...], every: int) -> torch.Tensor:
-    """The whole parameter after an update of one of `every` weights; its zero is another one's sign."""
+    """The whole parameter after an update of one of `every` weights."""
     values = values_of(name, shape).to(torch.bfloat16).flatten()
     values[::every] += 1.0
     return values.view(shape)
@@ -123,9 +123,9 @@ def expected(mine: route.Route, number: int) -> Received:
     return found
 
 
-def edge_of(trainer: str, reader: str, share: float | None = 0.02) -> WeightEdge:
+def edge_of(trainer: str, reader: str) -> WeightEdge:
     ends = Sharding(TRAINERS[trainer]), Sharding(READERS[reader])
-    return UnloweredWeightEdge("w", "a", "b", SHAPE, "bf16", *ends, changed=share).lowered(SLOW)
+    return UnloweredWeightEdge("w", "a", "b", SHAPE, "bf16", *ends, changed=0.02).lowered(SLOW)
 
 
 @pytest.mark.parametrize("limits", [(0, 2**24), (64, 2**24), (2**14, 300)], ids=["alone", "packed", "rounds"])

@@ -92,15 +92,11 @@ class WeightMoves:
     def _edge(self, edge: WeightRead, source: Instance, target: Instance) -> UnloweredWeightEdge:
         draft = self.program.draft
         dtype = "f32" if self._is_average(edge) else draft.graph.model(source.model).weight_dtype
+        changed = self.program.graph.node(edge.reader).model_use.delta_weights
         return UnloweredWeightEdge(
             f"{source.model} => {edge.reader}", edge.trainer, edge.reader, draft.shapes[edge.model],
-            dtype, source.sharding, target.sharding, source == target, self._changed(edge),
+            dtype, source.sharding, target.sharding, source == target, changed,
         )  # fmt: skip
-
-    def _changed(self, edge: WeightRead) -> float | None:
-        """The share of the weights that has changed since the reader got them last, where it keeps them."""
-        use = self.program.graph.node(edge.reader).model_use
-        return use.delta_weights if use.lag else None
 
     def _is_average(self, edge: WeightRead) -> bool:
         """Whether what moves is a moving average, which is of float32, and not the weights themselves."""

@@ -277,7 +277,8 @@ class _Drafter:
         model = self.spec.models.get(use.use)
         head: Head | None = model.head if model else None
         if of := self.bases.get(use.use):
-            return replace(drafted, model=ModelUse(of, use.lag, base=True), head=head)
+            used = ModelUse(of, use.lag, base=True, delta_weights=use.delta_weights)
+            return replace(drafted, model=used, head=head)
         used = ModelUse(use.use, use.lag, use.base, use.delta_weights)
         return replace(drafted, model=used, head=head)
 

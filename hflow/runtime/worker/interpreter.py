@@ -31,11 +31,7 @@ from hflow.plan.program import (
     Transfer,
 )
 from hflow.plan.workload import token_makers
-from hflow.runtime.engines.protocol import (
-    EngineCall,
-    ModelEngine,
-    Result,
-)
+from hflow.runtime.engines.protocol import EngineCall, ModelEngine, Result
 from hflow.runtime.rows import Rows
 from hflow.runtime.worker.carried import initial_value
 from hflow.runtime.worker.changed_weights import CHANGED_WEIGHTS
