@@ -77,7 +77,7 @@ def node_time_s(
     tokens = _tokens(run, parts)
     inside, head = _layers_s(run, parts, "score"), _head_s(run, parts, "score")
     messages_s = run.messages_s(tokens) / mesh.pp
-    slot = inside + head
+    slot = inside + head + run.end_messages_s(tokens, _predicted(run, parts), gradients=False)
     slot += messages_s + run.hop_s(tokens)
     slot += gather_s(shape, dtype, mesh, cluster, strategy) + _uneven_s(run, inside + messages_s, head)
     return (parts.count + mesh.pp - 1) * slot
@@ -95,6 +95,7 @@ def train_passes_s(run: Execution) -> float:
     slot += _remade_logits_s(run, parts) + _count_s(run, parts) + (2 + again) * masks_s(run, tokens)
     messages_s = (2 + again) * run.messages_s(tokens) + run.regathered_s(tokens)
     slot += messages_s / run.mesh.pp + 2 * run.strategy.vpp * run.hop_s(tokens)
+    slot += run.end_messages_s(tokens, _predicted(run, parts), gradients=True)
     inside += _count_s(run, parts) + (2 + again) * masks_s(run, tokens) + messages_s / run.mesh.pp
     slot += _uneven_s(run, inside, of_head)
     # The third gather scatters gradients.

@@ -60,6 +60,35 @@ class Execution:
         products = 2 * self.shape.num_layers - self.shape.expert_layers
         return products * all_gather_s(size, self.mesh.tp, link)
 
+    def end_messages_s(self, tokens: float, predicted: float, gradients: bool) -> float:
+        """Of one pass, outside the layers: the embeddings of `tokens` are summed over tp, which splits the
+        vocabulary, and so are, of the `predicted` ones, the greatest logit and the sums that give a log-prob.
+        With sequence parallelism the embeddings are scattered and the head gathers its hidden states. With
+        `gradients`, those of hidden states are summed. Of pipeline stages the last one's count."""
+        ranks, link = self.mesh.tp, axis_link(self.cluster, self.mesh, "tp")
+        if ranks == 1:
+            return 0.0
+        size, sp = self.activation_bytes(tokens), self.strategy.sp
+        gather_s = all_gather_s(size, ranks, link)
+        seconds = gather_s if sp else 0.0
+        if self.mesh.pp == 1:
+            seconds += (1 + gradients) * gather_s if sp else all_reduce_s(size, ranks, link)
+        if self.shape.head == "scalar":
+            return seconds
+        summed = [4 * predicted, 3 * 4 * predicted]
+        if gradients:
+            summed.append(self.activation_bytes(predicted))
+        return seconds + sum(all_reduce_s(each, ranks, link) for each in summed)
+
+    def sampling_messages_s(self, rows: float, tokens: float) -> float:
+        """Of reading `tokens` in generation, outside the layers: embeddings as above; the logits of the last
+        ones, one of each of `rows` rows, are gathered on all ranks of tp."""
+        ranks, link = self.mesh.tp, axis_link(self.cluster, self.mesh, "tp")
+        if ranks == 1:
+            return 0.0
+        logits = rows * self.shape.vocab * BYTES[self.dtype]
+        return all_reduce_s(self.activation_bytes(tokens), ranks, link) + all_gather_s(logits, ranks, link)
+
     def hop_s(self, tokens: float) -> float:
         """The activations on their way to the next stage."""
         if self.mesh.pp == 1:

@@ -86,7 +86,7 @@ def prefill_s(run: Execution, prompts: float, length: float) -> float:
     weights = read_parameters(shape, tokens, run.strategy.ep) + repeated
     seconds = products_s(flops, weights, "prefill", run.dtype, device, run.mesh.tp)
     seconds += residual_s(shape, tokens, run.dtype, device)
-    return seconds + shape.num_layers * layer_latency_s(device, "prefill") + _messages_s(run, tokens)
+    return seconds + shape.num_layers * layer_latency_s(device, "prefill") + _messages_s(run, prompts, tokens)
 
 
 def decode_s(run: Execution) -> float:
@@ -117,9 +117,10 @@ def _read_s(run: Execution, rows: float, new: int, context: float) -> float:
     read = rows * shape.seen(context) * shape.kv_bytes_per_token(BYTES[run.dtype], run.mesh.tp)
     cache = stream_s(read, device)
     latency = shape.num_layers * layer_latency_s(device, "decode")
-    return products + cache + latency + _messages_s(run, tokens)
+    return products + cache + latency + _messages_s(run, rows, tokens)
 
 
-def _messages_s(run: Execution, tokens: float) -> float:
-    """Inside all stages, and between them."""
-    return run.messages_s(tokens) + (run.mesh.pp - 1) * run.hop_s(tokens)
+def _messages_s(run: Execution, rows: float, tokens: float) -> float:
+    """Inside all stages, between them, and before and after them."""
+    between_s = (run.mesh.pp - 1) * run.hop_s(tokens)
+    return run.messages_s(tokens) + between_s + run.sampling_messages_s(rows, tokens)

@@ -234,7 +234,32 @@ def test_tensor_parallelism_divides_products_and_adds_all_reduces(plain: Cluster
     residual = 3 * 10 * 32 * 4096 * 2 * 8 * 2048 / 2.039e12  # on every rank
     ring = 2 * 3 / 4 * (8 * 2048 * 4096 * 2) / (300e9 * 0.8)
     one -= HEAD_AGAIN  # the logits of a quarter of the vocabulary are kept
-    assert four == pytest.approx((one - residual) / 4 + residual + 2 * 2 * 32 * ring)
+    # of responses: gradients of hidden states, and four float32 sums over the vocabulary
+    ends = ring + 2 * 3 / 4 * 8 * 1024 * (4096 * 2 + 4 * 4) / (300e9 * 0.8)
+    assert four == pytest.approx((one - residual) / 4 + residual + 2 * 2 * 32 * ring + ends)
+
+
+def test_a_scalar_head_and_the_last_of_several_stages_sum_less(plain: Cluster) -> None:
+    """A scalar head is whole on each rank; embeddings are the first stage's."""
+    ring, stages = 2 * 1 / 2 / (300e9 * 0.8), Mesh.of((0, 1, 2, 3), pp=2, tp=2)
+    runs = [
+        Execution(shape, "bf16", TRAIN, mesh, 1, plain)
+        for shape, mesh in ((LLAMA.with_head("scalar"), Mesh.of((0, 1), tp=2)), (LLAMA, stages))
+    ]
+    scalar, last = (run.end_messages_s(2048, 1024, gradients=True) for run in runs)
+    assert scalar == pytest.approx(2048 * 4096 * 2 * ring)
+    assert last == pytest.approx(1024 * (4096 * 2 + 4 * 4) * ring)
+    assert runs[1].end_messages_s(2048, 1024, gradients=False) == pytest.approx(1024 * 4 * 4 * ring)
+
+
+def test_a_decoding_step_sums_embeddings_and_gathers_logits(plain: Cluster) -> None:
+    """Of 64 rows with two bytes each: one all-reduce more than those of the layers, and three quarters of
+    32,000 logits a row."""
+    fast = replace(plain, device=replace(plain.device, flops=1e30, memory_bandwidth=1e30))
+    mesh = Mesh.of((0, 1, 2, 3), tp=4)
+    found = decode_s(Execution(LLAMA, "bf16", Workload(64, 100, 10), mesh, 64, fast))
+    all_reduces, gather = (32 * 2 + 1) * 2 * 3 / 4 * 64 * 4096 * 2, 3 / 4 * 64 * 32_000 * 2
+    assert found == pytest.approx(10 * (all_reduces + gather) / (300e9 * 0.8))
 
 
 def test_an_update_reduces_gradients_and_streams_the_state(plain: Cluster) -> None:

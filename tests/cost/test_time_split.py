@@ -94,12 +94,17 @@ def test_one_device_neither_communicates_nor_waits(op: str) -> None:
 
 
 def test_tensor_parallel_scores_wait_for_two_all_reduces_a_layer() -> None:
+    """Besides one of embeddings, and two of a response's log-probs: one and three float32 numbers each."""
     run = run_on(mesh_of(tp=2))
     link = run.cluster.intra_host
     size = 2 * (SEQUENCE - 1) * HIDDEN
-    of_one_s = size / (LINK_SHARE * link.bandwidth) + 2 * link.latency_s  # two ranks: 2(n-1)/n = 1
+
+    def summed_s(size: float) -> float:
+        return size / (LINK_SHARE * link.bandwidth) + 2 * link.latency_s  # two ranks: 2(n-1)/n = 1
+
+    ends_s = summed_s(size) + summed_s(SEQUENCE / 2 * 4) + summed_s(SEQUENCE / 2 * 12)
     split = time_split("score", run)
-    assert split.communication_s == pytest.approx(ROWS * LAYERS * 2 * of_one_s)
+    assert split.communication_s == pytest.approx(ROWS * (LAYERS * 2 * summed_s(size) + ends_s))
 
 
 @pytest.mark.parametrize(("stages", "micro_batch"), [(2, 1), (4, 2), (8, 8)])

@@ -126,7 +126,8 @@ def _measure_all(rank: int, setting: Setting, folder: str, results: SimpleQueue[
     everyone = [make_groups(Mesh.of((r,)), rank, world.group) for r in range(setting.ranks)]
     own = everyone[rank]
     assert own
-    seat = Seat(rank, setting, device, own, pair)
+    split = make_groups(Mesh.of((0, 1), tp=2), rank, world.group) if setting.ranks > 1 else None
+    seat = Seat(rank, setting, device, own, pair, split)
     for name, measurement in MEASUREMENTS.items():
         takers = measurement.ranks(setting)
         if not takers:

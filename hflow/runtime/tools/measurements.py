@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # at run time hflow.runtime.engines.megatron must come first
 RUNS, WARM_UP = 9, 2
 LAYERS, VOCABULARY = 4, 128
 TOGETHER = 64  # rows that are decoded at once
-REDUCED = 32  # all-reduces of a layer's output, one after the other
+NARROW = 64  # hidden size of a model that takes least times
 
 
 @dataclass(frozen=True)
@@ -79,13 +79,15 @@ class Setting:
 
 @dataclass(frozen=True)
 class Seat:
-    """One process: `groups` of it alone, `pair` of the first two, between which the link is measured."""
+    """One process: `groups` of it alone, `pair` of the first two, between which the link is measured, and
+    `split`: theirs for a model that is split over both."""
 
     rank: int
     setting: Setting
     device: torch.device
     groups: Groups
     pair: dist.ProcessGroup | None
+    split: Groups | None
 
     def tensor(self, *shape: int) -> Tensor:
         return torch.randn(*shape, dtype=self.setting.dtype, device=self.device)
@@ -96,10 +98,11 @@ class Seat:
         ones = tokens.new_ones(rows)
         return Pack.of(Sequences(tokens, ones, length * ones))
 
-    def model(self, hidden: int) -> GPTModel:
-        """The engine's model, with random weights."""
+    def model(self, hidden: int, split: Groups | None = None) -> GPTModel:
+        """The engine's model, or this rank's half of it, with random weights."""
         dtype = "bf16" if self.setting.platform == "cuda" else "f32"
-        model = build_model(_shape(hidden), Mesh.of((self.rank,)), dtype, self.groups, self.device)
+        mesh = Mesh.of((0, 1), tp=2) if split else Mesh.of((self.rank,))
+        model = build_model(_shape(hidden), mesh, dtype, split or self.groups, self.device)
         for weight in model.parameters():
             torch.nn.init.normal_(weight, std=0.02)
         return model
@@ -171,12 +174,12 @@ def train_flops(seat: Seat) -> float:
 
 def score_layer_overhead_s(seat: Seat) -> float:
     """Seconds of one narrow layer's forward pass over a row of one token."""
-    return _score_s(seat, seat.model(64), seat.pack(1, 1)) / LAYERS
+    return _score_s(seat, seat.model(NARROW), seat.pack(1, 1)) / LAYERS
 
 
 def train_layer_overhead_s(seat: Seat) -> float:
     """The same, forward and backward."""
-    return _train_s(seat, seat.model(64), seat.pack(1, 1)) / LAYERS
+    return _train_s(seat, seat.model(NARROW), seat.pack(1, 1)) / LAYERS
 
 
 def _score_s(seat: Seat, model: GPTModel, pack: Pack) -> float:
@@ -211,7 +214,7 @@ def _forward_flops(seat: Seat) -> float:
 
 def layer_overhead_s(seat: Seat) -> float:
     """Seconds of one narrow layer for one token: what is left of a decoding step without any work."""
-    return _token_step_s(seat, 64, 1) / LAYERS
+    return _token_step_s(seat, NARROW, 1) / LAYERS
 
 
 def decode_flops(seat: Seat) -> float:
@@ -226,13 +229,13 @@ def decode_weights(seat: Seat) -> float:
     """Bytes/s of weights that a decoding step of one row reads, in which layers take their least time
     besides."""
     hidden = seat.setting.sizes.hidden
-    step_s, least_s = _token_step_s(seat, hidden, 1), _token_step_s(seat, 64, 1)
+    step_s, least_s = _token_step_s(seat, hidden, 1), _token_step_s(seat, NARROW, 1)
     return matmul_parameters(_shape(hidden)) * seat.setting.dtype.itemsize / max(step_s - least_s, step_s / 4)
 
 
-def _token_step_s(seat: Seat, hidden: int, rows: int) -> float:
+def _token_step_s(seat: Seat, hidden: int, rows: int, split: Groups | None = None) -> float:
     """Seconds of one more token for each of some rows."""
-    model, prompts, numbers = seat.model(hidden), from_lists([[1]] * rows), torch.arange(rows)
+    model, prompts, numbers = seat.model(hidden, split), from_lists([[1]] * rows), torch.arange(rows)
     more = seat.setting.sizes.decoded
 
     def decode_s(tokens: int) -> float:
@@ -261,25 +264,16 @@ def all_reduce_s(seat: Seat, size_bytes: int) -> float:
 def link_latency_s(seat: Seat) -> float:
     """Seconds besides those for bytes of each of the two operations that a ring all-reduce over two ranks is.
 
-    As in layers, all-reduces follow products, so that one rank waits for the other, and on CPUs the thread
-    that sends has to be woken beside threads that compute. Nothing of this is seen by an all-reduce alone.
+    On CPUs in decoding, where one rank waits for the other after each product, and the thread that sends has
+    to be woken beside threads that compute: nothing of this is seen by an all-reduce alone.
     """
-    hidden, turns = seat.setting.sizes.hidden, range(REDUCED)
-    a, weight = seat.tensor(TOGETHER, hidden), seat.tensor(hidden, hidden)
-    values = torch.ones(TOGETHER * hidden, device=seat.device)
-
-    def products() -> None:
-        for _ in turns:
-            torch.matmul(a, weight)
-
-    def between() -> None:
-        for _ in turns:
-            torch.matmul(a, weight)
-            dist.all_reduce(values, group=seat.pair)
-
-    both_s, products_s = seat.median_s(between), seat.median_s(products)
-    bytes_s = 4 * len(values) / link_bandwidth(seat)
-    return max((both_s - products_s) / REDUCED - bytes_s, all_reduce_s(seat, 4)) / 2
+    alone_s = all_reduce_s(seat, 4) / 2
+    if seat.setting.platform == "cuda" or not seat.split:
+        return alone_s
+    # The layers and the embeddings end in an all-reduce each, and logits are gathered.
+    operations = 2 * (2 * LAYERS + 1) + 1
+    whole_s, split_s = _token_step_s(seat, NARROW, 1), _token_step_s(seat, 2 * NARROW, 1, seat.split)
+    return max((split_s - whole_s) / operations, alone_s)
 
 
 def link_bandwidth(seat: Seat) -> float:
