@@ -36,6 +36,8 @@ class Pool:
     def run(self, world: int, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Results by rank. `function` is importable by name; arguments and results are pickled."""
         with tempfile.TemporaryDirectory() as folder:
+            if not all(process.is_alive() for process in self.processes):
+                self._restart()  # a library has ended one
             for rank in range(world):
                 self.pipes[rank].send_bytes(pickle.dumps((function, rank, world, folder, args)))
             results: dict[int, Any] = {}

@@ -25,14 +25,15 @@ from torch import Tensor
 
 from hflow.runtime.engines.gather_json import gather_json
 from hflow.runtime.engines.groups import Groups
+from hflow.runtime.engines.megatron import present_device
 from hflow.runtime.engines.megatron.collection import collection
 from hflow.runtime.engines.megatron.host import HostMemory, drop
 from hflow.runtime.engines.megatron.interleaved import Interleaved, chunks_of
 from hflow.runtime.engines.megatron.kv_copies import KvCopies
 from hflow.runtime.engines.megatron.learning_rate import LearningRate
-from hflow.runtime.engines.megatron.present_device import current_device
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+OVERLAPPING = ("cuda",)  # where sending takes no time from computing: on a CPU both need its cores
 SCALARS = (bool, int, float, str, type(None))
 
 
@@ -76,13 +77,19 @@ class Adam:
     """
 
     def __init__(self, model: torch.nn.Module, groups: Groups, options: AdamOptions, split: bool = False):
-        buffers = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=split)
         shaped: Any = get_model_config(model)
+        overlaps = _overlaps(groups, shaped, split)
+        buffers = DistributedDataParallelConfig(
+            grad_reduce_in_fp32=True, use_distributed_optimizer=split, overlap_grad_reduce=overlaps
+        )
         self._chunks = [
             DistributedDataParallel(shaped, buffers, chunk, pg_collection=collection(groups))
             for chunk in chunks_of(model)
         ]
         self.model = Interleaved(self._chunks) if len(self._chunks) > 1 else self._chunks[0]
+        if overlaps:  # of an update's last micro-batch alone
+            skips = [chunk.no_sync for chunk in self._chunks]
+            shaped.no_sync_func = skips if len(skips) > 1 else skips[0]
         self._kv_copies = KvCopies.of(model, groups)
         shaped.finalize_model_grads_func = partial(_sum_gradients, self._kv_copies)
         self._counts_once = groups.mesh if split else groups.replica
@@ -129,7 +136,7 @@ class Adam:
         if self._kv_copies.group.size() == 1 or not isfinite(norm):
             return norm
         mine = self._kv_copies.repeated_square(self._owned)
-        more = torch.tensor(mine, dtype=torch.float64, device=current_device())
+        more = torch.tensor(mine, dtype=torch.float64, device=present_device.current_device())
         dist.all_reduce(more, group=self._counts_once)
         return sqrt(max(0.0, norm**2 - float(more)))
 
@@ -216,6 +223,17 @@ class Adam:
         chunks: list[Any] = self._chunks  # of which `buffers` is not torch's method of this name
         buffers = (b for chunk in chunks for b in (*chunk.buffers, *chunk.expert_parallel_buffers))
         return [buffer.grad_data for buffer in buffers]
+
+
+def _overlaps(groups: Groups, config: Any, split: bool) -> bool:
+    """Whether gradients are summed over data-parallel ranks while others are still computed.
+
+    Not those of experts: Megatron waits for a gradient of every weight, and one that no token reached has
+    none. Nor parts of gradients (`split`): that cannot be tested, as gloo ends processes of which several
+    reduce-scatters are under way.
+    """
+    several = groups.dp_cp.size() > 1
+    return present_device.platform() in OVERLAPPING and several and not split and not config.shape.moe
 
 
 def _places(optimizer: Any) -> dict[Tensor, tuple[Tensor, int]]:

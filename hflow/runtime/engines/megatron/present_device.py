@@ -22,6 +22,11 @@ def current_device() -> torch.device | int:
     return torch.cuda.current_device() if _present.type == "cuda" else _present
 
 
+def platform() -> str:
+    """``cpu`` or ``cuda``."""
+    return _present.type
+
+
 def synchronize() -> None:
     """Wait for the device's stream; gloo has already waited."""
     if _present.type == "cuda":
