@@ -80,13 +80,13 @@ class Execution:
             summed.append(self.activation_bytes(predicted))
         return seconds + sum(all_reduce_s(each, ranks, link) for each in summed)
 
-    def sampling_messages_s(self, rows: float, tokens: float) -> float:
-        """Of reading `tokens` in generation, outside the layers: embeddings as above; the logits of the last
-        ones, one of each of `rows` rows, are gathered on all ranks of tp."""
+    def sampling_messages_s(self, sampled: float, tokens: float) -> float:
+        """Of reading `tokens` in generation, outside the layers: embeddings as above; of the `sampled` ones the
+        logits are gathered on all ranks of tp."""
         ranks, link = self.mesh.tp, axis_link(self.cluster, self.mesh, "tp")
         if ranks == 1:
             return 0.0
-        logits = rows * self.shape.vocab * BYTES[self.dtype]
+        logits = sampled * self.shape.vocab * BYTES[self.dtype]
         return all_reduce_s(self.activation_bytes(tokens), ranks, link) + all_gather_s(logits, ranks, link)
 
     def hop_s(self, tokens: float) -> float:

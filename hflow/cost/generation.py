@@ -117,10 +117,10 @@ def _read_s(run: Execution, rows: float, new: int, context: float) -> float:
     read = rows * shape.seen(context) * shape.kv_bytes_per_token(BYTES[run.dtype], run.mesh.tp)
     cache = stream_s(read, device)
     latency = shape.num_layers * layer_latency_s(device, "decode")
-    return products + cache + latency + _messages_s(run, rows, tokens)
+    return products + cache + latency + _messages_s(run, tokens, tokens)
 
 
-def _messages_s(run: Execution, rows: float, tokens: float) -> float:
-    """Inside all stages, between them, and before and after them."""
+def _messages_s(run: Execution, sampled: float, tokens: float) -> float:
+    """Inside all stages, between them, and before and after them; `sampled` of the `tokens` have logits."""
     between_s = (run.mesh.pp - 1) * run.hop_s(tokens)
-    return run.messages_s(tokens) + between_s + run.sampling_messages_s(rows, tokens)
+    return run.messages_s(tokens) + between_s + run.sampling_messages_s(sampled, tokens)
