@@ -81,8 +81,8 @@ class Execution:
         return seconds + sum(all_reduce_s(each, ranks, link) for each in summed)
 
     def sampling_messages_s(self, sampled: float, tokens: float) -> float:
-        """Of reading `tokens` in generation, outside the layers: embeddings as above; of the `sampled` ones the
-        logits are gathered on all ranks of tp."""
+        """Of reading `tokens` in generation, outside the layers: embeddings as above; the logits of those
+        that are `sampled` are gathered on all ranks of tp."""
         ranks, link = self.mesh.tp, axis_link(self.cluster, self.mesh, "tp")
         if ranks == 1:
             return 0.0

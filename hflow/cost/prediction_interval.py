@@ -31,14 +31,14 @@ RATIOS: Mapping[Platform, Mapping[TimedKind, Interval]] = {
         "train": Interval(0.87, 1.23),
         "score": Interval(0.87, 1.23),
         "generate": Interval(0.82, 1.5),
-        "step": Interval(0.88, 1.5),
-        "step with experts": Interval(0.85, 2.67),
+        "step": Interval(0.87, 1.49),
+        "step with experts": Interval(0.85, 2.66),
     },
     "cpu": {
-        "train": Interval(0.96, 1.27),
-        "score": Interval(0.96, 1.48),
-        "generate": Interval(0.88, 1.43),
-        "step": Interval(0.95, 1.39),
+        "train": Interval(0.78, 1.21),
+        "score": Interval(0.8, 1.14),
+        "generate": Interval(0.81, 1.12),
+        "step": Interval(0.83, 1.11),
     },
 }
 _NODES: Mapping[str, TimedKind] = {"train": "train", "score": "score", "generate": "generate"}
