@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Set
 
 from hflow.compiler.state import Draft
-from hflow.cost.redistribution import includes
+from hflow.cost.weight_cells import includes
 from hflow.graph.ir import Graph, Node
 from hflow.plan.engine_registry import profile_of
 from hflow.plan.replicas import Instance

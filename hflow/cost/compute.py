@@ -72,7 +72,8 @@ def node_time_s(
     if op == "train":
         update = update_s(shape, dtype, mesh, cluster, strategy, work.freeze)
         shared = shared_forward_s(run) if strategy.share_forward else 0.0
-        return work.optimizer_steps * (train_passes_s(run) + update) - shared
+        passes_s = _train_passes_s(shape, dtype, work, mesh, micro_batch, cluster, strategy.of_passes)
+        return work.optimizer_steps * (passes_s + update) - shared
     parts = _micro_batches(run, trains=False)
     tokens = _tokens(run, parts)
     inside, head = _layers_s(run, parts, "score"), _head_s(run, parts, "score")
@@ -81,6 +82,19 @@ def node_time_s(
     slot += messages_s + run.hop_s(tokens)
     slot += gather_s(shape, dtype, mesh, cluster, strategy) + _uneven_s(run, inside + messages_s, head)
     return (parts.count + mesh.pp - 1) * slot
+
+
+@lru_cache(maxsize=4096)
+def _train_passes_s(
+    shape: ModelShape,
+    dtype: str,
+    work: Workload,
+    mesh: Mesh,
+    micro_batch: int,
+    cluster: Cluster,
+    strategy: Strategy,
+) -> float:
+    return train_passes_s(Execution(shape, dtype, work, mesh, micro_batch, cluster, strategy))
 
 
 def train_passes_s(run: Execution) -> float:

@@ -9,14 +9,14 @@ busiest host's NICs, in or out: the bounds of arXiv:2211.05322 that `reshard.low
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain
 from math import inf, lcm
 
 from hflow.cost.comm import host_transfer_s, reached
 from hflow.cost.device import BYTES
+from hflow.cost.weight_cells import Masks, blocks, grid_of, most_missing, on_hosts
 from hflow.plan.cluster import Cluster
 from hflow.plan.edges import INDEX_BYTES
 from hflow.plan.engine_registry import GenerationEngine, profile_of
@@ -24,14 +24,11 @@ from hflow.plan.flops import expert_parameters
 from hflow.plan.frozen import moved_parameters
 from hflow.plan.layout import Layout, Placement, Shard, SharedShard, num_parts
 from hflow.plan.model_shape import ModelShape
-from hflow.plan.pipeline_stages import stage_chunks
 from hflow.plan.sharding import Sharding
 
 # How often the bytes of weights are read and written while changed ones are found, or written, and a checksum
 # is added up, in integers of eight bytes for each weight: of bf16 on CPUs (`benchmarks/delta_weights.py`).
 SENT_PASSES, RECEIVED_PASSES = 14.0, 8.0
-
-Masks = Mapping[int, int]
 
 
 @dataclass(frozen=True)
@@ -145,15 +142,6 @@ def _num_moved(shape: ModelShape) -> int:
     return sum(parameter.size for parameter in moved_parameters(shape))
 
 
-@lru_cache(maxsize=4096)
-def includes(whole: Sharding, part: Sharding, num_layers: int) -> bool:
-    """Whether each device has with `whole` all the weights of a model, and maybe more, that it has with
-    `part`."""
-    cells, experts = _cells(whole, part, num_layers), lcm(whole.ep, part.ep)
-    wide, narrow = (_weight_masks(s, num_layers, *cells, experts) for s in (whole, part))
-    return all(not mask & ~wide.get(device, 0) for device, mask in narrow.items())
-
-
 @lru_cache(maxsize=65536)
 def rows_s(rows: int, width: int, source: Layout, target: Layout, cluster: Cluster) -> float:
     """`rows` rows of `width` bytes each."""
@@ -162,43 +150,59 @@ def rows_s(rows: int, width: int, source: Layout, target: Layout, cluster: Clust
     return redistribution_s(held, needed, rows * width / cells, cluster)
 
 
-def redistribution_s(
-    held: Cells, needed: Cells, cell_bytes: float, cluster: Cluster, sent: float = 1.0
-) -> float:
-    """Seconds until every device has the cells that it needs; from host to host a share `sent` of each is
-    enough."""
+def redistribution_s(held: Cells, needed: Cells, cell_bytes: float, cluster: Cluster) -> float:
+    """Seconds until every device has the cells that it needs."""
     before = held.of_device
     most = max((mask & ~before.get(device, 0)).bit_count() for device, mask in needed.of_device.items())
     if not most:
         return 0.0
+    return _seconds(
+        most * cell_bytes, _through_host([(1, held.of_host, needed.of_host)]) * cell_bytes, cluster
+    )
+
+
+def _seconds(received: float, through_host: float, cluster: Cluster) -> float:
+    """Of so many bytes over the busiest device's own link, and so many over the busiest host's NICs."""
     link = reached(cluster, cluster.intra_host)
-    seconds = most * cell_bytes / link.bandwidth + link.latency_s
-    entering, leaving = _between_hosts(held.of_host, needed.of_host)
-    if not entering:
+    seconds = received / link.bandwidth + link.latency_s
+    if not through_host:
         return seconds
     nics = reached(cluster, cluster.inter_host, cluster.nics_per_host)
-    return seconds + sent * max(entering, leaving) * cell_bytes / nics.bandwidth + nics.latency_s
+    return seconds + through_host / nics.bandwidth + nics.latency_s
 
 
-def _between_hosts(inside: Masks, needed: Masks) -> tuple[int, float]:
-    """Cells that enter and that leave the busiest host."""
-    entering = [mask & ~inside.get(host, 0) for host, mask in needed.items()]
-    most = max(mask.bit_count() for mask in entering)
-    return most, _leaving(inside.values(), filter(None, entering)) if most else 0.0
+def _through_host(cells: Iterable[tuple[int, Masks, Masks]]) -> float:
+    """Cells that enter the busiest host, or that leave it, which are more.
+
+    Args:
+        cells: how many times there are such, those that hosts hold, and those that they need.
+    """
+    entering, leaving = Counter[int](), dict[int, float]()
+    for times, inside, needed in cells:
+        lacking = {host: lacks for host, mask in needed.items() if (lacks := mask & ~inside.get(host, 0))}
+        for host, mask in lacking.items():
+            entering[host] += times * mask.bit_count()
+        for host, sent in _sent(inside, lacking.values()).items():
+            leaving[host] = leaving.get(host, 0.0) + times * sent
+    return max(0, *entering.values(), *leaving.values())
 
 
-def _leaving(inside: Iterable[int], entering: Iterable[int]) -> float:
-    """Cells that the busiest host sends, if the hosts that hold a cell share its copies equally. Cells that
-    the same hosts hold and want are counted together, and so are hosts that hold or want the same."""
-    holding, wanting = Counter(inside), Counter(entering)
+def _sent(inside: Masks, entering: Iterable[int]) -> dict[int, float]:
+    """Cells that each host sends, if the hosts that hold a cell share its copies equally. Cells that the same
+    hosts hold and want are counted together, and so are hosts that hold or want the same."""
+    holding, wanting = Counter(inside.values()), Counter(entering)
+    if len(holding) == 1:
+        [(cells, shares)] = holding.items()
+        sum_of_copies = sum(count * (mask & cells).bit_count() for mask, count in wanting.items())
+        return dict.fromkeys(inside, sum_of_copies / shares)
     sent = dict.fromkeys(holding, 0.0)
-    for cells in _parts((*wanting, *holding)):
+    for cells in _parts((*wanting, *holding)) if wanting else ():
         copies = sum(count for mask, count in wanting.items() if mask & cells)  # none of what nobody lacks
         holders = [mask for mask in holding if mask & cells] if copies else []
         shares = sum(map(holding.__getitem__, holders))
         for mask in holders:
             sent[mask] += cells.bit_count() * copies / shares
-    return max(sent.values())
+    return {host: sent[mask] for host, mask in inside.items()}
 
 
 def _parts(masks: Iterable[int]) -> list[int]:
@@ -220,46 +224,15 @@ def _weights_s(
     experts: int,
     sent: float,
 ) -> float:
-    """`experts`: the parts into which experts are cut; 1 for what every rank of dp has."""
-    stages, slices = _cells(source, target, num_layers)
-    held, needed = (_weight_cells(s, num_layers, stages, slices, experts, cluster) for s in (source, target))
-    return redistribution_s(held, needed, size / (stages * experts * slices), cluster, sent)
-
-
-def _cells(one: Sharding, other: Sharding, num_layers: int) -> tuple[int, int]:
-    """The ranges of layers, and slices of each, of which parts of both consist: single layers, where a stage
-    has fewer than another."""
-    slices = lcm(*(s.mesh.tp * (s.mesh.dp if s.fully else 1) for s in (one, other)))
-    parts = [s.mesh.pp * s.vpp for s in (one, other)]
-    return num_layers if any(num_layers % count for count in parts) else lcm(*parts), slices
-
-
-@lru_cache(maxsize=4096)
-def _weight_cells(
-    sharding: Sharding, num_layers: int, ranges: int, slices: int, experts: int, cluster: Cluster
-) -> Cells:
-    return Cells.on(cluster, _weight_masks(sharding, num_layers, ranges, slices, experts))
-
-
-def _weight_masks(
-    sharding: Sharding, num_layers: int, ranges: int, slices: int, experts: int
-) -> dict[int, int]:
-    """The cells (range of layers, part of the experts, slice) of each device, slices fastest."""
-    mesh = sharding.mesh
-    masks: dict[int, int] = {}
-    known: dict[tuple[int, int, int], int] = {}
-    parts = sharding.ep if experts > 1 else 1
-    pieces = mesh.dp // parts if sharding.fully else 1  # of a shard, over the ranks of dp that share it
-    for index, device in enumerate(mesh.devices):
-        pp_dp, cp_tp = divmod(index, mesh.cp * mesh.tp)
-        (pp, dp), tp = divmod(pp_dp, mesh.dp), cp_tp % mesh.tp
-        at = (pp, dp % (parts * pieces), tp)
-        if at not in known:
-            column = _span(slices, mesh.tp * pieces, tp * pieces + dp // parts % pieces)
-            block = _repeat(column, _range(experts, parts, dp % parts), slices)
-            known[at] = _repeat(block, _chunks(num_layers, ranges, sharding, pp), experts * slices)
-        masks[device] = known[at]
-    return masks
+    """`experts`: the parts into which experts are cut; 1 for what every rank of dp has. `sent`: the share of
+    what hosts need that is sent to them."""
+    grid = grid_of(source, target, num_layers, experts)
+    held, needed = (blocks(sharding, num_layers, grid) for sharding in (source, target))
+    most, cell_bytes = most_missing(held, needed), size / grid.size
+    if not most:
+        return 0.0
+    through_host = sent * _through_host(on_hosts(source, target, num_layers, grid, cluster)) * cell_bytes
+    return _seconds(most * cell_bytes, through_host, cluster)
 
 
 def _row_parts(layout: Layout) -> int:
@@ -277,30 +250,3 @@ def _row_cells(layout: Layout, cells: int, cluster: Cluster) -> Cells:
 def _of_cells(placement: Placement) -> Placement:
     """The same for cells, which cut through no group of rows."""
     return replace(placement, unit=1) if isinstance(placement, Shard | SharedShard) else placement
-
-
-def _chunks(num_layers: int, ranges: int, sharding: Sharding, stage: int) -> Iterator[int]:
-    """Those of a stage's chunks of layers."""
-    pp, vpp = sharding.mesh.pp, sharding.vpp
-    if num_layers % (pp * vpp):
-        return chain(*stage_chunks(num_layers, pp, stage))
-    return chain.from_iterable(_range(ranges, pp * vpp, chunk) for chunk in range(stage, pp * vpp, pp))
-
-
-def _range(cells: int, parts: int, index: int) -> range:
-    size = cells // parts
-    return range(index * size, (index + 1) * size)
-
-
-def _span(cells: int, parts: int, index: int) -> int:
-    """The bits of part `index` of `parts`."""
-    size = cells // parts
-    return ((1 << size) - 1) << (index * size)
-
-
-def _repeat(mask: int, places: Iterable[int], width: int) -> int:
-    """`mask` at each of `places`, which are `width` bits apart."""
-    out = 0
-    for place in places:
-        out |= mask << (place * width)
-    return out

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 from hflow.plan.engine_registry import DEFAULT_ENGINE, GenerationEngine
@@ -29,6 +30,11 @@ class Strategy:
     sp: bool = False
     vpp: int = 1
     share_forward: bool = False
+
+    @cached_property
+    def of_passes(self) -> Strategy:
+        """What passes depend on: ZeRO-1 splits what an update has, and nothing that passes need."""
+        return replace(self, zero=0) if self.zero == 1 else self
 
     @property
     def marks(self) -> tuple[str, ...]:

@@ -22,8 +22,8 @@ from hflow.compiler.planner.assignments import Assignments
 from hflow.compiler.planner.full_assignment import fastest_configs
 from hflow.compiler.regroup import generation_mesh
 from hflow.compiler.state import Draft
-from hflow.cost.redistribution import includes
 from hflow.cost.resident_memory import resident_bytes
+from hflow.cost.weight_cells import includes
 from hflow.graph.ir import Graph
 from hflow.plan.cluster import Cluster
 from hflow.plan.layout import Mesh

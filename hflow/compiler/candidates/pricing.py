@@ -271,11 +271,14 @@ def _front(
     found: list[ExecConfig] = []
     multiple = mesh.pp if strategies[0].vpp > 1 else 1
     for strategy, rows in product(strategies, [micro] if micro else _micro_batches(work, mesh, multiple)):
-        need = working_bytes(op, shape, dtype, work, mesh, rows, strategy, untrained)
+        need = _working_bytes(op, shape, dtype, work, mesh, rows, strategy.of_passes, untrained)
         if need <= cluster.device.usable_bytes:
             time_s = node_time_s(op, shape, dtype, work, mesh, rows, cluster, strategy)
             found.append(ExecConfig(need, time_s, rows, strategy.recompute))
     return ParetoFront(tuple(_frontier(found)))
+
+
+_working_bytes = lru_cache(maxsize=4096)(working_bytes)  # ZeRO-1 needs what is needed without
 
 
 def _micro_refusal(pin: Pin, work: Workload, mesh: Mesh) -> str:

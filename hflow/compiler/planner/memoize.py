@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar, cast
 
+UNKNOWN = object()
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
@@ -20,8 +21,9 @@ def memoize(method: Method) -> Method:
     @wraps(method)
     def known(self: Any, *args: Any) -> Any:
         found: dict[Any, Any] = self.__dict__.setdefault(name, {})
-        if args not in found:
-            found[args] = method(self, *args)
-        return found[args]
+        value = found.get(args, UNKNOWN)
+        if value is UNKNOWN:
+            value = found[args] = method(self, *args)
+        return value
 
     return cast(Method, known)

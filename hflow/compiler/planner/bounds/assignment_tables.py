@@ -138,13 +138,22 @@ class AssignmentTable:
         for need in needs.T:
             beat &= need[ones][:, None] <= need[others]
         rows, columns = np.nonzero(beat)
-        one, other = ones[rows], others[columns]
-        starts = self.starts[:, other]
-        last = (self.starts[:, None, one] <= starts).sum(axis=0) - 1
-        seconds = np.take_along_axis(self.seconds[:, one], np.maximum(last, 0), axis=0)
-        no_longer = (starts == NEVER) | ((last >= 0) & (seconds <= self.seconds[:, other]))
-        beat[rows, columns] = no_longer.all(axis=(0, 2))
+        beat[rows, columns] = self._no_slower(ones[rows], others[columns])
         return beat
+
+    def _no_slower(self, ones: Ints, others: Ints) -> Bools:
+        """For each pair, whether the nodes of the one take no longer wherever those of the other fit: where
+        each step of the other begins. The least free memory, which comes first, tells most pairs apart."""
+        found = np.ones(len(ones), dtype=np.bool_)
+        for starts, seconds in zip(self.starts, self.seconds):
+            some = np.flatnonzero(found & (starts[others] < NEVER).any(axis=1))
+            if not some.size:
+                break
+            one, start = ones[some], starts[others[some]]
+            last = (self.starts[:, one] <= start).sum(axis=0) - 1
+            no_longer = _at(self.seconds[:, one], np.maximum(last, 0)) <= seconds[others[some]]
+            found[some] = ((start == NEVER) | ((last >= 0) & no_longer)).all(axis=1)
+        return found
 
     def _free_at_nodes(self, free_memory: Ints) -> Ints:
         """Of each node the bytes on that of its sets of devices which has the fewest."""

@@ -125,6 +125,7 @@ class _Choosing:
     ):
         self.groups, self.places, self.renew = groups, places, renew
         self.kept: list[Needs] = []
+        self._beats: Needs | None = None  # what beat others last: it often beats the next ones too
         self.looked_at = 0
         self.least: list[Needs] = [()]
         for group in reversed(groups):
@@ -153,7 +154,11 @@ class _Choosing:
     def _beaten(self, needs: Needs, level: int) -> bool:
         """Whether what begins so is, with the fastest of the others, no better than what is known."""
         every = needs + self.least[len(self.groups) - level]
-        return any(all(map(le, known, every)) for known in self.kept)
+        if self._beats and all(map(le, self._beats, every)):
+            return True
+        found = next((known for known in self.kept if all(map(le, known, every))), None)
+        self._beats = found or self._beats
+        return found is not None
 
 
 def _needs(group: NodeGroup, times: Sequence[float], weight_sync: WeightSync | None = None) -> Needs:
