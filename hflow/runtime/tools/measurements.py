@@ -29,7 +29,8 @@ from hflow.runtime.rows import from_lists
 if TYPE_CHECKING:  # at run time hflow.runtime.engines.megatron must come first
     from megatron.core.models.gpt import GPTModel
 
-RUNS, WARM_UP = 9, 2
+RUNS, WARM_UP = 25, 2
+MANY_RUNS = 99  # of what takes milliseconds, so that one interruption is not seen
 LAYERS, VOCABULARY = 4, 128
 TOGETHER = 64  # rows that are decoded at once
 NARROW = 64  # hidden size of a model that takes least times
@@ -107,9 +108,9 @@ class Seat:
             torch.nn.init.normal_(weight, std=0.02)
         return model
 
-    def median_s(self, operation: Callable[[], object]) -> float:
+    def median_s(self, operation: Callable[[], object], runs: int = RUNS) -> float:
         """Seconds that `operation` takes, the median of several runs."""
-        return median([self._seconds(operation) for _ in range(WARM_UP + RUNS)][WARM_UP:])
+        return median([self._seconds(operation) for _ in range(WARM_UP + runs)][WARM_UP:])
 
     def _seconds(self, operation: Callable[[], object]) -> float:
         self._synchronize()
@@ -174,30 +175,30 @@ def train_flops(seat: Seat) -> float:
 
 def score_layer_overhead_s(seat: Seat) -> float:
     """Seconds of one narrow layer's forward pass over a row of one token."""
-    return _score_s(seat, seat.model(NARROW), seat.pack(1, 1)) / LAYERS
+    return _score_s(seat, seat.model(NARROW), seat.pack(1, 1), MANY_RUNS) / LAYERS
 
 
 def train_layer_overhead_s(seat: Seat) -> float:
     """The same, forward and backward."""
-    return _train_s(seat, seat.model(NARROW), seat.pack(1, 1)) / LAYERS
+    return _train_s(seat, seat.model(NARROW), seat.pack(1, 1), MANY_RUNS) / LAYERS
 
 
-def _score_s(seat: Seat, model: GPTModel, pack: Pack) -> float:
+def _score_s(seat: Seat, model: GPTModel, pack: Pack, runs: int = RUNS) -> float:
     with torch.no_grad():
-        return seat.median_s(lambda: _logits(model, pack))
+        return seat.median_s(lambda: _logits(model, pack), runs)
 
 
-def _train_s(seat: Seat, model: GPTModel, pack: Pack) -> float:
-    return seat.median_s(lambda: _logits(model, pack).sum().backward())
+def _train_s(seat: Seat, model: GPTModel, pack: Pack, runs: int = RUNS) -> float:
+    return seat.median_s(lambda: _logits(model, pack).sum().backward(), runs)
 
 
-def _beyond_least_s(seat: Seat, pass_s: Callable[[Seat, GPTModel, Pack], float]) -> float:
+def _beyond_least_s(seat: Seat, pass_s: Callable[[Seat, GPTModel, Pack, int], float]) -> float:
     """Seconds of a pass over all rows. On CPUs without those that one token takes, in which weights are read
     and operations begin; GPUs compute meanwhile."""
     sizes = seat.setting.sizes
     model = seat.model(sizes.hidden)
-    whole_s = pass_s(seat, model, seat.pack(sizes.rows, sizes.length))
-    least_s = pass_s(seat, model, seat.pack(1, 1)) if seat.setting.platform == "cpu" else 0.0
+    whole_s = pass_s(seat, model, seat.pack(sizes.rows, sizes.length), RUNS)
+    least_s = pass_s(seat, model, seat.pack(1, 1), RUNS) if seat.setting.platform == "cpu" else 0.0
     return max(whole_s - least_s, whole_s / 4)
 
 
