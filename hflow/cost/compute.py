@@ -158,7 +158,7 @@ def _trained_parts(shape: ModelShape, freeze: tuple[str, ...]) -> tuple[float, f
 
 def _micro_batches(run: Execution, trains: bool) -> MicroBatches:
     whole = run.cluster.whole_rows
-    return passes(run.work, run.mesh.dp, run.micro_batch, run.mesh.pp > 1, trains, whole)
+    return passes(run.work, run.mesh.dp, run.micro_batch, run.shape.head, run.mesh.pp > 1, trains, whole)
 
 
 def _tokens(run: Execution, parts: MicroBatches) -> float:

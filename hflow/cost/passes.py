@@ -3,25 +3,28 @@
 Rows of one prompt that are in one micro-batch have its tokens once, and the last token of a response is not
 read.
 
-Where lengths are stated, that is what the engine does with rows of different lengths: a micro-batch holds as
-many as need no more memory than `micro_batch` rows of the longest would, rows of one prompt together, longest
-first, without padding; pipeline stages exchange tensors of one shape, so that all are padded to the largest.
+Where lengths are stated, the engine's rule is applied to rows of such lengths (`hflow.plan.packing`).
+Pipeline stages exchange tensors of one shape, so that all micro-batches are padded to the largest.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from itertools import islice
 from math import ceil, gcd, sqrt
 from random import Random
 from statistics import NormalDist
 
+from hflow.graph.ir import Head
 from hflow.graph.lengths import Lengths
+from hflow.plan.packing import PackedRows, Room, filled, packed
 from hflow.plan.row_balance import MOST_TOKENS
 from hflow.plan.workload import Workload
 
-MOST_ROWS = 2048  # that are packed one by one; more are like these
+MOST_ROWS = 512  # that are packed one by one; more are like these
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,13 @@ class MicroBatches:
 
 @lru_cache(maxsize=65536)
 def passes(
-    work: Workload, replicas: int, micro_batch: int, padded: bool, trains: bool, whole_rows: bool = False
+    work: Workload,
+    replicas: int,
+    micro_batch: int,
+    head: Head,
+    padded: bool,
+    trains: bool,
+    whole_rows: bool = False,
 ) -> MicroBatches:
     """Of all rows of a score node, or those of one update of a train node.
 
@@ -48,54 +57,104 @@ def passes(
     """
     rows = (work.rows_per_update if trains else work.rows) / replicas
     alike = max(1.0, min(rows, work.alike_in_update if trains else work.alike))
-    count, of_each, prompts, padding = _packed(work, rows, micro_batch, alike)
+    of_replica = work, rows, micro_batch, head, alike
+    count, of_each, prompts = _counted(*of_replica)
     prompts = 1.0 if whole_rows else prompts
     of_row = prompts * work.mean_prompt + work.mean_response - (0 if whole_rows else 1)
     if work.varies and replicas > 1:
         spread = sqrt(_variance(work, prompts**2 * alike) / rows) / of_row
         count *= _fullest(replicas, spread, trains)
         of_each = rows / count
-    tokens = of_each * of_row
-    return MicroBatches(count, tokens * padding if padded else tokens, of_each, of_each * prompts)
+    tokens = of_each * of_row * (_fill_up(*of_replica) if padded else 1.0)
+    return MicroBatches(count, tokens, of_each, of_each * prompts)
 
 
 @lru_cache(maxsize=4096)
-def _packed(work: Workload, rows: float, limit: int, alike: float) -> tuple[float, float, float, float]:
-    """The number of micro-batches, their rows, how many prompts there are for each row, and how many times as
-    many tokens as the mean the largest has.
+def _counted(
+    work: Workload, rows: float, micro_batch: int, head: Head, alike: float
+) -> tuple[float, float, float]:
+    """The number of micro-batches, their rows, and how many prompts there are for each row.
 
     Args:
         alike: rows of each prompt.
     """
     if not work.varies:
-        return ceil(rows / limit), limit, _prompts(limit, alike) / limit, 1.0
-    if work.group > 1 or not work.responses:  # whole groups, or rows whose responses are all the greatest
-        count, of_each = ceil(rows / limit), min(limit, rows)
-        padding = _longest(work, rows, alike) / work.mean_sequence if work.prompts else 1.0
-        return count, rows / count, _prompts(of_each, alike) / of_each, padding
-    ordered = _ordered(work.responses, rows, round(alike))
-    longest, sizes, prompts = _longest(work, rows, alike), list[float](), 0
-    count, top, tokens = 0, 0.0, 0.0
-    for row, response in enumerate(ordered):
-        length = min(longest, work.mean_prompt + response)
-        if count and (count + 1) * max(top, length) > limit * longest:
-            sizes.append(tokens)
-            count, top, tokens = 0, 0.0, 0.0
-        begins = not count or row % round(alike) == 0
-        prompts += begins
-        count, top = count + 1, max(top, length)
-        tokens += response + (work.mean_prompt if begins else 0.0)
-    sizes.append(tokens)
-    number = len(sizes) * max(1.0, rows / len(ordered))
-    return number, rows / number, prompts / len(ordered), max(sizes) * len(sizes) / sum(sizes)
+        return ceil(rows / micro_batch), micro_batch, _prompts(micro_batch, alike) / micro_batch
+    room, drawn = Room.of(work, micro_batch, head), _drawn(work, rows, round(alike))
+    parts = _cut(drawn, filled([group.rows for group in drawn], room))
+    there = sum(len(group.rows.lengths) for group in drawn)
+    sizes, prompts = [sum(map(_size, part)) for part in parts], sum(len(_prompts_of(part)) for part in parts)
+    whole = len(parts) - 1 + min(1.0, sizes[-1] / max(sizes))
+    number = ceil(max(1.0, rows / there) * whole)
+    return number, rows / number, prompts / there
 
 
-def _longest(work: Workload, rows: float, alike: float) -> float:
-    """Of `rows` rows, the tokens of the longest."""
-    if work.responses:
-        return work.mean_prompt + work.responses.longest_of(rows)
-    longest = work.prompts.longest_of(rows / alike) if work.prompts else work.prompt
-    return longest + work.response
+@lru_cache(maxsize=4096)
+def _fill_up(work: Workload, rows: float, micro_batch: int, head: Head, alike: float) -> float:
+    """How many times as many tokens as the mean the largest micro-batch has."""
+    if not work.varies:
+        return 1.0
+    room, drawn = Room.of(work, micro_batch, head), _drawn(work, rows, round(alike))
+    parts = _cut(drawn, packed([group.rows for group in drawn], room))
+    tokens = [sum(_prompts_of(part).values()) + sum(group.rows.predicted for group in part) for part in parts]
+    return max(tokens) * len(tokens) / sum(tokens)
+
+
+def _cut(drawn: Sequence[_Group], sizes: Iterable[int]) -> list[list[_Group]]:
+    groups = iter(drawn)
+    return [list(islice(groups, size)) for size in sizes]
+
+
+def _prompts_of(groups: Iterable[_Group]) -> dict[int, float]:
+    """The tokens of each."""
+    return {group.number: group.prompt for group in groups}
+
+
+def _size(group: _Group) -> float:
+    return sum(group.rows.lengths)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Rows that stay together, of a prompt with this `number` and of so many tokens."""
+
+    number: int
+    prompt: float
+    rows: PackedRows
+
+
+@lru_cache(maxsize=256)
+def _drawn(work: Workload, rows: float, alike: int) -> tuple[_Group, ...]:
+    """Groups of rows in the order in which they are packed, prompt by prompt, the longest first: evenly
+    spaced quantiles of the lengths, in an order at random (always the same)."""
+    unit = work.group
+    alike = max(alike // unit, 1) * unit
+    count = max(1, min(MOST_ROWS, ceil(rows)) // alike)
+    random = Random(0)
+    prompts = _spaced(work.prompts, work.prompt, count, random)
+    responses = iter(_spaced(work.responses, work.response, count * alike, random))
+    found = list[list[_Group]]()
+    for number, prompt in enumerate(prompts):
+        of_prompt = list[_Group]()
+        for _ in range(alike // unit):
+            own = list(islice(responses, unit))
+            of_prompt.append(_Group(number, prompt, PackedRows(tuple(prompt + n - 1 for n in own), sum(own))))
+        found.append(sorted(of_prompt, key=_longest, reverse=True))
+    found.sort(key=lambda of_prompt: _longest(of_prompt[0]), reverse=True)
+    return tuple(group for of_prompt in found for group in of_prompt)
+
+
+def _longest(group: _Group) -> float:
+    return max(group.rows.lengths)
+
+
+def _spaced(lengths: Lengths | None, greatest: int, count: int, random: Random) -> list[float]:
+    """Evenly spaced quantiles, shuffled; the greatest length where none are stated."""
+    if lengths is None:
+        return [greatest] * count
+    found = [lengths.quantile((row + 0.5) / count) for row in range(count)]
+    random.shuffle(found)
+    return found
 
 
 def _prompts(rows: float, alike: float) -> float:
@@ -105,16 +164,6 @@ def _prompts(rows: float, alike: float) -> float:
     if rows == round(rows):
         step = max(1.0, gcd(round(rows) * of_prompt.denominator, of_prompt.numerator) / of_prompt.denominator)
     return 1 + (rows - min(step, rows)) / alike
-
-
-def _ordered(responses: Lengths, rows: float, alike: int) -> list[float]:
-    """Responses of rows in the order in which they are packed, prompt by prompt: evenly spaced quantiles, of
-    which each prompt has some at random (always the same)."""
-    count = max(1, min(MOST_ROWS, ceil(rows)) // alike) * alike
-    lengths = [responses.quantile((row + 0.5) / count) for row in range(count)]
-    Random(0).shuffle(lengths)
-    prompts = [sorted(lengths[row : row + alike], reverse=True) for row in range(0, count, alike)]
-    return [length for prompt in sorted(prompts, reverse=True) for length in prompt]
 
 
 def _variance(work: Workload, alike: float) -> float:

@@ -105,7 +105,7 @@ def _bubble_s(op: OpKind, run: Execution) -> float:
     """Of m + (p - 1) / v slots (p - 1) / v. Parts of a wave of generation follow each other without end."""
     if op == "generate" or run.mesh.pp == 1:
         return 0.0
-    slots = passes(run.work, run.mesh.dp, run.micro_batch, True, op == "train").count
+    slots = passes(run.work, run.mesh.dp, run.micro_batch, run.shape.head, True, op == "train").count
     waits = (run.mesh.pp - 1) / (run.strategy.vpp if op == "train" else 1)
     passing_s = run.work.optimizer_steps * train_passes_s(run) if op == "train" else _time_s(op, run)
     return passing_s * waits / (slots + waits)

@@ -14,11 +14,12 @@ from hflow.plan.strategy import PLAIN, Strategy
 class NodePlan:
     """One node on its mesh.
 
-    `micro_batch`: rows that one data-parallel rank passes through the model at once. `start_s`: seconds
-    from the start of the step; `time_s`: of all its executions in a step; `memory_bytes`: the node's own
-    peak on one device. `offload`: while the node does not run, what it alone needs is in the host's memory:
-    the optimizer's state of a train node, the weights of a frozen model. `cache_tokens`: of a generate node,
-    for how many tokens the KV cache of a replica has room; 0: for `micro_batch` rows of the greatest length.
+    `micro_batch`: rows of the greatest lengths that one data-parallel rank has memory for at once; in
+    training and scoring more pass together where they are shorter (`hflow.plan.packing`). `start_s`: seconds
+    from the start of the step; `time_s`: of all its executions in a step; `memory_bytes`: the node's own peak
+    on one device. `offload`: while the node does not run, what it alone needs is in the host's memory: the
+    optimizer's state of a train node, the weights of a frozen model. `cache_tokens`: of a generate node, for
+    how many tokens the KV cache of a replica has room; 0: for `micro_batch` rows of the greatest length.
     """
 
     node: str

@@ -156,7 +156,7 @@ def test_on_cpus_attention_takes_a_prompt_once(plain: Cluster) -> None:
     cpu = replace(plain, whole_rows=False, device=replace(plain.device, platform="cpu"))
     for prompt, response in ((1024, 64), (64, 1024)):
         run = Execution(LLAMA, "bf16", Workload(8, prompt, response, alike=8), ONE, 8, cpu)
-        parts = passes(run.work, 1, 8, False, trains=False)
+        parts = passes(run.work, 1, 8, "lm", False, trains=False)
         tokens, seen = seen_by_rows(run, parts)
         assert tokens == 8 * (prompt + response)
         assert tokens * seen == pytest.approx(prompt**2 / 2 + 8 * response * (prompt + response / 2))

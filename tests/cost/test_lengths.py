@@ -20,6 +20,7 @@ from hflow.plan.cluster_file import load_cluster
 from hflow.plan.engine_registry import GenerationEngine
 from hflow.plan.layout import Mesh
 from hflow.plan.named_shapes import NAMED_SHAPES
+from hflow.plan.packing import Room
 from hflow.plan.strategy import Strategy
 from hflow.plan.workload import Workload, workload
 from hflow.runtime.engines.megatron.balance import balanced
@@ -124,11 +125,14 @@ def test_micro_batches_are_those_that_the_engine_makes(prompts: int, samples: in
         tokens = [[row // samples] * prompt + [1] * n for row, n in enumerate(responses)]
         mask = from_lists([[True] * n for n in responses])
         sequences = Sequences.of(from_lists(tokens), mask, torch.device("cpu"))
-        made = micro_batches(sequences, torch.arange(len(responses)), micro, same_shape=False)
+        room = Room.of(work, micro, "lm")
+        made = micro_batches(sequences, torch.arange(len(responses)), room, same_shape=False)
         counts.append(len(made))
         totals.append(sum(len(one.pack.tokens) for one in made))
         largest.append(max(len(one.pack.tokens) for one in made))
-    packed, padded = (passes(work, 1, micro, with_padding, trains=False) for with_padding in (False, True))
+    packed, padded = (
+        passes(work, 1, micro, "lm", with_padding, trains=False) for with_padding in (False, True)
+    )
     assert packed.count == padded.count == pytest.approx(np.mean(counts), rel=0.12)
     assert packed.count * packed.tokens == pytest.approx(np.mean(totals), rel=0.05)
     assert padded.tokens == pytest.approx(np.mean(largest), rel=0.15)
@@ -144,17 +148,18 @@ def test_tokens_of_equal_rows_are_those_that_the_engine_packs(
     work = Workload(rows, prompt, response, 1, minibatches, rows // minibatches, alike=samples)
     tokens = from_lists([[row // samples] * prompt + [1] * response for row in range(rows)])
     sequences = Sequences.of(tokens, from_lists([[True] * response] * rows), torch.device("cpu"))
+    room = Room.of(work, micro, "lm")
     made = [
         one
         for part in range(minibatches)
-        for one in micro_batches(sequences, torch.arange(part, rows, minibatches), micro, same_shape=False)
+        for one in micro_batches(sequences, torch.arange(part, rows, minibatches), room, same_shape=False)
     ]
-    found = passes(work, 1, micro, padded=False, trains=True)
+    found = passes(work, 1, micro, "lm", padded=False, trains=True)
     assert minibatches * found.count == len(made)
     if rows // minibatches % micro == 0:  # else the last one is counted as a full one
         total = sum(len(one.pack.tokens) for one in made)
         assert minibatches * found.count * found.tokens == pytest.approx(total, rel=0.03)
-    whole = passes(work, 1, micro, padded=False, trains=True, whole_rows=True)
+    whole = passes(work, 1, micro, "lm", padded=False, trains=True, whole_rows=True)
     assert whole.tokens == micro * (prompt + response) and whole.prompts == micro
 
 
@@ -178,9 +183,9 @@ def test_replicas_wait_for_the_one_with_the_most_tokens() -> None:
     work = Workload(rows, 24, 512, 1, 1, rows, responses=lengths)
     found = 24 + drawn(lengths, (200, replicas, rows // replicas), 0)
     fullest = found.sum(2).max(1).mean()
-    scored = passes(work, replicas, 4, False, trains=False)
+    scored = passes(work, replicas, 4, "lm", False, trains=False)
     assert scored.count * scored.tokens == pytest.approx(rows / replicas * (work.mean_sequence - 1))
-    alone = passes(replace(work, rows=rows // replicas), 1, 4, False, trains=False)
+    alone = passes(replace(work, rows=rows // replicas), 1, 4, "lm", False, trains=False)
     assert scored.count / alone.count == pytest.approx(fullest / (rows / replicas * 152), rel=0.05)
     owners = [row * replicas // rows for row in range(rows)]
     moved: list[float] = []

@@ -38,6 +38,7 @@ ADAM = {
     "warmup_steps": 0,
 }
 EOS = 1
+LONGEST_PROMPT, LONGEST_RESPONSE = 7, 6  # of tests' rows
 CLASSES: dict[Head, Any] = {"lm": AutoModelForCausalLM, "scalar": AutoModelForSequenceClassification}
 
 
@@ -290,10 +291,18 @@ def share(mesh: Mesh, rank: int, rows: int) -> tuple[int, int]:
     return cut(index), cut(index + 1)
 
 
-def type_of(rows: int, group: int = 1) -> ValueType:
+def type_of(rows: int, group: int = 1, longest: int = 64) -> ValueType:
     """Rows of tokens, `group` to a prompt."""
     factors = (Factor("rows", rows // group), Factor("group", group))
-    return ValueType("i32", (Dim(factors), Dim((Factor("seq", 64),), True)))
+    return ValueType("i32", (Dim(factors), Dim((Factor("seq", longest),), True)))
+
+
+def responses_of(rows: int, group: int = 1) -> tuple[Input, ...]:
+    """What says how long rows are at most: prompts of `some_prompts`, and responses."""
+    ports = {"tokens": LONGEST_PROMPT + LONGEST_RESPONSE, "mask": LONGEST_RESPONSE}
+    return tuple(
+        Input(port, Ref("rollout", port), type_of(rows, group, longest)) for port, longest in ports.items()
+    )
 
 
 def train_node(
@@ -304,13 +313,12 @@ def train_node(
     epochs: int = 1,
     group: int = 1,
 ) -> Node:
-    tokens = Input("tokens", Ref("rollout", "tokens"), type_of(rows, group))
     defaults = {"aggregate": "token_mean", "temperature": 1.0, "clip": 0.2, "kl_coef": 0.0}
     return Node(
         "actor_train",
         "train",
         function=function or ppo_function(),
-        inputs=(tokens,),
+        inputs=responses_of(rows, group),
         options=ADAM | defaults | options,
         repeat=Repeat(epochs, minibatch),
     )
@@ -330,15 +338,19 @@ def generate_node(rows: int, n: int, max_new_tokens: int, temperature: float) ->
 
 def score_node(rows: int, temperature: float) -> Node:
     return Node(
-        "ref", "score", outputs=(Output("logprobs", type_of(rows)),), options={"temperature": temperature}
+        "ref",
+        "score",
+        inputs=responses_of(rows),
+        outputs=(Output("logprobs", type_of(rows)),),
+        options={"temperature": temperature},
     )
 
 
 @functools.cache
 def some_prompts(count: int, seed: int = 0) -> list[list[int]]:
-    """Ragged prompts of 1 to 7 tokens, none of them special."""
+    """Ragged prompts of tokens that are not special."""
     generator = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(1, 8, (count,), generator=generator).tolist()
+    lengths = torch.randint(1, LONGEST_PROMPT + 1, (count,), generator=generator).tolist()
     return [torch.randint(3, 25, (length,), generator=generator).tolist() for length in lengths]
 
 

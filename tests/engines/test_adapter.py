@@ -104,7 +104,7 @@ def train_on_rank(
 ) -> Any:  # fmt: skip
     """Of every parameter of this rank (box, gradient or None, weight)."""
     engine = engine_on(rank, new_group, folder, mesh, adapter, values, True, strategy)
-    call = make_call(engine, rank, train_node(ROWS, ROWS, OPTIONS), ROWS, 4, strategy=strategy)
+    call = make_call(engine, rank, train_node(ROWS, ROWS, OPTIONS), ROWS, 2, strategy=strategy)
     engine.run(call, {name: rows.slice(*share(mesh, rank, ROWS)) for name, rows in data.items()})
     found = read_weights(engine)
     for parameter in (p for p in engine.model.parameters() if p.requires_grad):
@@ -181,7 +181,7 @@ def use_on_rank(
     for base in (False, True):
         node = replace(score_node(ROWS, 0.8), model=ModelUse("actor", base=base))
         inputs = {name: data[name].slice(*share(mesh, rank, ROWS)) for name in ("tokens", "mask")}
-        outputs = engine.run(make_call(engine, rank, node, ROWS, 5), inputs).outputs
+        outputs = engine.run(make_call(engine, rank, node, ROWS, 3), inputs).outputs
         scores.append(outputs["logprobs"].values.numpy() if outputs else None)
     return sampled, scores
 

@@ -202,7 +202,7 @@ def score_on_rank(
     rank: int, new_group: NewGroup, folder: str, mesh: Mesh, data: dict[str, Rows], strategy: Strategy
 ) -> Any:
     engine = make_engine(rank, new_group, folder, mesh, frozen=True, strategy=strategy)
-    call = make_call(engine, rank, score_node(ROWS, 0.8), ROWS, 4, strategy=strategy)
+    call = make_call(engine, rank, score_node(ROWS, 0.8), ROWS, 2, strategy=strategy)
     inputs = {name: data[name].slice(*share(mesh, rank, ROWS)) for name in ("tokens", "mask")}
     outputs = engine.run(call, inputs).outputs
     return {name: as_lists(rows) for name, rows in outputs.items()}

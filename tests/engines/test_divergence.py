@@ -48,7 +48,7 @@ def told_on_rank(
     if op == "generate":
         data = {"prompt": from_lists(some_prompts(ROWS)).slice(*share(mesh, rank, ROWS))}
     try:
-        engine.run(make_call(engine, rank, node, ROWS, 5), data)
+        engine.run(make_call(engine, rank, node, ROWS, 3), data)
     except NodeError as error:
         return error.code, error.node, error.message
     return None

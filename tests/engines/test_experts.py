@@ -61,7 +61,7 @@ def test_a_rank_holds_its_experts(pool: Pool, folders: Folders, layout: str, fam
 
 def scored_on_rank(rank: int, new_group: NewGroup, folder: str, mesh: Mesh, data: dict[str, Rows]) -> Any:
     engine = make_engine(rank, new_group, folder, mesh, strategy=EP2)
-    call = make_call(engine, rank, score_node(ROWS, 0.8), ROWS, 3, strategy=EP2)
+    call = make_call(engine, rank, score_node(ROWS, 0.8), ROWS, 2, strategy=EP2)
     inputs = {name: data[name].slice(*share(mesh, rank, ROWS)) for name in ("tokens", "mask")}
     found = engine.run(call, inputs).outputs
     return share(mesh, rank, ROWS), found["logprobs"].values.numpy() if found else None

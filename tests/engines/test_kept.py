@@ -63,7 +63,7 @@ def whole_on_rank(
     prompts = from_lists(some_prompts(PROMPTS)).slice(*share(mesh, rank, PROMPTS))
     sampled = engine.run(make_call(engine, rank, shaped_node(options), PROMPTS, 4), {"prompt": prompts})
     read = {name: sampled.outputs[name] for name in ("tokens", "mask", "kept")}
-    scoring = make_call(engine, rank, score_node(ROWS, HEAT), ROWS, 4, unit=SAMPLES)
+    scoring = make_call(engine, rank, score_node(ROWS, HEAT), ROWS, 2, unit=SAMPLES)
     scored = engine.run(scoring, read).outputs
     rows = {name: as_lists(value) for name, value in sampled.outputs.items() if name != "text"}
     rows |= {name: as_lists(value) for name, value in scored.items() if name != "logprobs"}
@@ -75,7 +75,7 @@ def whole_on_rank(
             "advantages": Rows(torch.ones(len(read["mask"]))),
             "old_logprobs": sampled.outputs["logprobs"],
         }
-        learning = make_call(engine, rank, node, ROWS, 4, unit=SAMPLES)
+        learning = make_call(engine, rank, node, ROWS, 2, unit=SAMPLES)
         metrics = dict(engine.run(learning, read | given).metrics)
     return rows, metrics, sampled.digest
 

@@ -54,7 +54,7 @@ def train_on_rank(
     """Metrics, and (box, last gradient, weight) by HF name, or without gradients (box, weight)."""
     engine = make_engine(rank, new_group, folder, mesh, options, dtype, strategy=strategy)
     node = train_node(ROWS, ROWS // updates, options, epochs=updates)
-    call = make_call(engine, rank, node, ROWS, 5, strategy=strategy)
+    call = make_call(engine, rank, node, ROWS, 3, strategy=strategy)
     metrics = engine.run(call, {n: rows.slice(*share(mesh, rank, ROWS)) for n, rows in data.items()}).metrics
     whole = strategy.zero == 0 and dtype == "f32"
     return dict(metrics), read_training(engine) if whole else read_weights(engine)
@@ -169,7 +169,7 @@ def adapter_on_rank(
 ) -> Any:
     """Metrics of an update, and what it made of the parameters."""
     engine = engine_on(rank, new_group, folder, mesh, ALL, values, trains=True)
-    call = make_call(engine, rank, train_node(ROWS, ROWS, OPTIONS), ROWS, 4)
+    call = make_call(engine, rank, train_node(ROWS, ROWS, OPTIONS), ROWS, 2)
     return dict(engine.run(call, data).metrics), read_weights(engine)
 
 
@@ -194,7 +194,7 @@ def state_on_rank(
     """What this rank keeps of its part of every parameter after an update."""
     options = ADAM | PPO | {"aggregate": "token_mean"}
     engine = make_engine(rank, new_group, folder, mesh, options, strategy=strategy)
-    call = make_call(engine, rank, train_node(ROWS, ROWS, options), ROWS, 5, strategy=strategy)
+    call = make_call(engine, rank, train_node(ROWS, ROWS, options), ROWS, 3, strategy=strategy)
     engine.run(call, {name: rows.slice(*share(mesh, rank, ROWS)) for name, rows in data.items()})
     assert engine.training is not None
     kept = {
@@ -215,7 +215,7 @@ def restored_on_rank(
     read = lambda kind, name, box: whole[kind, name][tuple(slice(*span) for span in box)]  # noqa: E731
     assert engine.training is not None
     engine.training.restore(read, 1)
-    engine.run(make_call(engine, rank, train_node(ROWS, ROWS, options), ROWS, 5), data)
+    engine.run(make_call(engine, rank, train_node(ROWS, ROWS, options), ROWS, 3), data)
     found = engine.weights
     write_hf(target, folder, ((name, found.read(name, found.box(name))) for name in found.names()))
     return read_weights(engine)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hflow.plan.layout import Mesh
+from hflow.plan.packing import Room
 from hflow.runtime.engines.groups import NewGroup
 from hflow.runtime.engines.megatron.decoder import Decoder
 from hflow.runtime.engines.megatron.head import OutputMatrix
@@ -47,7 +48,12 @@ def _pass(rank: int, new_group: NewGroup, folder: str, mesh: Mesh, sp: bool, eve
         sequences = replace(sequences, draws=torch.zeros_like(sequences.tokens))
     multiple = mesh.tp if sp else 1
     batches = micro_batches(
-        sequences, torch.arange(len(sequences)), 5, same_shape=False, multiple=multiple, cp=engine.groups.cp
+        sequences,
+        torch.arange(len(sequences)),
+        Room(100, 100),
+        same_shape=False,
+        multiple=multiple,
+        cp=engine.groups.cp,
     )
     run_schedule(engine.model, engine.groups, batches, finish, sp=sp)
     gradients: Any = (p.grad if p.grad is not None else p.main_grad for p in engine.model.parameters())

@@ -186,7 +186,7 @@ def train_on_rank(rank: int, new_group: NewGroup, folder: str, layout: str, data
     before = [p.detach().clone() for p in engine.model.parameters()]
     node = train_node(ROWS, ROWS // 2, {"kl_coef": 0.5, "warmup_steps": 4})
     inputs = {name: rows.slice(*share(mesh, rank, ROWS)) for name, rows in data.items()}
-    metrics = engine.run(make_call(engine, rank, node, ROWS, 3, step=0), inputs).metrics
+    metrics = engine.run(make_call(engine, rank, node, ROWS, 2, step=0), inputs).metrics
     return dict(metrics), not all(torch.equal(a, b) for a, b in zip(before, engine.model.parameters()))
 
 
@@ -229,5 +229,5 @@ def loss(logprobs, mask):
 
 def user_loss_on_rank(rank: int, new_group: NewGroup, folder: str, function: Function) -> Any:
     engine = make_engine(rank, new_group, folder, MESHES["one"], ADAM)
-    call = make_call(engine, rank, train_node(ROWS, ROWS, {}, function), ROWS, 4)
+    call = make_call(engine, rank, train_node(ROWS, ROWS, {}, function), ROWS, 2)
     return dict(engine.run(call, rollout(folder)).metrics)

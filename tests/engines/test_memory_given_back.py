@@ -37,7 +37,7 @@ def frozen_on_rank(rank: int, new_group: NewGroup, folder: str, data: dict[str, 
     the errors say in between."""
     engine = make_engine(rank, new_group, folder, MESHES["one"], frozen=True)
     parameters = list(engine.model.parameters())
-    call = make_call(engine, rank, score_node(ROWS, 0.8), ROWS, 4)
+    call = make_call(engine, rank, score_node(ROWS, 0.8), ROWS, 2)
     scores, problems = [score(engine, call, data)], []
     copied = [engine.offload(), engine.offload()]
     assert bytes_of(parameters) == 0
@@ -130,10 +130,10 @@ def trained_on_rank(
             gradients = [buffer.grad_data for buffer in model.buffers]
             assert bytes_of([*engine.adam.state(), *gradients]) == 0
             assert read_weights(engine)
-            call = make_call(engine, rank, node, ROWS, 4, step, strategy=strategy)
+            call = make_call(engine, rank, node, ROWS, 2, step, strategy=strategy)
             assert refusal(lambda: engine.run(call, inputs)) == "its optimizer's state was offloaded"  # noqa: B023
             moved += [engine.onload(), engine.onload()]
-        engine.run(make_call(engine, rank, node, ROWS, 4, step, strategy=strategy), inputs)
+        engine.run(make_call(engine, rank, node, ROWS, 2, step, strategy=strategy), inputs)
     state = sum(tensor.nbytes for tensor in engine.adam.state())
     return read_weights(engine), moved, state
 
@@ -175,7 +175,7 @@ def donated_on_rank(
     inputs = {name: rows.slice(*share(mesh, rank, ROWS)) for name, rows in data.items()}
     problems: list[str] = []
     for step in range(3):
-        call = make_call(engine, rank, node, ROWS, 4, step, strategy=strategy)
+        call = make_call(engine, rank, node, ROWS, 2, step, strategy=strategy)
         if donates:
             for name in copy.names():
                 copy.view(name, copy.box(name)).fill_(torch.nan)

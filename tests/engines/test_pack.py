@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hflow.plan.layout import Mesh
+from hflow.plan.packing import Room
 from hflow.runtime.engines.groups import NewGroup
 from hflow.runtime.engines.megatron.head import OutputMatrix
 from hflow.runtime.engines.megatron.micro_batches import MicroBatch, micro_batches
@@ -44,7 +46,11 @@ def test_a_prompt_is_there_once() -> None:
     assert pack.predicted_at.tolist() == [2, 6, 2, 4, 7, 8, 9, 10, 11, 12, 5]
 
 
-ROW = st.tuples(st.lists(st.integers(3, 4), min_size=1, max_size=4), st.lists(st.integers(3, 9), max_size=6))
+MOST_PROMPT, MOST_RESPONSE = 4, 6
+ROW = st.tuples(
+    st.lists(st.integers(3, 4), min_size=1, max_size=MOST_PROMPT),
+    st.lists(st.integers(3, 9), max_size=MOST_RESPONSE),
+)
 
 
 @settings(deadline=None)
@@ -100,22 +106,25 @@ def test_gradients_of_rows_are_those_of_torch(rows: list[tuple[list[int], list[i
 
 @settings(deadline=None)
 @given(st.lists(ROW, min_size=1, max_size=12), st.integers(1, 5), st.sampled_from((1, 2)))
-def test_micro_batches_fit_in_memory(rows: list[tuple[list[int], list[int]]], limit: int, unit: int) -> None:
+def test_micro_batches_have_the_room_of_the_greatest_rows(
+    rows: list[tuple[list[int], list[int]]], limit: int, unit: int
+) -> None:
     """No more places than `limit` rows of the greatest length, in what attention sees and in the outputs."""
     sequences, limit = sequences_of(rows * unit), limit * unit
-    batches = micro_batches(sequences, torch.arange(len(sequences)), limit, same_shape=True, unit=unit)
+    room = Room(limit * MOST_PROMPT + limit * MOST_RESPONSE, limit * MOST_RESPONSE)
+    batches = micro_batches(sequences, torch.arange(len(sequences)), room, same_shape=True, unit=unit)
     assert sorted(torch.cat([b.rows for b in batches]).tolist()) == list(range(len(sequences)))
     assert len({len(b.pack.tokens) for b in batches}) == 1
     for batch in batches:
         assert torch.equal(batch.rows[::unit] // unit, batch.rows[unit - 1 :: unit] // unit)
         assert isinstance(batch.pack, Pack)
-        places = sum(rows * longest for rows, longest in batch.pack.blocks)
-        assert places <= max(1, limit * int(sequences.lengths.max()))
-        assert len(batch.pack.predicted_at) <= limit * int(sequences.response_lengths.max())
+        assert sum(rows * longest for rows, longest in batch.pack.blocks) <= room.tokens
+        assert len(batch.pack.predicted_at) <= room.predicted
+    assert len(batches) <= ceil(len(sequences) / limit)
 
 
 def test_no_rows_are_one_token_of_padding() -> None:
-    (batch,) = micro_batches(sequences_of(RAGGED), torch.arange(0), 4, same_shape=False, unit=2)
+    (batch,) = micro_batches(sequences_of(RAGGED), torch.arange(0), Room(40, 24), same_shape=False, unit=2)
     assert len(batch.rows) == 0 and len(batch.sequences) == 2
     assert len(batch.pack.tokens) == 1 and len(batch.pack.predicted_at) == 0
 
@@ -123,7 +132,8 @@ def test_no_rows_are_one_token_of_padding() -> None:
 def logits_on_rank(rank: int, new_group: NewGroup, folder: str, mesh: Mesh, limit: int) -> Any:
     """Logits before every response token, row by row; None but on the last stage."""
     engine, sequences = make_engine(rank, new_group, folder, mesh), sequences_of(RAGGED)
-    batches = micro_batches(sequences, torch.arange(len(sequences)), limit, same_shape=mesh.pp > 1)
+    room = Room(limit * 9, limit * 7)
+    batches = micro_batches(sequences, torch.arange(len(sequences)), room, same_shape=mesh.pp > 1)
 
     def finish(hidden: torch.Tensor, batch: MicroBatch) -> tuple[torch.Tensor, Any]:
         logits = OutputMatrix.of(engine.model).logits(hidden)

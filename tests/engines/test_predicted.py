@@ -206,11 +206,11 @@ def trained_on_rank(
     mesh = MESHES[layout]
     engine = make_engine(rank, new_group, folder, mesh, ADAM | options, dtype, strategy=strategy)
     node = train_node(ROWS, ROWS // times, options, epochs=times)
-    call = make_call(engine, rank, node, ROWS, 3, strategy=strategy)
+    call = make_call(engine, rank, node, ROWS, 2, strategy=strategy)
     inputs = {name: rows.slice(*share(mesh, rank, ROWS)) for name, rows in data.items()}
     asked = {name: inputs[name] for name in ("tokens", "mask")}
     with tiles_of(side):
-        scored = engine.run(make_call(engine, rank, score_node(ROWS, 0.8), ROWS, 3), asked).outputs
+        scored = engine.run(make_call(engine, rank, score_node(ROWS, 0.8), ROWS, 2), asked).outputs
         metrics = engine.run(call, inputs).metrics
     found = {name: values.values.numpy() for name, values in scored.items()}
     return dict(metrics), read_training(engine), found

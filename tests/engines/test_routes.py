@@ -70,7 +70,7 @@ def scored_on_rank(
     """Of this replica's rows, with and without the sampler's routes."""
     engine = make_engine(rank, new_group, folder, mesh, strategy=strategy)
     tie(engine.model, NOISE)
-    call = make_call(engine, rank, score_node(ROWS, 0.8), ROWS, 4, unit=SAMPLES, strategy=strategy)
+    call = make_call(engine, rank, score_node(ROWS, 0.8), ROWS, 2, unit=SAMPLES, strategy=strategy)
     start, stop = (SAMPLES * at for at in share(mesh, rank, PROMPTS))
     read = {name: data[name].slice(start, stop) for name in ("tokens", "mask", ROUTES)}
     replayed = engine.run(call, read).outputs

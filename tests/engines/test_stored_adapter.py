@@ -77,7 +77,7 @@ def judge_on_rank(rank: int, new_group: NewGroup, base: str, mesh: Mesh, adapter
     engine = stored_engine(rank, new_group, base, mesh, adapter, "scalar", on=trained)
     data = rollout(base)
     inputs = {name: data[name].slice(*share(mesh, rank, ROWS)) for name in ("tokens", "mask")}
-    outputs = engine.run(make_call(engine, rank, score_node(ROWS, 1.0), ROWS, 5), inputs).outputs
+    outputs = engine.run(make_call(engine, rank, score_node(ROWS, 1.0), ROWS, 3), inputs).outputs
     return outputs["score"].values.numpy() if outputs else None
 
 
@@ -109,7 +109,7 @@ def test_scores_are_pefts(pool: Pool, folders: Folders, tmp_path: Path, layout: 
 def log_probs_on_rank(rank: int, new_group: NewGroup, base: str, mesh: Mesh, adapter: str) -> Any:
     engine, data = stored_engine(rank, new_group, base, mesh, adapter), rollout(base)
     inputs = {name: data[name].slice(*share(mesh, rank, ROWS)) for name in ("tokens", "mask")}
-    outputs = engine.run(make_call(engine, rank, score_node(ROWS, 0.8), ROWS, 5), inputs).outputs
+    outputs = engine.run(make_call(engine, rank, score_node(ROWS, 0.8), ROWS, 3), inputs).outputs
     sampled: list[Any] = []
     if mesh.pp == 1:
         rows = prompt_rows(some_prompts(6)[slice(*share(mesh, rank, 6))])
@@ -164,7 +164,7 @@ def train_on_rank(
     rank: int, new_group: NewGroup, base: str, mesh: Mesh, adapter: str, data: dict[str, Rows]
 ) -> Any:
     engine = stored_engine(rank, new_group, base, mesh, adapter, options=OPTIONS)
-    call = make_call(engine, rank, train_node(ROWS, ROWS, OPTIONS), ROWS, 4)
+    call = make_call(engine, rank, train_node(ROWS, ROWS, OPTIONS), ROWS, 2)
     engine.run(call, {name: rows.slice(*share(mesh, rank, ROWS)) for name, rows in data.items()})
     weights = engine.weights
     return {n: (weights.box(n), weights.read(n, weights.box(n)).numpy().copy()) for n in weights.names()}

@@ -39,7 +39,7 @@ def train_on_rank(
     """Metrics and (box, last gradient, weight) by HF name; bytes of the optimizer's state."""
     engine = make_engine(rank, new_group, folder, mesh, options, dtype, strategy=strategy)
     node = train_node(ROWS, ROWS // updates, options, epochs=updates)
-    call = make_call(engine, rank, node, ROWS, 3, strategy=strategy)
+    call = make_call(engine, rank, node, ROWS, 2, strategy=strategy)
     inputs = {name: rows.slice(*share(mesh, rank, ROWS)) for name, rows in data.items()}
     metrics = dict(engine.run(call, inputs).metrics)
     assert engine.adam

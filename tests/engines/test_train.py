@@ -292,7 +292,7 @@ def user_loss_on_rank(
     rank: int, new_group: NewGroup, folder: str, mesh: Mesh, data: dict[str, Rows], function: Function
 ) -> Any:
     engine = make_engine(rank, new_group, folder, mesh, ADAM)
-    call = make_call(engine, rank, train_node(ROWS, ROWS, {}, function), ROWS, 4)
+    call = make_call(engine, rank, train_node(ROWS, ROWS, {}, function), ROWS, 2)
     inputs = {name: rows.slice(*share(mesh, rank, ROWS)) for name, rows in data.items()}
     before = [p.detach().clone() for p in engine.model.parameters()]
     try:
@@ -317,9 +317,9 @@ def test_a_loss_that_is_not_finite_stops_all_ranks_before_the_update(
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("scalar", "returned `loss` of shape [], declared is f32[rows, resp~], here [4, 6]"),
-        ("per_row", "returned `loss` of shape [4, 1], declared is f32[rows, resp~], here [4, 6]"),
-        ("narrow_metric", "returned `seen` of shape [], declared is f32[rows, resp~], here [4, 6]"),
+        ("scalar", "returned `loss` of shape [], declared is f32[rows, resp~], here [2, 6]"),
+        ("per_row", "returned `loss` of shape [2, 1], declared is f32[rows, resp~], here [2, 6]"),
+        ("narrow_metric", "returned `seen` of shape [], declared is f32[rows, resp~], here [2, 6]"),
         ("number", "returned `seen` as float, declared is f32[rows, resp~]"),
         ("detached", "returned a `loss` without gradient"),
         ("lone", "returned 1 values, declared are loss, seen"),
@@ -374,7 +374,7 @@ def bf16_on_rank(rank: int, new_group: NewGroup, folder: str, mesh: Mesh, data: 
     weights = engine.weights
     for name in weights.names():
         weights.write(name, weights.box(name), weights.read(name, weights.box(name)) * 2)
-    call = make_call(engine, rank, train_node(ROWS, ROWS, options), ROWS, 4)
+    call = make_call(engine, rank, train_node(ROWS, ROWS, options), ROWS, 2)
     inputs = {name: rows.slice(*share(mesh, rank, ROWS)) for name, rows in data.items()}
     metrics = dict(engine.run(call, inputs).metrics)
     return metrics, {n: weights.read(n, weights.box(n)).float().numpy() for n in weights.names()}

@@ -76,7 +76,7 @@ def train_on_rank(
     inputs = {name: rows.slice(*share(mesh, rank, ROWS)) for name, rows in data.items()}
     metrics: list[Any] = []
     for step in range(STEPS):
-        call = make_call(engine, rank, node, ROWS, 4, step=step, strategy=strategy)
+        call = make_call(engine, rank, node, ROWS, 2, step=step, strategy=strategy)
         metrics.append(dict(engine.run(replace(call, steps=STEPS), inputs).metrics))
     assert engine.adam and engine.training and engine.training.updates == STEPS * MINIBATCHES
     kept = {
@@ -212,7 +212,7 @@ def average_on_rank(
     read = lambda: {n: average.view(n, average.box(n)).clone().reshape(-1) for n in average.names()}  # noqa: E731
     found: list[tuple[dict[str, torch.Tensor], Any]] = [(read(), None)]
     for step in range(STEPS):
-        engine.run(replace(make_call(engine, rank, node, ROWS, 4, step=step), steps=STEPS), inputs)
+        engine.run(replace(make_call(engine, rank, node, ROWS, 2, step=step), steps=STEPS), inputs)
         average.advance(step)
         average.advance(step)  # another reader asks in the same step
         own = {name: values.reshape(-1) for name, (_, values) in read_weights(engine).items()}

@@ -112,6 +112,23 @@ class Seat:
         """Seconds that `operation` takes, the median of several runs."""
         return median([self._seconds(operation) for _ in range(WARM_UP + runs)][WARM_UP:])
 
+    def together_s(self, operation: Callable[[], object]) -> float:
+        """Seconds until all workers have done `operation`, which they begin together: they wait for the
+        slowest in every update, too. The median of several runs."""
+        found: list[float] = []
+        for _ in range(WARM_UP + RUNS):
+            self._slowest(0.0)  # all are here
+            found.append(self._slowest(self._seconds(operation)))
+        return median(found[WARM_UP:])
+
+    def _slowest(self, seconds: float) -> float:
+        """The most of any worker. Collective over these."""
+        if self.setting.workers == 1:
+            return seconds
+        most = torch.tensor(seconds, dtype=torch.float64)
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+        return most.item()
+
     def _seconds(self, operation: Callable[[], object]) -> float:
         self._synchronize()
         started = time.perf_counter()
@@ -165,41 +182,41 @@ def overhead_bytes(seat: Seat) -> float:
 
 def score_flops(seat: Seat) -> float:
     """FLOP/s of forward passes over whole sequences."""
-    return _forward_flops(seat) / _beyond_least_s(seat, _score_s)
+    return _forward_flops(seat) / _beyond_least_s(seat, _scoring)
 
 
 def train_flops(seat: Seat) -> float:
     """FLOP/s of forward and backward passes: the latter counts twice."""
-    return 3 * _forward_flops(seat) / _beyond_least_s(seat, _train_s)
+    return 3 * _forward_flops(seat) / _beyond_least_s(seat, _training)
 
 
 def score_layer_overhead_s(seat: Seat) -> float:
     """Seconds of one narrow layer's forward pass over a row of one token."""
-    return _score_s(seat, seat.model(NARROW), seat.pack(1, 1), MANY_RUNS) / LAYERS
+    return seat.median_s(_scoring(seat.model(NARROW), seat.pack(1, 1)), MANY_RUNS) / LAYERS
 
 
 def train_layer_overhead_s(seat: Seat) -> float:
     """The same, forward and backward."""
-    return _train_s(seat, seat.model(NARROW), seat.pack(1, 1), MANY_RUNS) / LAYERS
+    return seat.median_s(_training(seat.model(NARROW), seat.pack(1, 1)), MANY_RUNS) / LAYERS
 
 
-def _score_s(seat: Seat, model: GPTModel, pack: Pack, runs: int = RUNS) -> float:
-    with torch.no_grad():
-        return seat.median_s(lambda: _logits(model, pack), runs)
+def _scoring(model: GPTModel, pack: Pack) -> Callable[[], object]:
+    return torch.no_grad()(lambda: _logits(model, pack))
 
 
-def _train_s(seat: Seat, model: GPTModel, pack: Pack, runs: int = RUNS) -> float:
-    return seat.median_s(lambda: _logits(model, pack).sum().backward(), runs)
+def _training(model: GPTModel, pack: Pack) -> Callable[[], object]:
+    return lambda: _logits(model, pack).sum().backward()
 
 
-def _beyond_least_s(seat: Seat, pass_s: Callable[[Seat, GPTModel, Pack, int], float]) -> float:
+def _beyond_least_s(seat: Seat, passing: Callable[[GPTModel, Pack], Callable[[], object]]) -> float:
     """Seconds of a pass over all rows. On CPUs without those that one token takes, in which weights are read
     and operations begin; GPUs compute meanwhile."""
     sizes = seat.setting.sizes
     model = seat.model(sizes.hidden)
-    whole_s = pass_s(seat, model, seat.pack(sizes.rows, sizes.length), RUNS)
-    least_s = pass_s(seat, model, seat.pack(1, 1), RUNS) if seat.setting.platform == "cpu" else 0.0
-    return max(whole_s - least_s, whole_s / 4)
+    whole_s = seat.together_s(passing(model, seat.pack(sizes.rows, sizes.length)))
+    if seat.setting.platform == "cuda":
+        return whole_s
+    return max(whole_s - seat.together_s(passing(model, seat.pack(1, 1))), whole_s / 4)
 
 
 def _logits(model: GPTModel, pack: Pack) -> Tensor:
@@ -221,7 +238,7 @@ def layer_overhead_s(seat: Seat) -> float:
 def decode_flops(seat: Seat) -> float:
     """FLOP/s of what further rows add to a decoding step of one."""
     sizes = seat.setting.sizes
-    many_s, one_s = (_token_step_s(seat, sizes.hidden, rows) for rows in (TOGETHER, 1))
+    many_s, one_s = (_token_step_s(seat, sizes.hidden, rows, together=True) for rows in (TOGETHER, 1))
     flops = forward_flops(_shape(sizes.hidden), TOGETHER - 1, sizes.decoded / 2)
     return flops / max(many_s - one_s, many_s / 4)
 
@@ -234,15 +251,18 @@ def decode_weights(seat: Seat) -> float:
     return matmul_parameters(_shape(hidden)) * seat.setting.dtype.itemsize / max(step_s - least_s, step_s / 4)
 
 
-def _token_step_s(seat: Seat, hidden: int, rows: int, split: Groups | None = None) -> float:
-    """Seconds of one more token for each of some rows."""
+def _token_step_s(
+    seat: Seat, hidden: int, rows: int, split: Groups | None = None, together: bool = False
+) -> float:
+    """Seconds of one more token for each of some rows; `together`: on the slowest worker."""
+    time_s = seat.together_s if together else seat.median_s
     model, prompts, numbers = seat.model(hidden, split), from_lists([[1]] * rows), torch.arange(rows)
     more = seat.setting.sizes.decoded
 
     def decode_s(tokens: int) -> float:
         never = EndRule(-1)  # -1 is no token
         sampling = Sampling(tokens, 1.0, seed=0, step=0, stream=0, ends=never)
-        return seat.median_s(lambda: generate(model, prompts, numbers, sampling, rows, seat.device))
+        return time_s(lambda: generate(model, prompts, numbers, sampling, rows, seat.device))
 
     return (decode_s(more + 1) - decode_s(1)) / more
 

@@ -9,11 +9,16 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp, all_reduce
 
+from hflow.graph.ir import Node
 from hflow.plan.node_plan import NodePlan
+from hflow.plan.packing import PackedRows, Room, packed
+from hflow.plan.strategy import Strategy
+from hflow.plan.workload import workload
 from hflow.runtime.engines.groups import Groups
 from hflow.runtime.engines.megatron.context_shard import ContextShard
 from hflow.runtime.engines.megatron.pack import Pack
 from hflow.runtime.engines.megatron.sequences import Sequences
+from hflow.runtime.engines.megatron.shaped_config import shape_of_model
 
 
 @dataclass(frozen=True)
@@ -29,7 +34,7 @@ class MicroBatch:
 def micro_batches(
     sequences: Sequences,
     rows: Tensor,
-    limit: int,
+    room: Room,
     same_shape: bool,
     unit: int = 1,
     cp: ProcessGroup | None = None,
@@ -39,20 +44,20 @@ def micro_batches(
 ) -> tuple[MicroBatch, ...]:
     """Cut `rows` of `sequences` into micro-batches; at least one, on which there may be none.
 
-    A micro-batch holds whole groups of `unit` rows, as many as need no more memory than `limit` rows of the
-    greatest length would. Rows of one prompt and rows of about the same length are together. Pipeline stages
-    exchange tensors of one shape, so with `same_shape` all have equally many tokens, by padding. Ranks that
-    share experts pass equally many: all of the group `in_step`, over which this is then collective, get as
-    many as the one with the most, the others some without rows. So do all to make whole sets, `in_sets_of` so
-    many, as interleaved stages pass them on.
+    A micro-batch holds whole groups of `unit` rows, as many as there is `room` for, at least one. Rows of one
+    prompt and rows of about the same length are together. Pipeline stages exchange tensors of one shape, so
+    with `same_shape` all have equally many tokens, by padding. Ranks that share experts pass equally many:
+    all of the group `in_step`, over which this is then collective, get as many as the one with the most, the
+    others some without rows. So do all to make whole sets, `in_sets_of` so many, as interleaved stages pass
+    them on.
 
     Args:
         cp: the context-parallel group, all ranks of which have the same rows and run a part of each.
         multiple: of which the number of places is, by padding.
     """
-    assert limit >= unit and len(rows) % unit == 0, (limit, len(rows), unit)
+    assert len(rows) % unit == 0, (len(rows), unit)
     whole = sequences.take(rows)
-    parts = _parts(whole, limit, unit)
+    parts = _parts(whole, room, unit)
     if in_step and in_step.size() > 1:
         parts += [rows[:0]] * (_most(len(parts), in_step, rows.device) - len(parts))
     parts += [rows[:0]] * (-len(parts) % in_sets_of)
@@ -64,13 +69,17 @@ def micro_batches(
     return tuple(MicroBatch(rows[part], of, pack) for part, of, pack in zip(parts, taken, packs))
 
 
+def room_of(node: Node, plan: NodePlan, model: torch.nn.Module) -> Room:
+    """That which the plan has for a micro-batch of a score or train node."""
+    return Room.of(workload(node), plan.micro_batch, shape_of_model(model).head)
+
+
 def batches_of_update(
-    sequences: Sequences, rows: Tensor, unit: int, plan: NodePlan, groups: Groups
+    sequences: Sequences, rows: Tensor, unit: int, room: Room, strategy: Strategy, groups: Groups
 ) -> tuple[MicroBatch, ...]:
     """The micro-batches of one update of a train node: `rows` of this rank, in groups of `unit`."""
-    strategy = plan.strategy
     return micro_batches(
-        sequences, rows, plan.micro_batch, groups.pp.size() > 1, unit, in_step=groups.ep, cp=groups.cp,
+        sequences, rows, room, groups.pp.size() > 1, unit, in_step=groups.ep, cp=groups.cp,
         multiple=groups.tp.size() if strategy.sp else 1,
         in_sets_of=groups.pp.size() if strategy.vpp > 1 else 1,
     )  # fmt: skip
@@ -86,25 +95,17 @@ def _run_here(sequences: Sequences, cp: ProcessGroup | None) -> Pack | ContextSh
     return ContextShard.of(sequences, cp) if cp and cp.size() > 1 else Pack.of(sequences)
 
 
-def _parts(sequences: Sequences, limit: int, unit: int) -> list[Tensor]:
+def _parts(sequences: Sequences, room: Room, unit: int) -> list[Tensor]:
     """The rows of each micro-batch, int64; one empty part for no rows."""
     if not len(sequences):
         return [sequences.prompt_lengths]
-    lengths, responses = (
-        values.view(-1, unit).amax(1).tolist() for values in (sequences.lengths, sequences.response_lengths)
-    )
-    most = limit * max(lengths), limit * max(responses)
-    parts: list[list[int]] = []
-    longest = 0, 0
-    for group in _order(sequences.same_prompt[::unit].tolist(), lengths):
-        longest = max(longest[0], lengths[group]), max(longest[1], responses[group])
-        rows = (len(parts[-1]) + 1) * unit if parts else 0
-        if not parts or rows * longest[0] > most[0] or rows * longest[1] > most[1]:
-            parts.append([])
-            longest = lengths[group], responses[group]
-        parts[-1].append(group)
+    responses = sequences.response_lengths.view(-1, unit)
+    inputs = sequences.prompt_lengths.view(-1, unit) + (responses - 1).clamp(min=0)
+    lengths, predicted = inputs.tolist(), responses.sum(1).tolist()
+    order = _order(sequences.same_prompt[::unit].tolist(), [max(of_group) for of_group in lengths])
+    sizes = packed([PackedRows(tuple(lengths[group]), predicted[group]) for group in order], room)
     groups = torch.arange(len(sequences), device=sequences.tokens.device).view(-1, unit)
-    return [groups[part].flatten() for part in parts]
+    return [rows.flatten() for rows in groups[order].split(sizes)]
 
 
 def _most(number: int, group: ProcessGroup, device: torch.device) -> int:

@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from hflow.plan.packing import blocks
 from hflow.runtime.engines.megatron.gather import Gather
 from hflow.runtime.engines.megatron.prompt_groups import PromptGroups
 from hflow.runtime.engines.megatron.sequences import Sequences
 from hflow.runtime.routes import NONE
-
-LEAST_FILL = 0.75  # of the longest row that attention sees beside it
 
 
 @dataclass(frozen=True)
@@ -166,10 +165,11 @@ def _routes(sequences: Sequences, places: Tensor, own: Tensor, count: int) -> Te
 
 def _blocks(rows: RowPlaces) -> tuple[tuple[tuple[int, int], ...], Gather]:
     """Shapes of the blocks into which rows are cut, and where tokens are in these."""
-    shapes, at, own, present = list[tuple[int, int]](), list[Tensor](), list[Tensor](), list[Tensor]()
-    for some in _alike(rows.lengths.tolist()):
-        width = int(rows.lengths[some[0]])
-        shapes.append((len(some), width))
+    at, own, present = list[Tensor](), list[Tensor](), list[Tensor]()
+    lengths, order = rows.lengths.sort(descending=True, stable=True)
+    order, lengths = order[lengths > 0], lengths[lengths > 0]
+    shapes = tuple((count, int(longest)) for count, longest in blocks(lengths.tolist()))
+    for some, (_, width) in zip(order.split([count for count, _ in shapes]), shapes):
         at.append(rows.places[some, :width].flatten())
         own.append(rows.own[some, :width].flatten())
         inside = torch.arange(width, device=rows.lengths.device) < rows.lengths[some, None]
@@ -181,16 +181,4 @@ def _blocks(rows: RowPlaces) -> tuple[tuple[tuple[int, int], ...], Gather]:
     places, mine = torch.cat(at), torch.cat(own)
     found_at, (further,) = places.new_zeros(count), (torch.cat(present) & ~mine).nonzero(as_tuple=True)
     found_at[places[mine]] = mine.nonzero(as_tuple=True)[0]
-    return tuple(shapes), Gather(places, found_at, count, further, places[further])
-
-
-def _alike(lengths: list[int]) -> list[list[int]]:
-    """Rows that have tokens, longest first, in as few blocks as `LEAST_FILL` admits."""
-    order = sorted((row for row, length in enumerate(lengths) if length), key=lambda row: -lengths[row])
-    blocks: list[list[int]] = []
-    for row in order:
-        if blocks and lengths[row] >= LEAST_FILL * lengths[blocks[-1][0]]:
-            blocks[-1].append(row)
-        else:
-            blocks.append([row])
-    return blocks
+    return shapes, Gather(places, found_at, count, further, places[further])

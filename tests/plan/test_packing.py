@@ -1,0 +1,83 @@
+"""Rows packed into micro-batches, against the sums and the blocks that they make up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice, pairwise
+from math import ceil, inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hflow.plan.packing import LEAST_FILL, PackedRows, Room, blocks, filled, packed
+from hflow.plan.workload import Workload
+
+LENGTH = st.integers(1, 100)
+GROUPS = st.lists(st.tuples(st.lists(LENGTH, min_size=2, max_size=2), LENGTH), max_size=40).map(
+    lambda found: [PackedRows(tuple(lengths), predicted) for lengths, predicted in found]
+)
+
+
+def cut(groups: Sequence[PackedRows], sizes: Sequence[int]) -> list[list[PackedRows]]:
+    left = iter(groups)
+    return [list(islice(left, size)) for size in sizes]
+
+
+def need(part: Sequence[PackedRows]) -> Room:
+    """In blocks found from their definition: each row in the last one whose longest it fills enough."""
+    lengths = sorted((length for group in part for length in group.lengths), reverse=True)
+    tokens, longest = 0.0, inf
+    for length in lengths:
+        longest = longest if longest * LEAST_FILL <= length else length
+        tokens += longest
+    return Room(tokens, sum(group.predicted for group in part))
+
+
+@given(GROUPS, st.integers(100, 2000), st.integers(50, 1000))
+def test_each_micro_batch_has_room(groups: list[PackedRows], tokens: int, predicted: int) -> None:
+    room = Room(tokens, predicted)
+    for sizes in (filled(groups, room), packed(groups, room)):
+        assert sum(sizes) == len(groups) and all(sizes)
+        for part in cut(groups, sizes):
+            needed = need(part)
+            assert len(part) == 1 or (needed.tokens <= room.tokens and needed.predicted <= room.predicted)
+    assert len(packed(groups, room)) == len(filled(groups, room))
+
+
+@given(GROUPS, st.integers(100, 2000), st.integers(50, 1000))
+def test_the_next_group_would_have_had_no_room(groups: list[PackedRows], tokens: int, predicted: int) -> None:
+    parts = cut(groups, filled(groups, Room(tokens, predicted)))
+    for part, following in pairwise(parts):
+        more = need([*part, following[0]])
+        assert more.tokens > tokens or more.predicted > predicted
+
+
+@given(st.integers(1, 60), st.integers(1, 16), st.sampled_from(["lm", "scalar"]))
+def test_rows_of_the_greatest_length_are_as_many_as_the_plan_says(rows: int, limit: int, head: str) -> None:
+    work = Workload(rows, prompt=20, response=12)
+    room = Room.of(work, limit, "lm" if head == "lm" else "scalar")
+    assert len(packed([PackedRows((31,), 12)] * rows, room)) == ceil(rows / limit)
+
+
+def test_rows_of_half_the_length_are_twice_as_many() -> None:
+    work = Workload(64, prompt=32, response=32)
+    assert packed([PackedRows((32,), 16)] * 64, Room.of(work, 8, "lm")) == [16] * 4
+    assert packed([PackedRows((32,), 32)] * 64, Room.of(work, 8, "lm")) == [8] * 8  # they have as many logits
+    assert packed([PackedRows((32,), 32)] * 64, Room.of(work, 8, "scalar")) == [16] * 4
+
+
+def test_micro_batches_are_about_equally_full() -> None:
+    rows = [PackedRows((10,), 1)] * 101
+    assert filled(rows, Room(500, inf)) == [50, 50, 1]
+    assert packed(rows, Room(500, inf)) == [34, 34, 33]
+
+
+def test_blocks_are_full_enough() -> None:
+    assert blocks([100, 80, 75, 74, 60, 10]) == [(3, 100), (2, 74), (1, 10)]
+    assert blocks([]) == []
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_group_that_is_too_long_is_alone(rows: int) -> None:
+    assert packed([PackedRows((900,), 9)] * rows, Room(500, 50)) == [1] * rows
