@@ -20,7 +20,7 @@ from statistics import NormalDist
 
 from hflow.graph.ir import Head
 from hflow.graph.lengths import Lengths
-from hflow.plan.packing import PackedRows, Room, filled, packed
+from hflow.plan.packing import PackedRows, TokenBudget, filled, fullness, packed
 from hflow.plan.row_balance import MOST_TOKENS
 from hflow.plan.workload import Workload
 
@@ -65,7 +65,7 @@ def passes(
         spread = sqrt(_variance(work, prompts**2 * alike) / rows) / of_row
         count *= _fullest(replicas, spread, trains)
         of_each = rows / count
-    tokens = of_each * of_row * (_fill_up(*of_replica) if padded else 1.0)
+    tokens = of_each * of_row * (_padding(*of_replica) if padded else 1.0)
     return MicroBatches(count, tokens, of_each, of_each * prompts)
 
 
@@ -80,42 +80,38 @@ def _counted(
     """
     if not work.varies:
         return ceil(rows / micro_batch), micro_batch, _prompts(micro_batch, alike) / micro_batch
-    room, drawn = Room.of(work, micro_batch, head), _drawn(work, rows, round(alike))
-    parts = _cut(drawn, filled([group.rows for group in drawn], room))
+    budget, drawn = TokenBudget.of(work, micro_batch, head), _drawn(work, rows, round(alike))
+    parts = _cut(drawn, filled([group.rows for group in drawn], budget))
     there = sum(len(group.rows.lengths) for group in drawn)
-    sizes, prompts = [sum(map(_size, part)) for part in parts], sum(len(_prompts_of(part)) for part in parts)
-    whole = len(parts) - 1 + min(1.0, sizes[-1] / max(sizes))
-    number = ceil(max(1.0, rows / there) * whole)
+    prompts = sum(len(_prompts_of(part)) for part in parts)
+    filling = len(parts) - 1 + min(1.0, fullness([group.rows for group in parts[-1]], budget))
+    number = ceil(max(1.0, rows / there) * filling)
     return number, rows / number, prompts / there
 
 
 @lru_cache(maxsize=4096)
-def _fill_up(work: Workload, rows: float, micro_batch: int, head: Head, alike: float) -> float:
+def _padding(work: Workload, rows: float, micro_batch: int, head: Head, alike: float) -> float:
     """How many times as many tokens as the mean the largest micro-batch has."""
     if not work.varies:
         return 1.0
-    room, drawn = Room.of(work, micro_batch, head), _drawn(work, rows, round(alike))
-    parts = _cut(drawn, packed([group.rows for group in drawn], room))
+    budget, drawn = TokenBudget.of(work, micro_batch, head), _drawn(work, rows, round(alike))
+    parts = _cut(drawn, packed([group.rows for group in drawn], budget))
     tokens = [sum(_prompts_of(part).values()) + sum(group.rows.predicted for group in part) for part in parts]
     return max(tokens) * len(tokens) / sum(tokens)
 
 
-def _cut(drawn: Sequence[_Group], sizes: Iterable[int]) -> list[list[_Group]]:
+def _cut(drawn: Sequence[_Drawn], sizes: Iterable[int]) -> list[list[_Drawn]]:
     groups = iter(drawn)
     return [list(islice(groups, size)) for size in sizes]
 
 
-def _prompts_of(groups: Iterable[_Group]) -> dict[int, float]:
+def _prompts_of(groups: Iterable[_Drawn]) -> dict[int, float]:
     """The tokens of each."""
     return {group.number: group.prompt for group in groups}
 
 
-def _size(group: _Group) -> float:
-    return sum(group.rows.lengths)
-
-
 @dataclass(frozen=True)
-class _Group:
+class _Drawn:
     """Rows that stay together, of a prompt with this `number` and of so many tokens."""
 
     number: int
@@ -124,7 +120,7 @@ class _Group:
 
 
 @lru_cache(maxsize=256)
-def _drawn(work: Workload, rows: float, alike: int) -> tuple[_Group, ...]:
+def _drawn(work: Workload, rows: float, alike: int) -> tuple[_Drawn, ...]:
     """Groups of rows in the order in which they are packed, prompt by prompt, the longest first: evenly
     spaced quantiles of the lengths, in an order at random (always the same)."""
     unit = work.group
@@ -133,18 +129,18 @@ def _drawn(work: Workload, rows: float, alike: int) -> tuple[_Group, ...]:
     random = Random(0)
     prompts = _spaced(work.prompts, work.prompt, count, random)
     responses = iter(_spaced(work.responses, work.response, count * alike, random))
-    found = list[list[_Group]]()
+    found = list[list[_Drawn]]()
     for number, prompt in enumerate(prompts):
-        of_prompt = list[_Group]()
+        of_prompt = list[_Drawn]()
         for _ in range(alike // unit):
             own = list(islice(responses, unit))
-            of_prompt.append(_Group(number, prompt, PackedRows(tuple(prompt + n - 1 for n in own), sum(own))))
+            of_prompt.append(_Drawn(number, prompt, PackedRows(tuple(prompt + n - 1 for n in own), sum(own))))
         found.append(sorted(of_prompt, key=_longest, reverse=True))
     found.sort(key=lambda of_prompt: _longest(of_prompt[0]), reverse=True)
     return tuple(group for of_prompt in found for group in of_prompt)
 
 
-def _longest(group: _Group) -> float:
+def _longest(group: _Drawn) -> float:
     return max(group.rows.lengths)
 
 

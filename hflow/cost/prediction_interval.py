@@ -31,8 +31,8 @@ RATIOS: Mapping[Platform, Mapping[TimedKind, Interval]] = {
         "train": Interval(0.87, 1.23),
         "score": Interval(0.87, 1.23),
         "generate": Interval(0.82, 1.5),
-        "step": Interval(0.87, 1.49),
-        "step with experts": Interval(0.85, 2.66),
+        "step": Interval(0.91, 1.49),
+        "step with experts": Interval(0.87, 2.66),
     },
     "cpu": {
         "train": Interval(0.78, 1.21),

@@ -16,7 +16,7 @@ from hflow.graph.ir import Head
 from hflow.plan.workload import Workload
 
 LEAST_FILL = 0.75  # of the longest row that attention sees beside it
-HALVINGS = 6  # of the range in which the least room for as many micro-batches is sought
+HALVINGS = 6  # of the range of budgets in which the least for as many micro-batches is sought
 
 
 @dataclass(frozen=True)
@@ -29,26 +29,27 @@ class PackedRows:
 
 
 @dataclass(frozen=True)
-class Room:
-    """The most `tokens` of a micro-batch, in blocks, and how many it may predict."""
+class TokenBudget:
+    """The most `tokens` of a micro-batch, as they lie in blocks, and how many it may predict."""
 
     tokens: float
     predicted: float
 
     @staticmethod
-    def of(work: Workload, micro_batch: int, head: Head) -> Room:
+    def of(work: Workload, micro_batch: int, head: Head) -> TokenBudget:
         """That of `micro_batch` rows of the greatest lengths. A scalar head makes no logits."""
-        return Room(micro_batch * work.sequence, inf if head == "scalar" else micro_batch * work.response)
+        predicted = inf if head == "scalar" else micro_batch * work.response
+        return TokenBudget(micro_batch * work.sequence, predicted)
 
 
-def packed(groups: Sequence[PackedRows], room: Room) -> list[int]:
-    """How many of the groups, which follow each other, each micro-batch has: as few micro-batches as have
-    room for them, about equally full. A group that needs more than there is has its own."""
-    sizes = filled(groups, room)
+def packed(groups: Sequence[PackedRows], budget: TokenBudget) -> list[int]:
+    """How many of the groups, which follow each other, each micro-batch has: as few micro-batches as the
+    budget admits, about equally full. A group that exceeds it has its own."""
+    sizes = filled(groups, budget)
     least, most = 1 / max(1, len(sizes)), 1.0
     for _ in range(HALVINGS if len(sizes) > 1 else 0):
         share = (least + most) / 2
-        found = filled(groups, Room(share * room.tokens, share * room.predicted))
+        found = filled(groups, TokenBudget(share * budget.tokens, share * budget.predicted))
         if len(found) > len(sizes):
             least = share
         else:
@@ -56,7 +57,7 @@ def packed(groups: Sequence[PackedRows], room: Room) -> list[int]:
     return sizes
 
 
-def filled(groups: Iterable[PackedRows], room: Room) -> list[int]:
+def filled(groups: Iterable[PackedRows], budget: TokenBudget) -> list[int]:
     """The same, each filled before the next one begins."""
     sizes = list[int]()
     lengths, tokens, predicted = list[float](), 0.0, 0.0
@@ -64,7 +65,7 @@ def filled(groups: Iterable[PackedRows], room: Room) -> list[int]:
         for length in group.lengths:
             insort(lengths, length)
         tokens, predicted = tokens + sum(group.lengths), predicted + group.predicted
-        if not sizes or predicted > room.predicted or not _fit(lengths, tokens, room.tokens):
+        if not sizes or predicted > budget.predicted or not _fit(lengths, tokens, budget.tokens):
             sizes.append(0)
             lengths, tokens, predicted = sorted(group.lengths), sum(group.lengths), group.predicted
         sizes[-1] += 1
@@ -82,6 +83,14 @@ def blocks(lengths: Iterable[float]) -> list[tuple[int, float]]:
     return found
 
 
+def fullness(groups: Iterable[PackedRows], budget: TokenBudget) -> float:
+    """The share of `budget` that they need; above 1 where a group exceeds it."""
+    found = [*groups]
+    lengths = sorted((length for group in found for length in group.lengths), reverse=True)
+    predicted = sum(group.predicted for group in found)
+    return max(_in_blocks(lengths) / budget.tokens, predicted / budget.predicted)
+
+
 def _fit(lengths: Sequence[float], tokens: float, most: float) -> bool:
     """Whether rows of such `lengths`, rising, have at most so many tokens in blocks.
 
@@ -90,4 +99,9 @@ def _fit(lengths: Sequence[float], tokens: float, most: float) -> bool:
     """
     if tokens > most:
         return False
-    return tokens <= LEAST_FILL * most or sum(n * longest for n, longest in blocks(reversed(lengths))) <= most
+    return tokens <= LEAST_FILL * most or _in_blocks(reversed(lengths)) <= most
+
+
+def _in_blocks(lengths: Iterable[float]) -> float:
+    """The tokens of rows of such `lengths`, falling, with the padding of blocks."""
+    return sum(rows * longest for rows, longest in blocks(lengths))

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hflow.plan.packing import TokenBudget
 from hflow.plan.strategy import PLAIN, Strategy
 from hflow.runtime.ends import EndRule
 from hflow.runtime.engines.megatron.engine import MegatronModel
@@ -23,7 +24,7 @@ from hflow.runtime.rows import Rows, from_lists
 from hflow.runtime.worker.world import World
 from scripts.gpu_acceptance.models import END, PADDING, alone, engine, load, vivid_model
 from scripts.gpu_acceptance.stage import Figures, Setting, Skipped, main, need
-from scripts.gpu_acceptance.update import ADAM, update
+from scripts.gpu_acceptance.update import ADAM, MICRO_BATCH, update
 
 CLOSE, MARGIN = 1e-4, 1.15
 ROWS, NEW = 64, 24
@@ -78,7 +79,8 @@ def _scores(world: World, folder: Path, tokens: list[list[int]], lengths: list[i
 
 
 def _of_hflow(model: MegatronModel, tokens: list[list[int]], lengths: list[int]) -> Scores:
-    found = score(model.model, model.groups, sequences(tokens, lengths, model.device), 5, 1.0)
+    budget = TokenBudget(MICRO_BATCH * max(map(len, tokens)), MICRO_BATCH * max(lengths))
+    found = score(model.model, model.groups, sequences(tokens, lengths, model.device), budget, 1.0)
     assert found
     return found[0].cpu(), found[1].cpu()
 

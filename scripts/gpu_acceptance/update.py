@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hflow.graph.ir import Function, Input, Node, Ref, Repeat
-from hflow.graph.types import Dim, Factor, ValueType
+from hflow.graph.types import Dim, DType, Factor, ValueType
 from hflow.ops.losses import negative_log_likelihood
 from hflow.plan.layout import Mesh
 from hflow.plan.node_plan import NodePlan
@@ -38,7 +38,8 @@ def train(
         "actor_train", "train", "actor", "megatron", Mesh.of((0,)), micro_batch, 0.0, 0.0, 0, strategy
     )
     mask = Rows(torch.ones(sum(lengths), dtype=torch.bool), torch.tensor(lengths))
-    call = EngineCall(_node(rows), plan, 0, rows, seed=0, step=0)
+    node = _node(rows, max(map(len, tokens)), max(lengths))
+    call = EngineCall(node, plan, 0, rows, seed=0, step=0)
     model.run(call, {"tokens": from_lists(tokens), "mask": mask})
 
 
@@ -58,8 +59,9 @@ def _read(model: MegatronModel) -> dict[str, Tensor]:
     return {name: weights.read(name, weights.box(name)).float().cpu().clone() for name in weights.names()}
 
 
-def _node(rows: int) -> Node:
-    type_ = ValueType("i32", (Dim((Factor("rows", rows),)), Dim((Factor("seq", 64),), True)))
+def _node(rows: int, longest: int, response: int) -> Node:
+    """Of rows of so many tokens at most, of which those of the response are so many."""
+    inputs = (_rows("tokens", "i32", rows, longest), _rows("mask", "bool", rows, response))
     loss: Any = negative_log_likelihood
     function = Function(
         "hflow.ops.losses.negative_log_likelihood", loss.__hflow_signature__, {}, ("logprobs",)
@@ -68,7 +70,12 @@ def _node(rows: int) -> Node:
         "actor_train",
         "train",
         function=function,
-        inputs=(Input("tokens", Ref("examples", "tokens"), type_),),
+        inputs=inputs,
         options=dict(ADAM) | {"aggregate": "token_mean", "temperature": 1.0},
         repeat=Repeat(1, rows),
     )
+
+
+def _rows(port: str, dtype: DType, rows: int, longest: int) -> Input:
+    dims = Dim((Factor("rows", rows),)), Dim((Factor("seq", longest),), True)
+    return Input(port, Ref("examples", port), ValueType(dtype, dims))

@@ -20,7 +20,7 @@ from hflow.plan.cluster_file import load_cluster
 from hflow.plan.engine_registry import GenerationEngine
 from hflow.plan.layout import Mesh
 from hflow.plan.named_shapes import NAMED_SHAPES
-from hflow.plan.packing import Room
+from hflow.plan.packing import TokenBudget
 from hflow.plan.strategy import Strategy
 from hflow.plan.workload import Workload, workload
 from hflow.runtime.engines.megatron.balance import balanced
@@ -112,7 +112,9 @@ def test_the_tokens_before_a_step_are_those_that_rows_have_by_then() -> None:
         assert seen == pytest.approx(rows * LONG_TAIL.mean_square / 2, rel=1e-3)
 
 
-@pytest.mark.parametrize(("prompts", "samples", "micro"), [(16, 8, 4), (64, 1, 8), (8, 16, 2)])
+@pytest.mark.parametrize(
+    ("prompts", "samples", "micro"), [(16, 8, 4), (64, 1, 8), (8, 16, 2), (128, 16, 32), (64, 16, 512)]
+)
 def test_micro_batches_are_those_that_the_engine_makes(prompts: int, samples: int, micro: int) -> None:
     """Their number, the tokens in all of them, and in the largest."""
     lengths, prompt = Lengths.of(512, 128, {}), 100
@@ -125,8 +127,8 @@ def test_micro_batches_are_those_that_the_engine_makes(prompts: int, samples: in
         tokens = [[row // samples] * prompt + [1] * n for row, n in enumerate(responses)]
         mask = from_lists([[True] * n for n in responses])
         sequences = Sequences.of(from_lists(tokens), mask, torch.device("cpu"))
-        room = Room.of(work, micro, "lm")
-        made = micro_batches(sequences, torch.arange(len(responses)), room, same_shape=False)
+        budget = TokenBudget.of(work, micro, "lm")
+        made = micro_batches(sequences, torch.arange(len(responses)), budget, same_shape=False)
         counts.append(len(made))
         totals.append(sum(len(one.pack.tokens) for one in made))
         largest.append(max(len(one.pack.tokens) for one in made))
@@ -148,11 +150,11 @@ def test_tokens_of_equal_rows_are_those_that_the_engine_packs(
     work = Workload(rows, prompt, response, 1, minibatches, rows // minibatches, alike=samples)
     tokens = from_lists([[row // samples] * prompt + [1] * response for row in range(rows)])
     sequences = Sequences.of(tokens, from_lists([[True] * response] * rows), torch.device("cpu"))
-    room = Room.of(work, micro, "lm")
+    budget = TokenBudget.of(work, micro, "lm")
     made = [
         one
         for part in range(minibatches)
-        for one in micro_batches(sequences, torch.arange(part, rows, minibatches), room, same_shape=False)
+        for one in micro_batches(sequences, torch.arange(part, rows, minibatches), budget, same_shape=False)
     ]
     found = passes(work, 1, micro, "lm", padded=False, trains=True)
     assert minibatches * found.count == len(made)

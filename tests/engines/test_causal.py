@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hflow.plan.layout import Mesh
-from hflow.plan.packing import Room
+from hflow.plan.packing import TokenBudget
 from hflow.runtime.engines.groups import NewGroup
 from hflow.runtime.engines.megatron import attention
 from hflow.runtime.engines.megatron.cpu_kernels import library
@@ -189,7 +189,9 @@ def _passes(rank: int, new_group: NewGroup, folder: str) -> tuple[int, list[Tens
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention, "attend_causally", counted)
         sequences = sequences_of(RAGGED)
-        batches = micro_batches(sequences, torch.arange(len(sequences)), Room(100, 100), same_shape=False)
+        batches = micro_batches(
+            sequences, torch.arange(len(sequences)), TokenBudget(100, 100), same_shape=False
+        )
         run_schedule(engine.model, engine.groups, batches, finish)
     gradients = (p.grad for p in engine.model.parameters())
     return len(asked), [logits[0].detach(), *(x for x in gradients if x is not None)]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hflow.plan.layout import Mesh
-from hflow.plan.packing import Room
+from hflow.plan.packing import TokenBudget
 from hflow.runtime.engines.groups import NewGroup
 from hflow.runtime.engines.megatron.decoder import Decoder
 from hflow.runtime.engines.megatron.head import OutputMatrix
@@ -50,7 +50,7 @@ def _pass(rank: int, new_group: NewGroup, folder: str, mesh: Mesh, sp: bool, eve
     batches = micro_batches(
         sequences,
         torch.arange(len(sequences)),
-        Room(100, 100),
+        TokenBudget(100, 100),
         same_shape=False,
         multiple=multiple,
         cp=engine.groups.cp,

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from hflow.diagnostics import HflowError
 from hflow.plan.layout import Box, Mesh
-from hflow.plan.packing import Room
+from hflow.plan.packing import TokenBudget
 from hflow.plan.parameters import parameters, weight_boxes
 from hflow.plan.read_shape import read_shape
 from hflow.plan.sharding import Sharding
@@ -43,7 +43,9 @@ def logits_on_rank(rank: int, new_group: NewGroup, folder: str, mesh: Mesh, toke
     rows, length = tokens.shape
     lengths = torch.full((rows,), length)
     sequences = Sequences(tokens, torch.ones_like(lengths), lengths - 1)
-    batches = micro_batches(sequences, torch.arange(rows), Room(2 * length, 2 * length), same_shape=True)
+    batches = micro_batches(
+        sequences, torch.arange(rows), TokenBudget(2 * length, 2 * length), same_shape=True
+    )
 
     def gather(hidden: torch.Tensor, _: Any) -> tuple[torch.Tensor, torch.Tensor]:
         logits = OutputMatrix.of(engine.model).logits(hidden)

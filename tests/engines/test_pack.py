@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hflow.plan.layout import Mesh
-from hflow.plan.packing import Room
+from hflow.plan.packing import TokenBudget
 from hflow.runtime.engines.groups import NewGroup
 from hflow.runtime.engines.megatron.head import OutputMatrix
 from hflow.runtime.engines.megatron.micro_batches import MicroBatch, micro_batches
@@ -111,20 +111,28 @@ def test_micro_batches_have_the_room_of_the_greatest_rows(
 ) -> None:
     """No more places than `limit` rows of the greatest length, in what attention sees and in the outputs."""
     sequences, limit = sequences_of(rows * unit), limit * unit
-    room = Room(limit * MOST_PROMPT + limit * MOST_RESPONSE, limit * MOST_RESPONSE)
-    batches = micro_batches(sequences, torch.arange(len(sequences)), room, same_shape=True, unit=unit)
+    budget = TokenBudget(limit * MOST_PROMPT + limit * MOST_RESPONSE, limit * MOST_RESPONSE)
+    batches = micro_batches(sequences, torch.arange(len(sequences)), budget, same_shape=True, unit=unit)
     assert sorted(torch.cat([b.rows for b in batches]).tolist()) == list(range(len(sequences)))
     assert len({len(b.pack.tokens) for b in batches}) == 1
     for batch in batches:
         assert torch.equal(batch.rows[::unit] // unit, batch.rows[unit - 1 :: unit] // unit)
         assert isinstance(batch.pack, Pack)
-        assert sum(rows * longest for rows, longest in batch.pack.blocks) <= room.tokens
-        assert len(batch.pack.predicted_at) <= room.predicted
+        assert sum(rows * longest for rows, longest in batch.pack.blocks) <= budget.tokens
+        assert len(batch.pack.predicted_at) <= budget.predicted
     assert len(batches) <= ceil(len(sequences) / limit)
 
 
+def test_the_last_token_of_a_response_needs_no_room() -> None:
+    sequences = sequences_of([([3, 4, 5], [6, 7, 8])] * 4)
+    batches = micro_batches(sequences, torch.arange(4), TokenBudget(2 * 5, 100), same_shape=False)
+    assert [len(batch.rows) for batch in batches] == [2, 2]
+
+
 def test_no_rows_are_one_token_of_padding() -> None:
-    (batch,) = micro_batches(sequences_of(RAGGED), torch.arange(0), Room(40, 24), same_shape=False, unit=2)
+    (batch,) = micro_batches(
+        sequences_of(RAGGED), torch.arange(0), TokenBudget(40, 24), same_shape=False, unit=2
+    )
     assert len(batch.rows) == 0 and len(batch.sequences) == 2
     assert len(batch.pack.tokens) == 1 and len(batch.pack.predicted_at) == 0
 
@@ -132,8 +140,8 @@ def test_no_rows_are_one_token_of_padding() -> None:
 def logits_on_rank(rank: int, new_group: NewGroup, folder: str, mesh: Mesh, limit: int) -> Any:
     """Logits before every response token, row by row; None but on the last stage."""
     engine, sequences = make_engine(rank, new_group, folder, mesh), sequences_of(RAGGED)
-    room = Room(limit * 9, limit * 7)
-    batches = micro_batches(sequences, torch.arange(len(sequences)), room, same_shape=mesh.pp > 1)
+    budget = TokenBudget(limit * 9, limit * 7)
+    batches = micro_batches(sequences, torch.arange(len(sequences)), budget, same_shape=mesh.pp > 1)
 
     def finish(hidden: torch.Tensor, batch: MicroBatch) -> tuple[torch.Tensor, Any]:
         logits = OutputMatrix.of(engine.model).logits(hidden)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hflow.plan.packing import LEAST_FILL, PackedRows, Room, blocks, filled, packed
+from hflow.plan.packing import LEAST_FILL, PackedRows, TokenBudget, blocks, filled, packed
 from hflow.plan.workload import Workload
 
 LENGTH = st.integers(1, 100)
@@ -24,30 +24,30 @@ def cut(groups: Sequence[PackedRows], sizes: Sequence[int]) -> list[list[PackedR
     return [list(islice(left, size)) for size in sizes]
 
 
-def need(part: Sequence[PackedRows]) -> Room:
+def need(part: Sequence[PackedRows]) -> TokenBudget:
     """In blocks found from their definition: each row in the last one whose longest it fills enough."""
     lengths = sorted((length for group in part for length in group.lengths), reverse=True)
     tokens, longest = 0.0, inf
     for length in lengths:
         longest = longest if longest * LEAST_FILL <= length else length
         tokens += longest
-    return Room(tokens, sum(group.predicted for group in part))
+    return TokenBudget(tokens, sum(group.predicted for group in part))
 
 
 @given(GROUPS, st.integers(100, 2000), st.integers(50, 1000))
 def test_each_micro_batch_has_room(groups: list[PackedRows], tokens: int, predicted: int) -> None:
-    room = Room(tokens, predicted)
-    for sizes in (filled(groups, room), packed(groups, room)):
+    budget = TokenBudget(tokens, predicted)
+    for sizes in (filled(groups, budget), packed(groups, budget)):
         assert sum(sizes) == len(groups) and all(sizes)
         for part in cut(groups, sizes):
             needed = need(part)
-            assert len(part) == 1 or (needed.tokens <= room.tokens and needed.predicted <= room.predicted)
-    assert len(packed(groups, room)) == len(filled(groups, room))
+            assert len(part) == 1 or (needed.tokens <= budget.tokens and needed.predicted <= budget.predicted)
+    assert len(packed(groups, budget)) == len(filled(groups, budget))
 
 
 @given(GROUPS, st.integers(100, 2000), st.integers(50, 1000))
 def test_the_next_group_would_have_had_no_room(groups: list[PackedRows], tokens: int, predicted: int) -> None:
-    parts = cut(groups, filled(groups, Room(tokens, predicted)))
+    parts = cut(groups, filled(groups, TokenBudget(tokens, predicted)))
     for part, following in pairwise(parts):
         more = need([*part, following[0]])
         assert more.tokens > tokens or more.predicted > predicted
@@ -56,21 +56,23 @@ def test_the_next_group_would_have_had_no_room(groups: list[PackedRows], tokens:
 @given(st.integers(1, 60), st.integers(1, 16), st.sampled_from(["lm", "scalar"]))
 def test_rows_of_the_greatest_length_are_as_many_as_the_plan_says(rows: int, limit: int, head: str) -> None:
     work = Workload(rows, prompt=20, response=12)
-    room = Room.of(work, limit, "lm" if head == "lm" else "scalar")
-    assert len(packed([PackedRows((31,), 12)] * rows, room)) == ceil(rows / limit)
+    budget = TokenBudget.of(work, limit, "lm" if head == "lm" else "scalar")
+    assert len(packed([PackedRows((31,), 12)] * rows, budget)) == ceil(rows / limit)
 
 
 def test_rows_of_half_the_length_are_twice_as_many() -> None:
     work = Workload(64, prompt=32, response=32)
-    assert packed([PackedRows((32,), 16)] * 64, Room.of(work, 8, "lm")) == [16] * 4
-    assert packed([PackedRows((32,), 32)] * 64, Room.of(work, 8, "lm")) == [8] * 8  # they have as many logits
-    assert packed([PackedRows((32,), 32)] * 64, Room.of(work, 8, "scalar")) == [16] * 4
+    assert packed([PackedRows((32,), 16)] * 64, TokenBudget.of(work, 8, "lm")) == [16] * 4
+    assert (
+        packed([PackedRows((32,), 32)] * 64, TokenBudget.of(work, 8, "lm")) == [8] * 8
+    )  # they have as many logits
+    assert packed([PackedRows((32,), 32)] * 64, TokenBudget.of(work, 8, "scalar")) == [16] * 4
 
 
 def test_micro_batches_are_about_equally_full() -> None:
     rows = [PackedRows((10,), 1)] * 101
-    assert filled(rows, Room(500, inf)) == [50, 50, 1]
-    assert packed(rows, Room(500, inf)) == [34, 34, 33]
+    assert filled(rows, TokenBudget(500, inf)) == [50, 50, 1]
+    assert packed(rows, TokenBudget(500, inf)) == [34, 34, 33]
 
 
 def test_blocks_are_full_enough() -> None:
@@ -80,4 +82,4 @@ def test_blocks_are_full_enough() -> None:
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_group_that_is_too_long_is_alone(rows: int) -> None:
-    assert packed([PackedRows((900,), 9)] * rows, Room(500, 50)) == [1] * rows
+    assert packed([PackedRows((900,), 9)] * rows, TokenBudget(500, 50)) == [1] * rows

@@ -92,8 +92,11 @@ _TRAINING = (
         "--pin",
         "the compiler decides; `--pin actor_train=micro4` insists",
     ),
-    unsaid(
-        _each(_ACTOR, "use_dynamic_bsz, ppo_max_token_len_per_gpu"), "micro-batches always fill by tokens"
+    said(
+        _each(_ACTOR, "use_dynamic_bsz, ppo_max_token_len_per_gpu"),
+        "--pin",
+        "micro-batches always fill by tokens, with `--pin actor_train=micro4` as many as four rows of the "
+        "greatest length have",
     ),
     said(f"{_ACTOR}.ppo_epochs", "repeat.epochs of train"),
     unsaid(f"{_ACTOR}.shuffle", "minibatch k holds every K-th row, in every pass"),

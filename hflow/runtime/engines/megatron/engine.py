@@ -27,7 +27,7 @@ from hflow.runtime.engines.megatron.divergence import agreed, diverged
 from hflow.runtime.engines.megatron.generate import generate
 from hflow.runtime.engines.megatron.interleaved import chunks_of
 from hflow.runtime.engines.megatron.load import load_safetensors
-from hflow.runtime.engines.megatron.micro_batches import room_of
+from hflow.runtime.engines.megatron.micro_batches import budget_of
 from hflow.runtime.engines.megatron.moving_average import moving_averages
 from hflow.runtime.engines.megatron.optimizer import Adam, AdamOptions
 from hflow.runtime.engines.megatron.padding import freeze_padding, padding_token
@@ -201,15 +201,15 @@ class MegatronModel(ModelEngine):
         """By output port, on the ranks of the last stage; on others nothing."""
         sequences = Sequences.of(inputs["tokens"], inputs["mask"], self.device, inputs.get("kept"))
         sequences = sequences.routed(inputs.get(ROUTES), choices(self.shape))
-        room, sp = room_of(call.node, call.plan, self.model), call.plan.strategy.sp
+        budget, sp = budget_of(call.node, call.plan, self.model), call.plan.strategy.sp
         use = call.node.model
         with without_adapters(self.model, use is not None and use.base):
             if self.shape.head == "scalar":
-                judged = judge(self.model, self.groups, sequences, room, sp, shared)
+                judged = judge(self.model, self.groups, sequences, budget, sp, shared)
                 names = ("values", "score")
             else:
                 temperature = call.node.options["temperature"]
-                judged = score(self.model, self.groups, sequences, room, temperature, sp, shared)
+                judged = score(self.model, self.groups, sequences, budget, temperature, sp, shared)
                 names = ("logprobs", "entropy")
         return dict(zip(names, judged or ()))
 

@@ -11,7 +11,7 @@ from torch.distributed import ProcessGroup, ReduceOp, all_reduce
 
 from hflow.graph.ir import Node
 from hflow.plan.node_plan import NodePlan
-from hflow.plan.packing import PackedRows, Room, packed
+from hflow.plan.packing import PackedRows, TokenBudget, packed
 from hflow.plan.strategy import Strategy
 from hflow.plan.workload import workload
 from hflow.runtime.engines.groups import Groups
@@ -34,7 +34,7 @@ class MicroBatch:
 def micro_batches(
     sequences: Sequences,
     rows: Tensor,
-    room: Room,
+    budget: TokenBudget,
     same_shape: bool,
     unit: int = 1,
     cp: ProcessGroup | None = None,
@@ -44,7 +44,7 @@ def micro_batches(
 ) -> tuple[MicroBatch, ...]:
     """Cut `rows` of `sequences` into micro-batches; at least one, on which there may be none.
 
-    A micro-batch holds whole groups of `unit` rows, as many as there is `room` for, at least one. Rows of one
+    A micro-batch holds whole groups of `unit` rows, as many as `budget` admits, at least one. Rows of one
     prompt and rows of about the same length are together. Pipeline stages exchange tensors of one shape, so
     with `same_shape` all have equally many tokens, by padding. Ranks that share experts pass equally many:
     all of the group `in_step`, over which this is then collective, get as many as the one with the most, the
@@ -57,7 +57,7 @@ def micro_batches(
     """
     assert len(rows) % unit == 0, (len(rows), unit)
     whole = sequences.take(rows)
-    parts = _parts(whole, room, unit)
+    parts = _parts(whole, budget, unit)
     if in_step and in_step.size() > 1:
         parts += [rows[:0]] * (_most(len(parts), in_step, rows.device) - len(parts))
     parts += [rows[:0]] * (-len(parts) % in_sets_of)
@@ -69,17 +69,17 @@ def micro_batches(
     return tuple(MicroBatch(rows[part], of, pack) for part, of, pack in zip(parts, taken, packs))
 
 
-def room_of(node: Node, plan: NodePlan, model: torch.nn.Module) -> Room:
-    """That which the plan has for a micro-batch of a score or train node."""
-    return Room.of(workload(node), plan.micro_batch, shape_of_model(model).head)
+def budget_of(node: Node, plan: NodePlan, model: torch.nn.Module) -> TokenBudget:
+    """That of a micro-batch of a score or train node."""
+    return TokenBudget.of(workload(node), plan.micro_batch, shape_of_model(model).head)
 
 
 def batches_of_update(
-    sequences: Sequences, rows: Tensor, unit: int, room: Room, strategy: Strategy, groups: Groups
+    sequences: Sequences, rows: Tensor, unit: int, budget: TokenBudget, strategy: Strategy, groups: Groups
 ) -> tuple[MicroBatch, ...]:
     """The micro-batches of one update of a train node: `rows` of this rank, in groups of `unit`."""
     return micro_batches(
-        sequences, rows, room, groups.pp.size() > 1, unit, in_step=groups.ep, cp=groups.cp,
+        sequences, rows, budget, groups.pp.size() > 1, unit, in_step=groups.ep, cp=groups.cp,
         multiple=groups.tp.size() if strategy.sp else 1,
         in_sets_of=groups.pp.size() if strategy.vpp > 1 else 1,
     )  # fmt: skip
@@ -95,7 +95,7 @@ def _run_here(sequences: Sequences, cp: ProcessGroup | None) -> Pack | ContextSh
     return ContextShard.of(sequences, cp) if cp and cp.size() > 1 else Pack.of(sequences)
 
 
-def _parts(sequences: Sequences, room: Room, unit: int) -> list[Tensor]:
+def _parts(sequences: Sequences, budget: TokenBudget, unit: int) -> list[Tensor]:
     """The rows of each micro-batch, int64; one empty part for no rows."""
     if not len(sequences):
         return [sequences.prompt_lengths]
@@ -103,7 +103,7 @@ def _parts(sequences: Sequences, room: Room, unit: int) -> list[Tensor]:
     inputs = sequences.prompt_lengths.view(-1, unit) + (responses - 1).clamp(min=0)
     lengths, predicted = inputs.tolist(), responses.sum(1).tolist()
     order = _order(sequences.same_prompt[::unit].tolist(), [max(of_group) for of_group in lengths])
-    sizes = packed([PackedRows(tuple(lengths[group]), predicted[group]) for group in order], room)
+    sizes = packed([PackedRows(tuple(lengths[group]), predicted[group]) for group in order], budget)
     groups = torch.arange(len(sequences), device=sequences.tokens.device).view(-1, unit)
     return [rows.flatten() for rows in groups[order].split(sizes)]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hflow.plan.packing import Room
+from hflow.plan.packing import TokenBudget
 from hflow.runtime.engines.groups import Groups
 from hflow.runtime.engines.megatron.head import OutputMatrix
 from hflow.runtime.engines.megatron.micro_batches import MicroBatch, micro_batches
@@ -23,7 +23,7 @@ def score(
     model: torch.nn.Module,
     groups: Groups,
     sequences: Sequences,
-    room: Room,
+    budget: TokenBudget,
     temperature: float,
     sp: bool = False,
     shared: SharedForward | None = None,
@@ -32,7 +32,7 @@ def score(
     set if there is one.
 
     Args:
-        room: of a micro-batch.
+        budget: of a micro-batch.
         shared: the forward pass that is also that of an update, of some of the rows.
 
     Returns:
@@ -45,7 +45,7 @@ def score(
         kept = None if of.kept_ids is None else own(of.kept_ids)
         return torch.stack(predicted(hidden, matrix, own(of.targets), temperature, kept=kept), 1)
 
-    found = _at_responses(model, groups, sequences, room, read, sp, shared)
+    found = _at_responses(model, groups, sequences, budget, read, sp, shared)
     return None if found is None else (found[0], found[1])
 
 
@@ -53,21 +53,21 @@ def judge(
     model: torch.nn.Module,
     groups: Groups,
     sequences: Sequences,
-    room: Room,
+    budget: TokenBudget,
     sp: bool = False,
     shared: SharedForward | None = None,
 ) -> tuple[Tensor, Tensor] | None:
     """What a model with a scalar head gives before every response token, and after the whole row.
 
     Args:
-        room, shared: see `score`.
+        budget, shared: see `score`.
 
     Returns:
         float32 values ``[response tokens]``, row by row, at the positions that predict the tokens, and
         scores ``[rows]``, at each row's last token; on the ranks of the last pipeline stage, else None.
     """
     numbers_only: Read = lambda numbers, _: numbers  # noqa: E731
-    found = _at_responses(model, groups, sequences.extended(), room, numbers_only, sp, shared)
+    found = _at_responses(model, groups, sequences.extended(), budget, numbers_only, sp, shared)
     if found is None:
         return None
     numbers = found[0]
@@ -82,7 +82,7 @@ def _at_responses(
     model: torch.nn.Module,
     groups: Groups,
     sequences: Sequences,
-    room: Room,
+    budget: TokenBudget,
     read: Read,
     sp: bool,
     shared: SharedForward | None,
@@ -98,7 +98,7 @@ def _at_responses(
     rows = shared.others(rows) if shared else rows
     if len(rows) or not shared:
         others = micro_batches(
-            sequences, rows, room, same_shape=groups.pp.size() > 1, in_step=groups.ep, cp=groups.cp,
+            sequences, rows, budget, same_shape=groups.pp.size() > 1, in_step=groups.ep, cp=groups.cp,
             multiple=groups.tp.size() if sp else 1,
         )  # fmt: skip
         model.eval()

@@ -14,7 +14,12 @@ from hflow.plan.node_plan import NodePlan
 from hflow.runtime.engines.groups import Groups
 from hflow.runtime.engines.megatron.balance import Exchange, exchanged
 from hflow.runtime.engines.megatron.loss import Loss
-from hflow.runtime.engines.megatron.micro_batches import MicroBatch, batches_of_update, of_minibatch, room_of
+from hflow.runtime.engines.megatron.micro_batches import (
+    MicroBatch,
+    batches_of_update,
+    budget_of,
+    of_minibatch,
+)
 from hflow.runtime.engines.megatron.recompute import set_recompute
 from hflow.runtime.engines.megatron.schedule import Finish, run_schedule
 from hflow.runtime.engines.megatron.sequences import Sequences
@@ -72,8 +77,8 @@ class SharedForward:
             The micro-batches, and what `finish` wants kept of each.
         """
         plan, model = self.trainer.plan, self.trainer.model
-        room = room_of(self.trainer.node, plan, model)
-        batches = batches_of_update(sequences, self.first, self.unit, room, plan.strategy, self.groups)
+        budget = budget_of(self.trainer.node, plan, model)
+        batches = batches_of_update(sequences, self.first, self.unit, budget, plan.strategy, self.groups)
 
         def keep(heads: Tensor, batch: MicroBatch) -> tuple[Tensor, Any]:
             self.passed.append(heads)

@@ -28,7 +28,12 @@ from hflow.runtime.engines.megatron.divergence import NO_FAULT, agreed, diverged
 from hflow.runtime.engines.megatron.dropout import numbered
 from hflow.runtime.engines.megatron.learning_signal import leave_out_rounding
 from hflow.runtime.engines.megatron.loss import Level, Loss
-from hflow.runtime.engines.megatron.micro_batches import MicroBatch, batches_of_update, of_minibatch, room_of
+from hflow.runtime.engines.megatron.micro_batches import (
+    MicroBatch,
+    batches_of_update,
+    budget_of,
+    of_minibatch,
+)
 from hflow.runtime.engines.megatron.moe.balance import balanced
 from hflow.runtime.engines.megatron.optimizer import Adam, AdamOptions
 from hflow.runtime.engines.megatron.recompute import set_recompute
@@ -181,8 +186,8 @@ class Training:
     def _update(self, minibatch: Minibatch, number: int) -> MetricSums:
         """Update `number` of this node in the whole run."""
         plan, passed = self.call.plan, self.passed if minibatch.first else None
-        rows, room = (self._drawn(number), minibatch.rows), room_of(self.call.node, plan, self.adam.model)
-        batches = batches_of_update(*rows, self.loss.unit, room, plan.strategy, self.groups)
+        rows, budget = (self._drawn(number), minibatch.rows), budget_of(self.call.node, plan, self.adam.model)
+        batches = batches_of_update(*rows, self.loss.unit, budget, plan.strategy, self.groups)
         self.adam.zero_grad()
         finish: Finish = lambda heads, part: self._loss(heads, part, minibatch)  # noqa: E731
         with self._balanced(batches) as metrics:
