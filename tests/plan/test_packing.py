@@ -42,7 +42,7 @@ def test_each_micro_batch_has_room(groups: list[PackedRows], tokens: int, predic
         for part in cut(groups, sizes):
             needed = need(part)
             assert len(part) == 1 or (needed.tokens <= budget.tokens and needed.predicted <= budget.predicted)
-    assert len(packed(groups, budget)) == len(filled(groups, budget))
+    assert len(packed(groups, budget)) <= len(filled(groups, budget))
 
 
 @given(GROUPS, st.integers(100, 2000), st.integers(50, 1000))
