@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice, pairwise
 from math import ceil, inf
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hflow.graph.ir import Head
 from hflow.plan.packing import LEAST_FILL, PackedRows, TokenBudget, blocks, filled, packed
 from hflow.plan.workload import Workload
 
@@ -53,20 +55,17 @@ def test_the_next_group_would_have_had_no_room(groups: list[PackedRows], tokens:
         assert more.tokens > tokens or more.predicted > predicted
 
 
-@given(st.integers(1, 60), st.integers(1, 16), st.sampled_from(["lm", "scalar"]))
-def test_rows_of_the_greatest_length_are_as_many_as_the_plan_says(rows: int, limit: int, head: str) -> None:
-    work = Workload(rows, prompt=20, response=12)
-    budget = TokenBudget.of(work, limit, "lm" if head == "lm" else "scalar")
+@given(st.integers(1, 60), st.integers(1, 16), st.sampled_from(get_args(Head)))
+def test_rows_of_the_greatest_length_are_as_many_as_the_plan_says(rows: int, limit: int, head: Head) -> None:
+    budget = TokenBudget.of(Workload(rows, prompt=20, response=12), limit, head)
     assert len(packed([PackedRows((31,), 12)] * rows, budget)) == ceil(rows / limit)
 
 
-def test_rows_of_half_the_length_are_twice_as_many() -> None:
-    work = Workload(64, prompt=32, response=32)
-    assert packed([PackedRows((32,), 16)] * 64, TokenBudget.of(work, 8, "lm")) == [16] * 4
-    assert (
-        packed([PackedRows((32,), 32)] * 64, TokenBudget.of(work, 8, "lm")) == [8] * 8
-    )  # they have as many logits
-    assert packed([PackedRows((32,), 32)] * 64, TokenBudget.of(work, 8, "scalar")) == [16] * 4
+@pytest.mark.parametrize(("predicted", "head", "sizes"), [(16, "lm", 16), (32, "lm", 8), (32, "scalar", 16)])
+def test_rows_of_half_the_length_are_twice_as_many(predicted: int, head: Head, sizes: int) -> None:
+    """Unless they have as many logits."""
+    budget = TokenBudget.of(Workload(64, prompt=32, response=32), 8, head)
+    assert packed([PackedRows((32,), predicted)] * 64, budget) == [sizes] * (64 // sizes)
 
 
 def test_micro_batches_are_about_equally_full() -> None:
