@@ -31,7 +31,13 @@ PAGE = ROOT.parent / "docs/predictions.md"
 BEGIN, END = "<!-- Intervals: benchmarks/intervals.py -->\n", "<!-- End of intervals -->\n"
 OUTSIDE = 0.1
 OTHER_ENGINES = ("DeepSpeed-Chat", "NeMo-Aligner")  # whose generation is not what is predicted of them
-KINDS: Mapping[str, TimedKind] = {"training": "train", "generation": "generate"}
+KINDS: Mapping[str, TimedKind] = {
+    "training": "train",
+    "GRPO training": "train",
+    "GRPO scores": "score",
+    "generation": "generate",
+    "GRPO rollout": "generate",
+}
 NODES: Mapping[str, TimedKind] = {
     "rollout": "generate",
     "greedy": "generate",
@@ -109,9 +115,12 @@ def interval_of(found: Sequence[Case], timed: TimedKind) -> Interval:
 
 
 def of_kind(found: Sequence[Case], platform: Platform, timed: TimedKind) -> list[Case]:
-    """The cases that an interval is made of: that of steps with experts holds all other steps, too."""
-    also = ("step",) if timed == "step with experts" else ()
-    return [case for case in found if case.platform == platform and case.timed in (timed, *also)]
+    """The cases that an interval is made of: that of steps with experts holds all other steps, too, and that
+    of scores on GPUs, of which little is published, all training, whose forward pass they are."""
+    also: dict[tuple[Platform, TimedKind], TimedKind] = {("cuda", "score"): "train"}
+    also |= {(platform, "step with experts"): "step"}
+    kinds = (timed, also.get((platform, timed)))
+    return [case for case in found if case.platform == platform and case.timed in kinds]
 
 
 def holds(case: Case, others: Sequence[Case]) -> bool:
