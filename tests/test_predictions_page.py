@@ -65,9 +65,10 @@ def of(name: str) -> list[dict[str, str]]:
     return list(csv.DictReader(line for line in lines if not line.startswith("#")))
 
 
-def test_fitted_rows_are_every_second_one_of_two_files_and_one_model_of_nemo_rl() -> None:
-    """The rule of benchmarks/cost_model.py; figures must be the same in both places. Of NeMo-RL's rollouts
-    those of one model say what the host of its engine takes."""
+def test_fitted_rows_are_every_second_one_of_two_files_and_those_of_two_models() -> None:
+    """The rule of benchmarks/cost_model.py; figures must be the same in both places. One model of NeMo-RL
+    says what the host of its engine takes, one of Megatron-Bridge what layers with experts do beside
+    products."""
     expected = {
         (
             f"MPT-{r['model_params_b']}B",
@@ -79,7 +80,11 @@ def test_fitted_rows_are_every_second_one_of_two_files_and_one_model_of_nemo_rl(
         for r in of("training")[::2]
     }
     found = [r for r in published_rows() if r.fitted]
-    trained = {(r.model, r.gpu, r.gpus, r.said["seq_len"], r.figure) for r in found if r.kind == "training"}
+    trained = {
+        (r.model, r.gpu, r.gpus, r.said["seq_len"], r.figure)
+        for r in found
+        if r.kind == "training" and r.system == "llm-foundry"
+    }
     assert trained == expected and len(expected) == 5
     lengths = ("batch", "prompt", "response")
     made = {
@@ -96,7 +101,9 @@ def test_fitted_rows_are_every_second_one_of_two_files_and_one_model_of_nemo_rl(
     }
     steps = [r for r in found if r.kind.startswith("GRPO")]
     assert {(r.system, r.model) for r in steps} == {("NeMo-RL 0.3", "llama-3.1-8b")} and len(steps) == 8
-    assert len(found) == len(trained) + len(made) + len(steps)
+    experts = [r for r in found if r.system.startswith("Megatron-Bridge")]
+    assert {r.model for r in experts} == {"gpt-oss-120b"} and len(experts) == 5
+    assert len(found) == len(trained) + len(made) + len(steps) + len(experts)
 
 
 def test_summaries_are_medians_and_percentiles_by_hand() -> None:

@@ -28,7 +28,7 @@ from hflow.cost.device import (
 )
 from hflow.cost.dropout import masks_s
 from hflow.cost.execution import Execution
-from hflow.cost.experts import expert_replicas, padding_flops
+from hflow.cost.experts import copies_s, expert_replicas, padding_flops
 from hflow.cost.generation import generate_s
 from hflow.cost.passes import MicroBatches, passes
 from hflow.graph.ir import OpKind
@@ -181,7 +181,7 @@ def _layers_s(run: Execution, parts: MicroBatches, kind: Literal["train", "score
     flops += padding_flops(shape, tokens, run.strategy.ep, device)
     seconds = products_s(flops, parameters, kind, run.dtype, device, run.mesh.tp)
     between = tokens / run.mesh.tp if run.strategy.sp else tokens  # what norms and residual sums are made of
-    seconds += residual_s(shape, between, run.dtype, device)
+    seconds += residual_s(shape, between, run.dtype, device) + copies_s(shape, tokens, run.dtype, device)
     return (seconds + shape.num_layers * layer_latency_s(device, kind)) / run.mesh.pp
 
 

@@ -2,7 +2,8 @@
 
 `Strategy.ep` neighbouring ranks of dp share the experts of each layer (`Sharding`). A token goes to the
 ranks that hold its `top_k` experts and comes back: two all-to-alls per layer and direction (GShard,
-arXiv:2006.16668). Tokens are taken to choose evenly.
+arXiv:2006.16668). Its copies are sorted by expert on both sides, and what the experts made of them is sorted
+back, weighted and summed. Tokens are taken to choose evenly.
 """
 
 from __future__ import annotations
@@ -10,12 +11,17 @@ from __future__ import annotations
 from functools import lru_cache
 
 from hflow.cost.comm import all_to_all_s
+from hflow.cost.device import BYTES, stream_s
 from hflow.plan.cluster import Cluster, DeviceKind
 from hflow.plan.flops import touched_experts
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.strategy import Strategy
 
+# Reads and writes of each copy of a token in a layer's forward pass, beside products and messages. Fitted to
+# GPT-OSS-120B on H100 (benchmarks/published.py), so it stands for what the host waits for meanwhile, too:
+# Megatron-core's layer asks the device how many copies go where before it can go on.
+COPY_ACCESSES = 50
 TILE_ROWS = 64  # of a tile of grouped products on Hopper: the least that its instructions multiply at once
 
 
@@ -39,6 +45,15 @@ def padding_flops(shape: ModelShape, tokens: float, ep: int, device: DeviceKind)
     rows = tokens * shape.moe.top_k / touched
     empty = max(TILE_ROWS / 2, TILE_ROWS - rows)
     return 2 * empty * touched * shape.expert_layers * shape.moe.parameters_of_one(shape.hidden)
+
+
+def copies_s(shape: ModelShape, tokens: float, dtype: str, device: DeviceKind) -> float:
+    """What is done to the copies of `tokens` tokens in the forward pass of all layers on CUDA, bound by
+    memory. Every rank of tp does it for all of them. Of CPUs nothing was measured."""
+    if shape.moe is None or device.platform == "cpu":
+        return 0.0
+    copies = shape.expert_layers * tokens * shape.moe.top_k
+    return stream_s(COPY_ACCESSES * copies * shape.hidden * BYTES[dtype], device)
 
 
 @lru_cache(maxsize=4096)

@@ -23,7 +23,7 @@ from tests.compiler.small_cases import case, space_of
 
 LLAMA = ("models.actor.path=shape:llama-3.1-8b", "models.ref.path=shape:llama-3.1-8b")
 BF16 = ("models.actor.dtype=bf16", "models.ref.dtype=bf16")
-# NeMo-RL's performance summary, v0.7: GRPO, 64 prompts x 32 responses of 4,096 tokens at most and 1,019 on
+# NeMo-RL's performance summary, v0.5: GRPO, 64 prompts x 32 responses of 4,096 tokens at most and 1,019 on
 # average, batches of 512, on 16 H100.
 SIZES = ("params.batch=64", "params.group=32", "params.max_new_tokens=4096", "params.minibatch=512")
 PROMPTS = "nodes.prompts.with.max_prompt_tokens=128"

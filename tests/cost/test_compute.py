@@ -9,24 +9,22 @@ import pytest
 
 from benchmarks.cost_model import report, shipped_clusters
 from hflow.cost.attention import seen_by_rows
-from hflow.cost.comm import axis_link, reached
 from hflow.cost.compute import node_time_s, train_passes_s, update_s
 from hflow.cost.context import spares_last_mlp
 from hflow.cost.device import device_of
 from hflow.cost.execution import Execution
-from hflow.cost.experts import exchange_s, expert_replicas, padding_flops
 from hflow.cost.generation import decode_s, prefill_s
 from hflow.cost.passes import passes
 from hflow.graph.adapter import ADAPTER_TARGETS, Adapter
 from hflow.graph.ir import OpKind
 from hflow.graph.lengths import Lengths
-from hflow.plan.cluster import Calibration, Cluster, Link
+from hflow.plan.cluster import Calibration, Cluster
 from hflow.plan.cluster_file import load_cluster
 from hflow.plan.flops import attention_flops, latent_flops, mlp_parameters
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.named_shapes import NAMED_SHAPES
-from hflow.plan.parameters import num_parameters, parameters
+from hflow.plan.parameters import parameters
 from hflow.plan.pipeline_stages import stage_sizes
 from hflow.plan.strategy import PLAIN, Strategy
 from hflow.plan.workload import Workload
@@ -39,18 +37,6 @@ PP4 = Mesh.of((0, 1, 2, 3), pp=4)
 TRAIN = Workload(8, 1024, 1024, optimizer_steps=1, rows_per_update=8)
 # Of A100s at their peak, in TRAIN: the logits of the responses alone.
 HEAD_AGAIN = 2 * 32_000 * 4096 * 8 * 1024 / 312e12
-
-
-@pytest.fixture
-def a100() -> Cluster:
-    return load_cluster("a100x8")
-
-
-@pytest.fixture
-def plain(a100: Cluster) -> Cluster:
-    """A100s that reach their peak and never wait, and whose trainers pass whole rows."""
-    device = replace(a100.device, kernel_latency_s=0.0, calibration=Calibration(1.0, 1.0, 1.0, 1.0))
-    return replace(a100, device=device, intra_host=Link(300e9, 0.0), whole_rows=True)
 
 
 def test_training_takes_six_flop_per_parameter_and_token(plain: Cluster) -> None:
@@ -330,66 +316,6 @@ def test_short_responses_free_rows_but_not_steps(plain: Cluster) -> None:
     few = replace(TRAIN, responses=Lengths.of(1024, 1, {}))
     trained = [train_passes_s(Execution(LLAMA, "bf16", w, ONE, 1, plain)) for w in (TRAIN, few)]
     assert trained[1] < trained[0] / 2, "fewer tokens, and shorter contexts"
-
-
-MOE = NAMED_SHAPES["qwen3-30b-a3b"]
-EXPERTS = 48 * 128 * 3 * 2048 * 768
-
-
-def test_tokens_travel_to_their_experts_and_back(plain: Cluster) -> None:
-    """In each of 48 layers, 8 copies of a token of 2048 bf16 numbers; 3 of 4 go to another device. There and
-    back, in the forward pass once and in the backward pass once. Of 128 experts a device has 32, and as many
-    tiles that are half empty."""
-    mesh, work = Mesh.of((0, 1, 2, 3), dp=4), replace(TRAIN, rows=64, rows_per_update=64)
-    alone, shared = (
-        train_passes_s(Execution(MOE, "bf16", work, mesh, 16, plain, Strategy(ep=ep))) for ep in (1, 4)
-    )
-    way = 16 * 2048 * 8 * 2048 * 2 * 3 / 4 / (300e9 * 0.8)
-    fewer_tiles = 3 * 2 * 32 * (128 - 32) * 48 * 3 * 2048 * 768 / 312e12
-    assert shared - alone == pytest.approx(48 * 4 * way - fewer_tiles, rel=1e-6)
-
-
-def test_grouped_products_work_on_whole_tiles(plain: Cluster) -> None:
-    """Of 64 rows. Of 128 experts, each with many rows, one tile is half empty; of 8 tokens, which choose 52
-    of them on average, all rows but one or two."""
-    one = 48 * 3 * 2048 * 768  # parameters of one expert, in all layers
-    assert padding_flops(MOE, 4096, 1, plain.device) == pytest.approx(2 * 128 * 32 * one)
-    touched = 128 * (1 - (120 / 128) ** 8)
-    assert padding_flops(MOE, 8, 1, plain.device) == pytest.approx(2 * (64 * touched - 64) * one)
-    assert padding_flops(MOE, 4096, 8, plain.device) == pytest.approx(2 * 16 * 32 * one)
-    assert padding_flops(LLAMA, 4096, 1, plain.device) == 0.0
-    cpu = replace(plain.device, platform="cpu")
-    assert padding_flops(MOE, 4096, 1, cpu) == 0.0
-
-
-@pytest.mark.parametrize("cp", [1, 2])
-def test_gradients_of_experts_are_reduced_where_they_are_the_same(plain: Cluster, cp: int) -> None:
-    """By two ranks: of dp, or of cp where four ranks of dp share the experts."""
-    mesh, common = Mesh.of(tuple(range(8)), dp=8 // cp, cp=cp), num_parameters(MOE) - EXPERTS
-    held = common + EXPERTS / 4
-    reduced = 2 * 4 * (7 / 8 * common + 1 / 2 * EXPERTS / 4) / (300e9 * 0.8)
-    assert update_s(MOE, "bf16", mesh, plain, Strategy(ep=4)) == pytest.approx(32 * held / 2.039e12 + reduced)
-
-
-def test_experts_are_exchanged_and_reduced_over_hosts_where_their_ranks_are() -> None:
-    """Of dp2 cp8 on two hosts of 8: experts that both replicas share are exchanged over the network, as of
-    dp2 tp8, and their gradients are summed within a host; without ep they are summed over both."""
-    cluster, devices = load_cluster("a100x16"), tuple(range(16))
-    cut, whole = Mesh.of(devices, dp=2, cp=8), Mesh.of(devices, dp=2, tp=8)
-    seconds = [exchange_s(MOE, 1e6, mesh, cluster, Strategy(ep=2)) for mesh in (cut, whole)]
-    assert seconds[0] == seconds[1] > 8 * 1e6 / 8 / cluster.inter_host.bandwidth
-    links = [axis_link(cluster, expert_replicas(cut, ep), "dp_cp") for ep in (1, 2)]
-    assert links[1].bandwidth == reached(cluster, cluster.intra_host).bandwidth > links[0].bandwidth
-
-
-def test_replicas_that_share_experts_read_fewer_weights(a100: Cluster) -> None:
-    mesh, work = Mesh.of(tuple(range(8)), dp=8), Workload(512, 0, 64)
-    alone, shared = (decode_s(Execution(MOE, "bf16", work, mesh, 64, a100, Strategy(ep=ep))) for ep in (1, 8))
-    bandwidth = 2.039e12 * a100.device.calibration.decode_bandwidth_efficiency
-    fewer = (1 - (15 / 16) ** 64) - (1 - (15 / 16) ** 512) / 8
-    saved = 64 * 2 * EXPERTS * fewer / bandwidth
-    way = 2 * 64 * 48 * (64 * 8 * 2048 * 2 * 7 / 8 / (300e9 * 0.8) + 7e-5)
-    assert alone - shared == pytest.approx(saved - way, rel=1e-6)
 
 
 def test_without_a_cache_every_token_costs_a_pass_over_all_before(plain: Cluster) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from hflow.cost.activation_memory import layer_activation_bytes
@@ -12,8 +10,7 @@ from hflow.cost.compute import train_passes_s, update_s
 from hflow.cost.execution import Execution
 from hflow.cost.resident_memory import optimizer_bytes, resident_bytes
 from hflow.cost.working_memory import working_bytes
-from hflow.plan.cluster import Calibration, Cluster, Link
-from hflow.plan.cluster_file import load_cluster
+from hflow.plan.cluster import Cluster
 from hflow.plan.layout import Mesh
 from hflow.plan.named_shapes import NAMED_SHAPES
 from hflow.plan.strategy import PLAIN, Strategy
@@ -24,14 +21,6 @@ TOKENS, LAYERS, HIDDEN, SP = 32_768, 32, 4096, Strategy(sp=True)
 TRAIN = Workload(8, TOKENS // 2, TOKENS // 2, optimizer_steps=1, rows_per_update=8)
 ONE, CP4, TP8 = Mesh.of((0,)), Mesh.of((0, 1, 2, 3), cp=4), Mesh.of(tuple(range(8)), tp=8)
 NVLINK = 300e9 * REACHED["cuda"]
-
-
-@pytest.fixture
-def plain() -> Cluster:
-    """A100s that reach their peak and never wait, and whose trainers pass whole rows."""
-    a100 = load_cluster("a100x8")
-    device = replace(a100.device, kernel_latency_s=0.0, calibration=Calibration(1.0, 1.0, 1.0, 1.0))
-    return replace(a100, device=device, intra_host=Link(300e9, 0.0), whole_rows=True)
 
 
 def test_ranks_share_the_work_and_gather_keys_and_values(plain: Cluster) -> None:
