@@ -163,8 +163,7 @@ def _training_in_layout(row: Row) -> float:
     mesh = Mesh.of(tuple(range(row.gpus)), pp=degrees["pp"], dp=degrees["dp"])
     rows, length, micro_batch = (row.number(key) for key in ("batch", "seq_len", "micro"))
     work = Workload(rows, 0, length, optimizer_steps=1, rows_per_update=rows)
-    strategy = Strategy(zero=1, ep=degrees["ep"])
-    cluster = _grown(_cluster("h100x8"), row.gpus)
+    strategy, cluster = Strategy(zero=1, ep=degrees["ep"]), _grown(_cluster("h100x8"), row.gpus)
     shape = NAMED_SHAPES[row.model]
     seconds = node_time_s("train", shape, "bf16", work, mesh, micro_batch, cluster, strategy)
     return rows * length / row.gpus / seconds
