@@ -27,7 +27,7 @@ import pytest
 VARIABLE = "HFLOW_SAMPLE"
 ALL = "all"
 ONE_OF = 16  # unless the marker says another number
-OF_FILES = 3
+OF_FILES = 6
 Values = Mapping[str, str]  # what a case has on each axis
 
 
