@@ -107,11 +107,11 @@ def on_rank(rank: int, shares: list[float], store: str, repetitions: int, result
 
 
 def made(mesh: Mesh, rank: int, world: World) -> MegatronWeights | None:
-    groups = make_groups(mesh, rank, world.group)
+    groups = make_groups(Sharding(mesh), rank, world.group)
     if groups is None:
         return None
     torch.manual_seed(0)
-    return MegatronWeights(build_model(SHAPE, mesh, "bf16", groups, CPU), SHAPE, mesh, rank)
+    return MegatronWeights(build_model(SHAPE, mesh, "bf16", groups, CPU), SHAPE, Sharding(mesh), rank)
 
 
 def measure(

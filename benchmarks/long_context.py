@@ -108,7 +108,7 @@ def train(rank: int, ranks: int, store: str, plan: Plan, length: int) -> tuple[l
         new_group: Any = functools.cache(lambda members: dist.new_group(list(members)))
         source = plan.graph.models[0]
         engine = MegatronModel(
-            source, plan.shapes[source.name], own.mesh, rank, new_group, load_tokenizer(source.path),
+            source, plan.shapes[source.name], own.sharding, rank, new_group, load_tokenizer(source.path),
             torch.device("cpu"), node.options, own.strategy,
         )  # fmt: skip
         generator = torch.Generator().manual_seed(length)

@@ -175,9 +175,9 @@ def _on_rank(rank: int, processes: int, store: str, plan: Plan, name: str, resul
     new_group: Any = dist.new_group
 
     engine = MegatronModel(
-        model, plan.shapes[model.name], own.mesh, rank, new_group, load_tokenizer(model.path),
+        model, plan.shapes[model.name], own.sharding, rank, new_group, load_tokenizer(model.path),
         torch.device("cpu"), node.options if node.op == "train" else None, own.strategy,
-        frozen_patterns(node) if node.op == "train" else (), ep=own.strategy.ep,
+        frozen_patterns(node) if node.op == "train" else (),
     )  # fmt: skip
     dp = own.mesh.coordinates(rank)["dp"]
     share = len(_inputs(node.op)["prompt" if node.op == "generate" else "tokens"]) // own.mesh.dp

@@ -160,14 +160,16 @@ def on_rank(rank: int, size: int, name: str, store: str, repetitions: int, resul
 
 def make_case(train: Mesh, generate: Mesh, rank: int, world: World) -> Case:
     models = make_model(train, rank, world), make_model(generate, rank, world)
-    source, target = (MegatronWeights(m, SHAPE, mesh, rank) for m, mesh in zip(models, (train, generate)))
+    source, target = (
+        MegatronWeights(m, SHAPE, Sharding(mesh), rank) for m, mesh in zip(models, (train, generate))
+    )
     for name in source.names():
         source.write(name, source.box(name), expected(name, source.shapes[name], source.box(name)))
     return Case(SHAPE, train, generate, models, source, target, world)
 
 
 def make_model(mesh: Mesh, rank: int, world: World) -> GPTModel:
-    groups = make_groups(mesh, rank, world.group)
+    groups = make_groups(Sharding(mesh), rank, world.group)
     assert groups
     return build_model(SHAPE, mesh, "f32", groups, CPU)
 

@@ -15,6 +15,8 @@ from hflow.graph.ir import Node
 from hflow.plan.engine_registry import DEFAULT_ENGINE, profile_of
 from hflow.plan.layout import Mesh
 from hflow.plan.node_plan import NodePlan
+from hflow.plan.sharding import spreads
+from hflow.plan.strategy import Strategy
 
 
 def pinned(draft: Draft, node: Node, step: NodePlan, pin: Pin) -> NodePlan:
@@ -35,8 +37,18 @@ def pinned(draft: Draft, node: Node, step: NodePlan, pin: Pin) -> NodePlan:
     if reason := refusal(draft, group, mesh):
         raise _refused(pin, node, reason)
     sp = step.strategy.sp and mesh.tp > 1
-    strategy = replace(step.strategy, ep=pin.ep or gcd(step.strategy.ep, mesh.dp), sp=sp)
+    strategy = replace(_sharing_experts(step.strategy, mesh, pin), sp=sp)
     return replace(step, mesh=_near_trainer(draft, node, step.mesh, mesh), strategy=strategy)
+
+
+def _sharing_experts(step: Strategy, mesh: Mesh, pin: Pin) -> Strategy:
+    """With so many parts of the experts as the pin says, whole ones if it does; else as in the step, as far
+    as the mesh allows."""
+    ep, like_step = pin.ep or step.ep, step.whole_experts
+    ways = (like_step, not like_step) if pin.etp is None else (pin.etp < mesh.tp,)
+    for whole in (way for way in ways if spreads(mesh, ep, way)):
+        return replace(step, ep=ep, whole_experts=whole)
+    return replace(step, ep=gcd(ep, mesh.dp), whole_experts=False)
 
 
 def _mesh(step: Mesh, pin: Pin) -> Mesh | None:

@@ -17,7 +17,7 @@ from hflow.plan.cluster import Cluster
 from hflow.plan.engine_registry import DEFAULT_ENGINE, profile_of
 
 _SIZE = re.compile(r"^(pp|dp|cp|tp)([1-9]\d*)$")
-_NUMBER = re.compile(r"^(zero|ep|micro|vpp)(\d+)$")
+_NUMBER = re.compile(r"^(zero|ep|etp|micro|vpp)(\d+)$")
 _SWITCHES = {
     "recompute": ("recompute", True),
     "no-recompute": ("recompute", False),
@@ -41,6 +41,7 @@ class Pin:
     text: str
     zero: Literal[0, 1, 3] | None = None
     ep: int | None = None
+    etp: int | None = None
     micro: int | None = None
     recompute: bool | None = None
     offload: bool | None = None
@@ -134,7 +135,7 @@ def _setting(word: str) -> tuple[str, Any]:
     match = _NUMBER.match(word)
     if not match:
         known = "sizes are pp, dp, cp or tp with a number: tp2; "
-        known += "also zero0, zero1, ep8, vpp2, micro4, recompute, offload, sp, share-forward"
+        known += "also zero0, zero1, ep8, etp1, vpp2, micro4, recompute, offload, sp, share-forward"
         raise ValueError(f"`{word}` is no size", known)
     return match[1], int(match[2])
 
@@ -143,13 +144,13 @@ def _check_strategy(strategy: dict[str, Any], node: Node) -> None:
     """Refuses settings that no node, or not this one, can have."""
     if strategy.get("zero", 0) not in (0, 1, 3):
         raise ValueError(f"zero{strategy['zero']} is none of zero0, zero1, zero3")
-    if 0 in (strategy.get("ep"), strategy.get("micro"), strategy.get("vpp")):
-        raise ValueError("ep, vpp and micro are at least 1")
+    if 0 in map(strategy.get, ("ep", "etp", "micro", "vpp")):
+        raise ValueError("ep, etp, vpp and micro are at least 1")
     kept = sorted({"zero", "recompute", "offload", "sp", "share_forward"} & strategy.keys())
     if kept and evaluation_of(node.name):
         word = kept[0].replace("_", "-")
         raise ValueError(
-            f"`{word}` is for nodes of the step", "an evaluation's has sizes, devices, ep and micro"
+            f"`{word}` is for nodes of the step", "an evaluation's has sizes, devices, ep, etp and micro"
         )
     if "share_forward" in strategy and node.op not in ("score", "train"):
         raise ValueError(

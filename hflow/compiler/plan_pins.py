@@ -23,6 +23,7 @@ def placed_at(node: NodePlan) -> str:
 
 def _pin(node: NodePlan, plan: Plan) -> str:
     words = [*_sizes(node), f"ep{node.strategy.ep}", f"micro{node.micro_batch}"]
+    words += ["etp1"] if node.strategy.whole_experts else []
     pairs = sharing(plan.graph, plan.shapes)
     if node.node in (*pairs, *pairs.values()):
         words.append("share-forward" if node.strategy.share_forward else "no-share-forward")

@@ -15,22 +15,26 @@ from hflow.plan.activations import forward_elements, routed_width
 from hflow.plan.layout import Mesh
 from hflow.plan.logits import COPIES_BYTES, LOGITS_BYTES, keeps_logits, outputs_per_position
 from hflow.plan.model_shape import ModelShape
+from hflow.plan.strategy import PLAIN, Strategy
 from hflow.plan.workload import Workload
 
 
-def layer_activation_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mesh, sp: bool = False) -> int:
+def layer_activation_bytes(
+    shape: ModelShape, dtype: str, tokens: int, mesh: Mesh, strategy: Strategy = PLAIN
+) -> int:
     """What the backward pass of a layer needs. On every rank of tp: the inputs of its norms, of QKV and of
     the MLP, what latent attention makes Q, K and V of, before and after its norm, and the copies of a token
     that experts read and return. Split over tp: Q, K, V, attention's output by tokens and, of fused kernels,
     by rows, and gate, up and product of the MLP, whose activation is made again; and what goes into norms of
-    queries and keys: Q, and all of QKV, of which K is a view. With `sp` the inputs are split, too."""
+    queries and keys: Q, and all of QKV, of which K is a view. With `sp` the inputs are split, too, and so are
+    the copies for whole experts."""
     qkv = shape.query_width + shape.kv_width(mesh.tp)
     outputs = 1 if shape.explicit_scores else 2
     split = qkv + outputs * shape.attended_width + 3 * shape.ffn
     split += shape.query_width + qkv if shape.qk_norm else 0
     inputs = (6 if shape.post_norms else 4) * shape.hidden
-    inputs = ceil(inputs / mesh.tp) if sp else inputs
-    whole = inputs + 2 * shape.latent_width + 2 * routed_width(shape)
+    inputs = ceil(inputs / mesh.tp) if strategy.sp else inputs
+    whole = inputs + 2 * shape.latent_width + 2 * routed_width(shape, mesh, strategy.whole_experts)
     return tokens * (whole + ceil(split / mesh.tp)) * BYTES[dtype]
 
 
@@ -45,7 +49,7 @@ def layer_backward_bytes(
     dtype: str,
     tokens: int,
     mesh: Mesh,
-    sp: bool = False,
+    strategy: Strategy = PLAIN,
     attended: int = 0,
     unread: int = 0,
 ) -> int:
@@ -56,7 +60,7 @@ def layer_backward_bytes(
     late. `unread`: so many of the tokens have passed through attention alone."""
     mlp, more, read = ceil(3 * shape.ffn / mesh.tp), 1 + (mesh.tp > 1), tokens - unread
     if shape.explicit_scores:
-        attention = _explicit_gradients_bytes(shape, dtype, tokens, mesh, sp)
+        attention = _explicit_gradients_bytes(shape, dtype, tokens, mesh, strategy)
     else:
         attention = _fused_gradients_bytes(shape, dtype, tokens, mesh)
     # Of these less is gone when attention's gradients are made.
@@ -75,24 +79,28 @@ def _fused_gradients_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mes
     return tokens * (4 * query + ceil(1.5 * key) - mlp) * BYTES[dtype]
 
 
-def _explicit_gradients_bytes(shape: ModelShape, dtype: str, tokens: int, mesh: Mesh, sp: bool) -> int:
+def _explicit_gradients_bytes(
+    shape: ModelShape, dtype: str, tokens: int, mesh: Mesh, strategy: Strategy
+) -> int:
     """While scores are made again: the gradient of what attention found, by rows, and the part of it that
     belongs to them, those of queries, and in float32 those of keys and values. Gone is what was needed behind
     attention: what it found by tokens, what the MLP and its norms read (half of a layer's inputs at least,
     `layer_activation_bytes`), and the copies that experts read and return."""
     inputs = (4 if shape.post_norms else 2) * shape.hidden
-    inputs = ceil(inputs / mesh.tp) if sp else inputs
+    inputs = ceil(inputs / mesh.tp) if strategy.sp else inputs
     split = ceil((3 * shape.ffn + shape.attended_width) / mesh.tp)
-    gone = tokens * (inputs + 2 * routed_width(shape) + split) * BYTES[dtype]
+    routed = 2 * routed_width(shape, mesh, strategy.whole_experts)
+    gone = tokens * (inputs + routed + split) * BYTES[dtype]
     found = tokens * ceil((2 * shape.attended_width + shape.query_width) / mesh.tp) * BYTES[dtype]
     return found + tokens * ceil(shape.kv_width(mesh.tp) / mesh.tp) * 4 - gone
 
 
 def forward_bytes(
-    shape: ModelShape, dtype: str, tokens: int, mesh: Mesh, sp: bool = False, scores: int = 0
+    shape: ModelShape, dtype: str, tokens: int, mesh: Mesh, strategy: Strategy = PLAIN, scores: int = 0
 ) -> int:
     """The most that a forward pass holds at once on a device, with so many bytes of `scores`."""
-    return forward_elements(shape, tokens, mesh, sp, ceil(scores / BYTES[dtype])) * BYTES[dtype]
+    elements = ceil(scores / BYTES[dtype])
+    return forward_elements(shape, tokens, mesh, strategy.sp, elements, strategy.whole_experts) * BYTES[dtype]
 
 
 def head_bytes(

@@ -175,10 +175,11 @@ def _layers_s(run: Execution, parts: MicroBatches, kind: Literal["train", "score
     """The forward pass of a micro-batch through the layers of a stage, without communication."""
     shape, device, tokens = run.shape, run.device, _tokens(run, parts)
     repeated, head = repeated_parameters(shape, run.mesh.tp), head_parameters(shape)
-    parameters = read_parameters(shape, tokens, run.strategy.ep) + repeated - head
+    sharing = run.strategy.sharing_replicas(run.mesh.tp)
+    parameters = read_parameters(shape, tokens, sharing) + repeated - head
     flops = 2 * (matmul_parameters(shape) + repeated - head) * tokens - _unread_flops(run, parts, tokens)
     flops += attention_work(shape, *seen_by_rows(run, parts))
-    flops += padding_flops(shape, tokens, run.strategy.ep, device)
+    flops += padding_flops(shape, tokens, sharing, device)
     seconds = products_s(flops, parameters, kind, run.dtype, device, run.mesh.tp)
     between = tokens / run.mesh.tp if run.strategy.sp else tokens  # what norms and residual sums are made of
     seconds += residual_s(shape, between, run.dtype, device) + copies_s(shape, tokens, run.dtype, device)
@@ -235,7 +236,7 @@ def update_s(
         return adam
     seconds = adam + _reduce_s(common, dtype, mesh, cluster, strategy)
     if experts:
-        seconds += _reduce_s(experts, dtype, expert_replicas(mesh, strategy.ep), cluster, strategy)
+        seconds += _reduce_s(experts, dtype, expert_replicas(mesh, strategy), cluster, strategy)
     if (copies := shape.kv_copies(mesh.tp)) > 1:
         held = copies * kv_parameters(shape, frozen_names(shape, freeze)) / (mesh.pp * mesh.tp)
         seconds += all_reduce_s(4 * held, copies, axis_link(cluster, mesh, "tp"))
@@ -257,14 +258,15 @@ def gather_s(shape: ModelShape, dtype: str, mesh: Mesh, cluster: Cluster, strate
     seconds = all_gather_s(common * BYTES[dtype], mesh.dp, axis_link(cluster, mesh, "dp"))
     if not experts:
         return seconds
-    replicas = expert_replicas(mesh, strategy.ep)
+    replicas = expert_replicas(mesh, strategy)
     return seconds + all_gather_s(experts * BYTES[dtype], replicas.dp, axis_link(cluster, replicas, "dp"))
 
 
 def _local_parameters(shape: ModelShape, mesh: Mesh, strategy: Strategy) -> tuple[float, float]:
     """Of a device, on average over stages: what every rank of dp has, and its experts."""
     experts, parts = expert_parameters(shape), mesh.pp * mesh.tp
-    return (_held_parameters(shape, mesh) - experts) / parts, experts / parts / strategy.ep
+    common = _held_parameters(shape, mesh) - experts
+    return common / parts, experts / parts / strategy.sharing_replicas(mesh.tp)
 
 
 def _held_parameters(shape: ModelShape, mesh: Mesh) -> int:

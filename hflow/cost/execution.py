@@ -38,10 +38,12 @@ class Execution:
     def messages_s(self, tokens: float) -> float:
         """Of each layer, in one direction: two all-reduces over tp, the way to the experts and back, and keys
         and values of all tokens over cp, of which `tokens` are one rank's. With sequence parallelism an
-        all-gather and a reduce-scatter each take the place of an all-reduce."""
+        all-gather and a reduce-scatter each take the place of an all-reduce, and whole experts need neither:
+        each rank sends its own part of the tokens."""
         size, link = self.activation_bytes(tokens), axis_link(self.cluster, self.mesh, "tp")
         if self.strategy.sp:
-            seconds = 4 * all_gather_s(size, self.mesh.tp, link)
+            spared = self.shape.expert_layers / self.shape.num_layers if self.strategy.whole_experts else 0
+            seconds = (4 - 2 * spared) * all_gather_s(size, self.mesh.tp, link)
         else:
             seconds = 2 * all_reduce_s(size, self.mesh.tp, link)
         seconds += exchange_s(self.shape, size, self.mesh, self.cluster, self.strategy)

@@ -1,9 +1,10 @@
 """Expert parallelism: who holds which experts, and how tokens get there.
 
-`Strategy.ep` neighbouring ranks of dp share the experts of each layer (`Sharding`). A token goes to the
-ranks that hold its `top_k` experts and comes back: two all-to-alls per layer and direction (GShard,
-arXiv:2006.16668). Its copies are sorted by expert on both sides, and what the experts made of them is sorted
-back, weighted and summed. Tokens are taken to choose evenly.
+`Strategy.ep` neighbouring ranks share the experts of each layer (`Sharding`). A token goes to the ranks that
+hold its `top_k` experts and comes back: two all-to-alls per layer and direction (GShard, arXiv:2006.16668).
+Its copies are sorted by expert on both sides, and what the experts made of them is sorted back, weighted and
+summed. Tokens are taken to choose evenly. Where tp cuts experts, each of its ranks sends all tokens; to whole
+experts, a part of them.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ TILE_ROWS = 64  # of a tile of grouped products on Hopper: the least that its in
 def exchange_s(
     shape: ModelShape, activation_bytes: float, mesh: Mesh, cluster: Cluster, strategy: Strategy
 ) -> float:
-    """The way to the experts of one layer and back, for tokens of `activation_bytes` on each rank."""
+    """The way to the experts of one layer and back, for tokens of `activation_bytes` on each group of tp."""
     if shape.moe is None or strategy.ep == 1:
         return 0.0
-    peers = expert_peers(mesh, strategy.ep)
-    return 2 * all_to_all_s(shape.moe.top_k * activation_bytes, cluster, peers, "dp")
+    sent = shape.moe.top_k * activation_bytes / (mesh.tp if strategy.whole_experts else 1)
+    return 2 * all_to_all_s(sent, cluster, expert_peers(mesh, strategy), "dp")
 
 
 def padding_flops(shape: ModelShape, tokens: float, ep: int, device: DeviceKind) -> float:
@@ -49,7 +50,8 @@ def padding_flops(shape: ModelShape, tokens: float, ep: int, device: DeviceKind)
 
 def copies_s(shape: ModelShape, tokens: float, dtype: str, device: DeviceKind) -> float:
     """What is done to the copies of `tokens` tokens in the forward pass of all layers on CUDA, bound by
-    memory. Every rank of tp does it for all of them. Of CPUs nothing was measured."""
+    memory. Every rank of tp takes as long as all of them need: NeMo-RL's on tp2 do, which have half of the
+    copies each (docs/design.md). Of CPUs nothing was measured."""
     if shape.moe is None or device.platform == "cpu":
         return 0.0
     copies = shape.expert_layers * tokens * shape.moe.top_k
@@ -57,14 +59,20 @@ def copies_s(shape: ModelShape, tokens: float, dtype: str, device: DeviceKind) -
 
 
 @lru_cache(maxsize=4096)
-def expert_peers(mesh: Mesh, ep: int) -> Mesh:
+def expert_peers(mesh: Mesh, strategy: Strategy) -> Mesh:
     """The same devices; along dp those that share the experts of a layer."""
+    ep = strategy.ep
+    if strategy.whole_experts:
+        return Mesh.of(mesh.devices, pp=len(mesh.devices) // ep, dp=ep)
     return Mesh.of(mesh.devices, pp=mesh.pp * mesh.dp // ep, dp=ep, cp=mesh.cp, tp=mesh.tp)
 
 
 @lru_cache(maxsize=4096)
-def expert_replicas(mesh: Mesh, ep: int) -> Mesh:
+def expert_replicas(mesh: Mesh, strategy: Strategy) -> Mesh:
     """The same devices; along dp and cp those that have the same experts."""
+    ep = strategy.ep
+    if strategy.whole_experts:
+        return Mesh.of(mesh.devices, pp=mesh.pp, dp=len(mesh.devices) // mesh.pp // ep, tp=ep)
     if mesh.cp == 1:
         return Mesh.of(mesh.devices, pp=mesh.pp, dp=mesh.dp // ep, tp=ep * mesh.tp)
     axes = ("pp", mesh.pp), ("dp", mesh.dp // ep), ("ep", ep), ("cp", mesh.cp), ("tp", mesh.tp)

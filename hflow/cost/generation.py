@@ -64,7 +64,8 @@ def _responses_s(run: Execution) -> float:
         flight, left = partial_rows_in_flight(lengths, rows, run.micro_batch, partial.begun)
         again_s = prefill_s(run, left, prompt + flight[0].tokens)  # with the weights of the next step
     else:
-        flight = rows_in_flight(lengths, rows, run.micro_batch, refills, run.mesh.dp, run.strategy.ep)
+        sharing = run.strategy.sharing_replicas(run.mesh.tp)
+        flight = rows_in_flight(lengths, rows, run.micro_batch, refills, run.mesh.dp, sharing)
     return again_s + sum(p.steps * _token_s(run, p.rows / run.mesh.pp, prompt + p.tokens) for p in flight)
 
 
@@ -82,8 +83,9 @@ def prefill_s(run: Execution, prompts: float, length: float) -> float:
     repeated = repeated_parameters(shape, run.mesh.tp)
     flops = 2 * (matmul_parameters(shape) + repeated - head_parameters(shape)) * tokens
     flops += 2 * head_parameters(shape) * prompts + attention_work(shape, tokens, length / 2)
-    flops += padding_flops(shape, tokens, run.strategy.ep, device)
-    weights = read_parameters(shape, tokens, run.strategy.ep) + repeated
+    sharing = run.strategy.sharing_replicas(run.mesh.tp)
+    flops += padding_flops(shape, tokens, sharing, device)
+    weights = read_parameters(shape, tokens, sharing) + repeated
     seconds = products_s(flops, weights, "prefill", run.dtype, device, run.mesh.tp)
     seconds += residual_s(shape, tokens, run.dtype, device)
     return seconds + shape.num_layers * layer_latency_s(device, "prefill") + _messages_s(run, prompts, tokens)
@@ -112,7 +114,7 @@ def _read_s(run: Execution, rows: float, new: int, context: float) -> float:
     shape, device, tokens = run.shape, run.device, rows * new
     repeated = repeated_parameters(shape, run.mesh.tp)
     flops = 2 * (matmul_parameters(shape) + repeated) * tokens + latent_flops(shape, tokens, context)
-    weights = read_parameters(shape, tokens, run.strategy.ep) + repeated
+    weights = read_parameters(shape, tokens, run.strategy.sharing_replicas(run.mesh.tp)) + repeated
     products = products_s(flops, weights, "decode", run.dtype, device, run.mesh.tp)
     read = rows * shape.seen(context) * shape.kv_bytes_per_token(BYTES[run.dtype], run.mesh.tp)
     cache = stream_s(read, device)

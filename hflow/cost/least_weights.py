@@ -127,7 +127,9 @@ def _least_s(
 @lru_cache(maxsize=65536)
 def _pieces(sharding: Sharding, num_layers: int, experts: bool) -> Pieces:
     mesh = sharding.mesh
-    split = mesh.tp * (mesh.dp if sharding.fully else sharding.ep if experts else 1)
+    split = mesh.tp * (mesh.dp if sharding.fully else 1)
+    if experts and not sharding.fully:
+        split = sharding.expert_tp * sharding.ep
     if not num_layers % (mesh.pp * sharding.vpp):
         return Pieces(1 / (split * mesh.pp), 1 / (split * mesh.pp))
     layers = [sum(map(len, stage_chunks(num_layers, mesh.pp, stage))) for stage in range(mesh.pp)]

@@ -56,7 +56,8 @@ def weights_s(
     changed: float | None = None,
 ) -> float:
     """All weights of a model that move, as if all layers were of one size and everything were split over tp.
-    A server copies what has arrived for it once more; on GPUs a further copy goes to the host's memory.
+    A server copies what has arrived for it once more; on GPUs a further copy goes to the host's memory. That
+    a device sends more than any receives, where few of a host have what many need, is not counted.
 
     Args:
         changed: the share of the weights that has changed since they were sent last. Where that is faster,

@@ -81,7 +81,8 @@ def _elements(
 ) -> int:
     """Weights on the fullest device, `without` some parameters."""
     fully_over = mesh.dp if strategy.zero == 3 else 1
-    return stage_elements(shape, mesh.pp, mesh.tp, strategy.ep, fully_over, without, strategy.vpp)
+    how = strategy.ep, fully_over, without, strategy.vpp, strategy.whole_experts
+    return stage_elements(shape, mesh.pp, mesh.tp, *how)
 
 
 def _trained_elements(shape: ModelShape, mesh: Mesh, strategy: Strategy, freeze: tuple[str, ...]) -> int:

@@ -69,7 +69,8 @@ def grid_of(one: Sharding, other: Sharding, num_layers: int, experts: int) -> Gr
     Args:
         experts: the parts into which experts are cut; 1 for what every rank of dp has.
     """
-    slices = lcm(*(s.mesh.tp * (s.mesh.dp if s.fully else 1) for s in (one, other)))
+    tps = [s.expert_tp if experts > 1 and not s.fully else s.mesh.tp for s in (one, other)]
+    slices = lcm(*(tp * (s.mesh.dp if s.fully else 1) for tp, s in zip(tps, (one, other))))
     parts = [s.mesh.pp * s.vpp for s in (one, other)]
     return Grid(num_layers if any(num_layers % count for count in parts) else lcm(*parts), experts, slices)
 
@@ -77,6 +78,8 @@ def grid_of(one: Sharding, other: Sharding, num_layers: int, experts: int) -> Gr
 @lru_cache(maxsize=4096)
 def blocks(sharding: Sharding, num_layers: int, grid: Grid) -> WeightBlocks:
     """Those of the devices of `sharding`."""
+    if sharding.whole_experts and grid.experts > 1:
+        return _blocks_of_whole_experts(sharding, num_layers, grid)
     mesh, of_device = sharding.mesh, dict[int, int]()
     distinct, numbers = [WeightBlock(0, 0, 0)], dict[tuple[int, int, int], int]()
     parts = sharding.ep if grid.experts > 1 else 1
@@ -95,11 +98,33 @@ def blocks(sharding: Sharding, num_layers: int, grid: Grid) -> WeightBlocks:
     return WeightBlocks(tuple(distinct), of_device)
 
 
+def _blocks_of_whole_experts(sharding: Sharding, num_layers: int, grid: Grid) -> WeightBlocks:
+    """Those of experts that tp does not cut."""
+    distinct, of_device = [WeightBlock(0, 0, 0)], dict[int, int]()
+    for number, devices in enumerate(sharding.expert_replicas):
+        stage, part = divmod(number, sharding.ep)
+        layers = _bits(_chunks(num_layers, grid.layers, sharding, stage))
+        experts = _bits(_range(grid.experts, sharding.ep, part))
+        pieces = len(devices) if sharding.fully else 1
+        of_device |= {device: len(distinct) + at % pieces for at, device in enumerate(devices)}
+        for piece in range(pieces):
+            distinct.append(WeightBlock(layers, experts, _bits(_range(grid.slices, pieces, piece))))
+    return WeightBlocks(tuple(distinct), of_device)
+
+
 @lru_cache(maxsize=4096)
 def includes(whole: Sharding, part: Sharding, num_layers: int) -> bool:
     """Whether each device has with `whole` all the weights of a model, and maybe more, that it has with
     `part`."""
-    grid = grid_of(whole, part, num_layers, lcm(whole.ep, part.ep))
+    experts = lcm(whole.ep, part.ep)
+    # Who has the experts has the rest, unless they are cut in other ways.
+    apart = whole.whole_experts or part.whole_experts
+    return all(_includes(whole, part, num_layers, parts) for parts in ({1, experts} if apart else {experts}))
+
+
+def _includes(whole: Sharding, part: Sharding, num_layers: int, experts: int) -> bool:
+    """Of what is cut into so many parts of `experts`."""
+    grid = grid_of(whole, part, num_layers, experts)
     wide, narrow = (blocks(sharding, num_layers, grid) for sharding in (whole, part))
     return all(not own.size or own.common(held) == own for own, held in narrow.beside(wide))
 

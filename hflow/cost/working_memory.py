@@ -85,7 +85,7 @@ def _layer_bytes(
 ) -> int:
     """What the backward pass of a layer needs of so many rows."""
     whole = rows * work.sequence
-    layer = layer_activation_bytes(shape, dtype, rank_tokens(whole, mesh), mesh, strategy.sp)
+    layer = layer_activation_bytes(shape, dtype, rank_tokens(whole, mesh), mesh, strategy)
     if mesh.cp > 1:  # keys and values by row, in the place of this rank's
         layer += ceil(ceil(context_bytes(shape, dtype, whole, mesh)) * (1 - 1 / mesh.cp))
     return layer
@@ -139,7 +139,7 @@ def _scoring_bytes(
     tokens = rank_tokens(whole, mesh)
     scores = forward_scores_bytes(shape, dtype, micro_batch, work.sequence, mesh.tp, mesh.cp)
     states = tokens * shape.hidden * BYTES[dtype]
-    layers = forward_bytes(shape, dtype, tokens, mesh, strategy.sp, scores)
+    layers = forward_bytes(shape, dtype, tokens, mesh, strategy, scores)
     layers += 2 * ceil(states / mesh.tp) if strategy.sp else 2 * states
     if mesh.cp > 1:
         layers += ceil(2 * context_bytes(shape, dtype, whole, mesh))  # by rank, and by row
@@ -168,7 +168,7 @@ def _training_bytes(
     attended = backward_scores_bytes(shape, micro_batch, work.sequence, mesh.tp, mesh.cp)
     if mesh.cp > 1:  # keys and values by rank, and the gradients of both
         attended += 3 * ceil(context_bytes(shape, dtype, whole, mesh))
-    live = layer_backward_bytes(shape, dtype, tokens, mesh, strategy.sp, attended)
+    live = layer_backward_bytes(shape, dtype, tokens, mesh, strategy, attended)
     if strategy.sp:
         live += 2 * tokens * shape.hidden * BYTES[dtype]  # gathered over tp, and the gradient of that
     each = inputs if strategy.recompute == "full" else layer
@@ -211,7 +211,8 @@ def gathered_bytes(shape: ModelShape, dtype: str, mesh: Mesh, strategy: Strategy
     if strategy.zero != 3:
         return 0
     experts = expert_parameters(shape)
-    layer = (num_parameters(shape) - experts + experts / strategy.ep) / shape.num_layers
+    held = num_parameters(shape) - experts + experts / strategy.sharing_replicas(mesh.tp)
+    layer = held / shape.num_layers
     return 2 * ceil(layer / mesh.tp) * BYTES[dtype]
 
 
@@ -223,10 +224,10 @@ def _generation_bytes(
     logits = wave * shape.outputs * (BYTES[dtype] + 4)
     if not strategy.kv_cache:
         scores = forward_scores_bytes(shape, dtype, wave, work.sequence, mesh.tp)
-        return max(forward_bytes(shape, dtype, wave * work.sequence, mesh, scores=scores), logits)
+        return max(forward_bytes(shape, dtype, wave * work.sequence, mesh, strategy, scores), logits)
     prompts = ceil(wave / work.samples_on_one(mesh.dp))
     scores = forward_scores_bytes(shape, dtype, prompts, work.prompt, mesh.tp)
     room = cache_tokens(work, mesh.dp, wave, strategy.engine)
     return kv_cache_bytes(shape, dtype, room, mesh) + max(
-        forward_bytes(shape, dtype, prompts * work.prompt, mesh, scores=scores), logits
+        forward_bytes(shape, dtype, prompts * work.prompt, mesh, strategy, scores), logits
     )

@@ -67,7 +67,7 @@ def expert_parameters(shape: ModelShape) -> int:
 def read_parameters(shape: ModelShape, rows: float, ep: int = 1) -> float:
     """Parameters that one decoding step of `rows` rows reads: of experts those that any row chooses, if each
     chooses evenly and by itself. A device that holds one of `ep` parts of them serves the rows of `ep`
-    replicas."""
+    replicas; what a group of tp reads counts as a whole, however its ranks share it."""
     if shape.moe is None:
         return matmul_parameters(shape)
     size = shape.moe.parameters_of_one(shape.hidden) * shape.expert_layers

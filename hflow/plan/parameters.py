@@ -195,6 +195,8 @@ def expert_part(shape: ModelShape, ep: int, parameter: Parameter) -> int:
 
 def weight_boxes(shape: ModelShape, sharding: Sharding, parameter: Parameter) -> dict[int, Box]:
     """The box of `parameter` that each device holds; devices without a part are absent."""
+    if parameter.expert is not None and sharding.whole_experts:
+        return _whole_expert_boxes(shape, sharding, parameter)
     mesh, ep = sharding.mesh, 1 if parameter.expert is None else sharding.ep
     pieces = _pieces(parameter, mesh.tp, mesh.dp // ep if sharding.fully else 1)
     boxes: dict[int, Box] = {}
@@ -203,6 +205,17 @@ def weight_boxes(shape: ModelShape, sharding: Sharding, parameter: Parameter) ->
             boxes.update(zip(mesh.replica(stage, replica), cycle(pieces[replica // ep % len(pieces)])))
     empty = {box for shards in pieces for box in shards if not volume(box)}
     return {device: box for device, box in boxes.items() if box not in empty} if empty else boxes
+
+
+def _whole_expert_boxes(shape: ModelShape, sharding: Sharding, parameter: Parameter) -> dict[int, Box]:
+    """Of a parameter of an expert that tp does not cut."""
+    whole: Box = tuple((0, size) for size in parameter.shape)
+    part = expert_part(shape, sharding.ep, parameter)
+    [stage] = stages_of(shape, sharding.mesh.pp, parameter, sharding.vpp)
+    devices = sharding.expert_replicas[stage * sharding.ep + part]
+    pieces = len(devices) if sharding.fully else 1
+    boxes = {device: cut(whole, 0, pieces, number % pieces) for number, device in enumerate(devices)}
+    return {device: box for device, box in boxes.items() if volume(box)}
 
 
 def _pieces(parameter: Parameter, tp: int, parts: int) -> list[list[Box]]:
@@ -236,22 +249,25 @@ def stage_elements(
     fully_over: int = 1,
     without: frozenset[str] = frozenset(),
     vpp: int = 1,
+    whole_experts: bool = False,
 ) -> int:
     """Elements that the fullest device of the fullest pipeline stage holds: the last rank of each axis, which
     gets the larger part of what `split` cannot divide evenly.
 
     Args:
-        ep: the parts of the experts, over so many ranks of dp.
+        ep: the parts of the experts, over so many ranks.
         fully_over: the size of dp, if shards are split over it (`Sharding.fully`).
         without: names of parameters that are not counted.
         vpp: chunks of each stage (`Sharding.vpp`).
+        whole_experts: whether tp cuts none of them (`Sharding.whole_experts`).
     """
+    sharing = ep // tp if whole_experts else ep  # ranks of dp, which the parts of the experts are spread over
 
     def local(parameter: Parameter) -> int:
         sizes = list(parameter.shape)
-        if parameter.shard is not None:
+        if parameter.shard is not None and not (whole_experts and parameter.expert is not None):
             sizes[parameter.shard] = ceil(sizes[parameter.shard] / parameter.parts(tp))
-        holders = fully_over if parameter.expert is None else max(1, fully_over // ep)
+        holders = fully_over if parameter.expert is None else max(1, fully_over // sharing)
         return ceil(sizes[0] / holders) * prod(sizes[1:])
 
     def held(layer: int) -> int:

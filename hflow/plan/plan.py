@@ -24,6 +24,7 @@ from hflow.plan.engine_registry import GenerationEngine
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.program import Program
+from hflow.plan.sharding import Sharding
 from hflow.plan.strategy import Strategy
 from hflow.plan.techniques import NO_TECHNIQUES
 from hflow.whole_file import write_whole
@@ -279,18 +280,24 @@ def _unsaid_of_strategy(strategy: Strategy) -> dict[str, Any]:
         "sp": not strategy.sp,
         "vpp": strategy.vpp == 1,
         "share_forward": not strategy.share_forward,
+        "whole_experts": not strategy.whole_experts,
     }
     return {name: True for name, unsaid in plain.items() if unsaid}
 
 
 def _unsaid_of_edges(edges: Sequence[Edge]) -> dict[int, Any]:
-    """Weights without interleaved stages, and those that are all sent, do not say so, either."""
+    """Weights that are all sent do not say so, either."""
     found: dict[int, Any] = {}
     for number, edge in enumerate(edges):
         ends = ("source_sharding", "target_sharding") if isinstance(edge, WeightEdge) else ()
-        found[number] = {end: {"vpp": True} for end in ends if getattr(edge, end).vpp == 1}
+        found[number] = {end: _unsaid_of_sharding(getattr(edge, end)) for end in ends}
         found[number] |= {"changed": True} if isinstance(edge, WeightEdge) and edge.changed is None else {}
     return found
+
+
+def _unsaid_of_sharding(sharding: Sharding) -> dict[str, Any]:
+    plain = {"vpp": sharding.vpp == 1, "whole_experts": not sharding.whole_experts}
+    return {name: True for name, unsaid in plain.items() if unsaid}
 
 
 def _unsaid_of_shape(shape: ModelShape) -> dict[str, Any]:

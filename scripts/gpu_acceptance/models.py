@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config, Qwe
 from hflow.graph.ir import Model
 from hflow.plan.layout import Mesh
 from hflow.plan.read_shape import read_shape
+from hflow.plan.sharding import Sharding
 from hflow.plan.strategy import PLAIN, Strategy
 from hflow.runtime.engines.megatron.engine import MegatronModel
 from hflow.runtime.tokenizer import load_tokenizer
@@ -113,5 +114,5 @@ def engine(
     """hflow's."""
     model = Model("actor", str(folder), "lm", False, dtype)
     shape, tokenizer = read_shape(str(folder)), load_tokenizer(str(folder))
-    place = Mesh.of((0,)), 0, world.group, tokenizer, world.device
+    place = Sharding(Mesh.of((0,))), 0, world.group, tokenizer, world.device
     return MegatronModel(model, shape, *place, train_options, strategy)

@@ -24,7 +24,7 @@ from hflow.plan.layout import Box, Mesh, intersect, volume
 from hflow.plan.model_shape import Experts, ModelShape
 from hflow.plan.named_shapes import NAMED_SHAPES
 from hflow.plan.parameters import Parameter, parameters, weight_boxes
-from hflow.plan.sharding import Sharding
+from hflow.plan.sharding import Sharding, spreads
 from tests.layouts import rows_layout
 
 # 64 layers, heads, rows and columns of the matrices in layers: whatever divides 64 divides them evenly.
@@ -106,10 +106,11 @@ def shardings(draw: st.DrawFn, shape: ModelShape) -> Sharding:
     sizes = st.tuples(*map(st.sampled_from, axes))
     pp, dp, tp = draw(sizes.filter(lambda s: prod(s) <= 12))
     devices = draw(st.one_of(st.just(range(16)), st.just(range(15, -1, -1)), st.permutations(range(16))))
-    ep = draw(st.sampled_from([e for e in (1, 2, 4) if dp % e == 0])) if shape.moe else 1
     mesh, vpp = Mesh.of(tuple(devices[: prod((pp, dp, tp))]), pp, dp, tp), draw(st.sampled_from((1, 2)))
+    ways = [way for way in product((1, 2, 4), (False, True)) if shape.moe and spreads(mesh, *way)]
+    ep, whole = draw(st.sampled_from(ways or [(1, False)]))
     vpp = vpp if pp == 2 else 1  # three stages have 1, 2 and 1 layers
-    return Sharding(mesh, ep, draw(st.booleans()), vpp=vpp)
+    return Sharding(mesh, ep, draw(st.booleans()), vpp=vpp, whole_experts=whole)
 
 
 Memory = dict[tuple[int, str], np.ndarray]  # what a device has of a parameter; the rest is not a number
@@ -212,6 +213,7 @@ def on(devices: Iterable[int], pp: int = 1, dp: int = 1, tp: int = 1) -> Mesh:
 
 
 LARGE = on(range(128), pp=8, dp=2, tp=8)
+WHOLE = Sharding(on(range(32), dp=8, tp=4), 16, whole_experts=True)
 PRICED = [
     ("llama-7b", Sharding(on(range(16), dp=2, tp=8)), Sharding(on(range(16), dp=8, tp=2))),
     ("llama-70b", Sharding(LARGE), Sharding(generation_mesh(LARGE, 8) or LARGE)),
@@ -224,6 +226,9 @@ PRICED = [
     ("qwen2.5-3b", Sharding(on(range(16), dp=2, tp=8)), Sharding(on(range(16), dp=8, tp=2))),
     ("qwen2.5-3b", Sharding(on(range(16), dp=8, tp=2)), Sharding(on(range(16, 32), dp=2, tp=8))),
     ("qwen3-30b-a3b", Sharding(on(range(32), 2, 8, 2), ep=8), Sharding(on(range(32), dp=4, tp=8))),
+    ("qwen3-30b-a3b", WHOLE, Sharding(on(range(32), dp=8, tp=4))),
+    ("qwen3-30b-a3b", WHOLE, Sharding(on(range(32), dp=4, tp=8), 8, whole_experts=True)),
+    ("qwen3-30b-a3b", Sharding(on(range(32), dp=8, tp=4)), WHOLE),
 ]
 
 

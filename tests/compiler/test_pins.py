@@ -82,7 +82,36 @@ def test_samples_of_a_prompt_stay_together() -> None:
 def test_experts_divide_and_lie_on_data_parallel_ranks() -> None:
     graph = large("sft", "qwen3-30b-a3b")
     assert "ep3 does not divide 128 experts" in refusal(graph, "actor_train=dp8,ep3").help
-    assert "ep4 does not divide dp2" in refusal(graph, "actor_train=dp2,tp4,ep4").help
+    found = refusal(graph, "actor_train=dp2,tp4,ep4").help
+    assert found.endswith("ep4 does not divide dp2, but with `etp1` it would do")
+    assert refusal(graph, "actor_train=dp8,ep16").help.endswith("ep16 does not divide dp8")
+
+
+def test_whole_experts_lie_on_all_ranks_of_a_stage() -> None:
+    """Megatron's recipes of large models have more parts of the experts than data-parallel ranks."""
+    graph = large("sft", "qwen3-30b-a3b")
+    plan = compile_graph(graph, load_cluster("a100x16"), ["actor_train=dp4,tp4,ep16,etp1,sp,zero1"])
+    strategy = plan.node("actor_train").strategy
+    assert (strategy.ep, strategy.whole_experts) == (16, True)
+    assert strategy.marks[:3] == ("sp", "ep16", "etp1")
+    cut = compile_graph(graph, load_cluster("a100x16"), ["actor_train=dp4,tp4,ep4,etp4,sp,zero1"])
+    assert not cut.node("actor_train").strategy.whole_experts
+    assert cut.step_time_s > plan.step_time_s, "nothing is gathered around whole experts"
+    found = refusal(graph, "actor_train=dp2,tp4,ep2,etp1").help
+    assert "ep2 with experts that tp leaves whole: `ep` must be a multiple of tp4 that divides the 8" in found
+    assert "etp4 is neither 1 nor tp2" in refusal(graph, "actor_train=dp4,tp2,etp4").help
+    assert "`actor` has no experts for etp1" in refusal(large("sft", "llama-7b"), "actor_train=tp2,etp1").help
+
+
+def test_the_planner_takes_the_best_ep_of_whole_experts() -> None:
+    """`etp1` alone leaves `ep` open; on one rank of tp there is nothing to cut."""
+    graph, cluster = large("sft", "qwen3-30b-a3b"), load_cluster("a100x16")
+    plan = compile_graph(graph, cluster, ["actor_train=dp8,tp2,etp1"])
+    each = [compile_graph(graph, cluster, [f"actor_train=dp8,tp2,ep{ep},etp1"]) for ep in (8, 16)]
+    assert plan.step_time_s == min(other.step_time_s for other in each)
+    assert plan.node("actor_train").strategy.whole_experts
+    alone = compile_graph(graph, cluster, ["actor_train=dp16,tp1,etp1"])
+    assert not alone.node("actor_train").strategy.whole_experts
 
 
 def test_experts_are_shared_where_the_engine_can() -> None:

@@ -18,6 +18,13 @@ def test_a_plans_own_pins_make_it_again(algorithm: str, cluster: str) -> None:
     assert again.nodes == plan.nodes and again.step_time_s == plan.step_time_s
 
 
+def test_whole_experts_are_pins_too() -> None:
+    pins = ("actor_train=pp2,tp2,dp4,ep8,etp1,zero1", "rollout=tp2,dp8,ep4,etp1", "ref_logprobs=tp2,dp8,ep8")
+    graph = large("grpo", "qwen3-30b-a3b")
+    plan = hflow.compile(graph, "h100x16", pins)
+    assert hflow.compile(graph, "h100x16", pins_of(plan)).nodes == plan.nodes
+
+
 def test_strategies_are_pins_too() -> None:
     pins = ("actor_train=pp2,tp2,dp4,vpp2,zero1,recompute,sp", "rollout=tp4,dp4", "ref_logprobs=tp2,dp8,sp")
     plan = hflow.compile(large("grpo", "llama-7b"), "a100x16", pins)

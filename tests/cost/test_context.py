@@ -61,7 +61,7 @@ def test_activations_are_cut_but_for_keys_and_values() -> None:
 
 def test_sequence_parallelism_splits_norms_and_gathers_twice_more(plain: Cluster) -> None:
     """Korthikanti et al. (arXiv:2205.05198), table 2: 34 bytes per token and hidden dim, all over tp."""
-    split = layer_activation_bytes(LLAMA, "bf16", TOKENS, TP8, sp=True)
+    split = layer_activation_bytes(LLAMA, "bf16", TOKENS, TP8, Strategy(sp=True))
     assert split == pytest.approx(34 * TOKENS * HIDDEN / 8, rel=0.15)
     runs = [Execution(LLAMA, "bf16", TRAIN, TP8, 1, plain, strategy) for strategy in (PLAIN, SP)]
     without, with_sp = map(train_passes_s, runs)

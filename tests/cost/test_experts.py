@@ -91,8 +91,44 @@ def test_experts_are_exchanged_and_reduced_over_hosts_where_their_ranks_are() ->
     cut, whole = Mesh.of(devices, dp=2, cp=8), Mesh.of(devices, dp=2, tp=8)
     seconds = [exchange_s(MOE, 1e6, mesh, cluster, Strategy(ep=2)) for mesh in (cut, whole)]
     assert seconds[0] == seconds[1] > 8 * 1e6 / 8 / cluster.inter_host.bandwidth
-    links = [axis_link(cluster, expert_replicas(cut, ep), "dp_cp") for ep in (1, 2)]
+    links = [axis_link(cluster, expert_replicas(cut, Strategy(ep=ep)), "dp_cp") for ep in (1, 2)]
     assert links[1].bandwidth == reached(cluster, cluster.intra_host).bandwidth > links[0].bandwidth
+
+
+def test_whole_experts_get_a_part_of_the_tokens_from_each_rank_of_tp(plain: Cluster) -> None:
+    """Of dp4 tp2, eight ranks share them: each sends half of its group's tokens, 7 of 8 copies to others. The
+    four of dp that share cut ones send all, 3 of 4 copies. With sequence parallelism two of the four
+    gatherings and scatterings of a layer are spared, too: a rank sends the tokens that it has."""
+    mesh, size, link = Mesh.of(tuple(range(8)), dp=4, tp=2), 1e6, 300e9 * 0.8
+    whole, cut = Strategy(ep=8, whole_experts=True), Strategy(ep=4)
+    assert exchange_s(MOE, size, mesh, plain, cut) == pytest.approx(2 * 8 * size * 3 / 4 / link)
+    assert exchange_s(MOE, size, mesh, plain, whole) == pytest.approx(2 * 8 * size / 2 * 7 / 8 / link)
+    work, tokens = Workload(64, 0, 1024, optimizer_steps=1, rows_per_update=64), 4096.0
+    taken = {
+        (how.whole_experts, sp): Execution(MOE, "bf16", work, mesh, 1, plain, replace(how, sp=sp)).messages_s(
+            tokens
+        )
+        for how in (whole, cut)
+        for sp in (False, True)
+    }
+    gather_s = tokens * 2048 * 2 / 2 / link
+    spared = taken[True, False] - taken[True, True]
+    assert spared == pytest.approx(48 * 2 * gather_s)
+    assert taken[False, False] == pytest.approx(taken[False, True])
+
+
+def test_whole_experts_are_reduced_and_read_as_cut_ones(plain: Cluster) -> None:
+    """Spread over eight ranks, each device has as many weights as when four ranks of dp share what two of tp
+    cut, and of no more replicas."""
+    mesh, work = Mesh.of(tuple(range(16)), dp=8, tp=2), Workload(512, 0, 64)
+    whole, cut = Strategy(ep=8, whole_experts=True), Strategy(ep=4)
+    assert update_s(MOE, "bf16", mesh, plain, whole) == pytest.approx(update_s(MOE, "bf16", mesh, plain, cut))
+    seconds = [
+        decode_s(Execution(MOE, "bf16", work, mesh, 64, plain, how))
+        - 64 * 48 * exchange_s(MOE, 64 * 2048 * 2, mesh, plain, how)
+        for how in (whole, cut)
+    ]
+    assert seconds[0] == pytest.approx(seconds[1])
 
 
 def test_replicas_that_share_experts_read_fewer_weights(a100: Cluster) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import product
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +16,7 @@ from hflow.plan.cluster import Cluster, DeviceKind, HostGroup, Link
 from hflow.plan.layout import Mesh
 from hflow.plan.named_shapes import NAMED_SHAPES
 from hflow.plan.parameters import num_parameters
-from hflow.plan.sharding import Sharding
+from hflow.plan.sharding import Sharding, spreads
 
 KIND = DeviceKind("A100", "cuda", 312e12, 80 * 10**9, 2e12, 0.5, 0.0)
 INTRA, INTER, HOST = Link(300e9, 1e-5), Link(25e9, 1e-5), Link(20e9, 1e-5)
@@ -37,17 +40,18 @@ def shardings(draw: st.DrawFn, cluster: Cluster, most: int, rollout: bool) -> Sh
     tp = draw(st.sampled_from([n for n in (1, 2, 4, 8) if n <= min(most, cluster.devices_per_host)]))
     pp = draw(st.sampled_from([n for n in (1, 2, 3, 4, 5) if n * tp <= most]))
     dp = draw(st.integers(1, min(8, most // (tp * pp))))
-    ep = draw(st.sampled_from([n for n in (1, 2, 4) if dp % n == 0]))
     mesh = Mesh.of(tuple(range(pp * dp * tp)), pp=pp, dp=dp, tp=tp)
+    ways = [way for way in product((1, 2, 4, 8), (False, True)) if spreads(mesh, *way)]
+    ep, whole = draw(st.sampled_from(ways))
     engine = draw(st.sampled_from(("megatron", "sglang"))) if rollout else "megatron"
-    return Sharding(mesh, ep, fully=not rollout and draw(st.booleans()), engine=engine)
+    fully = not rollout and draw(st.booleans())
+    return Sharding(mesh, ep, fully, engine, whole_experts=whole)
 
 
 def moved(sharding: Sharding, first: int) -> Sharding:
     mesh = sharding.mesh
     devices = tuple(device + first for device in mesh.devices)
-    there = Mesh.of(devices, pp=mesh.pp, dp=mesh.dp, tp=mesh.tp)
-    return Sharding(there, sharding.ep, sharding.fully, sharding.engine)
+    return replace(sharding, mesh=Mesh.of(devices, pp=mesh.pp, dp=mesh.dp, tp=mesh.tp))
 
 
 @settings(max_examples=300)

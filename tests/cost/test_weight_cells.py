@@ -14,7 +14,7 @@ from hflow.cost.weight_cells import Grid, blocks, grid_of, includes
 from hflow.plan.cluster import Cluster
 from hflow.plan.layout import Mesh
 from hflow.plan.named_shapes import NAMED_SHAPES
-from hflow.plan.sharding import Sharding
+from hflow.plan.sharding import Sharding, spreads
 from hflow.plan.strategy import Strategy
 from tests.cost.test_redistribution import a100s
 
@@ -32,8 +32,9 @@ def shardings(draw: st.DrawFn, cluster: Cluster, experts: bool) -> Sharding:
     first = draw(st.integers(0, cluster.num_devices - pp * dp * tp))
     mesh = Mesh.of(tuple(range(first, first + pp * dp * tp)), pp=pp, dp=dp, tp=tp)
     zero = draw(st.sampled_from((0, 3)))
-    ep = draw(st.sampled_from([e for e in (1, 2, 4) if dp % e == 0])) if experts else 1
-    return Sharding.of(mesh, Strategy(zero=zero, ep=ep))
+    ways = [way for way in product((1, 2, 4, 8), (False, True)) if experts and spreads(mesh, *way)]
+    ep, whole = draw(st.sampled_from(ways or [(1, False)]))
+    return Sharding.of(mesh, Strategy(zero=zero, ep=ep, whole_experts=whole))
 
 
 def _num(sizes: tuple[int, int, int]) -> int:
@@ -52,15 +53,14 @@ def test_they_say_what_single_cells_say(shape: object, data: st.DataObject) -> N
     parts = [(size - of_experts, 1)]
     if of_experts:
         parts.append((of_experts, lcm(source.ep, target.ep)))
-    by_cell = 0.0
+    by_cell, included = 0.0, True
     for moved, experts in parts:
         grid = grid_of(source, target, shape.num_layers, experts)
         held, needed = (_cells(end, shape.num_layers, grid) for end in (source, target))
         ends = Cells.on(cluster, held), Cells.on(cluster, needed)
         by_cell += redistribution_s(*ends, moved / grid.size, cluster)
-    assert includes(source, target, shape.num_layers) == all(
-        not mask & ~held.get(device, 0) for device, mask in needed.items()
-    )
+        included &= all(not mask & ~held.get(device, 0) for device, mask in needed.items())
+    assert includes(source, target, shape.num_layers) == included
     expected = 0.0 if source == target else by_cell
     assert weights_s(shape, "bf16", source, target, cluster) == pytest.approx(expected, rel=1e-9)
 

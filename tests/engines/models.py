@@ -20,6 +20,7 @@ from hflow.plan.layout import Mesh
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.parameters import GATE_UP_DOWN, MIXTRAL_GATE_UP_DOWN
 from hflow.plan.read_shape import read_shape
+from hflow.plan.sharding import Sharding
 from hflow.plan.strategy import PLAIN, Strategy
 from hflow.runtime.engines.groups import NewGroup
 from hflow.runtime.engines.megatron.engine import MegatronModel
@@ -246,9 +247,7 @@ def make_engine(
     shape, device = replace(read_shape(folder).with_head(head), adapter=adapter), torch.device("cpu")
     tokenizer = load_tokenizer(folder)
     more = tokenizer, device, train_options, strategy, freeze, averaging
-    return MegatronModel(
-        model, shape, mesh, rank, new_group, *more, ep=strategy.ep, vpp=strategy.vpp, base=base
-    )
+    return MegatronModel(model, shape, Sharding.of(mesh, strategy), rank, new_group, *more, base=base)
 
 
 def read_weights(engine: MegatronModel) -> dict[str, Any]:

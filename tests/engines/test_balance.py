@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from hflow.plan.layout import Mesh
 from hflow.plan.row_balance import MOST_TOKENS
+from hflow.plan.sharding import Sharding
 from hflow.runtime.engines.groups import NewGroup, make_groups
 from hflow.runtime.engines.megatron.balance import Exchange, balanced
 from hflow.runtime.rows import Rows, from_lists
@@ -47,7 +48,7 @@ def test_equal_rows_stay_where_they_are() -> None:
 
 def exchanged_on_rank(rank: int, new_group: NewGroup, values: dict[str, Rows]) -> Any:
     """The numbers of the rows that a rank has afterwards, and their values."""
-    groups = make_groups(Mesh.of((0, 1, 2, 3), dp=4), rank, new_group)
+    groups = make_groups(Sharding(Mesh.of((0, 1, 2, 3), dp=4)), rank, new_group)
     assert groups
     mine = {name: rows.slice(CUTS[rank], CUTS[rank + 1]) for name, rows in values.items()}
     arguments = CUTS[rank], ROWS, UNIT, MINIBATCHES, groups.dp, torch.device("cpu")

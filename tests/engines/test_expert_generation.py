@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hflow.plan.layout import Mesh
-from hflow.plan.strategy import Strategy
+from hflow.plan.strategy import PLAIN, Strategy
 from hflow.runtime.engines.groups import NewGroup
 from hflow.runtime.engines.protocol import NodeError
 from hflow.runtime.rows import from_lists
@@ -17,16 +17,23 @@ from tests.engines.processes import Pool
 from tests.engines.test_generate import MESHES, NEW, PROMPTS, SAMPLES, as_lists, digest_of, together
 
 LAYOUTS = {
-    "dp2": (MESHES["dp2"], 2),
-    "dp4 ep2": (Mesh.of((0, 1, 2, 3), dp=4), 2),
-    "tp2dp2": (MESHES["tp2dp2"], 2),
+    "dp2": (MESHES["dp2"], Strategy(ep=2)),
+    "dp4 ep2": (Mesh.of((0, 1, 2, 3), dp=4), Strategy(ep=2)),
+    "tp2dp2": (MESHES["tp2dp2"], Strategy(ep=2)),
+    "tp2dp2 ep4 etp1": (MESHES["tp2dp2"], Strategy(ep=4, whole_experts=True)),
 }
 
 
 def sampled_on_rank(
-    rank: int, new_group: NewGroup, folder: str, mesh: Mesh, ep: int, prompts: int, micro_batch: int
+    rank: int,
+    new_group: NewGroup,
+    folder: str,
+    mesh: Mesh,
+    strategy: Strategy,
+    prompts: int,
+    micro_batch: int,
 ) -> Any:
-    engine = make_engine(rank, new_group, folder, mesh, strategy=Strategy(ep=ep))
+    engine = make_engine(rank, new_group, folder, mesh, strategy=strategy)
     call = make_call(engine, rank, generate_node(prompts, SAMPLES, NEW, 1.0), prompts, micro_batch)
     own = from_lists(some_prompts(prompts)).slice(*share(mesh, rank, prompts))
     result = engine.run(call, {"prompt": own})
@@ -40,10 +47,13 @@ def test_samples_are_those_of_one_process(pool: Pool, folders: Folders, family: 
     nothing to sample."""
     folder, ended = folders.of(family, False), set[int]()
     for prompts in (PROMPTS, 1):
-        one = together(pool.run(1, sampled_on_rank, folder, MESHES["one"], 1, prompts, 64), MESHES["one"])
+        one = together(pool.run(1, sampled_on_rank, folder, MESHES["one"], PLAIN, prompts, 64), MESHES["one"])
         ended |= {len(mask) for mask in one["mask"]}
-        for (mesh, ep), micro_batch in zip(LAYOUTS.values(), (64, 3, 4), strict=True):
-            results = pool.run(len(mesh.devices), sampled_on_rank, folder, mesh, ep, prompts, micro_batch)
+        for (mesh, strategy), micro_batch in zip(LAYOUTS.values(), (64, 3, 4, 3), strict=True):
+            if family == "mixtral" and strategy.ep == 4:
+                continue  # it has 6 experts
+            how = mesh, strategy, prompts, micro_batch
+            results = pool.run(len(mesh.devices), sampled_on_rank, folder, *how)
             found = together(results, mesh)
             assert found["tokens"] == one["tokens"]
             digests = [digest for _, _, digest in results if digest is not None]

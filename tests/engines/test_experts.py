@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -34,24 +35,36 @@ MESHES = {
     "dp4": Mesh.of((0, 1, 2, 3), dp=4),
     "tp2dp2": Mesh.of((0, 1, 2, 3), dp=2, tp=2),
     "pp2dp2": Mesh.of((0, 1, 2, 3), pp=2, dp=2),
+    "pp2tp2": Mesh.of((0, 1, 2, 3), pp=2, tp=2),
+    "tp2": Mesh.of((0, 1), tp=2),
 }
 EP2, ZERO = Strategy(ep=2), Strategy(zero=1, ep=2)
+WHOLE, WHOLE4 = Strategy(ep=2, whole_experts=True), Strategy(ep=4, whole_experts=True)
 RECOMPUTE = Strategy("full", ep=2)
 
 
-def loaded_on_rank(rank: int, new_group: NewGroup, folder: str, mesh: Mesh) -> Any:
-    return read_weights(make_engine(rank, new_group, folder, mesh, strategy=EP2))
+def loaded_on_rank(rank: int, new_group: NewGroup, folder: str, mesh: Mesh, strategy: Strategy) -> Any:
+    return read_weights(make_engine(rank, new_group, folder, mesh, strategy=strategy))
 
 
 @pytest.mark.parametrize(
-    ("layout", "family"), [("dp4", "qwen3_moe"), ("tp2dp2", "mixtral"), ("tp2dp2", "gpt_oss")]
+    ("layout", "strategy", "family"),
+    [
+        ("dp4", EP2, "qwen3_moe"),
+        ("tp2dp2", EP2, "mixtral"),
+        ("tp2dp2", EP2, "gpt_oss"),
+        ("tp2dp2", WHOLE4, "gpt_oss"),
+        ("pp2tp2", WHOLE, "mixtral"),
+    ],
 )
-def test_a_rank_holds_its_experts(pool: Pool, folders: Folders, layout: str, family: str) -> None:
+def test_a_rank_holds_its_experts(
+    pool: Pool, folders: Folders, layout: str, strategy: Strategy, family: str
+) -> None:
     folder, mesh = folders.of(family, False), MESHES[layout]
     shape, state = read_shape(folder), named_in_files(folder, load_hf(folder).state_dict().items())
-    results = pool.run(len(mesh.devices), loaded_on_rank, folder, mesh)
+    results = pool.run(len(mesh.devices), loaded_on_rank, folder, mesh, strategy)
     for parameter in parameters(shape):
-        boxes = weight_boxes(shape, Sharding(mesh, 2), parameter)
+        boxes = weight_boxes(shape, Sharding.of(mesh, strategy), parameter)
         assert {rank for rank, found in enumerate(results) if parameter.name in found} == boxes.keys()
         for rank, box in boxes.items():
             assert results[rank][parameter.name][0] == box
@@ -59,21 +72,27 @@ def test_a_rank_holds_its_experts(pool: Pool, folders: Folders, layout: str, fam
             assert torch.equal(torch.from_numpy(results[rank][parameter.name][1]), expected)
 
 
-def scored_on_rank(rank: int, new_group: NewGroup, folder: str, mesh: Mesh, data: dict[str, Rows]) -> Any:
-    engine = make_engine(rank, new_group, folder, mesh, strategy=EP2)
-    call = make_call(engine, rank, score_node(ROWS, 0.8), ROWS, 2, strategy=EP2)
+def scored_on_rank(
+    rank: int, new_group: NewGroup, folder: str, mesh: Mesh, data: dict[str, Rows], strategy: Strategy
+) -> Any:
+    engine = make_engine(rank, new_group, folder, mesh, strategy=strategy)
+    call = make_call(engine, rank, score_node(ROWS, 0.8), ROWS, 2, strategy=strategy)
     inputs = {name: data[name].slice(*share(mesh, rank, ROWS)) for name in ("tokens", "mask")}
     found = engine.run(call, inputs).outputs
     return share(mesh, rank, ROWS), found["logprobs"].values.numpy() if found else None
 
 
 @pytest.mark.matrix(4, cover=False)
-@pytest.mark.parametrize("layout", ["dp2", "dp4", "tp2dp2", "pp2dp2"])
-def test_log_probs_equal_transformers(pool: Pool, folders: Folders, layout: str) -> None:
+@pytest.mark.parametrize(
+    ("layout", "strategy"),
+    [("dp2", EP2), ("dp4", EP2), ("tp2dp2", EP2), ("pp2dp2", EP2), ("tp2dp2", WHOLE4), ("pp2tp2", WHOLE)],
+)
+def test_log_probs_equal_transformers(pool: Pool, folders: Folders, layout: str, strategy: Strategy) -> None:
     """Replicas have unequal rows, and so would pass unequal numbers of micro-batches."""
     folder, mesh = folders.of("qwen3_moe", False), MESHES[layout]
     data, model = rollout(folder), load_hf(folder)
-    for (start, stop), found in pool.run(len(mesh.devices), scored_on_rank, folder, mesh, data):
+    results = pool.run(len(mesh.devices), scored_on_rank, folder, mesh, data, strategy)
+    for (start, stop), found in results:
         if found is None:
             continue
         with torch.no_grad():
@@ -98,6 +117,10 @@ def test_log_probs_equal_transformers(pool: Pool, folders: Folders, layout: str)
         ("pp2dp2", RECOMPUTE, "mixtral"),
         ("dp2", EP2, "gpt_oss"),
         ("tp2dp2", RECOMPUTE, "gpt_oss"),
+        ("tp2dp2", WHOLE4, "qwen3_moe"),
+        ("tp2dp2", WHOLE, "gpt_oss"),
+        ("pp2tp2", WHOLE, "mixtral"),
+        ("tp2", replace(WHOLE, recompute="full"), "qwen3_moe probabilities"),
     ],
 )
 def test_gradients_equal_plain_pytorch(
@@ -120,6 +143,8 @@ def test_gradients_equal_plain_pytorch(
         ("dp4", ZERO, "qwen3_moe"),
         ("tp2dp2", ZERO, "qwen3_moe"),
         ("tp2dp2", ZERO, "gpt_oss"),
+        ("tp2dp2", WHOLE4, "gpt_oss"),
+        ("tp2dp2", replace(WHOLE, zero=1), "qwen3_moe"),
     ],
 )
 def test_updates_equal_torch_adamw(

@@ -23,6 +23,7 @@ from hflow.cost.activation_memory import layer_activation_bytes
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import Experts, GateClamp, ModelShape
 from hflow.plan.read_shape import read_shape
+from hflow.plan.sharding import Sharding
 from hflow.runtime.engines.groups import make_groups
 from hflow.runtime.engines.megatron import attention
 from hflow.runtime.engines.megatron.attention import TokenPlaces
@@ -202,7 +203,7 @@ def test_a_layer_with_sinks_keeps_what_the_planner_counts(world: World) -> None:
 
 def _assert_keeps_what_is_counted(world: World, shape: ModelShape) -> None:
     mesh = Mesh.of((0,))
-    groups = make_groups(mesh, 0, world.group)
+    groups = make_groups(Sharding(mesh), 0, world.group)
     assert groups
     model: Any = build_model(shape, mesh, "f32", groups, torch.device("cpu"))
     for parameter in model.parameters():

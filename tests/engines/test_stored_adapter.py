@@ -14,6 +14,7 @@ from hflow.graph.adapter import ADAPTER_TARGETS, AdapterTarget, StoredAdapter
 from hflow.graph.ir import Head, Model
 from hflow.plan.layout import Mesh
 from hflow.plan.read_shape import read_shape
+from hflow.plan.sharding import Sharding
 from hflow.plan.stored_adapter import resolved_adapter
 from hflow.runtime.engines.groups import NewGroup
 from hflow.runtime.engines.megatron.engine import MegatronModel
@@ -68,7 +69,9 @@ def stored_engine(
     model = Model("actor", base, head, options is None, "f32", adapter=StoredAdapter(adapter))
     shape = replace(read_shape(base).with_head(head), adapter=resolved_adapter(model))
     more = load_tokenizer(base), torch.device("cpu"), options
-    return MegatronModel(model, shape, mesh, rank, new_group, *more, base=on.weights if on else None)
+    return MegatronModel(
+        model, shape, Sharding(mesh), rank, new_group, *more, base=on.weights if on else None
+    )
 
 
 def judge_on_rank(rank: int, new_group: NewGroup, base: str, mesh: Mesh, adapter: str, shares: bool) -> Any:

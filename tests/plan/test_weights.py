@@ -140,11 +140,46 @@ def test_every_expert_lies_on_its_ranks(pp: int, dp: int, tp: int, ep: int, full
 
 
 @pytest.mark.parametrize(
-    ("pp", "dp", "cp", "tp", "ep"), [(1, 4, 1, 1, 2), (1, 2, 2, 1, 2), (1, 4, 2, 1, 2), (2, 4, 3, 2, 2)]
+    ("pp", "dp", "cp", "tp", "ep", "fully"),
+    [(1, 1, 1, 2, 2, False), (2, 3, 1, 2, 6, False), (1, 2, 2, 3, 6, False), (1, 4, 1, 3, 3, True)],
 )
-def test_ranks_that_hold_the_same_experts(pp: int, dp: int, cp: int, tp: int, ep: int) -> None:
+def test_whole_experts_lie_on_neighbours(pp: int, dp: int, cp: int, tp: int, ep: int, fully: bool) -> None:
+    """Device d of a stage has the experts of part d mod ep, and tp cuts none of their matrices: with
+    Megatron-core's `expert_tensor_parallel_size: 1` ranks are in the order ep-dp-pp, of stages that tp-cp-dp
+    fills."""
+    mesh = Mesh.of(tuple(range(pp * dp * cp * tp)), pp=pp, dp=dp, cp=cp, tp=tp)
+    sharding, stage = Sharding(mesh, ep, fully, whole_experts=True), dp * cp * tp
+    held = dict.fromkeys(mesh.devices, 0)
+    for parameter in parameters(MOE):
+        boxes = weight_boxes(MOE, sharding, parameter)
+        for device, box in boxes.items():
+            held[device] += volume(box)
+        if parameter.expert is None:
+            assert boxes == weight_boxes(MOE, Sharding(mesh, fully=fully), parameter)
+            continue
+        assert {device % stage % ep for device in boxes} == {parameter.expert // (6 // ep)}
+        if not fully:
+            assert set(boxes.values()) == {tuple((0, size) for size in parameter.shape)}
+        assert sum(map(volume, boxes.values())) == parameter.size * (1 if fully else stage // ep)
+    how = dp if fully else 1, frozenset[str](), 1, True
+    assert max(held.values()) == stage_elements(MOE, pp, tp, ep, *how)
+
+
+@pytest.mark.parametrize(
+    ("pp", "dp", "cp", "tp", "ep", "whole"),
+    [
+        (1, 4, 1, 1, 2, False),
+        (1, 2, 2, 1, 2, False),
+        (1, 4, 2, 1, 2, False),
+        (2, 4, 3, 2, 2, False),
+        (2, 4, 3, 2, 2, True),
+        (2, 4, 3, 2, 6, True),
+    ],
+)
+def test_ranks_that_hold_the_same_experts(pp: int, dp: int, cp: int, tp: int, ep: int, whole: bool) -> None:
     """They are all that hold a box of one; and those that share experts hold each expert of a layer once."""
-    sharding = Sharding(Mesh.of(tuple(range(pp * dp * cp * tp)), pp=pp, dp=dp, cp=cp, tp=tp), ep)
+    mesh = Mesh.of(tuple(range(pp * dp * cp * tp)), pp=pp, dp=dp, cp=cp, tp=tp)
+    sharding = Sharding(mesh, ep, whole_experts=whole)
     found, holders = set[tuple[int, ...]](), dict.fromkeys(sharding.mesh.devices, 0)
     for parameter in (p for p in parameters(MOE) if p.expert is not None):
         by_box: dict[object, list[int]] = {}
@@ -153,8 +188,8 @@ def test_ranks_that_hold_the_same_experts(pp: int, dp: int, cp: int, tp: int, ep
             holders[device] += volume(box)
         found |= {tuple(devices) for devices in by_box.values()}
     assert found == set(sharding.expert_replicas)
-    whole = sum(p.size for p in parameters(MOE) if p.expert is not None) // (pp * tp)
-    assert {sum(holders[device] for device in peers) for peers in sharding.expert_peers} == {whole}
+    all_experts = sum(p.size for p in parameters(MOE) if p.expert is not None) // (pp * sharding.expert_tp)
+    assert {sum(holders[device] for device in peers) for peers in sharding.expert_peers} == {all_experts}
 
 
 def test_elements_without_experts_of_others() -> None:

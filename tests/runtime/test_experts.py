@@ -29,6 +29,13 @@ PLANS = {
     "tp2 sp ep2 recompute -> cp2": (
         "rollout=dp2@0-1", "ref_logprobs=cp2@0-1", "actor_train=dp2,tp2,sp,ep2,recompute@0-3",
     ),
+    "tp2 sp ep4 etp1 -> tp2 etp1": (
+        "rollout=dp2,tp2,ep4,etp1@0-3", "ref_logprobs=tp2,ep2,etp1@2-3",
+        "actor_train=dp2,tp2,sp,ep4,etp1@0-3",
+    ),
+    "tp2 ep2 etp1 zero1 -> dp4": (
+        "rollout=dp4@0-3", "ref_logprobs=tp1@0", "actor_train=dp2,tp2,ep2,etp1,zero1@0-3",
+    ),
     "pp2 ep2 -> tp2": ("rollout=tp2,dp2@0-3", "ref_logprobs=tp2@0-1", "actor_train=pp2,dp2,ep2@0-3"),
 }  # fmt: skip
 
@@ -61,9 +68,10 @@ def test_same_trajectory(workers: Pool, model: Path, tmp_path: Path) -> None:
     for other in runs.values():
         _compare(one, other)
     # Moments of experts, each split over the replicas that hold it, go on where all are whole.
-    stopped = up_to(runs["ep2 zero1 -> tp2, apart"].folder, 1, tmp_path / "stopped")
-    resumed = execute(compiled(model, PLANS["ep2 -> dp2"]), stopped, pool=workers, resume=True)
-    _compare(one, resumed)
+    for number, name in enumerate(("ep2 zero1 -> tp2, apart", "tp2 ep2 etp1 zero1 -> dp4")):
+        stopped = up_to(runs[name].folder, 1, tmp_path / f"stopped{number}")
+        resumed = execute(compiled(model, PLANS["ep2 -> dp2"]), stopped, pool=workers, resume=True)
+        _compare(one, resumed)
 
 
 def _compare(one: Run, other: Run) -> None:

@@ -161,10 +161,12 @@ TOLD_BYTES = 2**14  # where the parts of a model lie
 
 
 def megatron(mesh: Mesh, rank: int, new_group: Any, shape: ModelShape = LLAMA) -> MegatronWeights | None:
-    groups = make_groups(mesh, rank, new_group)
+    groups = make_groups(Sharding(mesh), rank, new_group)
     if groups is None:
         return None
-    return MegatronWeights(build_model(shape, mesh, "f32", groups, torch.device("cpu")), shape, mesh, rank)
+    return MegatronWeights(
+        build_model(shape, mesh, "f32", groups, torch.device("cpu")), shape, Sharding(mesh), rank
+    )
 
 
 def peak_on_rank(rank: int, new_group: Any, edge: WeightEdge, near: bool) -> tuple[int, int, int]:

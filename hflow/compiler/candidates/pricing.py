@@ -24,6 +24,7 @@ from hflow.plan.cluster import Cluster
 from hflow.plan.frozen import untrained_layers
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
+from hflow.plan.sharding import spreads
 from hflow.plan.strategy import Strategy
 from hflow.plan.workload import Workload
 
@@ -56,7 +57,7 @@ class Pricing:
 
     def refusal(self, mesh: Mesh) -> str:
         """Why the pins cannot be kept on `mesh`, whatever the memory; empty if they can."""
-        for setting in ("zero", "ep", "offload", "sp", "vpp"):
+        for setting in ("zero", "ep", "etp", "offload", "sp", "vpp"):
             if len({getattr(pin, setting) for pin in self.pins} - {None}) > 1:
                 return f"the pins disagree about {setting}"
         hosts = (len({self.cluster.host(d) for d in group}) for group in mesh.groups("tp"))
@@ -107,15 +108,29 @@ class Pricing:
             return "sp has nothing to split over tp1"
         if pin.sp and (reason := uncut(self.group)):
             return f"{reason}: no sp"
-        if not pin.ep or pin.ep == 1:
+        return self._expert_refusal(pin, mesh)
+
+    def _expert_refusal(self, pin: Pin, mesh: Mesh) -> str:
+        """Why its experts cannot be shared as `pin` says."""
+        if pin.etp and pin.etp not in (1, mesh.tp):
+            return f"etp{pin.etp} is neither 1 nor tp{mesh.tp}: tp cuts experts, or leaves them whole"
+        whole = pin.etp == 1 and mesh.tp > 1
+        if not whole and pin.ep in (None, 1):
             return ""
+        text = f"ep{pin.ep}" if pin.ep else "etp1"
         if not self.shape.moe:
-            return f"`{self.model.name}` has no experts for ep{pin.ep}"
-        if self.shape.moe.num_experts % pin.ep:
+            return f"`{self.model.name}` has no experts for {text}"
+        if pin.ep and self.shape.moe.num_experts % pin.ep:
             return f"ep{pin.ep} does not divide {self.shape.moe.num_experts} experts"
         if alone := self._never_shares_experts():
             return f"{self.group.profile.title} shares no experts between replicas that {alone}"
-        return f"ep{pin.ep} does not divide dp{mesh.dp}" if mesh.dp % pin.ep else ""
+        if any(self._ways_of_experts(mesh)):
+            return ""
+        if whole:
+            wanted = f"a multiple of tp{mesh.tp} that divides the {mesh.copies * mesh.tp} ranks of a stage"
+            return f"{text} with experts that tp leaves whole: `ep` must be {wanted}, and the experts"
+        spread = pin.ep and spreads(mesh, pin.ep, True)
+        return f"{text} does not divide dp{mesh.dp}" + (", but with `etp1` it would do" if spread else "")
 
     def _never_shares_experts(self) -> str:
         """A kind of node in the group for which each replica has all experts; empty if there is none."""
@@ -123,17 +138,26 @@ class Pricing:
         return next((node.op for node in self.group.nodes if node.op not in able), "")
 
     def _strategies(self, mesh: Mesh) -> Iterator[Strategy]:
-        """ZeRO-1 where there is anything to split; experts over parts of dp; rows over tp, or not."""
+        """ZeRO-1 where there is anything to split; experts over ranks (`_ways_of_experts`); rows over tp, or
+        not."""
         zeros: set[Literal[0, 1, 3]] = {p.zero for p in self.pins if p.zero is not None}
         if not zeros:
             zeros = {0, 1} if self.group.role == "train" and mesh.copies > 1 else {0}
         engine = self.group.engine
-        experts = 1 if self._never_shares_experts() or not self.shape.moe else self.shape.moe.num_experts
         sps = sequence_parallel_or_not(self.group, self.pins, mesh.tp)
-        parts = {p.ep for p in self.pins if p.ep} or range(1, mesh.dp + 1)
-        for ep in (ep for ep in parts if mesh.dp % ep == 0 and experts % ep == 0):
+        for ep, whole in self._ways_of_experts(mesh):
             for zero, sp in product(sorted(zeros), sps):
-                yield Strategy(zero=zero, ep=ep, engine=engine, sp=sp, vpp=self._vpp)
+                yield Strategy(zero=zero, ep=ep, engine=engine, sp=sp, vpp=self._vpp, whole_experts=whole)
+
+    def _ways_of_experts(self, mesh: Mesh) -> Iterator[tuple[int, bool]]:
+        """Into how many parts experts are spread over ranks, and whether tp leaves them whole, for which only
+        pins ask."""
+        shared = self.shape.moe and not self._never_shares_experts()
+        experts = self.shape.moe.num_experts if self.shape.moe and shared else 1
+        parts = {p.ep for p in self.pins if p.ep} or range(1, min(experts, mesh.copies * mesh.tp) + 1)
+        whole = mesh.tp > 1 and any(pin.etp == 1 for pin in self.pins)
+        for ep in (ep for ep in parts if experts % ep == 0 and spreads(mesh, ep, whole)):
+            yield ep, whole
 
     def _resident_or_not(
         self, mesh: Mesh, strategy: Strategy, fronts: tuple[ParetoFront, ...]
@@ -340,11 +364,16 @@ def _undominated(candidates: Sequence[Candidate]) -> list[Candidate]:
     return kept
 
 
+def _spread(strategy: Strategy) -> tuple[int, bool, bool]:
+    """What says, beside the mesh, which device has which weights."""
+    return strategy.ep, strategy.whole_experts, strategy.zero == 3
+
+
 def _beats(one: Candidate, other: Candidate) -> bool:
     """Whether `one` is no worse in every respect; both are on one mesh."""
     if one.idle_bytes > other.idle_bytes or one.kept.copy_bytes > other.kept.copy_bytes:
         return False
-    if one.strategy.ep != other.strategy.ep or (one.strategy.zero == 3) != (other.strategy.zero == 3):
+    if _spread(one.strategy) != _spread(other.strategy):
         return False  # their weights lie elsewhere
     swap_s = one.swap_s - other.swap_s
     for mine, theirs in zip(one.fronts, other.fronts):

@@ -11,6 +11,7 @@ from hflow.plan.node_plan import NodePlan
 from hflow.plan.plan import Plan
 from hflow.plan.ports import generates_evenly, num_groups
 from hflow.plan.program import Call, Instruction, Loop, Program, SyncWeights, Transfer, with_bodies
+from hflow.plan.sharding import spreads
 from hflow.plan.shared_forward import sharing
 
 
@@ -45,8 +46,8 @@ def misplaced(plan: Plan) -> Iterator[str]:
 def _bad_node_plan(own: NodePlan, node: Node | None) -> Iterator[str]:
     if not own.mesh.has_plan_axes:
         yield f"the mesh of `{own.node}` has other axes than pp, dp, cp and tp"
-    elif own.mesh.dp % own.strategy.ep:
-        yield f"`{own.node}` shares experts among {own.strategy.ep} of dp{own.mesh.dp}"
+    elif not spreads(own.mesh, own.strategy.ep, own.strategy.whole_experts):
+        yield f"`{own.node}` shares experts among {own.strategy.ep} ranks of {own.mesh.sizes_text}"
     elif own.strategy.sp and own.mesh.tp == 1:
         yield f"`{own.node}` has sequence parallelism over tp1"
     elif own.strategy.vpp > 1 and own.mesh.pp == 1:

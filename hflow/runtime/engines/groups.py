@@ -24,9 +24,10 @@ class Groups:
     first by itself; None on other stages. `kv`: the neighbours along tp that hold the same key-value heads;
     the rank alone where it shares none.
 
-    Of expert parallelism: `ep`, the neighbours along dp that share the experts of a layer; `expert_dp`, those
-    along dp and cp that hold the same experts; `expert_replica`, those that hold one copy of all experts.
-    Without it the rank alone, `dp_cp` and `replica`.
+    Of expert parallelism: `ep`, the neighbours that share the experts of a layer; `expert_dp`, those that
+    hold the same experts; `expert_replica`, those that hold one copy of all experts. Without it the rank
+    alone, `dp_cp` and `replica`. `expert_tp`: those that have a part of the same experts each; the rank alone
+    where tp cuts none.
     """
 
     tp: ProcessGroup
@@ -42,6 +43,7 @@ class Groups:
     ep: ProcessGroup
     expert_dp: ProcessGroup
     expert_replica: ProcessGroup
+    expert_tp: ProcessGroup
     kv: ProcessGroup
 
     def __deepcopy__(self, memo: object) -> Groups:
@@ -62,8 +64,8 @@ class Groups:
         return self.last_stage and self.tp.rank() == 0 and self.cp.rank() == 0
 
 
-def make_groups(mesh: Mesh, rank: int, new_group: NewGroup, ep: int = 1, kv_copies: int = 1) -> Groups | None:
-    """The groups of `mesh` for `rank`, or None when it is no member. Collective over the whole world.
+def make_groups(sharding: Sharding, rank: int, new_group: NewGroup, kv_copies: int = 1) -> Groups | None:
+    """The groups of a mesh for `rank`, or None when it is no member. Collective over the whole world.
 
     The mesh's device ids are ranks of the torch.distributed world. Every rank of the world must call
     this for the same meshes in the same order, since every rank takes part in making every group;
@@ -75,7 +77,7 @@ def make_groups(mesh: Mesh, rank: int, new_group: NewGroup, ep: int = 1, kv_copi
             torch orders the ranks of a group, so that parts of the model would lie on other devices than the
             mesh says.
     """
-    sharding = Sharding(mesh, ep)
+    mesh = sharding.mesh
     for axis in ("tp", "cp", "pp"):
         _check_order(mesh, axis, mesh.groups(axis))
     _check_order(mesh, "dp", sharding.expert_peers)
@@ -92,14 +94,15 @@ def make_groups(mesh: Mesh, rank: int, new_group: NewGroup, ep: int = 1, kv_copi
     if not (tp and cp and dp and dp_cp and pp and replica and alone and everyone):
         return None
     experts = (alone, dp_cp, replica)
-    if ep > 1:
+    if sharding.ep > 1:
         experts = _expert_groups(sharding, rank, new_group)
     kv = alone
     if kv_copies > 1:
         starts = range(0, mesh.tp, kv_copies)
         kv = _own([g[i : i + kv_copies] for g in mesh.groups("tp") for i in starts], rank, new_group)
     assert kv
-    return Groups(tp, cp, dp, dp_cp, pp, replica, ends, first, alone, everyone, *experts, kv)
+    expert_tp = alone if sharding.whole_experts else tp
+    return Groups(tp, cp, dp, dp_cp, pp, replica, ends, first, alone, everyone, *experts, expert_tp, kv)
 
 
 def _expert_groups(
@@ -107,11 +110,15 @@ def _expert_groups(
 ) -> tuple[ProcessGroup, ProcessGroup, ProcessGroup]:
     """`Groups.ep`, `expert_dp` and `expert_replica`."""
     mesh, ep = sharding.mesh, sharding.ep
-    whole = [
-        tuple(device for device in group if mesh.coordinates(device)["dp"] // ep == part)
-        for group in mesh.groups("pp", "dp", "tp")
-        for part in range(mesh.dp // ep)
-    ]
+    if sharding.whole_experts:
+        sets_of_stage = len(mesh.devices) // mesh.pp // ep
+        whole = [sum(sharding.expert_peers[n::sets_of_stage], ()) for n in range(sets_of_stage)]
+    else:
+        whole = [
+            tuple(device for device in group if mesh.coordinates(device)["dp"] // ep == part)
+            for group in mesh.groups("pp", "dp", "tp")
+            for part in range(mesh.dp // ep)
+        ]
     sets = sharding.expert_peers, sharding.expert_replicas, whole
     peers, replicas, replica = (_own(each, rank, new_group) for each in sets)
     assert peers and replicas and replica

@@ -26,6 +26,7 @@ from hflow.diagnostics import Diagnostic, HflowError
 from hflow.ending_signals import EndingSignals
 from hflow.plan.cluster import Calibration, Cluster, DeviceKind, Link
 from hflow.plan.layout import Mesh
+from hflow.plan.sharding import Sharding
 from hflow.runtime.cores import allowed
 from hflow.runtime.engines.groups import make_groups
 from hflow.runtime.tools.measurements import MEASUREMENTS, Seat, Setting
@@ -123,10 +124,10 @@ def _measure_all(rank: int, setting: Setting, folder: str, results: SimpleQueue[
     store = FileStore(str(Path(folder) / "meeting"), setting.ranks)
     world = World.join(store, rank, setting.ranks, device)
     pair = world.group((0, 1)) if setting.ranks > 1 else None
-    everyone = [make_groups(Mesh.of((r,)), rank, world.group) for r in range(setting.ranks)]
+    everyone = [make_groups(Sharding(Mesh.of((r,))), rank, world.group) for r in range(setting.ranks)]
     own = everyone[rank]
     assert own
-    split = make_groups(Mesh.of((0, 1), tp=2), rank, world.group) if setting.ranks > 1 else None
+    split = make_groups(Sharding(Mesh.of((0, 1), tp=2)), rank, world.group) if setting.ranks > 1 else None
     seat = Seat(rank, setting, device, own, pair, split)
     for name, measurement in MEASUREMENTS.items():
         takers = measurement.ranks(setting)

@@ -143,6 +143,7 @@ def _node(plan: Plan, node: NodePlan) -> dict[str, Any]:
         "zero": node.strategy.zero,
         "recompute": node.strategy.recompute,
         "ep": node.strategy.ep,
+        "etp": 1 if node.strategy.whole_experts else node.mesh.tp,
         "sp": node.strategy.sp,
         "vpp": node.strategy.vpp,
         "share_forward": node.strategy.share_forward,

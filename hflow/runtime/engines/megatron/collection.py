@@ -20,7 +20,7 @@ def collection(groups: Groups) -> ProcessGroupCollection:
         cp=groups.alone, ep=groups.ep,
     )  # fmt: skip
     for name, group in {
-        "tp_cp": tp, "expt_tp": tp, "tp_ep_pp": groups.expert_replica,
+        "tp_cp": tp, "expt_tp": groups.expert_tp, "tp_ep_pp": groups.expert_replica,
         "dp_cp": copies, "intra_dp_cp": copies,
         "expt_dp": groups.expert_dp, "intra_expt_dp": groups.expert_dp,
         "intra_dist_opt": groups.mesh, "inter_dist_opt": None, "hcp": None, "tp_dp_cp": None,

@@ -13,9 +13,9 @@ from hflow.graph.infer.kinds.generate import ROUTES
 from hflow.graph.infer.kinds.train import frozen_patterns
 from hflow.graph.ir import Model
 from hflow.plan.frozen import frozen_names
-from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.routes import choices
+from hflow.plan.sharding import Sharding
 from hflow.plan.strategy import PLAIN, Strategy
 from hflow.runtime.engines.finite import not_finite
 from hflow.runtime.engines.groups import NewGroup, make_groups
@@ -57,7 +57,7 @@ class MegatronModel(ModelEngine):
         self,
         model: Model,
         shape: ModelShape,
-        mesh: Mesh,
+        sharding: Sharding,
         rank: int,
         new_group: NewGroup,
         tokenizer: Tokenizer,
@@ -67,8 +67,6 @@ class MegatronModel(ModelEngine):
         freeze: tuple[str, ...] = (),
         averaging: tuple[Model, ...] = (),
         seed: int = 0,
-        ep: int = 1,
-        vpp: int = 1,
         base: MegatronWeights | None = None,
     ):
         """Build the model and load its weights from ``model.path``. Collective over the whole world.
@@ -76,21 +74,21 @@ class MegatronModel(ModelEngine):
         Ranks outside the mesh take part in making the process groups, with `member` false afterwards.
 
         Args:
+            sharding: a model with several chunks of layers on each rank of pp can be trained only.
             rank: this process's rank in the torch.distributed world = its device id in the plan.
             new_group: makes (or remembers) the process group of some ranks.
             train_options, strategy: of the train node, for a model that is trained here.
             freeze: patterns of the names of parameters that are not trained.
             averaging: the models that take over an average of the weights.
             seed: of what an adapter begins with.
-            ep: so many ranks of dp share the experts of each layer.
-            vpp: so many chunks of layers are on each rank of pp; such a model can be trained only.
             base: the weights of another model in this layout, on whose memory those are that are not trained.
 
         Raises:
             HflowError: HF406 when the weights cannot be read.
         """
+        mesh, vpp = sharding.mesh, sharding.vpp
         self.tokenizer, self.device, self.shape, self.mesh = tokenizer, device, shape, mesh
-        groups = make_groups(mesh, rank, new_group, ep, shape.kv_copies(mesh.tp))
+        groups = make_groups(sharding, rank, new_group, shape.kv_copies(mesh.tp))
         self.member = groups is not None
         if groups is None:
             return
@@ -101,7 +99,7 @@ class MegatronModel(ModelEngine):
         if groups.first_stage and not model.frozen:
             embedding = chunks_of(self.model)[0].embedding
             freeze_padding(embedding.word_embeddings, padding_token(model.path))
-        self.weights = MegatronWeights(self.model, shape, mesh, rank, ep, vpp)
+        self.weights = MegatronWeights(self.model, shape, sharding, rank)
         frozen = frozen_names(shape, freeze)
         if base:
             lie_on(base, self.weights, frozen)
@@ -128,10 +126,9 @@ class MegatronModel(ModelEngine):
         base = setup.base.weights if setup.base else None
         assert base is None or isinstance(base, MegatronWeights), f"{setup.base} trains no model"
         made = cls(
-            setup.model, setup.shape, setup.sharding.mesh, setup.rank, setup.new_group, setup.tokenizer,
+            setup.model, setup.shape, setup.sharding, setup.rank, setup.new_group, setup.tokenizer,
             setup.device, trainer.options if trainer else None, plan.strategy if plan else PLAIN,
-            frozen_patterns(trainer) if trainer else (), setup.averaging, setup.seed, setup.sharding.ep,
-            setup.sharding.vpp, base,
+            frozen_patterns(trainer) if trainer else (), setup.averaging, setup.seed, base,
         )  # fmt: skip
         if not made.member:
             return None

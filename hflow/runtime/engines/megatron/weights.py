@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, UntypedStorage
 
 from hflow.plan.frozen import moved_parameters
-from hflow.plan.layout import Box, Mesh
+from hflow.plan.layout import Box
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.parameters import Parameter, parameters, weight_boxes
 from hflow.plan.pipeline_stages import stage_chunks
@@ -106,11 +106,8 @@ class MegatronWeights(PlacedWeights, ModelWeights):
     `take_back`). `moved`: the names of those that are ever written again.
     """
 
-    def __init__(
-        self, model: torch.nn.Module, shape: ModelShape, mesh: Mesh, rank: int, ep: int = 1, vpp: int = 1
-    ):
-        """`ep`: so many ranks of dp share the experts of each layer. `vpp`: chunks of layers of the model."""
-        super().__init__(_places(model, shape, Sharding(mesh, ep, vpp=vpp), rank))
+    def __init__(self, model: torch.nn.Module, shape: ModelShape, sharding: Sharding, rank: int):
+        super().__init__(_places(model, shape, sharding, rank))
         self.shapes = {parameter.name: parameter.shape for parameter in parameters(shape)}
         self.moved = frozenset(parameter.name for parameter in moved_parameters(shape))
         self._parameters = {p: p.shape for p in model.parameters()}
@@ -203,7 +200,8 @@ def _places(
         for chunk, own in zip(chunks, stage_chunks(shape.num_layers, mesh.pp, at["pp"], sharding.vpp))
         for number, layer in enumerate(own)
     }
-    first_expert = at["dp"] % sharding.ep * shape.moe.num_experts // sharding.ep if shape.moe else 0
+    part = sharding.expert_parts[rank] if shape.moe else 0
+    first_expert = part * shape.moe.num_experts // sharding.ep if shape.moe else 0
     held = dict(model.named_parameters())
     places: dict[str, ParameterPlace] = {}
     used: set[str] = set()
@@ -214,7 +212,8 @@ def _places(
                 fused, locate = _outside(parameter, chunks, at["pp"] == 0), _whole
             else:
                 fused, locate = _inside(shape, parameter, layers[parameter.layer], first_expert)
-            places[parameter.name] = ParameterPlace(held[fused], box, *locate(shape, box, mesh.tp))
+            tp = mesh.tp if parameter.expert is None else sharding.expert_tp
+            places[parameter.name] = ParameterPlace(held[fused], box, *locate(shape, box, tp))
             used.add(fused)
     assert used == held.keys(), f"no HF parameter for {held.keys() - used}"
     return places

@@ -85,7 +85,7 @@ class SglangModel(ModelEngine):
             NodeError: HF404 when the server does not start.
         """
         self.tokenizer, self.shape = tokenizer, shape
-        groups = make_groups(sharding.mesh, rank, new_group)
+        groups = make_groups(sharding, rank, new_group)
         self.member = groups is not None
         if groups is None:
             return

@@ -22,20 +22,21 @@ ALIGNED_BYTES = 16  # of which rows of grouped products are a multiple
 
 class GroupedExperts(torch.nn.Module):
     """This rank's part of `count` experts. Of each: gate and up one after the other, ``[2 * ffn / tp,
-    hidden]``, and down, ``[hidden, ffn / tp]``, under the names that Megatron gives those of an MLP."""
+    hidden]``, and down, ``[hidden, ffn / tp]``, under the names that Megatron gives those of an MLP; all of
+    both where tp leaves experts whole (`Groups.expert_tp`)."""
 
     def __init__(self, count: int, config: ShapedConfig):
         super().__init__()
         experts = config.shape.moe
         assert experts
-        width = config.shape.mlp_width // config.groups.tp.size()
+        width = config.shape.mlp_width // config.groups.expert_tp.size()
         self.activation = ClampedSwiGLU(experts.clamp) if experts.clamp else SwiGLU(config)
         self.linear_fc1 = _GroupedLinear(count, (2 * width, config.hidden_size), 0, config)
         self.linear_fc2 = _GroupedLinear(count, (config.hidden_size, width), 1, config)
 
     def forward(self, copies: Tensor, counts: list[int]) -> Tensor:
-        """A summand over tp of ``[copies, hidden]``. The first `counts` copies are those of the first expert,
-        and so on."""
+        """``[copies, hidden]``, or a summand of it over `Groups.expert_tp`. The first `counts` copies are
+        those of the first expert, and so on."""
         if not len(copies):
             return copies
         of_each = torch.tensor(counts, device=copies.device)
@@ -43,9 +44,9 @@ class GroupedExperts(torch.nn.Module):
 
 
 class _GroupedLinear(torch.nn.Module):
-    """This rank's part of a matrix of each expert, which tp splits along `dim`, and of its bias, if it has
-    one: that of a matrix whose columns are split is whole on every rank of tp, and the first of them adds
-    it."""
+    """This rank's part of a matrix of each expert, which tp splits along `dim` unless experts are whole, and
+    of its bias, if it has one: that of a matrix whose columns are split is whole on every rank of tp, and the
+    first of them adds it."""
 
     def __init__(self, count: int, shape: tuple[int, int], dim: int, config: ShapedConfig):
         super().__init__()
@@ -54,10 +55,12 @@ class _GroupedLinear(torch.nn.Module):
         self.count, self.weight = count, torch.nn.Parameter(memory)
         self.bias: torch.nn.Parameter | None = None
         set_tensor_model_parallel_attributes(self.weight, True, dim, 1)
-        self.by_columns, self.first = dim == 1, config.groups.tp.rank() == 0
+        cut, tp = config.groups.expert_tp, config.groups.tp
+        self.adds_bias = dim == 0 or cut.rank() == 0
         if config.shape.moe and config.shape.moe.biased:
             self.bias = torch.nn.Parameter(memory.new_empty(count * rows))
-            set_tensor_model_parallel_attributes(self.bias, dim == 0, 0, 1)
+            # On ranks of tp there are other rows of it, or other experts.
+            set_tensor_model_parallel_attributes(self.bias, dim == 0 or cut.size() < tp.size(), 0, 1)
         for parameter in self.parameters():
             # How Megatron knows the weights whose gradients are summed over `expert_dp` instead of `dp`.
             parameter.allreduce = config.groups.ep.size() == 1  # type: ignore[attr-defined]
@@ -68,7 +71,7 @@ class _GroupedLinear(torch.nn.Module):
         if self.bias is None:
             return made
         added = self.bias.unflatten(0, (self.count, -1)).repeat_interleave(counts, 0, output_size=len(made))
-        return _AddedOnce.apply(made, added, self.first or not self.by_columns)
+        return _AddedOnce.apply(made, added, self.adds_bias)
 
 
 def _products(copies: Tensor, of_each: Tensor, counts: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 Tensor parallelism splits the width of every expert, expert parallelism (`Groups.ep`) spreads them over
 neighbouring data-parallel ranks. With sequence parallelism a rank of tp routes its own part of the places,
-and experts read all of them.
+and experts read all of them. Or experts are whole, and spread over the ranks of tp, too: then each of these
+sends a part of the places to them, with sequence parallelism its own.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from hflow.runtime.engines.megatron.moe.dispatch import Dispatch
 from hflow.runtime.engines.megatron.moe.experts import GroupedExperts
-from hflow.runtime.engines.megatron.moe.router import Router
+from hflow.runtime.engines.megatron.moe.router import Router, Routing
 from hflow.runtime.engines.megatron.moe.routes import RoutedTokens
 from hflow.runtime.engines.megatron.present_device import current_device
 from hflow.runtime.engines.megatron.shaped_config import ShapedConfig
@@ -32,6 +34,7 @@ class MixtureOfExperts(torch.nn.Module):
         shape, groups = config.shape.moe, config.groups
         assert shape and shape.num_experts % groups.ep.size() == 0
         self.num_experts, self.tp, self.ep = shape.num_experts, groups.tp, groups.ep
+        self.whole = groups.expert_tp.size() < groups.tp.size()
         self.router = Router(config.hidden_size, shape, config.params_dtype, current_device())
         self.number, self._dense = 0, shape.dense_layers
         self.experts = GroupedExperts(shape.num_experts // groups.ep.size(), config)
@@ -49,11 +52,26 @@ class MixtureOfExperts(torch.nn.Module):
         tokens = hidden.flatten(0, -2)
         told = (padding_mask.rows, padding_mask.of_layer(self.number)) if padding_mask else ()
         routing = self.router(tokens, *told)
-        # Each rank of tp makes a part of every expert's output, and so of the gradients of what goes in.
+        return self._mixed(tokens, routing).view(hidden.shape), None
+
+    def _mixed(self, tokens: Tensor, routing: Routing) -> Tensor:
+        """``[tokens, hidden]``, of this rank's places with sequence parallelism, else of all."""
         sp = self.sequence_parallel
+        if self.whole and sp:
+            return self._made(tokens, routing.weights, routing.experts)
+        # Each rank of tp makes a part of the sum for every token, or all of it for a part of the tokens, and
+        # so of the gradients of what goes in.
         tokens, weights = (into_parts(x, self.tp, sp) for x in (tokens, routing.weights))
         experts = into_parts(routing.experts, self.tp, sp) if sp else routing.experts
+        if not self.whole:
+            return sum_of_parts(self._made(tokens, weights, experts), self.tp, sp)
+        ranks, rank, count = self.tp.size(), self.tp.rank(), len(tokens)
+        first, last = count * rank // ranks, count * (rank + 1) // ranks
+        part = self._made(tokens[first:last], weights[first:last], experts[first:last])
+        return sum_of_parts(pad(part, (0, 0, first, count - last)), self.tp, sp)
+
+    def _made(self, tokens: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
+        """What this rank's peers make of `tokens`."""
         dispatch = Dispatch(experts, self.num_experts, self.ep)
         made = dispatch.back(self.experts(dispatch.there(tokens), dispatch.counts))
-        total = torch.bmm(weights[:, None].to(made.dtype), made).squeeze(1)
-        return sum_of_parts(total, self.tp, sp).view(hidden.shape), None
+        return torch.bmm(weights[:, None].to(made.dtype), made).squeeze(1)
