@@ -215,8 +215,9 @@ def _grpo_plan(row: Row) -> Plan:
     said = row.said
     layout, _, devices = said["train"].partition("@")
     recompute = ",recompute" if said.get("recompute") == "yes" else ""
-    pins = [f"actor_train={layout}{recompute}@{devices}", f"rollout={said['generate']}"]
-    pins += [f"{node}={said['train']}" for node in GRPO_SCORES]
+    micro, scores = (f",micro{said[key]}" if key in said else "" for key in ("micro", "micro_scores"))
+    pins = [f"actor_train={layout}{recompute}{micro}@{devices}", f"rollout={said['generate']}"]
+    pins += [f"{node}={layout}{scores}@{devices}" for node in GRPO_SCORES]
     sets = {
         "params.model": f"shape:{row.model}",
         "params.batch": said["prompts"],

@@ -167,4 +167,4 @@ def test_predictions_are_of_the_right_size(kind: str) -> None:
 
 def test_layouts_that_cannot_be_are_told_with_their_reason() -> None:
     (large, *_) = (r for r in published_rows() if r.model == "qwen3-235b-a22b" and r.gpus == 128)
-    assert "does not divide" in published.predicted(large).reason
+    assert published.predicted(large).reason == "the ranks of a server are on one host"

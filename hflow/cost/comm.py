@@ -98,6 +98,16 @@ def all_reduce_s(size_bytes: float, ranks: int, link: Link) -> float:
     return min(2 * all_gather_s(size_bytes, ranks, link), tree)
 
 
+def one_shot_all_reduce_s(size_bytes: float, ranks: int, link: Link) -> float:
+    """Where every rank reads what all others have and adds it up itself: in one step, which wins where S is
+    smallest, as in decoding (the custom all-reduce kernels of vLLM, SGLang and TensorRT-LLM). Of ranks on one
+    host."""
+    if ranks == 1:
+        return 0.0
+    one_shot = (ranks - 1) * size_bytes / link.bandwidth + link.latency_s
+    return min(one_shot, all_reduce_s(size_bytes, ranks, link))
+
+
 def all_gather_s(size_bytes: float, ranks: int, link: Link) -> float:
     """Ring all-gather of a value of `size_bytes` from its `ranks` parts; a reduce-scatter takes as long."""
     return (ranks - 1) / ranks * size_bytes / link.bandwidth + (ranks - 1) * link.latency_s

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hflow.cost.comm import all_gather_s, all_reduce_s, axis_link, send_s
+from hflow.cost.comm import all_gather_s, all_reduce_s, axis_link, one_shot_all_reduce_s, send_s
 from hflow.cost.context import context_bytes
 from hflow.cost.device import BYTES, device_of
 from hflow.cost.experts import exchange_s
 from hflow.plan.cluster import Cluster, DeviceKind
+from hflow.plan.engine_registry import profile_of
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.strategy import PLAIN, Strategy
@@ -45,7 +46,7 @@ class Execution:
             spared = self.shape.expert_layers / self.shape.num_layers if self.strategy.whole_experts else 0
             seconds = (4 - 2 * spared) * all_gather_s(size, self.mesh.tp, link)
         else:
-            seconds = 2 * all_reduce_s(size, self.mesh.tp, link)
+            seconds = 2 * self._tp_sum_s(size)
         seconds += exchange_s(self.shape, size, self.mesh, self.cluster, self.strategy)
         if self.mesh.cp > 1:
             whole = context_bytes(self.shape, self.dtype, tokens * self.mesh.cp, self.mesh)
@@ -89,7 +90,13 @@ class Execution:
         if ranks == 1:
             return 0.0
         logits = sampled * self.shape.vocab * BYTES[self.dtype]
-        return all_reduce_s(self.activation_bytes(tokens), ranks, link) + all_gather_s(logits, ranks, link)
+        return self._tp_sum_s(self.activation_bytes(tokens)) + all_gather_s(logits, ranks, link)
+
+    def _tp_sum_s(self, size_bytes: float) -> float:
+        """Of an all-reduce over tp."""
+        one_shot = profile_of(self.strategy.engine).one_shot_sums and self.device.platform == "cuda"
+        sum_s = one_shot_all_reduce_s if one_shot else all_reduce_s
+        return sum_s(size_bytes, self.mesh.tp, axis_link(self.cluster, self.mesh, "tp"))
 
     def hop_s(self, tokens: float) -> float:
         """The activations on their way to the next stage."""

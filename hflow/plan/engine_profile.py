@@ -66,6 +66,7 @@ class EngineProfile:
     generated in waves, and the next begins when the last row of one has ended.
     `pages`: its KV cache is one pool, of which rows take as they grow, and where it is full the engine
     retracts rows; else each row has room for its greatest length from the first token on.
+    `one_shot_sums`: on CUDA it has kernels that sum over tp in one step, where there is little to sum.
     `lacks`: what of a model it would leave out without a word, as a phrase; empty: nothing.
     """
 
@@ -83,6 +84,7 @@ class EngineProfile:
     server: ServerProfile | None = None
     refills: bool = False
     pages: bool = False
+    one_shot_sums: bool = False
     lacks: Callable[[ModelShape], str] = lambda _: ""
 
     def token_step_s(self, platform: Platform) -> float:

@@ -38,10 +38,11 @@ def published(*overrides: str, engine: str = "megatron") -> Plan:
 
 @pytest.mark.parametrize("engine", ["megatron", "sglang"])
 def test_a_published_step_is_predicted_better_with_its_lengths(engine: str) -> None:
-    """Nothing is fitted to it. At the greatest lengths the step counts twice as long as it was."""
+    """Nothing is fitted to it. At the greatest lengths the step counts twice as long as it was. The plan is
+    the best that there is, not the published one."""
     greatest, stated = (published(*said, engine=engine).step_time_s for said in ((), STATED))
     assert greatest > 1.9 * PUBLISHED_S
-    assert 0.5 * PUBLISHED_S < stated < PUBLISHED_S
+    assert 0.4 * PUBLISHED_S < stated < PUBLISHED_S
 
 
 def test_plans_say_their_lengths(tmp_path: Path) -> None:

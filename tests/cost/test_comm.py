@@ -15,11 +15,17 @@ from hflow.cost.comm import (
     all_to_all_s,
     axis_link,
     host_transfer_s,
+    one_shot_all_reduce_s,
     send_s,
 )
+from hflow.cost.execution import Execution
 from hflow.plan.cluster import Cluster, Link
 from hflow.plan.cluster_file import load_cluster
+from hflow.plan.engine_registry import GenerationEngine
 from hflow.plan.layout import Mesh
+from hflow.plan.named_shapes import NAMED_SHAPES
+from hflow.plan.strategy import Strategy
+from hflow.plan.workload import Workload
 
 FAST = Link(100.0, 0.0)
 GB = 1e9
@@ -39,6 +45,32 @@ def test_small_all_reduces_go_up_and_down_a_tree() -> None:
     assert all_reduce_s(8.0, 64, slow_start) == pytest.approx(2 * 6 * 1e-5, rel=1e-3)
     ring = 2 * 63 / 64 * 1e9 / 1e9 + 2 * 63 * 1e-5
     assert all_reduce_s(1e9, 64, slow_start) == pytest.approx(ring), "the ring moves less"
+
+
+def test_the_smallest_all_reduces_are_one_step() -> None:
+    """Each of 8 ranks reads what the other seven have. Of much, the ring moves less, and of one rank nothing
+    moves."""
+    link = Link(1e9, 1e-5)
+    assert one_shot_all_reduce_s(8000.0, 8, link) == pytest.approx(7 * 8e-6 + 1e-5)
+    assert one_shot_all_reduce_s(1e9, 8, link) == all_reduce_s(1e9, 8, link)
+    assert one_shot_all_reduce_s(8000.0, 1, link) == 0.0
+
+
+def test_servers_on_gpus_sum_in_one_step() -> None:
+    """Of a token of each of 32 rows on tp8: of its 32 layers two sums each. Megatron-core's are NCCL's, and
+    on a CPU nobody has such kernels."""
+    shape, mesh = NAMED_SHAPES["llama-7b"], Mesh.of(tuple(range(8)), tp=8)
+    work, gpus = Workload(256, 128, 128), load_cluster("h100x8")
+    cpus = replace(gpus, device=replace(gpus.device, platform="cpu"))
+
+    def layers_s(cluster: Cluster, engine: GenerationEngine) -> float:
+        run = Execution(shape, "bf16", work, mesh, 32, cluster, Strategy(engine=engine))
+        return run.messages_s(32)
+
+    link, size = axis_link(gpus, mesh, "tp"), 32 * 4096 * 2
+    assert layers_s(gpus, "sglang") == pytest.approx(64 * (7 * size / link.bandwidth + link.latency_s))
+    assert layers_s(gpus, "megatron") == pytest.approx(64 * all_reduce_s(size, 8, link))
+    assert layers_s(cpus, "sglang") == layers_s(cpus, "megatron")
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,7 @@ PROFILE = EngineProfile(
     routes=("generate",),
     refills=True,
     pages=True,
+    one_shot_sums=True,
     server=SERVER_PROFILE,
     lacks=_lacks,
 )
