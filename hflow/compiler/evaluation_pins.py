@@ -36,17 +36,20 @@ def pinned(draft: Draft, node: Node, step: NodePlan, pin: Pin) -> NodePlan:
     group = NodeGroup(node.name, node.model_use.model, role, (node,), engine=engine)
     if reason := refusal(draft, group, mesh):
         raise _refused(pin, node, reason)
-    sp = step.strategy.sp and mesh.tp > 1
-    strategy = replace(_sharing_experts(step.strategy, mesh, pin), sp=sp)
+    strategy = _sharing_experts(step.strategy, mesh, pin)
+    if pin.etp == 1 and mesh.tp > 1 and not strategy.whole_experts:
+        raise _refused(
+            pin, node, f"the step's ep{step.strategy.ep} is none for it: name one, like ep{mesh.tp}"
+        )
+    strategy = replace(strategy, sp=step.strategy.sp and mesh.tp > 1)
     return replace(step, mesh=_near_trainer(draft, node, step.mesh, mesh), strategy=strategy)
 
 
 def _sharing_experts(step: Strategy, mesh: Mesh, pin: Pin) -> Strategy:
     """With so many parts of the experts as the pin says, whole ones if it does; else as in the step, as far
     as the mesh allows."""
-    ep, like_step = pin.ep or step.ep, step.whole_experts
-    ways = (like_step, not like_step) if pin.etp is None else (pin.etp < mesh.tp,)
-    for whole in (way for way in ways if spreads(mesh, ep, way)):
+    ep, whole = pin.ep or step.ep, step.whole_experts if pin.etp is None else pin.etp < mesh.tp
+    if spreads(mesh, ep, whole):
         return replace(step, ep=ep, whole_experts=whole)
     return replace(step, ep=gcd(ep, mesh.dp), whole_experts=False)
 

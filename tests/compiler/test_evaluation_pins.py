@@ -51,6 +51,31 @@ def test_what_a_pin_leaves_open_is_as_in_the_step(
     assert {n.node: n.mesh for n in plan.all_nodes if n.node != "rollout@greedy"} == others
 
 
+@pytest.mark.parametrize(
+    ("step", "pin", "expected"),
+    [
+        ("dp4,tp1,ep4@0-3", "dp2,tp2@0-3", (2, False)),  # cut as in the step, as far as dp divides
+        ("dp4,tp2,ep8,etp1@0-7", "dp2,tp4@0-7", (8, True)),
+        ("dp4,tp2,ep8,etp1@0-7", "dp4,tp1@0-3", (4, False)),  # nothing is cut, and 8 ranks there are not
+        ("dp4,tp2,ep4@0-7", "dp4,tp2,ep8,etp1@0-7", (8, True)),
+        ("dp4,tp1,ep1@0-3", "dp4,tp2,etp1@0-7", None),
+    ],
+)
+def test_experts_are_shared_as_in_the_step_or_as_pinned(
+    step: str, pin: str, expected: tuple[int, bool] | None
+) -> None:
+    graph = hflow.load(GRAPH, ["params.model=shape:qwen3-30b-a3b"])
+    pins = ("actor_train=dp8,tp2,ep8,zero1@0-15", f"rollout={step}", "ref_logprobs=dp8,ep8@8-15")
+    if expected is None:
+        with pytest.raises(HflowError, match="the step's ep1 is none for it: name one, like ep2"):
+            hflow.compile(graph, "h100x16", [*pins, f"rollout@greedy={pin}"])
+        return
+    strategy = (
+        hflow.compile(graph, "h100x16", [*pins, f"rollout@greedy={pin}"]).node("rollout@greedy").strategy
+    )
+    assert (strategy.ep, strategy.whole_experts) == expected
+
+
 @pytest.mark.parametrize("rows", [8, 30])
 def test_few_rows_of_an_evaluation_keep_no_step_from_more_replicas(rows: int) -> None:
     """The step is as long as without the evaluation, which has a replica for each row at most."""
