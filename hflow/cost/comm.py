@@ -69,6 +69,11 @@ def _counted(cluster: Cluster, mesh: Mesh, axis: str) -> tuple[int, int]:
     return rings, min(min(members.values()) for members in across)
 
 
+def crosses_hosts(cluster: Cluster, mesh: Mesh, axis: str) -> bool:
+    """Whether a group of `axis` has members on several hosts."""
+    return _crossing(cluster, mesh, axis) != (0, 0)
+
+
 @lru_cache(maxsize=4096)
 def _shared_link(cluster: Cluster, rings: int, members: int) -> Link:
     """The link of a group of which `members` are on a host that it shares with `rings` groups in all."""

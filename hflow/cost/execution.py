@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hflow.cost.comm import all_gather_s, all_reduce_s, axis_link, one_shot_all_reduce_s, send_s
+from hflow.cost.comm import (
+    all_gather_s,
+    all_reduce_s,
+    axis_link,
+    crosses_hosts,
+    one_shot_all_reduce_s,
+    send_s,
+)
 from hflow.cost.context import context_bytes
 from hflow.cost.device import BYTES, device_of
 from hflow.cost.experts import exchange_s
@@ -95,7 +102,8 @@ class Execution:
     def _tp_sum_s(self, size_bytes: float) -> float:
         """Of an all-reduce over tp."""
         one_shot = profile_of(self.strategy.engine).one_shot_sums and self.device.platform == "cuda"
-        sum_s = one_shot_all_reduce_s if one_shot else all_reduce_s
+        inside = not crosses_hosts(self.cluster, self.mesh, "tp")
+        sum_s = one_shot_all_reduce_s if one_shot and inside else all_reduce_s
         return sum_s(size_bytes, self.mesh.tp, axis_link(self.cluster, self.mesh, "tp"))
 
     def hop_s(self, tokens: float) -> float:

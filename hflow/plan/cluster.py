@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -139,6 +139,12 @@ class Cluster(CachedHash):
             return device // self.devices_per_host
         group, first_host, first_device = self._place(device)
         return first_host + (device - first_device) // group.devices_per_host
+
+    def is_even(self, devices: Sequence[int]) -> bool:
+        """Whether hosts have equally many of `devices`, one host after the other."""
+        hosts = [self.host(device) for device in devices]
+        order = list(dict.fromkeys(hosts))
+        return hosts == [host for host in order for _ in range(len(hosts) // len(order))]
 
     def kind(self, device: int) -> DeviceKind:
         return self._place(device)[0].device if self.more else self.device

@@ -22,7 +22,8 @@ Platform = Literal["cpu", "cuda"]
 @dataclass(frozen=True)
 class ServerProfile:
     """Of an engine that has processes of its own serve a model, with a copy of the weights that nobody else
-    can use. One is made for each data-parallel replica; its ranks are on one host.
+    can use. One is made for each data-parallel replica; each of its hosts has equally
+    many of its ranks.
 
     `token_step_s`: seconds that a token for every row takes beside its kernels, by platform.
     `process_bytes`: of the host's memory, what the server's processes take of each device's share.
@@ -66,7 +67,8 @@ class EngineProfile:
     generated in waves, and the next begins when the last row of one has ended.
     `pages`: its KV cache is one pool, of which rows take as they grow, and where it is full the engine
     retracts rows; else each row has room for its greatest length from the first token on.
-    `one_shot_sums`: on CUDA it has kernels that sum over tp in one step, where there is little to sum.
+    `one_shot_sums`: on CUDA it has kernels that sum over tp in one step, where there is little to sum, on
+    ranks of one host.
     `lacks`: what of a model it would leave out without a word, as a phrase; empty: nothing.
     """
 

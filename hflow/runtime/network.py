@@ -29,6 +29,15 @@ def interface_of(address: str) -> str | None:
     return next((name for name, has in interfaces if any(a.address == address for a in has)), None)
 
 
+def own_address(interface: str) -> str:
+    """The first address of an interface, of the version that most have. OSError if it has none."""
+    has = psutil.net_if_addrs().get(interface, [])
+    found = [a.address for family in (socket.AF_INET, socket.AF_INET6) for a in has if a.family == family]
+    if not found:
+        raise OSError(f"the network interface {interface} has no address")
+    return found[0]
+
+
 def is_loopback(address: str) -> bool:
     """Whether an address is one that everybody finds with himself. A name is none."""
     with suppress(ValueError):

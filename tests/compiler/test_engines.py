@@ -27,6 +27,7 @@ from hflow.plan.cluster_text import cluster_text
 from hflow.plan.edges import WeightEdge
 from hflow.plan.engines.sglang import SERVER_PROFILE
 from hflow.plan.frozen import moved_parameters
+from hflow.plan.layout import Mesh
 from hflow.plan.parameters import num_parameters
 from hflow.plan.plan import Plan, Search
 from hflow.plan.program import Await, Call, Release, SyncWeights
@@ -237,11 +238,35 @@ def test_the_worker_has_a_copy_of_the_adapter_alone(model: str) -> None:
     assert size == weights + cache + SERVER_PROFILE.process_bytes + copy
 
 
-def test_a_server_does_not_leave_its_host(grpo: Graph) -> None:
-    cluster = replace(load_cluster("a100x16"), devices_per_host=2, hosts=2)
-    with pytest.raises(HflowError, match="HF302"):
-        planned(grpo, cluster, "rollout=tp4@0-3")
-    assert planned(grpo, cluster, "rollout=tp4@0-3", engines=()).node("rollout").mesh.tp == 4
+def test_a_server_has_as_many_ranks_on_each_of_its_hosts(grpo: Graph) -> None:
+    cluster = replace(load_cluster("a100x16"), devices_per_host=2, hosts=3)
+    assert planned(grpo, cluster, "rollout=tp4@0-3").node("rollout").mesh.tp == 4
+    with pytest.raises(HflowError, match="a server has as many ranks on each of its hosts"):
+        planned(grpo, cluster, "rollout=tp4@1-4")
+    assert planned(grpo, cluster, "rollout=tp4@1-4", engines=()).node("rollout").mesh.tp == 4
+
+
+def test_a_server_with_unequal_shares_of_hosts_is_refused(grpo: Graph) -> None:
+    """A plan that is found without pins may have one; so may a file."""
+    cluster = replace(load_cluster("a100x16"), devices_per_host=2, hosts=3)
+    plan = planned(grpo, cluster, "rollout=tp4@0-3")
+    own = plan.node("rollout")
+    moved = replace(own, mesh=Mesh.of((1, 2, 3, 4), tp=4))
+    nodes = tuple(moved if node is own else node for node in plan.nodes)
+    told = [problem.message for problem in unrunnable(replace(plan, nodes=nodes))]
+    expected = "`rollout` is planned on SGLang with tp4, of which hosts have unequal shares"
+    assert expected in told and expected not in [problem.message for problem in unrunnable(plan)]
+
+
+@pytest.mark.parametrize("engines", [("rollout=sglang",), ()], ids=["sglang", "megatron"])
+def test_a_model_that_fits_no_host_generates_over_several(engines: tuple[str, ...]) -> None:
+    """Of 138 GB, eight devices would have to hold 17.2 GB each. Training shares it over stages, too."""
+    graph = large("grpo", "llama-70b")
+    cluster = load_cluster("h100x128")
+    pins = ["ref_logprobs=pp8,dp2,tp8@0-127", "actor_train=pp8,dp2,tp8,zero1,sp@0-127"]
+    small = replace(cluster, device=replace(cluster.device, memory_bytes=17 * 10**9, reserve_bytes=0))
+    assert planned(graph, small, *pins, engines=engines).node("rollout").mesh.tp == 16
+    assert planned(graph, cluster, *pins, engines=engines).node("rollout").mesh.tp <= 8
 
 
 def test_a_server_is_not_offloaded() -> None:
@@ -267,6 +292,7 @@ def test_what_does_not_fit_beside_a_server_says_why(model: str) -> None:
     assert "server" in str(caught.value) and "without  there" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_two_engines_for_one_model_are_two_copies(model: str) -> None:
     overrides = [f"params.model={model}"]
     files = ["tests/runtime/graphs/greedy_twice.yaml"]

@@ -4,8 +4,9 @@ none."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from hflow.compiler.candidates.node_groups import Candidate, Candidates, NodeGroup
 from hflow.compiler.candidates.pricing import Pricing
@@ -24,14 +25,39 @@ from hflow.plan.workload import Workload
 
 
 def candidates_of(draft: Draft, group: NodeGroup, counts: Sequence[int] = ()) -> Candidates:
-    """The candidates that fit into a device's memory, by number of devices, the fastest first.
+    """The candidates that fit into a device's memory, by number of devices, the fastest first. Where no
+    device holds its share of a model that generates with tp inside a host, those with tp over several.
 
     Args:
         counts: see `meshes`.
     """
+    inside = _priced(draft, group, meshes(draft, group, counts))
+    fits = any(_fits_alone(draft, candidate) for candidate in chain(*inside.values()))
+    if _generates_over_hosts(draft, group) and not fits:
+        return _priced(draft, group, meshes_over_hosts(draft, group, counts)) or inside
+    return inside
+
+
+def _fits_alone(draft: Draft, candidate: Candidate) -> bool:
+    """With its weights, if nothing else were on its devices."""
+    return _least_bytes(candidate) <= draft.cluster.device.usable_bytes
+
+
+def _least_bytes(candidate: Candidate) -> int:
+    return candidate.idle_bytes + candidate.kept.copy_bytes + candidate.least_bytes
+
+
+def _generates_over_hosts(draft: Draft, group: NodeGroup) -> bool:
+    """Whether tp may fill several hosts: for generation, which has no pipeline stages to share a model; not
+    where pins say tp, or other nodes use the mesh, too."""
+    pinned = any("tp" in dict(pin.sizes) for pin in pins_of(draft, group))
+    return not (pinned or draft.cluster.more) and all(node.op == "generate" for node in group.nodes)
+
+
+def _priced(draft: Draft, group: NodeGroup, meshes: Iterable[Mesh]) -> Candidates:
     pricing = _pricing(draft, group)
     found: dict[int, list[Candidate]] = defaultdict(list)
-    for mesh in meshes(draft, group, counts):
+    for mesh in meshes:
         if not refusal(draft, group, mesh):
             found[len(mesh.devices)] += pricing.candidates(mesh)
     return {n: tuple(sorted(found[n], key=_speed)) for n in sorted(found) if found[n]}
@@ -48,6 +74,21 @@ def meshes(draft: Draft, group: NodeGroup, counts: Sequence[int] = ()) -> Iterat
     Args:
         counts: numbers of devices; where there are none those that are pinned, or `sizes` of the cluster.
     """
+    per_host = draft.cluster.devices_per_host
+    return _meshes(draft, group, counts, lambda count: _divisors(min(count, per_host)))
+
+
+def meshes_over_hosts(draft: Draft, group: NodeGroup, counts: Sequence[int] = ()) -> Iterator[Mesh]:
+    """As `meshes`, but tp fills several hosts."""
+    per_host = draft.cluster.devices_per_host
+    spans = range(2 * per_host, draft.cluster.num_devices + 1, per_host)
+    return _meshes(draft, group, counts, lambda count: [tp for tp in spans if count % tp == 0])
+
+
+def _meshes(
+    draft: Draft, group: NodeGroup, counts: Sequence[int], tps_of: Callable[[int], list[int]]
+) -> Iterator[Mesh]:
+    """`tps_of`: the sizes of tp to try on so many devices."""
     cluster, shape, pins = draft.cluster, draft.shapes[group.model], pins_of(draft, group)
     wanted = {axis: size for pin in pins for axis, size in pin.sizes}
     if any(wanted[axis] != size for pin in pins for axis, size in pin.sizes):
@@ -58,7 +99,7 @@ def meshes(draft: Draft, group: NodeGroup, counts: Sequence[int] = ()) -> Iterat
     counts = counts or sorted(map(len, pinned)) or sizes(cluster)
     pps = {wanted["pp"]} if "pp" in wanted else _numbers_of_stages(shape.num_layers)
     for count in counts if len(pinned) < 2 else ():
-        tps = {wanted["tp"]} if "tp" in wanted else _divisors(min(count, cluster.devices_per_host))
+        tps = {wanted["tp"]} if "tp" in wanted else tps_of(count)
         cps = context_sizes(group, pins, count)
         for pp, tp, cp in ((p, t, c) for p in pps for t in tps for c in cps if count % (p * t * c) == 0):
             dp = count // (pp * tp * cp)
@@ -90,7 +131,7 @@ def needed_bytes(draft: Draft, group: NodeGroup, mesh: Mesh) -> int:
     """What the node group needs on a device of `mesh`, run with the least memory and nothing else beside
     it."""
     candidates = _pricing(unlimited(draft), group).candidates(mesh)
-    return min(c.idle_bytes + c.kept.copy_bytes + c.least_bytes for c in candidates)
+    return min(map(_least_bytes, candidates))
 
 
 def candidate_text(candidate: Candidate) -> str:

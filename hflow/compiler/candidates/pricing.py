@@ -60,9 +60,10 @@ class Pricing:
         for setting in ("zero", "ep", "etp", "offload", "sp", "vpp"):
             if len({getattr(pin, setting) for pin in self.pins} - {None}) > 1:
                 return f"the pins disagree about {setting}"
-        hosts = (len({self.cluster.host(d) for d in group}) for group in mesh.groups("tp"))
-        if self.group.served and max(hosts) > 1:
-            return "the ranks of a server are on one host"
+        pinned = next((pin.devices for pin in self.pins if pin.devices), mesh.devices)
+        placed = replace(mesh, devices=pinned) if len(pinned) == len(mesh.devices) else mesh
+        if self.group.served and not all(map(self.cluster.is_even, placed.groups("tp"))):
+            return "a server has as many ranks on each of its hosts, one host after the other"
         if not self.group.profile.offloads and any(pin.offload for pin in self.pins):
             return f"{'a server' if self.group.served else self.group.profile.title} is not offloaded"
         if self.group.shares_forward and any(pin.offload for pin in self.pins):

@@ -34,6 +34,7 @@ def unrunnable(plan: Plan) -> tuple[Diagnostic, ...]:
         *_routes(plan),
         *_optimizers(plan),
         *_vocabularies(plan),
+        *_servers(plan),
     )
 
 
@@ -129,6 +130,17 @@ def _vocabularies(plan: Plan) -> Iterator[Diagnostic]:
             message += f" of `{model}` otherwise than hflow: they are no multiple of {engine.vocab_unit}"
             help_ = f"`--pin {node.name}=tp1`, or add rows to the embedding"
             yield Diagnostic("HF406", message, node.span, help_)
+
+
+def _servers(plan: Plan) -> Iterator[Diagnostic]:
+    """Nodes whose servers would have more ranks on one host than on another."""
+    for node in (n for n in plan.graph.nodes if n.model):
+        own = plan.node(node.name)
+        engine = profile_of(own.engine)
+        if engine.server and not all(map(plan.cluster.is_even, own.mesh.groups("tp"))):
+            message = f"`{node.name}` is planned on {engine.title} with tp{own.mesh.tp}, of which hosts have"
+            help_ = f"`--pin {node.name}=tp{own.mesh.tp}@…` with devices that begin where a host does"
+            yield Diagnostic("HF406", f"{message} unequal shares", node.span, help_)
 
 
 def _optimizers(plan: Plan) -> Iterator[Diagnostic]:

@@ -7,7 +7,6 @@ torch.distributed. Import this module after `local_ray` has set Ray's environmen
 from __future__ import annotations
 
 import secrets
-import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -34,6 +33,7 @@ from hflow.runtime.controller.worker_failure import WorkerFailure, WorkerReport,
 from hflow.runtime.controller.worker_process import STOPPED
 from hflow.runtime.gpus import gpus_hidden
 from hflow.runtime.owned_folder import remove_abandoned
+from hflow.runtime.rendezvous import open_store
 from hflow.runtime.worker.failure import Failure
 
 IN_FLIGHT = 2  # calls that each worker has at most: this one and the next
@@ -262,13 +262,9 @@ def _dead(message: str) -> WorkerReport:
 
 
 def _open_store(local: bool) -> tuple[tuple[str, int], TCPStore]:
-    """The rendezvous store. The socket is bound before the store exists, so no port can be snatched."""
+    """The rendezvous store of the workers, and where it listens."""
     host = LOOPBACK if local else ray.util.get_node_ip_address()
-    listener = socket.socket()
-    listener.bind((host, 0))
-    listener.listen(1024)
-    port = listener.getsockname()[1]
-    store = TCPStore(host, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach())
+    port, store = open_store(host)
     return (host, port), store
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import psutil
 import ray
-from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from hflow.plan.engine_registry import DEFAULT_ENGINE
 from hflow.runtime.engines.implementation import implementation
 from hflow.runtime.engines.shared_memory import remove_own
 from hflow.runtime.network import interface_of, network_stack, source_address
 from hflow.runtime.owned_folder import OwnedFolder
+from hflow.runtime.rendezvous import join_store
 from hflow.runtime.samples.parts import SampleRequest
 from hflow.runtime.worker.failure import failure_of
 from hflow.runtime.worker.gloo import INTERFACE
@@ -49,7 +49,7 @@ class RayWorker(Worker):
             if host == LOOPBACK:  # between hosts, NCCL finds the fastest by itself
                 os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
         self._gave_up = False
-        return self.join(TCPStore(host, port, None, False), generation, rank, size, secret)
+        return self.join(join_store(host, port), generation, rank, size, secret)
 
     def run(
         self, step: int, evaluation: bool = False, name: str = "", samples: SampleRequest | None = None

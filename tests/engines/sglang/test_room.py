@@ -19,6 +19,7 @@ from hflow.plan.named_shapes import NAMED_SHAPES
 from hflow.plan.workload import Workload
 from hflow.runtime.engines.protocol import NodeError
 from hflow.runtime.engines.sglang import replica, room
+from hflow.runtime.engines.sglang.hosts import ONE_HOST, ServerHosts
 from hflow.runtime.engines.sglang.options import ServerOptions, foresight
 from hflow.runtime.engines.sglang.replica import Replica
 from hflow.runtime.engines.sglang.serve import arguments
@@ -65,7 +66,8 @@ def happened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         found.append("cache")
         free["bytes"] = 40 * GIB
 
-    def start(given: ServerOptions, _: Callable[[str], None]) -> Started:
+    def start(given: ServerOptions, _: Callable[[str], None], meeting: None) -> Started:
+        assert meeting is None
         found.append(given.free_bytes)
         return Started()
 
@@ -79,7 +81,8 @@ def happened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def made(device: torch.device, visible: str, reserve_bytes: int = 3 * GIB) -> Replica:
     group: Any = Alone()
 
-    def of(devices: tuple[str, ...]) -> ServerOptions:
+    def of(devices: tuple[str, ...], hosts: ServerHosts) -> ServerOptions:
+        assert hosts == ONE_HOST
         return options(devices, reserve_bytes)
 
     return Replica("rollout", device, visible, of, group, threading.Event(), lambda _: None)

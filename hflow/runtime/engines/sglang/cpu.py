@@ -56,17 +56,18 @@ ARGUMENTS = (
 )
 
 
-def prepare(cores: Sequence[int], ranks: int) -> None:
+def prepare(cores: Sequence[int], ranks: int, hosts: int = 1) -> None:
     """Make SGLang importable in this process and its children; before SGLang or torch is imported.
 
-    `cores`: all that they may use; none: those that this process may.
+    `cores`: all that they may use; none: those that this process may. `ranks`: on each of the server's hosts.
     """
     for setting in ENVIRONMENT:
         os.environ[setting.name] = setting.value
     sys.path.append(str(STAND_IN))  # last: a kernel package that somebody has built comes first
     if cores:
         os.sched_setaffinity(0, cores)
-    os.environ[BIND] = bind(sorted(os.sched_getaffinity(0)), ranks)
+    here = bind(sorted(os.sched_getaffinity(0)), ranks)
+    os.environ[BIND] = "|".join([here] * hosts)  # an entry for each rank; those of others nobody reads
 
 
 def bind(cores: Sequence[int], ranks: int) -> str:

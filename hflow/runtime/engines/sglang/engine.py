@@ -32,6 +32,7 @@ from hflow.runtime.engines.groups import NewGroup, make_groups
 from hflow.runtime.engines.protocol import EngineCall, ModelEngine, ModelSetup, NodeError, Result
 from hflow.runtime.engines.rollout import Rollout
 from hflow.runtime.engines.sampler import Answers, NotFinite, Sampling
+from hflow.runtime.engines.sglang.hosts import ServerHosts
 from hflow.runtime.engines.sglang.options import ServerOptions, foresight
 from hflow.runtime.engines.sglang.replica import Replica
 from hflow.runtime.engines.sglang.requests import RequestRow, Response
@@ -101,9 +102,9 @@ class SglangModel(ModelEngine):
             SERVER_PROFILE.reserve_bytes(shape, size, work, sharding.mesh, rows) for rows, work in works
         )
         replica = next(ranks for ranks in sharding.mesh.groups("tp") if rank in ranks)
-        together = tuple(sorted({core for other in replica for core in cores[other]}))
+        together = tuple(sorted({core for other in replica for core in cores.get(other, ())}))
 
-        def options(devices: tuple[str, ...]) -> ServerOptions:
+        def options(devices: tuple[str, ...], hosts: ServerHosts) -> ServerOptions:
             return ServerOptions(
                 model_path=model.path,
                 dtype=DTYPES[model.weight_dtype],
@@ -122,6 +123,7 @@ class SglangModel(ModelEngine):
                 reads_texts=any("stop" in node.options for node, _ in planned),
                 adapter=shape.adapter,
                 tells_routes=any(node.output(ROUTES) for node, _ in planned),
+                hosts=hosts,
             )
 
         node = planned[0][0].name

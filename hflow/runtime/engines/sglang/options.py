@@ -6,13 +6,15 @@ from dataclasses import dataclass
 
 from hflow.graph.adapter import Adapter
 from hflow.plan.workload import Workload
+from hflow.runtime.engines.sglang.hosts import ONE_HOST, ServerHosts
 
 LEAST_FORESIGHT = 0.01
 
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """`devices` are the entries of CUDA_VISIBLE_DEVICES for the server's `tp` ranks; none: it runs on CPUs.
+    """`hosts` have equally many of the server's `tp` ranks. `devices` are the entries of CUDA_VISIBLE_DEVICES
+    for those of this host; none: it runs on CPUs.
 
     `cores` are those that a server on CPUs may use, shared out among its ranks; none: all that this process
     may. Its KV cache holds `max_tokens`. A request has at most `max_length` tokens, prompt and response
@@ -48,10 +50,11 @@ class ServerOptions:
     adapter: Adapter | None = None
     tells_routes: bool = False
     foresight: float = 1.0
+    hosts: ServerHosts = ONE_HOST
 
     def __post_init__(self) -> None:
-        if self.devices and len(self.devices) != self.tp:
-            raise ValueError(f"{self.tp} ranks on {len(self.devices)} devices")
+        if self.devices and len(self.devices) != self.ranks:
+            raise ValueError(f"{self.ranks} ranks on {len(self.devices)} devices")
         if self.devices and self.cores:
             raise ValueError("cores are for servers on CPUs; this one has devices")
         if self.max_tokens < self.max_length:
@@ -60,6 +63,11 @@ class ServerOptions:
             )
         if self.sleeps and not self.devices:
             raise ValueError("only the memory of CUDA devices can be released")
+
+    @property
+    def ranks(self) -> int:
+        """On this host."""
+        return self.tp // self.hosts.count
 
 
 def foresight(rows: int, room: int, work: Workload) -> float:

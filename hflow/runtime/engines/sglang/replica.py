@@ -1,8 +1,10 @@
-"""One SGLang server, as the ranks of a tensor-parallel group share it: the first of them speaks to it."""
+"""One SGLang server, as the ranks of a tensor-parallel group share it: the first of them speaks to it. Where
+they are on several hosts, the first on each host starts its part."""
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +19,7 @@ from torch.distributed import ProcessGroup
 from hflow.runtime.engines.gather_json import broadcast_json, gather_json
 from hflow.runtime.engines.protocol import NodeError, Stopped
 from hflow.runtime.engines.sampler import Sampling
+from hflow.runtime.engines.sglang.hosts import Meeting, ServerHosts
 from hflow.runtime.engines.sglang.options import ServerOptions
 from hflow.runtime.engines.sglang.requests import Lost, RequestRow, Response, ask
 from hflow.runtime.engines.sglang.room import free_bytes, make_room
@@ -24,10 +27,12 @@ from hflow.runtime.engines.sglang.server import Server, ServerError
 from hflow.runtime.engines.sglang.share import handle
 from hflow.runtime.engines.sglang.tiles import LOADER
 from hflow.runtime.engines.sglang.weights import ServedWeights
+from hflow.runtime.network import network_stack, own_address
 from hflow.units import size
 
 RESTARTS = 3  # while one node runs
 UPDATE_S = 600.0
+INTERFACE, LOOPBACK = "GLOO_SOCKET_IFNAME", "lo"  # by which this worker reaches others
 
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -65,7 +70,7 @@ class Replica:
         node: str,
         device: torch.device,
         visible: str,
-        options: Callable[[tuple[str, ...]], ServerOptions],
+        options: Callable[[tuple[str, ...], ServerHosts], ServerOptions],
         group: ProcessGroup,
         stopped: threading.Event,
         told: Callable[[str], None],
@@ -76,7 +81,7 @@ class Replica:
             node: in whose name errors are raised.
             device: of this rank.
             visible: its entry of CUDA_VISIBLE_DEVICES; empty on a CPU.
-            options: given those of all ranks of the group.
+            options: given the devices of the ranks on this host, and the hosts.
             stopped: set when nobody waits for answers any more.
             told: hears what is done while it takes long.
 
@@ -86,9 +91,17 @@ class Replica:
         self.node, self.group, self.stopped, self.told = node, group, stopped, told
         self.speaks = group.rank() == 0
         self.device = device
-        self.options = options(tuple(filter(None, self._gathered(visible))))
+        stacks = self._gathered(network_stack())
+        here = [stack == stacks[group.rank()] for stack in stacks]
+        self.starts = here.index(True) == group.rank()
+        try:
+            hosts = ServerHosts.of(stacks, group.rank())
+        except ValueError as error:
+            raise NodeError(node, f"SGLang: {error}", "HF404") from None
+        devices = tuple(told for told, is_here in zip(self._gathered(visible), here) if told and is_here)
+        self.options = options(devices, hosts)
         self.holds: ServedWeights | None = None  # see `weights.Taker`
-        self._server: Server | None = None
+        self._server: Server | None = None  # of the ranks that start one
         self._asked: list[Asked] = []  # and not yet answered
         self._paused = threading.Event()
         self._died = False  # in the middle of a renewal
@@ -189,10 +202,42 @@ class Replica:
             problem = f"SGLang computes with {size(needs)} beside weights and KV cache; {size(free)} are free"
             raise NodeError(self.node, problem, "HF404")
         self.options = replace(self.options, free_bytes=free)
-        self._together(self._start_here, "HF404")
+        meeting = self._meet() if self.options.hosts.count > 1 else None
+        problem = self._start_here(meeting) if self.starts else ""
+        if problems := [*filter(None, self._gathered(problem))]:
+            self.close()
+            raise NodeError(self.node, f"SGLang: {problems[0]}", "HF404")
 
-    def _start_here(self) -> None:
-        """Raises `Stopped` when nobody waits for the server any more."""
+    def _meet(self) -> Meeting | None:
+        """With the other hosts; None on ranks that start nothing.
+
+        Raises:
+            NodeError: HF404: one host does not reach another.
+        """
+        opened: list[Meeting] = []
+
+        def opens() -> str:
+            try:
+                opened.append(Meeting.open(own_address(os.environ.get(INTERFACE, LOOPBACK))))
+            except OSError as error:
+                raise ServerError(f"its hosts cannot meet: {error}") from None
+            return opened[0].place
+
+        place = self._together(opens, "HF404")
+        self.options = replace(self.options, hosts=replace(self.options.hosts, store=place))
+        if opened or not self.starts:
+            return opened[0] if opened else None
+        try:
+            return Meeting.join(place)
+        except RuntimeError as error:
+            raise NodeError(self.node, f"SGLang: its first host is not reached: {error}", "HF404") from None
+
+    def _start_here(self, meeting: Meeting | None) -> str:
+        """Returns why the server did not start; empty if it did.
+
+        Raises:
+            Stopped: nobody waits for the server any more.
+        """
 
         def told(text: str) -> None:
             if self.stopped.is_set():
@@ -200,9 +245,16 @@ class Replica:
             self.told(f"{self.node}: {text}")
 
         try:
-            self._server = Server.start(self.options, told)
+            self._server = Server.start(self.options, told, meeting)
+        except BaseException as error:
+            if meeting:
+                meeting.fail(str(error) or type(error).__name__)
+            if isinstance(error, ServerError):
+                return str(error)
+            raise
         finally:
             self.told("")
+        return ""
 
     def _send(self, asked: Asked) -> None:
         if self.speaks:

@@ -23,6 +23,7 @@ from hflow.graph.adapter import Adapter
 from hflow.plan.engines.sglang import SERVER_PROFILE
 from hflow.runtime.engines.lifetime import die_with
 from hflow.runtime.engines.sglang import cpu
+from hflow.runtime.engines.sglang.hosts import ServerHosts
 from hflow.runtime.engines.sglang.options import ServerOptions
 from hflow.runtime.model_folder import read_object
 
@@ -66,26 +67,39 @@ class Request:
         options |= {"devices": tuple(options["devices"]), "cores": tuple(options["cores"])}
         if told := options["adapter"]:
             options["adapter"] = Adapter(told["rank"], told["alpha"], tuple(told["targets"]))
+        options["hosts"] = ServerHosts(**options["hosts"])
         return cls(ServerOptions(**options), **values)
 
 
-def environment(folder: str) -> dict[str, str]:
+def environment(folder: str, hosts: ServerHosts) -> dict[str, str]:
     """For CPUs and CUDA alike."""
-    return {
+    return meeting_place(folder, hosts) | {
         SERVER: str(os.getpid()),
         "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",  # by SPARE; see check_length
-        # Ranks meet in a file and talk over loopback: a TCP store would listen on every interface.
-        "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE": (Path(folder) / "store").as_uri(),
         # Other models may lie on some of its devices only; `server` checks that the KV cache fits.
         "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "0",
         "SGLANG_HEALTH_CHECK_TIMEOUT": str(HEALTH_S),
         # In the long run as many tokens come free as are made: the cache's margin is all that is kept.
         "SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR": "0",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "NCCL_SOCKET_IFNAME": "lo",
         # Models are local folders: nothing is looked up elsewhere, and nobody is told.
         "HF_HUB_OFFLINE": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
+    }
+
+
+def meeting_place(folder: str, hosts: ServerHosts) -> dict[str, str]:
+    """Where ranks meet, and how they talk. SGLang's own store would listen on every interface."""
+    if hosts.count == 1:
+        store = (Path(folder) / "store").as_uri()
+        return {
+            "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE": store,
+            "GLOO_SOCKET_IFNAME": "lo",
+            "NCCL_SOCKET_IFNAME": "lo",
+        }
+    return {  # by the interfaces that the worker uses
+        "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE": f"tcp://{hosts.store}",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the worker's: no rank opens one there
+        "SGLANG_USE_MESSAGE_QUEUE_BROADCASTER": "0",  # it would listen for other hosts, besides gloo
     }
 
 
@@ -106,6 +120,9 @@ def arguments(options: ServerOptions, port: int, key: str) -> dict[str, Any]:
             "model_path": options.model_path,
             "dtype": options.dtype,
             "tp_size": options.tp,
+            "nnodes": options.hosts.count,
+            "node_rank": options.hosts.number,
+            "dist_init_addr": options.hosts.store or None,
             "host": "127.0.0.1",
             "port": port,
             "api_key": key,
@@ -204,10 +221,10 @@ def main() -> None:
     options = request.options
     check_length(options)
     view = without_its_own_ends(Path(options.model_path), Path(request.folder) / "model")
-    os.environ.update(environment(request.folder))
+    os.environ.update(environment(request.folder, options.hosts))
     on_cpu = not options.devices
     if on_cpu:
-        cpu.prepare(options.cores, options.tp)
+        cpu.prepare(options.cores, options.ranks, options.hosts.count)
 
     from sglang.srt.entrypoints.http_server import launch_server  # reads the environment
     from sglang.srt.managers.scheduler import run_scheduler_process

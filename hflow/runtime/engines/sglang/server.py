@@ -1,7 +1,7 @@
 """A worker's side of an SGLang server: start it, ask it, end it.
 
-Everything is on this machine: the server's sockets are on loopback, and it ends with the process that started
-it.
+The server's sockets are on loopback, and it ends with the process that started it. Of a server over several
+hosts this is the program of one: the worker on the first host asks, and programs end together.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from hflow.runtime.engines.sglang import serve
+from hflow.runtime.engines.sglang.hosts import Meeting
 from hflow.runtime.engines.sglang.log import cause, last_lines
 from hflow.runtime.engines.sglang.options import ServerOptions
 from hflow.runtime.engines.sglang.shared_memory import remove_of
@@ -31,6 +32,7 @@ ANSWER_S = 600.0  # to a request
 HEALTH_S = serve.HEALTH_S + 30.0
 READY_S = 30.0  # to the question whether it has started, which is asked again
 NOTICE_S = 3.0  # until a broken server is known to be dead
+WATCH_S = 0.5  # between two looks at the other hosts
 
 
 class ServerError(Exception):
@@ -42,11 +44,13 @@ def _nobody(_message: str) -> None:
 
 
 class Server:
-    """A running server. Any thread may ask it; several may at once."""
+    """A running server. Any thread may ask it; several may at once. `meeting`: with the other hosts of one
+    over several."""
 
-    def __init__(self, options: ServerOptions) -> None:
+    def __init__(self, options: ServerOptions, meeting: Meeting | None = None) -> None:
         """Begin to start it; `start` waits until it is there."""
-        self._closing = threading.Lock()
+        self._closing, self._closed = threading.Lock(), threading.Event()
+        self._meeting, self._is_first = meeting, options.hosts.number == 0
         self._folder = OwnedFolder("sglang", forget=remove_of)
         self._log = self._folder.path / "log"
         self._port = _reserve()
@@ -64,14 +68,19 @@ class Server:
             raise
 
     @classmethod
-    def start(cls, options: ServerOptions, told: Callable[[str], None] = _nobody) -> Server:
+    def start(
+        cls,
+        options: ServerOptions,
+        told: Callable[[str], None] = _nobody,
+        meeting: Meeting | None = None,
+    ) -> Server:
         """A server that takes requests. `told` is called about once a second, with how long it has taken.
 
         Raises:
             ServerError: it did not start; with the cause and the end of its log. Nothing is left of it.
         """
         try:
-            server = cls(options)
+            server = cls(options, meeting)
         except OSError as error:
             raise ServerError(f"SGLang cannot be started: {error}") from None
         try:
@@ -80,20 +89,28 @@ class Server:
         except BaseException:
             server.close()
             raise
+        if meeting:
+            if server._is_first:
+                meeting.tell_started()
+            threading.Thread(target=server._watch, args=(meeting,), daemon=True).start()
         return server
 
     def _wait(self, told: Callable[[str], None]) -> None:
         begin = time.monotonic()
         while (taken := time.monotonic() - begin) < START_S:
             told(f"starting SGLang ({taken:.0f} s)")
-            if not self.alive:
+            if not self._is_whole:
                 raise ServerError(self._death("SGLang ended while it started"))
+            if failure := self._failure():
+                raise ServerError(failure)
             if self._is_ready():
                 return
             time.sleep(1.0)
         raise ServerError(self._death(f"SGLang did not start within {START_S:.0f} s"))
 
     def _is_ready(self) -> bool:
+        if self._meeting and not self._is_first:
+            return self._meeting.has_started
         try:
             return self._send("GET", "/ready", None, READY_S)[0] == 200
         except (OSError, HTTPException):
@@ -103,6 +120,8 @@ class Server:
         """That SGLang has not made anything smaller than it was told to."""
         assert self._tree is not None
         self._tree.need_children()
+        if not self._is_first:
+            return
         tokens = self.get("/server_info")["max_total_num_tokens"]
         if tokens < options.max_tokens:
             raise ServerError(
@@ -145,7 +164,7 @@ class Server:
     def _broken(self, path: str, error: Exception) -> str:
         """Why. A connection breaks a moment before the process that broke it has ended."""
         if self._tree is None:
-            return f"{path}: the server is closed"
+            return f"{path}: {self._failure() or 'the server is closed'}"
         deadline = time.monotonic() + NOTICE_S
         while self.alive and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -162,9 +181,25 @@ class Server:
 
     @property
     def alive(self) -> bool:
-        """Whether the server and all processes that it had when it was ready live."""
+        """Whether the server and all processes that it had when it was ready live, here and elsewhere."""
+        return self._is_whole and not self._failure()
+
+    @property
+    def _is_whole(self) -> bool:
         tree = self._tree
         return tree is not None and tree.whole
+
+    def _failure(self) -> str:
+        """What the other hosts have told; empty if nothing."""
+        return self._meeting.failure() if self._meeting else ""
+
+    def _watch(self, meeting: Meeting) -> None:
+        """For a thread of its own: programs of several hosts end together."""
+        while not self._closed.wait(WATCH_S):
+            if meeting.failure():
+                self.close()
+            elif not self._is_whole and not self._closed.is_set():
+                meeting.fail(self._death("SGLang died"))
 
     def healthy(self) -> bool:
         """Whether it lives and generates: when idle, SGLang makes a token for this. Not while paused."""
@@ -175,6 +210,7 @@ class Server:
 
     def close(self) -> None:
         """End all its processes, wait for them, and remove its files. Twice is once."""
+        self._closed.set()
         with self._closing:
             tree, self._tree = self._tree, None
             if tree is not None:
