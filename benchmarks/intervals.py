@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor
@@ -45,6 +46,7 @@ NODES: Mapping[str, TimedKind] = {
     "critic_train": "train",
     "step": "step",
 }  # of `calibrated.py`; all others score
+DEVICES_PER_HOST = 8  # of the published steps
 EXPERTS = ("qwen3-30b-a3b", "qwen3-235b-a22b", "deepseek-v3")
 Json = dict[str, Any]
 
@@ -82,7 +84,7 @@ def newest(name: str) -> Json:
 
 
 def published_cases(result: Json) -> Iterator[Case]:
-    """Held-out rows of systems whose engines are predicted. Steps of models with experts are kept apart."""
+    """Held-out rows of systems whose engines are predicted."""
     for row in result["rows"]:
         if "error" not in row or row["use"] != "held out" or row["system"] in OTHER_ENGINES:
             continue
@@ -92,7 +94,15 @@ def published_cases(result: Json) -> Iterator[Case]:
         if timed := KINDS.get(row["kind"]):
             yield Case("cuda", timed, group, ratio)
         elif row["kind"] != "transition":
-            yield Case("cuda", "step with experts" if row["model"] in EXPERTS else "step", group, ratio)
+            yield Case("cuda", _kind_of_step(row), group, ratio)
+
+
+def _kind_of_step(row: Json) -> TimedKind:
+    """Steps of models with experts are kept apart, and of these those that generate over several hosts."""
+    tp = re.search(r"generate=\S*tp(\d+)", row.get("setting", ""))
+    if tp and int(tp[1]) > DEVICES_PER_HOST:
+        return "step over hosts"
+    return "step with experts" if row["model"] in EXPERTS else "step"
 
 
 def measured_cases(result: Json) -> Iterator[Case]:
@@ -111,7 +121,7 @@ def interval(ratios: Sequence[float], outside: float = OUTSIDE) -> Interval:
 def interval_of(found: Sequence[Case], timed: TimedKind) -> Interval:
     """Of cases with experts, which are few, none is left out."""
     ratios = [case.ratio for case in found]
-    return interval(ratios, 0.0) if timed == "step with experts" else interval(ratios)
+    return interval(ratios, 0.0) if timed in ("step with experts", "step over hosts") else interval(ratios)
 
 
 def of_kind(found: Sequence[Case], platform: Platform, timed: TimedKind) -> list[Case]:
@@ -163,7 +173,7 @@ def table(result: Json) -> str:
     lines = [_cells(line) for line in result["intervals"]]
     text = "".join(f"| {' | '.join(cells)} |\n" for cells in (heads, ["---"] * len(heads), *lines))
     held, steps = result["held_of_published"], result["held_of_published_steps"]
-    width = f"the median half-width is {result['median_half_width_of_published']:.0%}, that of training"
+    width = f"the median half-width is {result['median_half_width_of_published']:.1%}"
     return f"{text}\nOf all cases of GPUs {held:.0%} are inside, of steps {steps:.0%}; {width}.\n"
 
 

@@ -376,7 +376,7 @@ def with_tables(page: str, made: str) -> str:
 
 
 def _title(kind: str) -> str:
-    return kind[0].upper() + kind[1:] if kind.islower() else f"{kind}s"
+    return kind[0].upper() + kind[1:] if kind.islower() else f"{kind.removesuffix('s')}s"
 
 
 def _table(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -166,5 +167,8 @@ def test_predictions_are_of_the_right_size(kind: str) -> None:
 
 
 def test_layouts_that_cannot_be_are_told_with_their_reason() -> None:
+    """Qwen3-235B has 64 heads."""
     (large, *_) = (r for r in published_rows() if r.model == "qwen3-235b-a22b" and r.gpus == 128)
-    assert published.predicted(large).reason == "the ranks of a server are on one host"
+    too_wide = replace(large, setting=large.setting.replace("generate=dp8,tp16", "generate=dp1,tp128"))
+    assert "tp128 does not divide 64 heads" in published.predicted(too_wide).reason
+    assert not published.predicted(large).reason

@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
+from hflow.cost.comm import crosses_hosts
 from hflow.plan.engine_profile import Platform
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.plan import Plan
 
-TimedKind = Literal["train", "score", "generate", "step", "step with experts"]
+TimedKind = Literal["train", "score", "generate", "step", "step with experts", "step over hosts"]
 
 
 class Interval(NamedTuple):
@@ -33,6 +34,7 @@ RATIOS: Mapping[Platform, Mapping[TimedKind, Interval]] = {
         "generate": Interval(0.82, 1.5),
         "step": Interval(0.91, 1.52),
         "step with experts": Interval(0.84, 1.57),
+        "step over hosts": Interval(0.94, 2.6),
     },
     "cpu": {
         "train": Interval(0.78, 1.21),
@@ -47,8 +49,9 @@ _NODES: Mapping[str, TimedKind] = {"train": "train", "score": "score", "generate
 def step_interval(plan: Plan) -> Interval | None:
     """Of the plan's step; None where nothing is known of steps like it, or it takes no time.
 
-    A step that generates nothing is timed as its training is, or its scores. Without generation, nothing is
-    known of models with experts.
+    Steps that generate with tp over several hosts are published of two models with experts, which count for
+    all. A step that generates nothing is timed as its training is, or its scores; without generation, nothing
+    is known of models with experts.
     """
     return _around(plan, plan.step_time_s, _kind_of_step(plan))
 
@@ -56,9 +59,17 @@ def step_interval(plan: Plan) -> Interval | None:
 def _kind_of_step(plan: Plan) -> TimedKind | None:
     kinds = {node.kind for node in plan.nodes}
     experts = any(shape.moe for shape in plan.shapes.values())
+    if _generates_over_hosts(plan):
+        return "step over hosts"
     if "generate" in kinds:
         return "step with experts" if experts else "step"
     return None if experts else next((kind for name, kind in _NODES.items() if name in kinds), None)
+
+
+def _generates_over_hosts(plan: Plan) -> bool:
+    """Whether tp of any generation reaches over hosts."""
+    generating = (node.mesh for node in plan.nodes if node.kind == "generate")
+    return any(crosses_hosts(plan.cluster, mesh, "tp") for mesh in generating)
 
 
 def node_interval(plan: Plan, node: NodePlan) -> Interval | None:
