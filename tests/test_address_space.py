@@ -44,6 +44,7 @@ def test_what_loads_torch_is_refused(size: int, command: tuple[str, ...]) -> Non
     assert output.startswith("error[HF404]: ") and "of address space" in output and "ulimit -v" in output
 
 
+@pytest.mark.slow
 def test_check_and_compile_need_little() -> None:
     assert run_in(3 * 10**8, "check", GRAPH)[0] == 0
     model = "params.model=shape:qwen2.5-0.5b"

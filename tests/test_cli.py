@@ -142,6 +142,7 @@ def plan(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_a_plan_that_cannot_run_says_so(tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     shapes = ("--set", "params.model=shape:llama-7b", "--cluster", "a100x8")
@@ -164,6 +165,7 @@ def test_options_are_those_of_the_compiler() -> None:
     assert get_args(AfterPass) == (*(step.__name__ for step in PASSES), "all")
 
 
+@pytest.mark.slow
 def test_a_plan_is_explained_as_it_was_printed(model: str, plan: Path, tmp_path: Path) -> None:
     printed = hflow("compile", "algorithms/grpo.yaml", "--set", f"params.model={model}").stdout
     html, trace = tmp_path / "new/plan.html", tmp_path / "trace.json"
@@ -176,6 +178,7 @@ def test_a_plan_is_explained_as_it_was_printed(model: str, plan: Path, tmp_path:
     assert hflow("explain", str(plan), "--ascii").stdout.isascii()
 
 
+@pytest.mark.slow
 def test_the_functions_of_a_plan_and_what_has_changed_since(model: str, tmp_path: Path) -> None:
     folder, file = tmp_path / "model", tmp_path / "plan.json"
     shutil.copytree(model, folder)
@@ -204,6 +207,7 @@ def test_the_functions_of_a_plan_and_what_has_changed_since(model: str, tmp_path
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_what_a_run_took_is_put_beside_the_plan(plan: Path, tmp_path: Path) -> None:
     found = load_plan(plan)
     times = {f"time_s.{n.node}": n.time_s * (3 if n.node == "rollout" else 1) for n in found.nodes}
@@ -240,6 +244,7 @@ def test_metrics_of_which_a_part_was_written_are_refused(plan: Path, tmp_path: P
     assert done.returncode == 1 and "error[HF407]: line 2 of" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_plan_that_is_overwritten_is_compared(model: str, plan: Path, tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     file.write_text(plan.read_text())
@@ -268,6 +273,7 @@ def changes(done: subprocess.CompletedProcess[str], start: str = "") -> list[str
     return [line for line in lines if line.startswith(start)]
 
 
+@pytest.mark.slow
 def test_passes_print_what_they_make(model: str) -> None:
     command = ["compile", "algorithms/grpo.yaml", "--set", f"params.model={model}", "--print-after"]
     every = hflow(*command, "all").stdout
@@ -278,6 +284,7 @@ def test_passes_print_what_they_make(model: str) -> None:
     assert "generate actor %prompts.tokens @a" in every and "train actor_train: actor" in every
 
 
+@pytest.mark.slow
 def test_json_stands_alone(model: str) -> None:
     command = ["compile", "algorithms/grpo.yaml", "--set", f"params.model={model}", "--json"]
     for option in (
@@ -289,6 +296,7 @@ def test_json_stands_alone(model: str) -> None:
         assert hflow(*command, *option).returncode == 2
 
 
+@pytest.mark.slow
 def test_a_placement_and_a_planner_can_be_asked_for(model: str) -> None:
     command = ["compile", "algorithms/grpo.yaml", "--set", f"params.model={model}", "--json"]
     apart = json.loads(hflow(*command, "--placement", "standalone").stdout)
@@ -379,6 +387,7 @@ def test_misuse_is_exit_code_2() -> None:
     assert hflow("nope").returncode == 2
 
 
+@pytest.mark.slow
 def test_a_plan_takes_no_other_choices(model: str, tmp_path: Path) -> None:
     plan = str(tmp_path / "plan.json")
     assert (
@@ -400,6 +409,7 @@ def test_a_plan_takes_no_other_choices(model: str, tmp_path: Path) -> None:
     assert done.returncode == 1 and "error[HF001]" in done.stderr
 
 
+@pytest.mark.slow
 def test_how_a_plan_is_kept_is_checked(model: str, plan: Path, tmp_path: Path) -> None:
     over = tmp_path / "over.yaml"
     over.write_text("run:\n  checkpoint: {every: 10, best: loss.actor}\n")
@@ -413,7 +423,7 @@ def test_how_a_plan_is_kept_is_checked(model: str, plan: Path, tmp_path: Path) -
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 @pytest.mark.slow
 @pytest.mark.parametrize("saved", [False, True])
 def test_a_run_folder_tells_how_the_run_is_kept(model: str, tmp_path: Path, saved: bool) -> None:
@@ -434,6 +444,7 @@ def test_a_run_folder_tells_how_the_run_is_kept(model: str, tmp_path: Path, save
     assert "run:" not in (run / "graph.yaml").read_text()
 
 
+@pytest.mark.slow
 def test_a_plan_is_no_graph(model: str, tmp_path: Path) -> None:
     plan = str(tmp_path / "plan.json")
     made = hflow("compile", "algorithms/sft.yaml", "--set", f"params.model={model}", "-o", plan)
@@ -469,6 +480,7 @@ def test_the_saved_graph_is_the_one_that_ran(tmp_path: Path) -> None:
     assert load("algorithms/grpo.yaml").text == Path("algorithms/grpo.yaml").read_text()
 
 
+@pytest.mark.slow
 def test_a_partial_file_is_merged_before_set(tmp_path: Path) -> None:
     over = tmp_path / "over.yaml"
     over.write_text("params: {steps: 3, group: 4}\n")
@@ -486,6 +498,7 @@ def test_what_is_resolved_is_shown_even_when_it_is_wrong() -> None:
     assert done.returncode == 1 and "n: 0" in done.stdout and "error[HF212]" in done.stderr
 
 
+@pytest.mark.slow
 def test_fmt(tmp_path: Path) -> None:
     good, bad, broken = (tmp_path / f"{name}.yaml" for name in ("good", "bad", "broken"))
     good.write_text("hflow: 1\nname: x\n")

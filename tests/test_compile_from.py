@@ -46,6 +46,7 @@ def stated(run: Path) -> Plan:
     return hflow.compile(said, "h100x16")
 
 
+@pytest.mark.slow
 def test_the_runs_graph_is_planned_with_the_lengths_that_it_saw(run: Path, tmp_path: Path) -> None:
     done = compiled("--from", run, "-o", tmp_path / "plan.json")
     assert done.returncode == 0, done.stderr
@@ -60,16 +61,19 @@ def test_the_runs_graph_is_planned_with_the_lengths_that_it_saw(run: Path, tmp_p
     assert change in done.stdout, "its old plan at the lengths that it saw"
 
 
+@pytest.mark.slow
 def test_json_is_that_of_the_plan(run: Path) -> None:
     found = json.loads(compiled("--from", run, "--json").stdout)
     assert found["step_time_s"] == stated(run).step_time_s
 
 
+@pytest.mark.slow
 def test_the_runs_graph_may_be_changed(run: Path) -> None:
     found = json.loads(compiled("--from", run, "--json", "--set", "params.batch=32").stdout)
     assert found["step_time_s"] < 0.7 * stated(run).step_time_s
 
 
+@pytest.mark.slow
 def test_graph_and_cluster_may_be_others(run: Path) -> None:
     done = compiled("grpo", "--from", run, "--cluster", "h100x8", "--set", "params.model=shape:llama-3.1-8b",
                     "--set", "params.max_new_tokens=512")  # fmt: skip
@@ -78,6 +82,7 @@ def test_graph_and_cluster_may_be_others(run: Path) -> None:
     assert "nothing to compare" in done.stdout, "the run's plan has 16 devices"
 
 
+@pytest.mark.slow
 def test_what_is_no_run_or_saw_nothing_is_refused(run: Path, tmp_path: Path) -> None:
     assert "there is no run in" in compiled("--from", tmp_path / "none").stderr
     for file in ("plan.json", "graph.yaml"):

@@ -153,6 +153,7 @@ def test_diagnostics_are_those_of_the_line_that_they_show(page: Path, folder: Pa
         assert [render(d, {file: text}) for d in refused.value.diagnostics] == [shown.rstrip("\n")]
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_told_as_shown() -> None:
     """Of 70 B parameters on 8 GPUs, with the sizes of docs/plans.md; the page wraps its lines."""
     page = ROOT / "docs/plans.md"

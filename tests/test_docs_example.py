@@ -73,6 +73,7 @@ def test_the_figures_of_the_worked_example_are_the_plans(
     assert [f for f in figures if f"{f:,}" not in text] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("option", "first"),
     [
@@ -94,6 +95,7 @@ def test_what_is_asked_of_a_plan_is_what_is_printed(option: str, first: str, tmp
     assert shown in done.stdout
 
 
+@pytest.mark.slow
 def test_the_sweep_is_what_is_printed(tmp_path: Path) -> None:
     text = (ROOT / "docs/plans.md").read_text()
     ((command, shown),) = re.findall(r"```sh\n(hflow sweep [^`]*)```\n\n```text\n(.*?)```", text, re.DOTALL)

@@ -183,6 +183,7 @@ def doctor(*options: str, **environment: str) -> tuple[int, dict[str, Any]]:
     return done.returncode, json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_nothing_is_started_without_need() -> None:
     code, report = doctor("--no-start")
     assert code == 0 and report["machine"]["versions"]["torch"] == torch.__version__
@@ -191,7 +192,7 @@ def test_nothing_is_started_without_need() -> None:
     assert states == {"python": "not tried", "megatron": "not tried", "transformers": "not tried"}
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 @pytest.mark.slow
 def test_every_installed_engine_works() -> None:
     code, report = doctor()
@@ -202,7 +203,7 @@ def test_every_installed_engine_works() -> None:
     assert all(seconds > 0.1 for seconds in tried.values())
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 @pytest.mark.slow
 def test_engines_that_cannot_be_imported_are_told(tmp_path: Path) -> None:
     for package in ("megatron", "sglang"):

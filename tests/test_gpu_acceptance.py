@@ -40,7 +40,7 @@ def test_all_take_no_longer_than_a_lease() -> None:
     assert sum(acceptance.LIMITS_S.values()) <= 20 * 60
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 @pytest.mark.slow
 def test_stages_on_a_cpu(tmp_path: Path) -> None:
     code, found = tried(tmp_path, "--device", "cpu", "handover", "numerics")
@@ -51,6 +51,7 @@ def test_stages_on_a_cpu(tmp_path: Path) -> None:
     assert code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this is about machines without a GPU")
 def test_without_a_gpu_the_others_run_after_one_that_failed(tmp_path: Path) -> None:
     code, found = tried(tmp_path, "handover", "out_of_memory")

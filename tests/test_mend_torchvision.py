@@ -22,6 +22,7 @@ def test_a_file_is_emptied_once_and_its_links_are_kept(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["_meta_registrations.py", "cached"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     find_spec("torchvision") is None or torch.version.cuda is not None, reason="make setup-sglang"
 )

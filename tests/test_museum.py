@@ -161,7 +161,7 @@ def test_a_run_of_it_ends_and_says_why(name: str, adder: str, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 def test_a_run_that_is_resumed_at_the_end_of_an_epoch_goes_on(adder: str, tmp_path: Path) -> None:
     """Eight rows, four a step: an epoch is two steps."""
     rows = tmp_path / "rows.jsonl"

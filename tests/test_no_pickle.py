@@ -35,6 +35,7 @@ def unpickling(module: ast.Module) -> Iterator[str]:
                 yield ast.unparse(node.func)
 
 
+@pytest.mark.slow
 def test_nothing_in_the_package_unpickles() -> None:
     found = {name: lines for name, module in modules().items() if (lines := [*unpickling(module)])}
     assert found == {"hflow.runtime.engines.python.remote_call": ["pickle"]}

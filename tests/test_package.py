@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SMALL = ("params.batch=4", "params.group=2", "params.steps=2", "params.minibatch=4", "params.holdout=4")
 
-pytestmark = [pytest.mark.slow, pytest.mark.rotating(3)]
+pytestmark = [pytest.mark.slow, pytest.mark.rotating(6)]
 
 
 def pip(*words: str) -> None:

@@ -22,6 +22,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
+@pytest.mark.slow
 def test_exhaustive_tells_a_terminal_how_many_plans_are_priced(model: str) -> None:
     command = ("compile", "algorithms/grpo.yaml", "--set", f"params.model={model}", "--json")
     command = (*command, "--cluster", "local4", "--planner", "exhaustive")

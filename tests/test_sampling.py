@@ -38,7 +38,7 @@ def test_one(layout, dtype):
 def test_two(function, dtype):
     pass
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 @pytest.mark.parametrize("number", range(30))
 def test_seldom(number):
     pass

@@ -83,6 +83,7 @@ def test_graph_files_have_the_same_in_python_beside_them() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_page_of_an_algorithm_has_its_graph_and_plans() -> None:
     page = algorithm_page("dr_grpo")
     assert page.startswith("# Dr. GRPO\n") and "https://arxiv.org/abs/2503.20783" in page

@@ -34,6 +34,7 @@ def assert_refused_or_as_written(folder: Path) -> bool:
     return True
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.data())
 def test_flipped_cut_or_exchanged(good: Path, data: st.DataObject) -> None:

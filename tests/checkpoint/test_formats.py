@@ -34,6 +34,7 @@ def test_it_has_what_a_run_carries(number: int) -> None:
     assert "regions/sampling/waiting/tokens/values" in names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", FORMATS)
 def test_a_run_goes_on_from_it(number: int, tmp_path: Path) -> None:
     """Its own checkpoint of that step, of other weights, is replaced."""

@@ -104,6 +104,7 @@ def test_generation_says_why_it_has_no_pipeline_stages() -> None:
     assert not any("not tried" in a.reason for a in explain(plan, (), DEFAULTS, "actor_train"))
 
 
+@pytest.mark.slow
 def test_a_pinned_node_is_compared_with_what_it_would_have_had(plan: Plan) -> None:
     pins = ("actor_train=pp8,zero0",)
     slower = compile_graph(plan.graph, CLUSTER, pins)

@@ -32,6 +32,7 @@ print(*(hflow.compile(large(name, "llama-7b"), "a100x16").hash for name in ("ppo
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster", CLUSTERS)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_plan_text_is_golden(
@@ -43,7 +44,7 @@ def test_plan_text_is_golden(
     golden(f"compiler/plans/{algorithm}_{cluster}.txt", plan_text(plan))
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 @pytest.mark.slow
 def test_every_process_finds_the_same_plans() -> None:
     """Sets and dicts in another order: the same bytes."""

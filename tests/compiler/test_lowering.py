@@ -147,6 +147,7 @@ def run(lowered: Lowered, held: Memory, wanted: Memory) -> Memory:
     return new
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [MOE, TIED, PAIRS, PAIR], ids=["moe", "tied", "two pairs", "one pair"])
 @settings(max_examples=80, deadline=None)
 @given(data=st.data(), per_host=st.sampled_from((1, 2, 4, 16)))

@@ -27,7 +27,7 @@ from tests.compiler.small_cases import GRAPHS, case, space_of
 from tests.compiler.workloads import ALGORITHMS, large, model_params
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GRAPHS)
 def test_the_schedule_agrees_on_small_cases(name: str) -> None:
@@ -55,7 +55,7 @@ def test_the_schedule_agrees_on_the_machine_at_hand(algorithm: str, model: str) 
     agrees(draft, SearchSpace(draft), budget_s=1.0)
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo", "remax"])
 def test_more_hosts_are_never_slower(algorithm: str) -> None:

@@ -58,7 +58,7 @@ def test_a_search_cut_short_proves_no_more_than_is_true(name: str, seed: int) ->
         assert found.gap in (0.0, 1 - found.bound_s / found.choice.step_s)
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ppo", "remax", "async_grpo", "dapo"])
 def test_search_finds_the_best_of_many_plans(name: str) -> None:
@@ -87,7 +87,7 @@ def test_donation_decides_in_some_of_them(name: str, monkeypatch: pytest.MonkeyP
     assert all(b is None or (a and a.step_s <= b.step_s) for a, b in pairs)
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 @pytest.mark.slow
 def test_the_cases_are_worth_comparing() -> None:
     """Most have many plans, some fit nowhere, and in some only few of the plans fit."""

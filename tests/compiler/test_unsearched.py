@@ -72,7 +72,7 @@ def _anywhere(draft: Draft, group: NodeGroup, random: Random) -> tuple[int, ...]
     return tuple(range(first, first + count))
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GRAPHS)
 def test_no_pinned_plan_is_shorter_than_one_that_claims_to_be_the_best(name: str) -> None:
@@ -130,6 +130,7 @@ def test_no_layout_is_said_to_be_best_where_places_are_left(lagged: Graph) -> No
     assert slower and all(reason.startswith("slower by at most") for reason in slower)
 
 
+@pytest.mark.slow
 def test_other_layouts_are_judged_in_the_wider_space_too(lagged: Graph) -> None:
     plan = compile_graph(lagged, load_cluster("h100x16"))
     chosen, *others = explain(plan, (), DEFAULTS, "rollout")
@@ -187,6 +188,7 @@ def test_no_pinned_micro_batch_is_faster() -> None:
         assert pinned.step_time_s >= plan.step_time_s * (1 - RESOLUTION), rows
 
 
+@pytest.mark.slow
 def test_no_pinned_rollout_of_few_prompts_is_faster() -> None:
     """64 prompts of 16 samples have all of 256 GPUs, on which no tensor parallelism shortens 1.5B enough."""
     sizes = ("params.batch=64", "params.group=16", "params.minibatch=1024")

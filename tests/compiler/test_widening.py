@@ -80,6 +80,7 @@ def test_a_search_that_goes_on_ends_where_one_without_a_pause_does() -> None:
     assert pauses > 10
 
 
+@pytest.mark.slow
 def test_a_wider_search_of_all_plans_proves_what_the_first_one_left() -> None:
     """The first one ends as soon as it has a plan. Where the wider one has all node groups apart, no gap is
     left."""

@@ -452,6 +452,7 @@ def test_the_prompt_has_the_tokens_of_a_rollout_and_nothing_is_put_before_parts(
         assert tokens != as_one, "this is a case where one text would have other tokens"
 
 
+@pytest.mark.slow
 def test_the_first_of_many_texts_that_no_token_expresses_is_told(tmp_path: Path) -> None:
     talk = [asked("1?"), said("1"), asked("2?"), said("2"), asked("3?"), said("3")]
     rows = [{"messages": [asked(f"{'é' * (number > 0)}{number}"), *talk[1:]]} for number in range(CHUNK)]

@@ -121,6 +121,7 @@ def test_named_templates_are_chosen_as_transformers_does() -> None:
         ChatTemplate(with_chat(character_tokenizer(ALPHABET), "chatml", texts)).render(ONE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("template", "problem"),
     [

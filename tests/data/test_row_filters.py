@@ -112,6 +112,7 @@ def test_a_bad_filter_names_the_row(tmp_path: Path, options: dict[str, Any], mes
     assert caught.value.code == "HF403"
 
 
+@pytest.mark.slow
 def test_a_function_filters_here_and_in_a_process_of_its_own(tmp_path: Path) -> None:
     reference = "./tests/data/filters.py:odd_and_short"
     node = data_node(dataset(tmp_path, ROWS), holdout=0, batch=2, filter=reference)
@@ -126,6 +127,7 @@ def test_a_function_filters_here_and_in_a_process_of_its_own(tmp_path: Path) -> 
         process.end()
 
 
+@pytest.mark.slow
 def test_a_function_that_ends_its_process_ends_the_node(tmp_path: Path) -> None:
     reference = "./tests/data/filters.py:crash"
     process = FunctionProcess([reference], threading.Event())

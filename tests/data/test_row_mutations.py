@@ -39,6 +39,7 @@ def little_memory() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_damaged_rows_are_refused_or_are_what_the_file_holds(tmp_path: Path, kind: str, chunk: int) -> None:

@@ -64,6 +64,7 @@ def expected(kept: Sequence[int], block: int, size: int, steps: int, shuffle: bo
     return found[:steps]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     levels=st.lists(st.integers(0, 3), min_size=1, max_size=40),

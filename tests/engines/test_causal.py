@@ -82,6 +82,7 @@ def check(
         torch.testing.assert_close(own.double(), other, rtol=0, atol=unit * max(1.0, greatest))
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(ROW, min_size=1, max_size=12), SIZES, st.sampled_from((None, 1, 3, 20)), st.integers(0, 3))
 def test_attention_and_its_gradients_are_those_of_rows_alone(
@@ -157,6 +158,7 @@ def test_whole_rows_where_threads_would_have_nothing_to_do(monkeypatch: pytest.M
         assert is_parallel(groups, key) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names processors of one kind")
 @pytest.mark.parametrize("processor", ["x86-64", "x86-64-v3"])
 def test_on_processors_with_shorter_vectors(

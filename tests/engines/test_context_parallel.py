@@ -179,6 +179,7 @@ def test_gradients_equal_plain_pytorch(
     assert sum("kl" in reported for reported, *_ in results) == mesh.dp, "one rank of each replica reports"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout,strategy", [("cp2", ZERO), ("dp2cp2", BOTH), ("tp2cp2", replace(ZERO, sp=True))]
 )

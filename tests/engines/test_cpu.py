@@ -86,6 +86,7 @@ def test_lines_keep_their_numbers() -> None:
         assert rewritten.count("\n") == source.count("\n")
 
 
+@pytest.mark.slow
 def test_a_worker_starts_without_the_compiler() -> None:
     program = "import hflow.runtime.worker.worker, sys; print('torch._dynamo' in sys.modules)"
     run = subprocess.run(
@@ -94,6 +95,7 @@ def test_a_worker_starts_without_the_compiler() -> None:
     assert run.stdout == "False\n"
 
 
+@pytest.mark.slow
 def test_only_megatron_is_rewritten_and_its_compiled_code_kept_apart(tmp_path: Path) -> None:
     """A fresh process with its own cache: the second import compiles nothing."""
     program = """
@@ -126,6 +128,7 @@ print(len(compiled), all("/megatron/core/" in path for path in compiled), sys.py
     assert list(folder.rglob("layers.*.pyc"))
 
 
+@pytest.mark.slow
 def test_a_late_install_is_refused() -> None:
     program = """
 import megatron.core

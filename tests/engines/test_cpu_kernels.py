@@ -409,6 +409,7 @@ def test_a_change_of_any_source_is_compiled(monkeypatch: pytest.MonkeyPatch, tmp
     assert len(keys) == 1 + len(list(changed.glob("*.h"))) + 1
 
 
+@pytest.mark.slow
 def test_the_next_compiler_is_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CXX", "false --with arguments")
     assert library.compilers()[0][1:] == ["--with", "arguments"]
@@ -427,6 +428,7 @@ def test_they_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert library.library() is None
 
 
+@pytest.mark.slow
 def test_processes_may_compile_at_the_same_time(tmp_path: Path) -> None:
     program = "from hflow.runtime.engines.megatron.cpu_kernels.library import library\nassert library()"
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}

@@ -108,6 +108,7 @@ def test_what_is_not_finite_stays_in_its_row_and_column(dtype: torch.dtype, bad:
     assert linear.linear(x, weight).isfinite().all(0).logical_not().nonzero().flatten().tolist() == [3]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names processors of one kind")
 @pytest.mark.parametrize("processor", ["x86-64", "x86-64-v3"])
 def test_on_processors_with_shorter_vectors(

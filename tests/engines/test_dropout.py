@@ -124,6 +124,7 @@ def test_gradients_equal_those_of_pefts_model_with_the_same_masks(
     assert all((named[name] - other[name]).abs().max() > 1e-4 for name in values), "nothing was dropped"
 
 
+@pytest.mark.slow
 def test_every_layout_makes_the_same_update(pool: Pool, folders: Folders) -> None:
     folder = folders.of("llama", True)
     values, data = matrices(folder, ALL), rollout(folder)

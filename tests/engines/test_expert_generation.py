@@ -41,6 +41,7 @@ def sampled_on_rank(
     return rows, dict(result.metrics), result.digest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "gpt_oss"])
 def test_samples_are_those_of_one_process(pool: Pool, folders: Folders, family: str) -> None:
     """Of 7 prompts, so that replicas have other numbers of rows and of waves; and of one, so that some have

@@ -136,6 +136,7 @@ def test_gradients_equal_plain_pytorch(
     assert named[gate][0].abs().max() > 1e-3, "the router learns"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "strategy", "family"),
     [

@@ -139,6 +139,7 @@ def score_on_rank(
     return {name: as_lists(value) for name, value in outputs.items()}, {}, None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_behaviour_scored_and_transformers_log_probs_agree(
     pool: Pool, folders: Folders, temperature: float

@@ -80,7 +80,7 @@ def peak_of_training(rank: int, new_group: NewGroup, folder: str, dtype: str) ->
         return peak_bytes(lambda: engine.run(call, data))
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "size"), [("f32", 4), ("bf16", 2)])
 def test_a_row_whose_logits_would_not_fit_trains_in_what_the_plan_says(
@@ -124,6 +124,7 @@ def _nothing() -> Any:
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("kept", [0, 4])
 def test_the_head_takes_memory_by_the_hidden_size_and_not_by_the_vocabulary(

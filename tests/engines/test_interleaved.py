@@ -54,6 +54,7 @@ def test_as_many_passes_are_in_flight_as_megatron_begins_with(micro_batches: int
     assert in_flight(micro_batches, mesh, Strategy(vpp=vpp)) == tuple(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "variant", "tied", "strategy"),
     [("pp2", "llama", False, VPP), ("pp2dp2", "qwen2", True, RECOMPUTE)],

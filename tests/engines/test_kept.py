@@ -99,6 +99,7 @@ def sets_of(kept: list[int], length: int) -> list[list[int]]:
     return [[i for i in ids if i >= 0] for ids in sets.padded().tolist()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_sets_and_log_probs_are_those_of_transformers(pool: Pool, folders: Folders, shape: str) -> None:
     """And the first update's ratio is 1 within 1e-5: its log-probs are those of the sampler."""

@@ -95,6 +95,7 @@ print("equal")
 """
 
 
+@pytest.mark.slow
 def test_kernels_compute_what_torch_does() -> None:
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True)

@@ -60,6 +60,7 @@ def train_on_rank(
     return dict(metrics), read_training(engine) if whole else read_weights(engine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variant", "layout", "strategy"),
     [
@@ -84,6 +85,7 @@ def test_gradients_equal_plain_pytorch(
     compare(pool.run(4, train_on_rank, *arguments), metrics, named, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variant", "layout", "strategy"),
     [
@@ -142,6 +144,7 @@ def test_copies_stay_equal_in_bf16_with_zero_1(pool: Pool, folders: Folders) -> 
     assert norms[1] == pytest.approx(norms[0], rel=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["qwen2", "qwen3", "gpt_oss", "gemma2", "qwen2 one pair"])
 def test_greedy_tokens_and_log_probs_equal_transformers(pool: Pool, folders: Folders, variant: str) -> None:
     folder, mesh = folders.of(variant, False), MESHES["tp4"]
@@ -173,6 +176,7 @@ def adapter_on_rank(
     return dict(engine.run(call, data).metrics), read_weights(engine)
 
 
+@pytest.mark.slow
 def test_adapters_of_keys_and_values_equal_pefts(pool: Pool, folders: Folders) -> None:
     """B of these is on several ranks, and A on all."""
     folder, mesh = folders.of("qwen2", False), MESHES["tp4"]

@@ -74,6 +74,7 @@ def blocks_of(pack: Pack) -> list[torch.Tensor]:
     return [part.view(shape) for part, shape in zip(pack.gather.at.split(sizes), pack.blocks, strict=True)]
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(ROW, min_size=1, max_size=12), st.integers(0, 3))
 def test_gradients_of_rows_are_those_of_torch(rows: list[tuple[list[int], list[int]]], padding: int) -> None:
@@ -104,6 +105,7 @@ def test_gradients_of_rows_are_those_of_torch(rows: list[tuple[list[int], list[i
         torch.testing.assert_close(mine, theirs)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(ROW, min_size=1, max_size=12), st.integers(1, 5), st.sampled_from((1, 2)))
 def test_micro_batches_have_the_room_of_the_greatest_rows(

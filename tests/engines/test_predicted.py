@@ -245,6 +245,7 @@ def test_updates_equal_plain_pytorch(
     compare(found, metrics, named, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", list(DTYPES))
 def test_scores_and_gradients_are_those_of_logits_that_are_kept(
     pool: Pool, folders: Folders, dtype: str

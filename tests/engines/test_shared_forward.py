@@ -140,6 +140,7 @@ def kept_on_rank(rank: int, new_group: NewGroup, folder: str, strategy: Strategy
         return held_bytes(lambda: engine.run(scoring, inputs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", [PLAIN, RECOMPUTE])
 def test_as_much_is_kept_as_the_planner_counts(pool: Pool, folders: Folders, strategy: Strategy) -> None:
     folder, mesh = folders.of("qwen2", False), MESHES["one"]

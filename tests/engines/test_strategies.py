@@ -69,6 +69,7 @@ def test_gradients_with_recompute_equal_plain_pytorch(
     compare([found[:2] for found in results], metrics, named, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "variant", "tied", "strategy"),
     [
@@ -99,6 +100,7 @@ def without_gradients(found: dict[str, Any]) -> dict[str, Any]:
     return {name: (box, weight, weight) for name, (box, _, weight) in found.items()}
 
 
+@pytest.mark.slow
 def test_bf16_weights_with_zero_are_those_without(pool: Pool, folders: Folders) -> None:
     """Of two ranks, either reduction adds the same two numbers: not one bit differs after four updates."""
     folder, mesh = folders.of("qwen2", False), MESHES["tp2dp2"]

@@ -369,6 +369,7 @@ PLAIN = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(PLAIN, st.text())
 @settings(max_examples=300, deadline=None, derandomize=True)
 def test_values_are_written_so_that_they_are_read_back(value: Any, text: str) -> None:

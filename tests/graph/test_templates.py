@@ -239,7 +239,7 @@ print(json.dumps([text(t) for t in templates]))
 ARGUMENTS = ("", "(2)", "('a')", "('a', 'b')", "('upper')", "(attribute='role')")
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 @pytest.mark.slow
 def test_every_filter_test_and_method_says_the_same_in_every_process() -> None:
     """Over many kinds of values and arguments, whether it takes them or not: with other seeds of Python's

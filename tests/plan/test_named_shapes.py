@@ -161,6 +161,7 @@ def _mlp_width(shape: ModelShape) -> int:
     return shape.moe.ffn if shape.moe and shape.moe.biased else shape.ffn
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMED_SHAPES)
 def test_transformers_builds_the_same_model(name: str) -> None:
     """Weights by name and shape; of experts, which transformers fuses, their number of elements. It counts

@@ -91,6 +91,7 @@ def test_they_say_different_things(found: dict[str, Any]) -> None:
     assert any(row["moved"] for row in rows.values()) and any(row["moved"] == [] for row in rows.values())
 
 
+@pytest.mark.slow
 def test_the_table_has_the_same_figures(found: dict[str, Any]) -> None:
     done = varied("--cluster", "h100x16", "--pin", PIN, *SETTINGS, "--ascii")
     table = done.stdout[done.stdout.index("if there were") :].split("\n\n")[0].splitlines()
@@ -106,6 +107,7 @@ def test_the_table_has_the_same_figures(found: dict[str, Any]) -> None:
         assert (gap == "0%") == (row["gap_fraction"] == 0)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_compiled_says_so() -> None:
     """A pin of all devices has too few on one host."""
     pinned = varied("--cluster", "h100x16", "--pin", "actor_train=@0-15", *SETTINGS, "--json")
@@ -126,6 +128,7 @@ def test_what_is_not_there_has_no_line() -> None:
     assert names == [name for name in (*EDITS, *OVERRIDES) if name not in left_out]
 
 
+@pytest.mark.slow
 def test_without_a_proof_the_table_says_so() -> None:
     done = varied("--cluster", "h100x8", *SETTINGS, "--planner", "hybridflow")
     table = done.stdout[done.stdout.index("if there were") :]

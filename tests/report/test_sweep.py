@@ -76,6 +76,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]
     return json.loads(done.stdout)["combinations"], file
 
 
+@pytest.mark.slow
 def test_each_is_the_plan_that_compile_makes(swept: tuple[list[dict[str, Any]], Path]) -> None:
     found, _ = swept
     settings = [{"params.batch": str(batch)} for batch in BATCHES]
@@ -111,6 +112,7 @@ def test_the_file_has_the_same_figures(swept: tuple[list[dict[str, Any]], Path])
     assert "step_time_s" in rows[0] and "tokens_per_s_per_device" in rows[0]
 
 
+@pytest.mark.slow
 def test_the_table_says_what_does_not_fit() -> None:
     done = sweep("--clusters", "h100x1,h100x8", *MODEL, *BF16, "--set", "params.batch=128,64")
     lines = done.stdout.splitlines()
@@ -130,6 +132,7 @@ def test_the_table_says_what_does_not_fit() -> None:
     assert done.stdout.isascii()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [("sweep", "--csv"), ("compile", "--html"), ("compile", "-o")])
 def test_files_that_cannot_be_written_are_told_before_plans_are_made(
     command: tuple[str, str], tmp_path: Path
@@ -158,6 +161,7 @@ def test_where_nothing_fits_the_exit_code_is_one() -> None:
     assert done.returncode == 1 and "HF305" in done.stdout and done.stderr == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -179,6 +183,7 @@ def test_what_is_written_wrongly_is_told_as_ever(arguments: tuple[str, ...], tol
     assert done.stderr.startswith(told) and "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_pin_that_one_cluster_has_no_device_for_is_a_row() -> None:
     done = sweep("--clusters", "h100x8,h100x16", *MODEL, *BF16, "--pin", "actor_train=@0-15", "--json")
     codes = [row["code"] for row in json.loads(done.stdout)["combinations"]]
@@ -196,6 +201,7 @@ def test_nothing_but_what_does_not_fit_becomes_a_row() -> None:
     assert caught.value.diagnostics == (pin,)
 
 
+@pytest.mark.slow
 def test_a_terminal_is_told_of_each_compile() -> None:
     model = "params.model=shape:qwen2.5-0.5b"
     _, lines = on_a_terminal(

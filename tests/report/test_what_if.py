@@ -37,6 +37,7 @@ def found() -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_each_has_a_line_and_all_together_one() -> None:
     rows = {row["if"]: row["change_fraction"] for row in found()["sensitivities"]}
     names = ["speculative=3,2.47", "partial-rollouts=1.5", "all of these"]
@@ -44,6 +45,7 @@ def test_each_has_a_line_and_all_together_one() -> None:
     assert rows["all of these"] <= min(rows[name] for name in names[:2])
 
 
+@pytest.mark.slow
 def test_the_plan_itself_has_none_of_them() -> None:
     plain = json.loads(hflow(*asked(), "--json").stdout)
     assert "sensitivities" not in plain
@@ -51,6 +53,7 @@ def test_the_plan_itself_has_none_of_them() -> None:
     assert [plain[key] for key in same] == [found()[key] for key in same]
 
 
+@pytest.mark.slow
 def test_the_table_is_that_of_sensitivities() -> None:
     shown = hflow(*asked("partial-rollouts"), "--sensitivities", "--ascii").stdout
     table = shown[shown.index("if there were") :].split("\n\n")[0].splitlines()

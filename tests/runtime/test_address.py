@@ -48,7 +48,7 @@ def ray_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         process.kill()
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 def test_joins_and_leaves_a_cluster(ray_address: str, tiny_model: Path, tmp_path: Path) -> None:
     command = [
         sys.executable, "-m", "hflow.cli.app", "exec", str(GRAPH), "--set", f"params.model={tiny_model}",

@@ -59,12 +59,12 @@ def program(text: str, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 def test_in_a_program_that_has_imported_torch(tiny_model: Path, tmp_path: Path) -> None:
     assert float(program(IN_PYTHON, str(tiny_model), str(tmp_path / "run"))) > 0
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 def test_the_command_line_hides_them_before_torch_is_imported(tiny_model: Path, tmp_path: Path) -> None:
     settings = ("--set", f"params.model={tiny_model}", "--set", "params.steps=1")
     where = ("--cluster", "local1", "--workers", "inline", "--run-dir", str(tmp_path / "run"))

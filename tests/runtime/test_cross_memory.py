@@ -30,6 +30,7 @@ def parts(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor]:
     return side(), side()
 
 
+@pytest.mark.slow
 @given(st.lists(parts(), min_size=1, max_size=5), st.integers(1, 9), st.integers(1, 300))
 def test_reading_is_copying(
     pairs: list[tuple[torch.Tensor, torch.Tensor]], entries: int, call_bytes: int

@@ -45,7 +45,7 @@ def test_smaller_clusters(hosts: int, devices: int, rooms: list[int], below: int
     assert sorted(fit, reverse=True) == sizes
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 @pytest.mark.slow
 def test_a_node_is_lost_and_comes_back(
     nodes: RayNodes, workers: Pool, tiny_model: Path, tmp_path: Path

@@ -88,6 +88,7 @@ def assert_same_files(ours: Path, theirs: Path) -> None:
     assert all((ours / name).read_bytes() == (theirs / name).read_bytes() for name in model)
 
 
+@pytest.mark.slow
 def test_it_is_the_model_that_a_run_of_so_many_steps_exports(
     run_of: Callable[[int], Run], runs: Path
 ) -> None:
@@ -203,6 +204,7 @@ def test_the_folder_that_a_model_began_from(run_of: Callable[[int], Run], runs: 
             file.write_bytes(content)
 
 
+@pytest.mark.slow
 def test_from_the_command_line(runs: Path) -> None:
     command = [*HFLOW, "export", "ppo@2", "--dir", str(runs), "--model", "actor"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)

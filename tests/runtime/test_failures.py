@@ -107,7 +107,7 @@ def digits(text, answer):
     return graph
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 @pytest.mark.parametrize("failure", ["sys.exit(0)"])
 def test_a_reward_cannot_end_the_run_silently(
     start: Start, breaking_graph: Path, tiny_model: Path, tmp_path: Path
@@ -118,7 +118,7 @@ def test_a_reward_cannot_end_the_run_silently(
     assert f"details in {run_dir / 'error.txt'}" in output
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 @pytest.mark.parametrize("failure", ['raise ZeroDivisionError("no such reward")'])
 def test_node_failure_names_its_cause(
     start: Start, breaking_graph: Path, tiny_model: Path, tmp_path: Path
@@ -141,7 +141,7 @@ CRASH = "import ctypes; ctypes.string_at(0)"
 LOOP = "while True: pass"
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 @pytest.mark.parametrize(
     ("failure", "limit", "told"),
     [
@@ -177,7 +177,7 @@ FIRST = """
 """
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 @pytest.mark.parametrize("failure", [FIRST.strip()])
 def test_nobody_waits_for_a_function_when_another_worker_has_failed(
     start: Start, breaking_graph: Path, tiny_model: Path, tmp_path: Path
@@ -202,7 +202,7 @@ MEDDLE = """
 """
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 @pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="make setup-sglang")
 @pytest.mark.parametrize("failure", [MEDDLE.strip()])
 def test_a_refused_weight_update_ends_the_run(
@@ -227,7 +227,7 @@ def test_a_refused_weight_update_ends_the_run(
     assert not set(SHARED_MEMORY.glob("torch_*")) - before
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 @pytest.mark.parametrize(
     ("number", "code", "cluster"), [(signal.SIGINT, 130, ()), (signal.SIGTERM, 143, ALONE)]
 )
@@ -252,7 +252,7 @@ def test_signals_end_everything(
     assert (run_dir / "report.html").exists()
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 def test_a_reader_that_leaves_does_not_end_the_run(start: Start, tiny_model: Path, tmp_path: Path) -> None:
     """`hflow exec … | head -1`"""
     run_dir = tmp_path / "run"

@@ -111,7 +111,7 @@ def test_a_new_model_is_whole_or_absent(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 @pytest.mark.slow
 def test_a_run_ends_with_one_diagnostic_and_whole_lines(tiny_model: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"

@@ -96,7 +96,7 @@ def events(run: Path, kind: str) -> list[dict[str, Any]]:
     return [line for line in lines if line["event"] == kind]
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 def test_a_stopped_worker_is_replaced(start: Start, plain: Path, tmp_path: Path) -> None:
     process = start(WAITS, *HANG, *RESTARTS)
     stopped = stop_worker(process, tmp_path, lambda: workers_among(descendants(process)))
@@ -131,7 +131,7 @@ def workers_among(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
     return [p for p in processes if any("ray::RayWorker" in word for word in command_line(p)[:1])]
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 def test_a_function_that_never_returns(start: Start, tmp_path: Path) -> None:
     process = start(SLEEPS, *HANG)
     family = wait_for_call(process, tmp_path)

@@ -155,7 +155,7 @@ def test_what_never_fits_is_told_at_once(nodes: RayNodes, tiny_model: Path, tmp_
     assert f"error[HF404]: {needs}" in told and "waiting" not in told
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 def test_what_is_busy_is_waited_for(nodes: RayNodes, tiny_model: Path, tmp_path: Path) -> None:
     """A second run starts when the first one ends."""
     first = nodes.start(arguments(tiny_model, tmp_path, "first", 2, 2, steps=5000))
@@ -169,7 +169,7 @@ def test_what_is_busy_is_waited_for(nodes: RayNodes, tiny_model: Path, tmp_path:
     finish(second)
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 def test_hosts_may_share_a_machine(tiny_model: Path, tmp_path: Path) -> None:
     """A plan of two hosts, tried on one: it runs, and says so."""
     told = finish(start(arguments(tiny_model, tmp_path, "run", 2, 1)))

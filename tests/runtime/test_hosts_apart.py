@@ -108,7 +108,7 @@ def assert_same(run: Path, other: Run) -> None:
         assert torch.allclose(ours[key], values, atol=1e-4), key
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 @pytest.mark.parametrize("name", ["grpo_tiny", pytest.param("ppo_small", marks=LONG)])
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=LONG)])
 def test_a_run_is_that_of_one_host(
@@ -220,7 +220,7 @@ def test_a_slow_network_is_only_slower(two: RayHosts, tiny_model: Path) -> None:
     assert took > moved * 8 / 8e6
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 def test_a_host_without_the_run_folder_is_told_at_the_start(two: RayHosts, tiny_model: Path) -> None:
     """Its workers would write to a disk of their own."""
     _, other = two.hosts

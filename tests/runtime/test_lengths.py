@@ -46,6 +46,7 @@ def check(run: Path, rows: int) -> None:
     assert seen["prompts"].rows == rows // 4
 
 
+@pytest.mark.slow
 def test_a_run_says_what_it_saw_and_a_plan_takes_it(tiny_model: Path, tmp_path: Path) -> None:
     said = Console(record=True, width=100)
     plan = planned(GRPO, tiny_model, "nodes.rollout.lengths.mean=2")
@@ -77,6 +78,7 @@ def test_lengths_of_all_replicas_are_counted_once(workers: Pool, tiny_model: Pat
     check(tmp_path / "run", rows=64)
 
 
+@pytest.mark.slow
 def test_in_a_region_all_rounds_count(tiny_model: Path, tmp_path: Path) -> None:
     plan = planned(REGION, tiny_model, "nodes.sampling.nodes.rollout.lengths.mean=3")
     run = hflow.execute(plan, workers="inline", run_dir=tmp_path / "run", export=False)

@@ -117,7 +117,7 @@ def _events(folder: Path) -> list[dict[str, Any]]:
     return [line for line in lines if line["event"] == "ran"]
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 def test_a_frozen_model_that_is_refreshed_may_be_away(tiny_model: Path, tmp_path: Path) -> None:
     """Its weights are written while the old ones are in the host's memory, and then must replace them there.
     One worker does the same sums in the same order: nothing differs."""
@@ -135,6 +135,7 @@ def test_a_frozen_model_that_is_refreshed_may_be_away(tiny_model: Path, tmp_path
     assert [size > 0 for size in onloads] == [True, True, False, True]  # step 2 found them written there
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("node", "problem"),
     [

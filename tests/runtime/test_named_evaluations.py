@@ -145,6 +145,7 @@ def test_events_summary_report_and_list_tell_them(made: tuple[Run, Seen]) -> Non
     assert (listed.best_of, listed.best) == ("eval/greedy/score", max(score.values()))
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_same(made: tuple[Run, Seen], tiny_model: Path, tmp_path: Path) -> None:
     """What was measured before the checkpoint is read, the rest is measured again."""
     run, _ = made
@@ -159,6 +160,7 @@ def test_a_resumed_run_has_the_same(made: tuple[Run, Seen], tiny_model: Path, tm
         assert before  # some of it was read
 
 
+@pytest.mark.slow
 def test_best_may_be_one_of_them(made: tuple[Run, Seen], tiny_model: Path, tmp_path: Path) -> None:
     run, _ = made
     config = RunConfig(CheckpointPolicy(every=2, keep=1, best="eval/sampled/mean", mode="min"), export="best")

@@ -77,7 +77,7 @@ def test_a_function_that_fails_now_and_then(tiny_model: Path, tmp_path: Path) ->
     assert_equal(tmp_path / "retried", tmp_path / "plain")
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["raylet", pytest.param("gcs_server", marks=pytest.mark.acceptance)])
 def test_ray_itself_dies(name: str, tiny_model: Path, tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_ray_itself_dies(name: str, tiny_model: Path, tmp_path: Path) -> None:
     assert_equal(tmp_path / "killed", tmp_path / "plain")
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 @pytest.mark.slow
 def test_a_worker_dies_while_it_starts(tiny_model: Path, tmp_path: Path) -> None:
     """Ray then has room for all workers again, also that of the one which had started."""
@@ -112,7 +112,7 @@ def test_a_worker_dies_while_it_starts(tiny_model: Path, tmp_path: Path) -> None
     assert "going on from the beginning" in told and len(metrics_of(tmp_path / "killed")) == STEPS, told
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 @pytest.mark.slow
 def test_ray_dies_while_it_starts(tiny_model: Path, tmp_path: Path) -> None:
     """Ray raises a bare exception then, after half a minute; or, where it had just connected, says so and

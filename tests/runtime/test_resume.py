@@ -221,6 +221,7 @@ def assert_older(checkpoints: Path, plan: Plan, step: int) -> None:
             assert torch.equal(older, before.whole(f"models/actor/weights/{name}")), name
 
 
+@pytest.mark.slow
 def test_older_weights_that_are_away_are_in_a_checkpoint(tiny_model: Path, tmp_path: Path) -> None:
     """A refreshed model waits in the host's memory between its calls."""
     plan = put_away(plan_of(graph_of("refreshed", tiny_model, tmp_path), "tp1@0"), ("ref_logprobs",))
@@ -232,6 +233,7 @@ def test_older_weights_that_are_away_are_in_a_checkpoint(tiny_model: Path, tmp_p
     assert untimed(resumed) == untimed(undisturbed)
 
 
+@pytest.mark.slow
 def test_of_bf16_weights_the_float32_ones_go_on(tiny_model: Path, tmp_path: Path) -> None:
     """Which those of bf16 do not tell: updates are smaller than their last bit."""
     given = [f"params.model={tiny_model}", f"params.steps={STEPS}", "params.lag=0", "params.lr=1e-5"]
@@ -242,7 +244,7 @@ def test_of_bf16_weights_the_float32_ones_go_on(tiny_model: Path, tmp_path: Path
     assert untimed(resumed) == untimed(undisturbed)
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 def test_texts_of_an_averaged_model_keep_their_version(tiny_model: Path, tmp_path: Path) -> None:
     """The last refresh was before the checkpoint: nothing in the steps after it tells the version again."""
     params = [f"params.model={tiny_model}", "params.every=2", f"params.steps={STEPS}"]
@@ -404,7 +406,7 @@ def length(text: list[str]) -> list[float]:
 '''
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 @pytest.mark.slow
 def test_a_lost_worker_is_replaced(tiny_model: Path, tmp_path: Path) -> None:
     """The run begins again by itself from its newest checkpoint, and is the run that nothing happened to."""
@@ -433,7 +435,7 @@ def metrics_of(run: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in line.items() if not k.startswith(TIMES)} for line in lines]
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 @pytest.mark.slow
 def test_an_interrupted_run_goes_on_from_the_command_line(tiny_model: Path, tmp_path: Path) -> None:
     """The first Ctrl-C ends the step and writes a checkpoint; then the same run goes on with more steps."""

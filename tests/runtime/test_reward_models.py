@@ -134,6 +134,7 @@ def documented_remax() -> str:
     return text.replace("extends: algorithms/remax.yaml", "extends: remax")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ppo", "safe_rlhf", "remax"])
 def test_algorithms_take_the_export_and_see_the_scores_of_transformers(
     name: str, trained: tuple[Run, Path], models: dict[str, Path], tmp_path: Path
@@ -179,6 +180,7 @@ nodes:
 """
 
 
+@pytest.mark.slow
 def test_a_cost_model_gives_harm_a_sign(
     models: dict[str, Path], trained: tuple[Run, Path], tmp_path: Path
 ) -> None:

@@ -45,7 +45,7 @@ def check(plan: Plan, run: Run) -> None:
     assert measured(run, "weights", "bytes") == weights_of(plan)
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 def test_a_server_over_two_ranks_elsewhere(workers: Pool, model: Path, tmp_path: Path) -> None:
     plan = planned(model, ("actor_train=dp2@0-1", "rollout=tp2@2-3"))
     run = execute(plan, tmp_path / "run", pool=workers, export=False)

@@ -82,7 +82,7 @@ def test_grpo_on_two_replicas_elsewhere(workers: Pool, model: Path, tmp_path: Pa
     _check(_run("grpo_tiny", workers, tmp_path / "run", pins, model=model))
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 def test_ranks_that_share_a_head_of_keys_and_values(workers: Pool, tmp_path: Path) -> None:
     """On both engines, of which the trainer's weights are sent to the other."""
     model = _model(tmp_path / "model", "lm", kv_heads=1)
@@ -90,7 +90,7 @@ def test_ranks_that_share_a_head_of_keys_and_values(workers: Pool, tmp_path: Pat
     _check(_run("grpo_tiny", workers, tmp_path / "run", pins, model=model))
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 @pytest.mark.parametrize(
     ("family", "rotary"),
     [
@@ -115,7 +115,7 @@ def test_other_families_are_served_with_new_weights(
     _check(_run("grpo_tiny", workers, tmp_path / "run", pins, model=model))
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 def test_older_weights_are_the_older_ones(workers: Pool, model: Path, tmp_path: Path) -> None:
     """With `lag: 1` the server keeps generating with the weights before, while the newest are trained.
     Between steps it evaluates these: every answer tells the version that it is by, or the run ends.
@@ -166,7 +166,7 @@ def assert_versions(line: dict[str, float], step: int) -> None:
         assert line["difference.older"] > 10 * AGREE
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 def test_rows_longer_than_stated_are_the_same(workers: Pool, model: Path, tmp_path: Path) -> None:
     """The cache is made for a mean of 2 tokens, and most responses have 24."""
     pins = "actor_train=dp2,micro6@0-1", "rollout=dp2,micro12@2-3"
@@ -183,7 +183,7 @@ def test_rows_longer_than_stated_are_the_same(workers: Pool, model: Path, tmp_pa
     assert digests[0] == digests[1] and len(digests[0]) == STEPS
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 def test_two_servers_share_a_prompt(workers: Pool, model: Path, tmp_path: Path) -> None:
     """Each samples two of its four answers: those that one server samples."""
     sizes = ["nodes.prompts.with.batch=1", "nodes.rollout.with.n=4", "nodes.actor_train.repeat.minibatch=4"]

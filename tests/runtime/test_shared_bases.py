@@ -134,6 +134,7 @@ def on_one_memory(plan: Plan, models: dict[str, MegatronModel]) -> set[bool]:
     return {actor.view(n, actor.box(n)).data_ptr() == critic.view(n, critic.box(n)).data_ptr() for n in names}
 
 
+@pytest.mark.slow
 def test_the_base_is_there_once(inline: InlinePool, models: Models) -> None:
     """As it is loaded, and after a step in which optimizers leave the device; a plan counts it once."""
     plans = [models.plan("one worker", *more) for more in (APART, [])]

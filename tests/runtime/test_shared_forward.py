@@ -56,7 +56,7 @@ def planned(graph: Graph, layout: str, shares: bool) -> Plan:
     return replace(plan, nodes=tuple(nodes))
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_same_trajectory(workers: Pool, graph: Graph, tmp_path: Path, layout: str) -> None:
     """Tokens are equal; values, losses and gradients, which pass other kernels, nearly."""

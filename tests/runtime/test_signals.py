@@ -185,7 +185,7 @@ def test_ray_leaves_sigterm_to_us_when_it_shuts_down(temporary: Path) -> None:
     assert not alive, [p.cmdline() for p in alive]
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 @pytest.mark.slow
 def test_ctrl_c_in_export_leaves_no_half_model(tmp_path: Path, temporary: Path) -> None:
     """The worker is stopped while it writes, so that it is killed there."""

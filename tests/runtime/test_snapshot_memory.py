@@ -33,6 +33,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANS)
 def test_a_worker_grows_by_what_the_plan_says(model: Path, tmp_path: Path, name: str) -> None:
     """The rollouts' weights are older ones. Predicted are the greatest part of all devices, and no more than

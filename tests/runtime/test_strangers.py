@@ -225,7 +225,7 @@ def run_of(start: Start, model: Path, run_dir: Path) -> Popen[str]:
     return start(FOLDER / "grpo_small.yaml", model, run_dir, *two_workers)
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 @pytest.mark.parametrize(
     "steps", [0, pytest.param(1, marks=pytest.mark.acceptance)], ids=["from the start", "after a step"]
 )

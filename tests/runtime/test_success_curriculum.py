@@ -65,6 +65,7 @@ def test_checkpoints_count_what_the_samples_say(run: Run) -> None:
         reader.close()
 
 
+@pytest.mark.slow
 def test_counts_decide_which_rows_come_next(run: Run, tiny_model: Path, tmp_path: Path) -> None:
     """The first steps, which have nothing to go by, draw as they would whatever the rewards are; others do
     not: with a threshold that nothing reaches, the same seed draws other rows."""

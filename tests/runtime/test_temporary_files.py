@@ -46,6 +46,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", ["told", "killed", "with its manager"])
 def test_nothing_stays_of_a_worker(ends: str) -> None:
     """Ray kills workers, and what they have started. One that was told has removed its folder before; that of

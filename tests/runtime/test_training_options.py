@@ -125,6 +125,7 @@ def same(run: Run, graph: Graph) -> None:
         torch.testing.assert_close(exported[name], expected, atol=2e-6, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 2])
 def test_one_worker_equals_a_plain_loop(tiny_model: Path, tmp_path: Path, every: int) -> None:
     graph = graph_of(tiny_model, f"params.every={every}")
@@ -137,6 +138,7 @@ def test_one_worker_equals_a_plain_loop(tiny_model: Path, tmp_path: Path, every:
         assert torch.equal(exported[name], values) == name.startswith(FROZEN), name
 
 
+@pytest.mark.slow
 def test_an_average_begins_with_the_weights_of_the_model_that_takes_it(
     tiny_model: Path, tmp_path: Path
 ) -> None:

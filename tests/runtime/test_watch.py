@@ -256,6 +256,7 @@ def test_time_counts_anew_in_each_place(run: Run) -> None:
     assert len(run.said) == 9
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_whoever_hangs_waits_for_nobody(
     plan: Plan, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -41,6 +41,7 @@ def worker() -> Iterator[Worker]:
         yield worker
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_the_plan_before(worker: Worker, tiny_model: Path) -> None:
     """A trained model is in reference cycles."""
     graph = hflow.load(GRAPHS / "grpo_tiny.yaml", [f"params.model={tiny_model}"])
@@ -62,7 +63,7 @@ def parameter_of(worker: Worker, plan: Plan) -> weakref.ref[torch.nn.Parameter]:
     return weakref.ref(next(engine.model.parameters()))  # type: ignore[union-attr]
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 @pytest.mark.slow
 def test_a_process_for_functions_changes_no_value(tiny_model: Path) -> None:
     """It stays for the next plan, and ends with the worker."""

@@ -67,6 +67,7 @@ def on_rank(rank: int, path: str, wait: Callable[..., None], gave_up: Any, said:
     world.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wait", WAITS, ids=lambda wait: wait.__name__)
 def test_waits_end_when_told_and_the_processes_go_on(wait: Callable[..., None], tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
@@ -92,6 +93,7 @@ def count_loops(rank: int, path: str, counts: Any) -> None:
     world.close()
 
 
+@pytest.mark.slow
 def test_all_groups_share_one_loop(tmp_path: Path) -> None:
     """Each has threads for its collectives; those show that torch has named its threads."""
     context = multiprocessing.get_context("spawn")

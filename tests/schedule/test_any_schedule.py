@@ -25,6 +25,7 @@ from tests.compiler.programs import instant, node_plans, scheduled
 from tests.schedule.test_schedule import BOTH, MESH_A, MESH_B, PPO_S, step_of
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(
     placed=st.lists(st.sampled_from([MESH_A, MESH_B, Mesh.of(BOTH, dp=2, tp=2)]), min_size=5, max_size=5),

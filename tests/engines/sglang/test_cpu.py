@@ -53,7 +53,7 @@ def test_every_setting_has_a_case() -> None:
     assert [setting.name for setting in (*cpu.ENVIRONMENT, *cpu.ARGUMENTS)] == list(CASES)
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 @needs_sglang
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
@@ -118,6 +118,7 @@ def test_ranks_share_the_cores_out() -> None:
     assert cpu.bind([4], 3) == "4|4|4"
 
 
+@pytest.mark.slow
 def test_a_rank_uses_its_cores_only() -> None:
     core = max(os.sched_getaffinity(0))
     program = (

@@ -38,7 +38,7 @@ def temporary() -> Iterator[Path]:
         yield folder
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 def test_two_ranks_generate_and_the_death_of_one_is_the_servers(folders: Folders, temporary: Path) -> None:
     """As one rank does; each on cores of its own; then one is killed."""
     model = folders.of("qwen2", False)

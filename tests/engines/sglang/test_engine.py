@@ -164,7 +164,7 @@ def test_it_samples_with_the_weights_that_it_was_given(
     assert run(engine, node, own, step=1).digest != seen[1]
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 def test_a_server_with_older_weights_evaluates_the_newest(
     engine: SglangModel, plan: hflow.Plan, folder: str
 ) -> None:
@@ -187,7 +187,7 @@ def test_a_server_with_older_weights_evaluates_the_newest(
     assert scheduler(engine).is_running(), "one"
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 def test_a_killed_scheduler_costs_no_row(
     engine: SglangModel, plan: hflow.Plan, folder: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -207,7 +207,7 @@ def test_a_killed_scheduler_costs_no_row(
     assert same(undisturbed, run(engine, node, own))
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 def test_a_server_that_hangs_is_replaced(
     engine: SglangModel, plan: hflow.Plan, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,7 +225,7 @@ def test_a_server_that_hangs_is_replaced(
     assert same(undisturbed, disturbed)
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 def test_a_server_that_died_meanwhile_is_started_again_for_new_weights(
     engine: SglangModel, plan: hflow.Plan, folder: str
 ) -> None:
@@ -237,7 +237,7 @@ def test_a_server_that_died_meanwhile_is_started_again_for_new_weights(
     assert same(wanted, run(engine, node, own))
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 @pytest.mark.parametrize("dies", [False, True])
 def test_weights_come_in_flight(
     engine: SglangModel, plan: hflow.Plan, folder: str, caplog: pytest.LogCaptureFixture, dies: bool
@@ -282,7 +282,7 @@ def test_weights_come_in_flight(
             assert torch.allclose(found[mine], wanted[mine], atol=LOG_PROBS)
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 def test_a_server_that_dies_while_it_is_renewed_gets_the_weights_later(
     engine: SglangModel, plan: hflow.Plan, folder: str
 ) -> None:
@@ -369,7 +369,7 @@ def test_a_server_is_not_awaited_when_nobody_waits(engine: SglangModel, world: W
     world.aborted.clear()
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 def test_log_probs_that_are_not_finite_are_told_by_their_row(
     engine: SglangModel, plan: hflow.Plan, folder: str
 ) -> None:

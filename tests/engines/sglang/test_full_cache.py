@@ -28,7 +28,7 @@ def log_probs(answer: dict[str, Any]) -> list[float]:
     return [logprob for logprob, _, _ in answer["meta_info"]["output_token_logprobs"]]
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 def test_rows_that_do_not_fit_are_retracted_and_have_the_same_tokens(folders: Folders) -> None:
     prompts, seeds = some_prompts(ROWS), list(range(ROWS))
     room = max(map(len, prompts)) + 5 * NEW_TOKENS

@@ -31,7 +31,7 @@ SHAPE = {"top_k": 14, "top_p": 0.9, "min_p": 0.01}
 STOPS = {"stop": ["1", "22"], "stop_token_ids": [9]}
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 def test_support_frequencies_and_ends_are_those_of_the_other_engines(folders: Folders) -> None:
     folder = folders.of("qwen2", False)
     overrides = [

@@ -146,6 +146,7 @@ def test_tensorboard_has_each_step_once(run: Path, plan: Plan) -> None:
     assert all(told.startswith("    ") for told in lines)
 
 
+@pytest.mark.slow
 def test_wandb_has_each_step_once(run: Path, plan: Plan) -> None:
     pytest.importorskip("wandb")
     assert attempt(TRACKERS["wandb"](), run, plan, [0, 1, 2, 3], 0) == []
@@ -160,6 +161,7 @@ def test_wandb_has_each_step_once(run: Path, plan: Plan) -> None:
     assert {"plan.json", "graph.yaml", "report.html"} <= {path.name for path in folder.iterdir()}
 
 
+@pytest.mark.slow
 def test_mlflow_has_each_step_once(run: Path, plan: Plan) -> None:
     """It can take nothing back: steps that it has stay as they are."""
     pytest.importorskip("mlflow")

@@ -151,7 +151,7 @@ def test_a_run_that_died_after_it_goes_on_under_the_last_plan(
         assert load_plan(folder / PLANS / f"step-{plan_began(folder):08d}.json").hash == plan.hash
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 def test_a_run_whose_lengths_stay_is_never_planned_again(tmp_path: Path) -> None:
     graph = growing(tmp_path, short=STEPS)
     asked: list[Plan] = []

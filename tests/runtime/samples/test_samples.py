@@ -111,6 +111,7 @@ def test_what_ended_a_response_has_one_word(tiny_model: Path, tmp_path: Path, po
     assert {"stop", "length"} <= {row["finish"] for row in rows} <= {"stop", "length", "eos"}
 
 
+@pytest.mark.slow
 def test_a_run_without_samples_is_the_same_run(run: Run, tiny_model: Path, tmp_path: Path) -> None:
     bare = RunConfig(EVERY.checkpoint, export="none", samples=SamplePolicy(every=0))
     other = run_inline(GRPO, tmp_path / "run", bare, f"model={tiny_model}", "steps=3")
@@ -128,7 +129,7 @@ def test_the_report_links_to_a_page_of_them(run: Run) -> None:
     assert not (run.folder / "samples/.parts").exists()
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(6)
 def test_steps_after_the_checkpoint_are_sampled_anew(tiny_model: Path, tmp_path: Path) -> None:
     """A run that goes on from step 2 leaves the files of one that was never stopped, byte by byte."""
     params = (f"model={tiny_model}", "steps=4")
@@ -203,6 +204,7 @@ def test_parts_of_a_later_step_stay_until_they_are_joined(run: Run, tmp_path: Pa
         assert set(read_samples(tmp_path, step).column("prompt").to_pylist()) == {f"of step {step}"}
 
 
+@pytest.mark.slow
 def test_the_default_is_every_tenth_step_and_the_last(tiny_model: Path, tmp_path: Path) -> None:
     run = run_inline(GRPO, tmp_path / "run", RunConfig(export="none"), f"model={tiny_model}", "steps=12")
     assert list(sample_files(run.folder)) == [0, 10, 11]

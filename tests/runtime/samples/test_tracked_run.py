@@ -18,6 +18,7 @@ GRPO = "tests/runtime/grpo_small.yaml"
 CONFIG = RunConfig(CheckpointPolicy(every=1, keep=9), export="none", trackers=("tensorboard",))
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_shows_each_step_once(tiny_model: Path, tmp_path: Path) -> None:
     """Times tell which attempt made a step: those in TensorBoard are those of the last."""
     pytest.importorskip("tensorboard")
