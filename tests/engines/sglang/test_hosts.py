@@ -11,8 +11,9 @@ import torch
 
 from hflow.runtime.engines.groups import NewGroup
 from hflow.runtime.engines.protocol import NodeError
-from hflow.runtime.engines.sglang import hosts, replica
-from hflow.runtime.engines.sglang.hosts import ONE_HOST, Meeting, ServerHosts
+from hflow.runtime.engines.sglang import meeting, replica
+from hflow.runtime.engines.sglang.hosts import ONE_HOST, ServerHosts
+from hflow.runtime.engines.sglang.meeting import Meeting
 from hflow.runtime.engines.sglang.options import ServerOptions
 from hflow.runtime.engines.sglang.serve import arguments, meeting_place
 from tests.engines.models import Folders
@@ -51,7 +52,7 @@ def test_a_first_host_that_is_gone_is_a_failure(monkeypatch: pytest.MonkeyPatch)
     del first
     assert "cannot be reached" in second.failure()
     second.fail("told to nobody")
-    monkeypatch.setattr(hosts, "JOIN", timedelta(seconds=1))
+    monkeypatch.setattr(meeting, "JOIN", timedelta(seconds=1))
     with pytest.raises(RuntimeError):
         Meeting.join(place)
 

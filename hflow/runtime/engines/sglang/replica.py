@@ -19,7 +19,8 @@ from torch.distributed import ProcessGroup
 from hflow.runtime.engines.gather_json import broadcast_json, gather_json
 from hflow.runtime.engines.protocol import NodeError, Stopped
 from hflow.runtime.engines.sampler import Sampling
-from hflow.runtime.engines.sglang.hosts import Meeting, ServerHosts
+from hflow.runtime.engines.sglang.hosts import ServerHosts
+from hflow.runtime.engines.sglang.meeting import Meeting
 from hflow.runtime.engines.sglang.options import ServerOptions
 from hflow.runtime.engines.sglang.requests import Lost, RequestRow, Response, ask
 from hflow.runtime.engines.sglang.room import free_bytes, make_room

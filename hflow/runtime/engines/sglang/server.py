@@ -17,15 +17,17 @@ import time
 from collections.abc import Callable, Mapping
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hflow.runtime.engines.sglang import serve
-from hflow.runtime.engines.sglang.hosts import Meeting
 from hflow.runtime.engines.sglang.log import cause, last_lines
 from hflow.runtime.engines.sglang.options import ServerOptions
 from hflow.runtime.engines.sglang.shared_memory import remove_of
 from hflow.runtime.engines.sglang.tree import Tree
 from hflow.runtime.owned_folder import OwnedFolder
+
+if TYPE_CHECKING:  # it imports torch, before which a server's program sets the environment
+    from hflow.runtime.engines.sglang.meeting import Meeting
 
 START_S = 1800.0  # to load a model, which may lie on a slow disk
 ANSWER_S = 600.0  # to a request
