@@ -12,6 +12,7 @@ import psutil
 from hflow.runtime.machine import machine
 
 STACK = Path("/proc/self/ns/net")  # as an inode, a number of its own for each network namespace of a machine
+INTERFACE = "GLOO_SOCKET_IFNAME"  # in the environment: the one by which this process reaches others
 ANY_PORT = 9  # nothing is sent to it
 
 

@@ -32,7 +32,8 @@ LOOK = (
 
 LISTEN = """
 import json, os, psutil
-from hflow.runtime.worker.gloo import INTERFACE, _loop
+from hflow.runtime.network import INTERFACE
+from hflow.runtime.worker.gloo import _loop
 os.environ[INTERFACE] = "eth0"
 _loop()
 sockets = psutil.Process().net_connections()

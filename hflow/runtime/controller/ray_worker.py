@@ -12,12 +12,11 @@ import ray
 from hflow.plan.engine_registry import DEFAULT_ENGINE
 from hflow.runtime.engines.implementation import implementation
 from hflow.runtime.engines.shared_memory import remove_own
-from hflow.runtime.network import interface_of, network_stack, source_address
+from hflow.runtime.network import INTERFACE, interface_of, network_stack, source_address
 from hflow.runtime.owned_folder import OwnedFolder
 from hflow.runtime.rendezvous import join_store
 from hflow.runtime.samples.parts import SampleRequest
 from hflow.runtime.worker.failure import failure_of
-from hflow.runtime.worker.gloo import INTERFACE
 from hflow.runtime.worker.stacks import dump_on_signal, stacks
 from hflow.runtime.worker.whereabouts import Whereabouts
 from hflow.runtime.worker.worker import Report, Worker

@@ -13,10 +13,10 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import ProcessGroupGloo  # pyright: ignore[reportPrivateImportUsage]
 
+from hflow.runtime.network import INTERFACE
 from hflow.runtime.worker.proof import GroupKey, SignedStore, check_peers
 
 GLOO = "hflow_gloo"
-INTERFACE = "GLOO_SOCKET_IFNAME"
 THREADS = 2  # of a group's collectives, as torch has
 
 _secret = b""  # of the present world: torch does not say for which one it wants a group

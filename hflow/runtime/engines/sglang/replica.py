@@ -28,12 +28,11 @@ from hflow.runtime.engines.sglang.server import Server, ServerError
 from hflow.runtime.engines.sglang.share import handle
 from hflow.runtime.engines.sglang.tiles import LOADER
 from hflow.runtime.engines.sglang.weights import ServedWeights
-from hflow.runtime.network import network_stack, own_address
+from hflow.runtime.network import INTERFACE, network_stack, own_address
 from hflow.units import size
 
 RESTARTS = 3  # while one node runs
 UPDATE_S = 600.0
-INTERFACE, LOOPBACK = "GLOO_SOCKET_IFNAME", "lo"  # by which this worker reaches others
 
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -219,7 +218,7 @@ class Replica:
 
         def opens() -> str:
             try:
-                opened.append(Meeting.open(own_address(os.environ.get(INTERFACE, LOOPBACK))))
+                opened.append(Meeting.open(own_address(os.environ.get(INTERFACE, "lo"))))
             except OSError as error:
                 raise ServerError(f"its hosts cannot meet: {error}") from None
             return opened[0].place
