@@ -16,6 +16,7 @@ from math import inf, lcm
 
 from hflow.cost.comm import host_transfer_s, reached
 from hflow.cost.device import BYTES
+from hflow.cost.residency import wakes
 from hflow.cost.weight_cells import Masks, blocks, grid_of, most_missing, on_hosts
 from hflow.plan.cluster import Cluster
 from hflow.plan.edges import INDEX_BYTES
@@ -130,6 +131,16 @@ def _fetched_s(size: float, engine: GenerationEngine, tp: int, cluster: Cluster)
     if profile_of(engine).server and cluster.host_link and cluster.device.platform == "cuda":
         return host_transfer_s(round(size / tp), cluster)
     return 0.0
+
+
+def waking_s(shape: ModelShape, dtype: str, engine: GenerationEngine, lag: int, cluster: Cluster) -> float:
+    """Until a server that slept generates with new weights, beside what these take to come to its devices. It
+    depends on the bytes of the whole model, however it is split: each server takes in all tensors, one after
+    the other. Nothing where it never sleeps, or nobody has said how it wakes (`Cluster.wake`)."""
+    if not (cluster.wake and wakes(engine, cluster, shape, lag)):
+        return 0.0
+    size, _ = weight_bytes(shape, dtype)
+    return cluster.wake.latency_s + size / cluster.wake.bandwidth
 
 
 def weight_bytes(shape: ModelShape, dtype: str) -> tuple[int, int]:

@@ -123,6 +123,11 @@ def is_awake(engine: GenerationEngine, cluster: Cluster, shape: ModelShape, use:
     return bool(profile_of(engine).server) and not profile_of(engine).sleeps(cluster.device.platform, renewed)
 
 
+def wakes(engine: GenerationEngine, cluster: Cluster, shape: ModelShape, lag: int) -> bool:
+    """Whether the weights of a reader come to a server that sleeps."""
+    return bool(profile_of(engine).server) and not is_awake(engine, cluster, shape, "read", lag)
+
+
 def residency(
     model: Model,
     shape: ModelShape,

@@ -84,6 +84,7 @@ class _Engines(_Base):
     generate: EngineChoice = DEFAULT_ENGINE
     server_gb: Overhead = 0.0
     token_step: Seconds = 0.0
+    wake: _Link | None = None
     whole_rows: bool = False
 
 
@@ -144,6 +145,7 @@ def _cluster(file: _EqualHosts | _MixedHosts) -> Cluster:
         host_memory_bytes=None if file.host_memory_gb is None else round(file.host_memory_gb * GB),
         server_bytes=round(file.engines.server_gb * GB),
         token_step_s=file.engines.token_step,
+        wake=_link(file.engines.wake) if file.engines.wake else None,
         whole_rows=file.engines.whole_rows,
     )
 
@@ -198,6 +200,7 @@ _MODELS: dict[str, type[BaseModel]] = {
     "intra_host": _Link,
     "inter_host": _Link,
     "host": _Link,
+    "wake": _Link,
 }
 
 

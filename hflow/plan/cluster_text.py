@@ -23,6 +23,7 @@ def cluster_text(cluster: Cluster, remark: str = "") -> str:
     of_servers |= {"token_step": cluster.token_step_s} if cluster.token_step_s else {}
     of_servers |= {"whole_rows": True} if cluster.whole_rows else {}
     engines = _lines({"generate": cluster.generate_engine} | of_servers)
+    engines += [_link("wake", cluster.wake)] if cluster.wake else []
     lines = [*head, *hosts, "links:", *_indented(links), "engines:", *_indented(engines)]
     return "\n".join([*([f"# {remark}"] if remark else []), *lines]) + "\n"
 

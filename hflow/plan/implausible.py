@@ -109,6 +109,8 @@ OF_LINKS: Mapping[tuple[str, str], Plausible] = {
 }
 HOST_MEMORY = Plausible(_GB, _alike((0.25, 1e5)), _alike((4, 5e4)), _SIZES)
 TOKEN_STEP = Plausible(_SECONDS, _alike((0, 1)), _alike((1e-5, 0.2)), _TIMES)
+WAKE_RATE = Plausible(_BYTES_PER_S, _alike((1e7, 1e13)), _alike((5e8, 2e12)), _RATES)
+WAKE = Plausible(_SECONDS, _alike((0, 600)), _alike((0.01, 120)), _TIMES)
 SERVER = Plausible(_GB, _alike((0, 1e3)), _alike((0.1, 50)), _SIZES)
 
 
@@ -129,6 +131,8 @@ def implausible(document: Document, platforms: Sequence[Platform]) -> Iterator[D
     yield from _warned(document, ("host_memory_gb",), HOST_MEMORY, slowest)
     yield from _warned(document, ("engines", "server_gb"), SERVER, slowest)
     yield from _warned(document, ("engines", "token_step"), TOKEN_STEP, slowest)
+    yield from _warned(document, ("engines", "wake", "bandwidth"), WAKE_RATE, slowest)
+    yield from _warned(document, ("engines", "wake", "latency"), WAKE, slowest)
 
 
 def _warned(document: Document, path: KeyPath, known: Plausible, platform: Platform) -> Iterator[Diagnostic]:

@@ -218,6 +218,7 @@ def _unsaid_of_cluster(cluster: Cluster) -> dict[str, Any]:
     more = {i: {"device": _unsaid_of_kind(group.device)} for i, group in enumerate(cluster.more)}
     unsaid = {
         "token_step_s": not cluster.token_step_s,
+        "wake": cluster.wake is None,
         "whole_rows": not cluster.whole_rows,
         "techniques": cluster.techniques == NO_TECHNIQUES,
     }

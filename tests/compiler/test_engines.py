@@ -21,13 +21,14 @@ from hflow.cost.host_memory import host_memory
 from hflow.cost.resident_memory import resident_bytes
 from hflow.diagnostics import HflowError
 from hflow.graph.ir import Graph
-from hflow.plan.cluster import Cluster
+from hflow.plan.cluster import Cluster, Link
 from hflow.plan.cluster_file import load_cluster
 from hflow.plan.cluster_text import cluster_text
 from hflow.plan.edges import WeightEdge
 from hflow.plan.engines.sglang import SERVER_PROFILE
 from hflow.plan.frozen import moved_parameters
 from hflow.plan.layout import Mesh
+from hflow.plan.named_shapes import NAMED_SHAPES
 from hflow.plan.parameters import num_parameters
 from hflow.plan.plan import Plan, Search
 from hflow.plan.program import Await, Call, Release, SyncWeights
@@ -333,6 +334,29 @@ def test_weights_in_flight_come_between_the_beginning_and_the_end(model: str) ->
         planned(graph, load_cluster("local4"), engines=())
 
 
+def test_new_weights_wake_a_server_that_slept(grpo: Graph) -> None:
+    """Once in a step, in the plan as in the search, which proves that no other plan is shorter."""
+    cluster = load_cluster("a100x8")
+    slow = replace(cluster, wake=Link(10e9, 5.0))
+    seconds = 5.0 + num_parameters(NAMED_SHAPES["llama-7b"]) * 2 / 10e9
+    for pins in (COLOCATED, ()):
+        soon, late = planned(grpo, cluster, *pins), planned(grpo, slow, *pins)
+        (sync,), (before,) = (
+            [i for i in plan.step.instructions if isinstance(i, SyncWeights)] for plan in (late, soon)
+        )
+        assert sync.time_s == pytest.approx(before.time_s + seconds)
+        assert late.step_time_s == pytest.approx(soon.step_time_s + seconds)
+        assert late.search.gap == soon.search.gap == 0
+        assert not list(inconsistencies(late))
+    assert soon.hash == planned(grpo, cluster).hash != late.hash
+
+
+def test_a_server_with_older_weights_need_not_wake() -> None:
+    graph, cluster = large("async_grpo", "llama-7b"), load_cluster("a100x8")
+    late = planned(graph, replace(cluster, wake=Link(10e9, 5.0)))
+    assert late.step_time_s == planned(graph, cluster).step_time_s
+
+
 @pytest.mark.slow
 @pytest.mark.matrix
 @pytest.mark.parametrize(
@@ -343,7 +367,8 @@ def test_the_planner_and_the_passes_agree(algorithm: str, cluster: str, server_g
     """The time of a step, and that it fits."""
     in_flight = algorithm == "in_flight"
     graph = large("async_grpo", "llama-7b", IN_FLIGHT) if in_flight else large(algorithm, "llama-7b")
-    machines = replace(served(cluster), server_bytes=server_gb * 10**9)
+    wake = Link(10e9, 5.0) if server_gb else None
+    machines = replace(served(cluster), server_bytes=server_gb * 10**9, wake=wake)
     if cluster == "local4":
         machines = replace(machines, device=replace(machines.device, memory_bytes=10**12))
     draft = candidates(weight_edges(new_draft(graph, machines, (), replace(DEFAULTS, budget_s=0.0))))

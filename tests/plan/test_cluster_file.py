@@ -91,7 +91,7 @@ def test_memory_that_is_no_plans(tmp_path: Path) -> None:
     cluster = load_cluster(
         written(tmp_path, f"{more}host_memory_gb: 512\nengines: {{server_gb: 4, token_step: 0.002}}\n")
     )
-    assert cluster.device.usable_bytes == 70.5e9
+    assert cluster.device.usable_bytes == 70.5e9 and cluster.wake is None
     assert (cluster.host_memory_bytes, cluster.server_bytes) == (512 * 10**9, 4 * 10**9)
     assert cluster.token_step_s == 0.002 and not cluster.whole_rows
 
@@ -103,6 +103,15 @@ def test_what_trainers_pass_and_how_long_their_layers_take_at_least(tmp_path: Pa
     assert cluster.whole_rows
     assert (cluster.device.score_layer_overhead_s, cluster.device.train_layer_overhead_s) == (2e-4, 7e-4)
     assert load_cluster(written(tmp_path, cluster_text(cluster))) == cluster
+
+
+def test_how_servers_wake(tmp_path: Path) -> None:
+    wake = "engines: {wake: {bandwidth: 12e9, latency: 6}}\n"
+    cluster = load_cluster(written(tmp_path, GOOD + wake))
+    assert cluster.wake == Link(12e9, 6)
+    assert load_cluster(written(tmp_path, cluster_text(cluster))) == cluster
+    with pytest.raises(HflowError, match=r"(?s)unknown key `engines.wake.latenz`.*did you mean `latency`"):
+        load_cluster(written(tmp_path, GOOD + wake.replace("latency", "latenz")))
 
 
 def test_a_rack_has_the_figures_of_its_data_sheet() -> None:

@@ -52,6 +52,7 @@ UNITS = {
     "host_memory_gb": {"TB": 1e3},
     "server_gb": {"MiB": 2**20 / 1e9},
     "token_step": {"ms": 1e-3},
+    "wake": {"ms": 1e-3},
 }
 
 
@@ -122,6 +123,9 @@ def numbers(file: Path) -> Iterator[tuple[tuple[str | int, ...], str]]:
         yield ("host_memory_gb",), "host_memory_gb"
     if "engines" in tree:
         yield from ((("engines", key), key) for key in ("server_gb", "token_step") if key in tree["engines"])
+    if "wake" in tree.get("engines", {}):
+        yield ("engines", "wake", "bandwidth"), "bandwidth"
+        yield ("engines", "wake", "latency"), "wake"
 
 
 def plain(file: Path) -> Any:

@@ -11,7 +11,7 @@ from hflow.compiler.donation import lies_in, may_donate
 from hflow.compiler.planner.assignments import Assignment, Assignments, sharding_of
 from hflow.compiler.planner.effort import DEVICES, EXPERTS, MOVE
 from hflow.compiler.state import Draft
-from hflow.cost.redistribution import weights_s
+from hflow.cost.redistribution import waking_s, weights_s
 from hflow.cost.residency import SHARED, OwnCopy
 from hflow.graph.evaluation import named_graph
 from hflow.graph.ir import Graph, step_node
@@ -24,8 +24,9 @@ WeightCopy = tuple[str, Sharding, int, int, bool]
 @dataclass(frozen=True)
 class WeightSync:
     """`reader`: the first node of the node group that reads. `lies`: how, as if `first` were the first of
-    all. `seconds`: of the transfer. `own`: whether its copy of the newest weights is its own; on the same
-    devices their trainer's memory, of `donated_bytes`, may be donated to it."""
+    all. `seconds`: of the transfer, and until a server that slept is awake. `own`: whether its copy of the
+    newest weights is its own; on the same devices their trainer's memory, of `donated_bytes`, may be donated
+    to it."""
 
     reader: str
     group: NodeGroup
@@ -150,6 +151,7 @@ class WeightSyncs:
             changed = draft.graph.node(reader).model_use.delta_weights
             shape, dtype = draft.shapes[group.model], model.weight_dtype
             seconds = weights_s(shape, dtype, held, lies, draft.cluster, changed)
+            seconds += waking_s(shape, dtype, lies.engine, group.lag, draft.cluster)
         own = lies != held and assignment.candidate.kept.copy_bytes > 0
         alike = {*lies.mesh.devices} == {*held.mesh.devices} and lies_in(held, lies, layers)
         donated_bytes = trainer.candidate.kept.weights if own and not group.lag and alike else 0

@@ -11,6 +11,7 @@ from hflow.compiler.program_builder.script import Key
 from hflow.compiler.program_builder.unfinished import UnfinishedProgram
 from hflow.compiler.state import WeightRead
 from hflow.cost.compute import average_s
+from hflow.cost.redistribution import waking_s
 from hflow.graph.ir import Node, step_node
 from hflow.plan.program import Release, SyncWeights
 from hflow.plan.replicas import Instance
@@ -83,6 +84,7 @@ class WeightMoves:
             devices = tuple(sorted({*source.mesh.devices, *reader.mesh.devices}))
             number = len(program.edges) - 1
             seconds = moved.time_s(program.draft.cluster) + self._average_s(edge, source)
+            seconds += 0.0 if edge.every else self._waking_s(moved, reader)
             sync = SyncWeights(
                 edge.reader, devices, number, edge.every, reader in self.donated,
                 time_s=seconds / max(1, edge.every),
@@ -108,6 +110,11 @@ class WeightMoves:
         if not self._is_average(edge):
             return 0.0
         return average_s(draft.shapes[edge.model], source.mesh, draft.cluster)
+
+    def _waking_s(self, edge: UnloweredWeightEdge, reader: Instance) -> float:
+        return waking_s(
+            edge.shape, edge.dtype, reader.sharding.engine, reader.lag, self.program.draft.cluster
+        )
 
     def _donates(self, source: Instance, copy: Instance) -> bool:
         program = self.program

@@ -21,6 +21,7 @@ from hflow.compiler.planner.incumbent import Incumbent
 from hflow.compiler.planner.memoize import memoize
 from hflow.compiler.planner.placements import Allocation
 from hflow.cost.least_weights import ANYWHERE, Receivers, apart, beyond, least_weights_s, within
+from hflow.cost.redistribution import waking_s
 
 
 class Room(NamedTuple):
@@ -142,6 +143,8 @@ class ReaderMoves:
             moves_s = np.zeros((len(lies), max(1, len(held))))
         else:
             moves_s = least_weights_s(shape, dtype, held, lies, receivers, self._cluster)
+        lag = self._groups[reader].lag
+        moves_s += [[waking_s(shape, dtype, each.engine, lag, self._cluster)] for each in lies]
         self.best.effort += PAIR * (len(lies) + len(held)) + moves_s.size // CHOICES
         one, other = np.indices(moves_s.shape).reshape(2, -1)
         times = [np.array([timed.times for timed in own])[one]]
