@@ -46,6 +46,7 @@ NODES: Mapping[str, TimedKind] = {
     "critic_train": "train",
     "step": "step",
 }  # of `calibrated.py`; all others score
+WEIGHTS_ALONE = ("transition", "GRPO weights")  # of which no plan has an interval
 DEVICES_PER_HOST = 8  # of the published steps
 EXPERTS = ("qwen3-30b-a3b", "qwen3-235b-a22b", "deepseek-v3")
 Json = dict[str, Any]
@@ -93,7 +94,7 @@ def published_cases(result: Json) -> Iterator[Case]:
         group = f"{row['system']} {row['model']}"
         if timed := KINDS.get(row["kind"]):
             yield Case("cuda", timed, group, ratio)
-        elif row["kind"] != "transition":
+        elif row["kind"] not in WEIGHTS_ALONE:
             yield Case("cuda", _kind_of_step(row), group, ratio)
 
 

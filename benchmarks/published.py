@@ -60,7 +60,8 @@ PROMPT, GREATEST_PROMPT = 120, 256  # of NeMo-RL's rows, by their tokens per sec
 # Of vLLM in NeMo-RL's workers, which schedule and launch kernels in turn: what the two fitted rollouts take
 # longer than predicted without it, 20.2 and 17.8 s over their 4,050 token steps.
 NEMO_RL_STEP_S = 4.7e-3
-NEMO_RL_WAKE: Link | None = None
+# How vLLM wakes there with new weights: least squares, in seconds, over the four fitted rows of GRPO weights.
+NEMO_RL_WAKE = Link(14.2e9, 7.7)
 GRPO_SCORES = ("actor_logprobs", "ref_logprobs")
 USES = {True: "fitted", False: "held out"}
 Json = dict[str, Any]

@@ -32,9 +32,9 @@ RATIOS: Mapping[Platform, Mapping[TimedKind, Interval]] = {
         "train": Interval(0.87, 1.23),
         "score": Interval(0.87, 1.28),
         "generate": Interval(0.82, 1.5),
-        "step": Interval(0.91, 1.52),
+        "step": Interval(0.91, 1.49),
         "step with experts": Interval(0.84, 1.57),
-        "step over hosts": Interval(0.94, 2.6),
+        "step over hosts": Interval(0.72, 1.62),
     },
     "cpu": {
         "train": Interval(0.78, 1.21),

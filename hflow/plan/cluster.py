@@ -93,11 +93,11 @@ class Cluster(CachedHash):
     there), of which it has `host_memory_bytes` (None: nobody has said). `generate_engine` runs its generate
     nodes unless the user says otherwise; a server takes `server_bytes` of a device beside weights, KV cache
     and what it computes with: its CUDA context and CUDA graphs, also while it sleeps. `token_step_s`: what
-    the host of an engine takes of each token step, while no kernel runs. `wake`: how a server that slept takes
-    new weights in, at so many bytes/s of the whole model after its latency; None: as soon as they are on its
-    devices. `whole_rows`: trainers pass each row whole through their models, as others than hflow's do: a
-    prompt again with each of its samples, and logits of prompts too. `techniques`: what engines are taken to
-    do beyond what they do today; no cluster file says so, and no plan that is run has any.
+    the host of an engine takes of each token step, while no kernel runs. `wake`: how a server that slept
+    takes new weights in, at so many bytes/s of the whole model after its latency; None: as soon as they are
+    on its devices. `whole_rows`: trainers pass each row whole through their models, as others than hflow's
+    do: a prompt again with each of its samples, and logits of prompts too. `techniques`: what engines are
+    taken to do beyond what they do today; no cluster file says so, and no plan that is run has any.
     """
 
     name: str
