@@ -1,13 +1,13 @@
 """Put a program's instructions into the order in which the workers walk through them.
 
-That of `list_scheduling.arrange`, but a node's onload, call and offload stay together; a copy of weights that
-lasts for this step only comes directly before its first reader, so that others can have the memory; and what
-only keeps or drops comes as soon as it can.
+That of `random_search.best_order`, of loops' bodies that of `list_scheduling.arrange`, but a node's onload,
+call and offload stay together; a copy of weights that lasts for this step only comes directly before its
+first reader, so that others can have the memory; and what only keeps or drops comes as soon as it can.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from hflow.graph.ir import Graph
@@ -25,7 +25,8 @@ from hflow.plan.program import (
     handles_written,
 )
 from hflow.schedule.list_scheduling import arrange
-from hflow.schedule.task_times import Task, period_s
+from hflow.schedule.random_search import best_order
+from hflow.schedule.task_times import Order, Task
 from hflow.schedule.tasks import tasks
 from hflow.schedule.timed_span import loop_time_s
 
@@ -33,21 +34,23 @@ Block = tuple[int, ...]  # positions of instructions that run one directly after
 
 
 def arranged(program: Program) -> Program:
-    """The program in the order of list scheduling, bodies of loops too, with frees and the loops' times."""
-    return replace(program, instructions=_arranged(program.graph, program.instructions))
+    """The program in an order in which its steps are short, bodies of loops too, with frees and the loops'
+    times."""
+    return replace(program, instructions=_arranged(program.graph, program.instructions, best_order))
 
 
-def step_s(program: Program) -> float:
-    """Seconds per step of a long run of what `arranged` would return."""
+def step_tasks(program: Program) -> list[Task]:
+    """What `arranged` puts in order."""
     instructions = _timed(program.graph, program.instructions)
-    found = _tasks(instructions, list(_lasting(instructions)))
-    return period_s(found, arrange(found))
+    return _tasks(instructions, list(_lasting(instructions)))
 
 
-def _arranged(graph: Graph, instructions: Sequence[Instruction]) -> tuple[Instruction, ...]:
+def _arranged(
+    graph: Graph, instructions: Sequence[Instruction], ordered: Callable[[Sequence[Task]], Order]
+) -> tuple[Instruction, ...]:
     timed = _timed(graph, instructions)
     lasting = list(_lasting(timed))
-    order = [lasting[number] for number in arrange(_tasks(timed, lasting))]
+    order = [lasting[number] for number in ordered(_tasks(timed, lasting))]
     return _with_frees(timed, _eager_first(timed, order))
 
 
@@ -57,7 +60,7 @@ def _timed(graph: Graph, instructions: Sequence[Instruction]) -> list[Instructio
 
 
 def _with_rounds(graph: Graph, loop: Loop) -> Loop:
-    loop = replace(loop, body=_arranged(graph, loop.body))
+    loop = replace(loop, body=_arranged(graph, loop.body, arrange))
     return replace(loop, time_s=loop_time_s(graph, loop))
 
 

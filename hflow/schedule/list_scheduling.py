@@ -2,75 +2,127 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-from hflow.schedule.moves import improved
-from hflow.schedule.task_times import Task, busiest_s, period_s
+from hflow.schedule.moves import WORTH, improved
+from hflow.schedule.task_times import WARM_UP, Order, Task, busiest_s, period_s, starts
 
 FIRST = float("inf")
+SHORT = 1e-2  # of the longest task: what starts sooner by less counts as starting at the same time
+ROUNDS = 3  # in which devices become free as they do after a step of the last one's order
 
 
-def arrange(tasks: Sequence[Task]) -> tuple[int, ...]:
-    """The order in which tasks are given to their devices, the fastest in a long run of: list scheduling; and
-    patient, where a device rather idles than does what less work waits for. Each also with setups among the
-    short tasks, if there are such. Then what moves of single tasks make of it."""
-    later = _work_after(tasks)
-    orders: dict[tuple[int, ...], None] = {}
-    for short_setups in (False, True) if any(task.sets_up_next for task in tasks) else (False,):
-        orders |= {_list_schedule(tasks, later, short_setups, patient): None for patient in (False, True)}
-    return improved(tasks, min(orders, key=lambda order: period_s(tasks, order)))
+class Rule(NamedTuple):
+    """Which of the tasks that wait for nothing comes next. `ranks`: of each task, the least first. `close_s`:
+    starts that differ by less count as equal. `patient`: a lower rank counts more than a start."""
+
+    ranks: Sequence[float]
+    close_s: float
+    patient: bool = False
 
 
-def _list_schedule(
-    tasks: Sequence[Task], later: Sequence[float], short_setups: bool, patient: bool
-) -> tuple[int, ...]:
-    """List scheduling: among tasks whose predecessors are placed, always one that can start first. Starts
-    that differ by less than a hundredth of the longest task count as equal. Then tasks shorter than that go
-    first, so that a transfer does not wait for a long task which could start a moment before it; then those
-    that the most work waits for; then the first in the list. A setup counts as long, like what it sets up.
+class ListScheduler:
+    """List scheduling of some tasks: among those whose predecessors are placed, always one that can start
+    first; of these the one that the `Rule` puts first. A setup is followed by what it sets up, unless that
+    has to wait for others.
 
-    Args:
-        later: the least time of what follows from each task.
-        short_setups: a setup counts as long as it takes.
-        patient: that much work waits for a task counts more than that it can start first.
+    `later`: for each task the least time of what follows from it.
     """
-    close = max((t.time_s for t in tasks), default=0.0) / 100
-    long = [task.time_s > close or (task.sets_up_next and not short_setups) for task in tasks]
-    rank = [-seconds if is_long else -FIRST for is_long, seconds in zip(long, later)]
-    urgent = [round(r / close) if r > -FIRST else r for r in rank]
-    waiting = [len(t.after) for t in tasks]
-    unlocks: list[list[int]] = [[] for _ in tasks]
-    for number, task in enumerate(tasks):
-        for before in task.after:
-            unlocks[before].append(number)
-    known = [0.0] * len(tasks)  # the latest end of the predecessors
-    free: dict[int, float] = {}
-    order: list[int] = []
-    begin = {n: 0.0 for n, count in enumerate(waiting) if not count}
-    while begin:
-        if order and tasks[order[-1]].sets_up_next and order[-1] + 1 in begin:
-            number = order[-1] + 1
-        elif len(begin) == 1:
-            number = next(iter(begin))
-        elif patient:
-            number = min((urgent[n], start, n) for n, start in begin.items())[2]
-        else:
-            soon = min(begin.values()) + close
-            number = min((rank[n], n) for n, start in begin.items() if start <= soon)[1]
-        end = begin.pop(number) + tasks[number].time_s
-        order.append(number)
-        occupied = dict.fromkeys(tasks[number].resources, end)
-        free.update(occupied)
-        for other, start in begin.items():
-            if start < end and any(resource in occupied for resource in tasks[other].resources):
-                begin[other] = end
-        for next_ in unlocks[number]:
-            known[next_] = max(known[next_], end)
-            waiting[next_] -= 1
-            if not waiting[next_]:
-                begin[next_] = _start(tasks[next_], known[next_], free)
-    assert len(order) == len(tasks), "tasks wait for each other"
-    return tuple(order)
+
+    def __init__(self, tasks: Sequence[Task]):
+        self.tasks, self.later = tasks, _work_after(tasks)
+        self.short_s = SHORT * max((task.time_s for task in tasks), default=0.0)
+        self._unlocks: list[list[int]] = [[] for _ in tasks]
+        for number, task in enumerate(tasks):
+            for before in task.after:
+                self._unlocks[before].append(number)
+
+    def order(self, rule: Rule, free: Mapping[int, float] | None = None) -> Order:
+        """Args:
+        free: when resources become free, if not at once.
+        """
+        tasks, (ranks, close_s, patient) = self.tasks, rule
+        waiting = [len(task.after) for task in tasks]
+        known = [0.0] * len(tasks)  # the latest end of the predecessors
+        freed = dict(free or {})
+        order: list[int] = []
+        begin = {n: _start(tasks[n], 0.0, freed) for n, count in enumerate(waiting) if not count}
+        while begin:
+            if order and tasks[order[-1]].sets_up_next and order[-1] + 1 in begin:
+                number = order[-1] + 1
+            elif len(begin) == 1:
+                number = next(iter(begin))
+            elif patient:
+                number = min((ranks[n], start, n) for n, start in begin.items())[2]
+            else:
+                soon = min(begin.values()) + close_s
+                number = min((ranks[n], n) for n, start in begin.items() if start <= soon)[1]
+            end = begin.pop(number) + tasks[number].time_s
+            order.append(number)
+            occupied = dict.fromkeys(tasks[number].resources, end)
+            freed.update(occupied)
+            for other, start in begin.items():
+                if start < end and any(resource in occupied for resource in tasks[other].resources):
+                    begin[other] = end
+            for next_ in self._unlocks[number]:
+                known[next_] = max(known[next_], end)
+                waiting[next_] -= 1
+                if not waiting[next_]:
+                    begin[next_] = _start(tasks[next_], known[next_], freed)
+        assert len(order) == len(tasks), "tasks wait for each other"
+        return tuple(order)
+
+    def rules(self) -> Iterator[Rule]:
+        """Tasks that are shorter than `short_s` go first, so that a transfer does not wait for a long task
+        which could start a moment before it; then those that the most work waits for; then the first in the
+        list. Also patient ones, where a device rather idles than does what less work waits for. A setup
+        counts as long, like what it sets up; where there are any, each also with those that are short among
+        the short tasks."""
+        for short_setups in (False, True) if any(task.sets_up_next for task in self.tasks) else (False,):
+            lasts = (t.time_s > self.short_s or (t.sets_up_next and not short_setups) for t in self.tasks)
+            ranks = [-later if is_long else -FIRST for is_long, later in zip(lasts, self.later)]
+            yield Rule(ranks, self.short_s)
+            alike = [round(rank / self.short_s) if rank > -FIRST else rank for rank in ranks]
+            yield Rule(alike, self.short_s, patient=True)
+
+
+def arrange(tasks: Sequence[Task]) -> Order:
+    """The order in which tasks are given to their devices, the fastest in a long run of those by some rules,
+    and what moves of single tasks make of it."""
+    scheduler = ListScheduler(tasks)
+    orders = dict.fromkeys(map(scheduler.order, scheduler.rules()))
+    best = min(orders, key=lambda order: period_s(tasks, order))
+    return improved(tasks, _in_a_long_run(scheduler, best))
+
+
+def _in_a_long_run(scheduler: ListScheduler, order: Order) -> Order:
+    """The best of an order and those of list scheduling in a step that comes after others: its devices become
+    free when they have ended the step before. One that is still busy then lets the others do what does not
+    need it."""
+    tasks = scheduler.tasks
+    seconds, enough_s = period_s(tasks, order), busiest_s(tasks) * (1 + WORTH)
+    for _ in range(ROUNDS):
+        if seconds <= enough_s:
+            break
+        free = free_after(tasks, order)
+        found = dict.fromkeys(scheduler.order(rule, free) for rule in scheduler.rules())
+        next_s, better = min((period_s(tasks, each), each) for each in found)
+        if next_s > seconds * (1 - WORTH):
+            break
+        seconds, order = next_s, better
+    return order
+
+
+def free_after(tasks: Sequence[Task], order: Order) -> dict[int, float]:
+    """When each resource has done all of a step in a long run, from the first that has."""
+    *_, began = starts(tasks, order, WARM_UP)
+    ends: dict[int, float] = {}
+    for task, start in zip(tasks, began):
+        for resource in task.resources:
+            ends[resource] = max(ends.get(resource, 0.0), start + task.time_s)
+    first = min(ends.values(), default=0.0)
+    return {resource: end - first for resource, end in ends.items()}
 
 
 def _work_after(tasks: Sequence[Task]) -> list[float]:

@@ -11,9 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from hflow.schedule.task_times import MEASURED, WARM_UP, Task, busiest_s, makespan_s, starts
+from hflow.schedule.task_times import MEASURED, WARM_UP, Order, Task, busiest_s, makespan_s, starts
 
-Order = tuple[int, ...]
 ROUNDS = 4  # moves in sequence
 WORTH = 1e-3  # of a step: what a move must save
 LONG = 1e-2  # of the longest task: shorter ones move only with those that wait for them

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+Order = tuple[int, ...]  # numbers of tasks, each after those that it waits for
 WARM_UP, MEASURED = 2, 3  # steps: the first fill the pipeline, the others tell how long one takes
 
 

@@ -16,8 +16,10 @@ from hflow.compiler.explain.min_memory import min_memory
 from hflow.compiler.options import PlannerOptions
 from hflow.compiler.passes.candidates import candidates
 from hflow.compiler.passes.weight_edges import weight_edges
+from hflow.compiler.planner.assignments import Assignments
 from hflow.compiler.planner.placements import Allocation, Colocation, allocations
 from hflow.compiler.planner.search_space import SearchSpace
+from hflow.compiler.planner.step import Configs, tasks_of_step
 from hflow.compiler.state import Draft
 from hflow.diagnostics import HflowError
 from hflow.graph.ir import Graph
@@ -25,6 +27,8 @@ from hflow.plan.cluster import Calibration, Cluster, DeviceKind, Link
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.shared_forward import sharing
 from hflow.plan.stored_adapter import resolved_adapter
+from hflow.schedule.random_search import best_order
+from hflow.schedule.task_times import period_s
 from tests.compiler.workloads import ROOT
 
 STAND_IN = "shape:llama-7b"  # a path that reads no file; the shapes are replaced
@@ -190,3 +194,9 @@ def _thinned(draft: Draft, kept: int, random: Random) -> dict[str, Candidates]:
 def _some(options: tuple[Candidate, ...], kept: int, random: Random) -> tuple[Candidate, ...]:
     numbers = sorted(random.sample(range(len(options)), min(kept, len(options))))
     return tuple(options[number] for number in numbers)
+
+
+def best_step_s(space: SearchSpace, assignments: Assignments, configs: Configs) -> float:
+    """Seconds of a complete choice, in the best order that is found."""
+    tasks = tasks_of_step(space.builder, space.groups, assignments, configs)
+    return period_s(tasks, best_order(tasks))

@@ -23,10 +23,17 @@ from hflow.compiler.planner.full_assignment import FullAssignment, fastest_confi
 from hflow.compiler.planner.incumbent import Incumbent
 from hflow.compiler.planner.placements import Allocation, Partition
 from hflow.compiler.planner.search_space import SearchSpace
-from hflow.compiler.planner.step import PYTHON_CALL_S, step_s
+from hflow.compiler.planner.step import PYTHON_CALL_S
 from hflow.cost.redistribution import weights_s
 from hflow.plan.layout import Mesh
-from tests.compiler.small_cases import GRAPHS, all_allocations, allocation_in, case, space_of
+from tests.compiler.small_cases import (
+    GRAPHS,
+    all_allocations,
+    allocation_in,
+    best_step_s,
+    case,
+    space_of,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +59,7 @@ def test_no_schedule_beats_a_bound(name: str) -> None:
             places = {n.name: assignments[u.name].resources for u in space.groups for n in u.nodes}
             taking = {node: np.array([seconds]) for node, seconds in times.items()}
             moves = {reader: np.array([seconds]) for reader, seconds in _moves(space, assignments).items()}
-            took_s = step_s(space.builder, space.groups, assignments, configs)
+            took_s = best_step_s(space, assignments, configs)
             shares.append(bounds.steps_s(taking, places, moves, float("inf"))[0] / took_s)
             above_s = took_s * (1 + 1e-6)
             assert bounds.steps_s(taking, places, moves, above_s)[0] < above_s, (name, seed)
@@ -272,7 +279,7 @@ def _step_s(space: SearchSpace, allocation: Allocation, random: Random) -> float
     """Of a random choice; infinite where that does not fit."""
     assignments = _assignments(space, allocation, random)
     configs = fastest_configs(space, assignments)
-    return step_s(space.builder, space.groups, assignments, configs) if configs else float("inf")
+    return best_step_s(space, assignments, configs) if configs else float("inf")
 
 
 def _node_times(

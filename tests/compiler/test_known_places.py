@@ -21,9 +21,11 @@ from hflow.compiler.planner.full_assignment import FullAssignment, fastest_confi
 from hflow.compiler.planner.incumbent import Incumbent
 from hflow.compiler.planner.placements import Allocation
 from hflow.compiler.planner.search_space import SearchSpace
-from hflow.compiler.planner.step import step_s
+from hflow.plan.cluster import Link
 from hflow.plan.cluster_file import load_cluster
-from tests.compiler.small_cases import allocation_in
+from hflow.plan.named_shapes import NAMED_SHAPES
+from hflow.plan.parameters import num_parameters
+from tests.compiler.small_cases import allocation_in, best_step_s
 from tests.compiler.workloads import large
 
 PLANS, DRAWS = 25, 6
@@ -51,7 +53,7 @@ def took_s(space: SearchSpace, allocation: Allocation, random: Random) -> float:
         chosen: Assignments = {name: random.choice(own) for name, own in every.items()}
         configs = fastest_configs(space, chosen)
         if configs:
-            best_s = min(best_s, step_s(space.builder, space.groups, chosen, configs))
+            best_s = min(best_s, best_step_s(space, chosen, configs))
     return best_s
 
 
@@ -102,6 +104,28 @@ def test_on_the_same_devices_only_a_server_has_weights_that_surely_move(
     found = dict(moves.points(Allocation(together.partition, (16,)), 1, limits))
     assert list(found) == readers
     assert all(point.moves[name] > 0 for name, points in found.items() for point in points)
+
+
+def test_new_weights_wake_a_server_that_slept() -> None:
+    """In what is known before assignments are chosen, and in each of them."""
+    options = PlannerOptions(engines=("rollout=sglang",))
+    told: list[list[float]] = []
+    for wake in (None, Link(10e9, 5.0)):
+        cluster = replace(load_cluster("h100x16"), wake=wake)
+        draft = new_draft(large("grpo", "llama-7b"), cluster, options=options)
+        space = SearchSpace(candidates(weight_edges(draft)))
+        together = next(c for c in space.colocations() if len(c.partition) == 1 and not c.spread)
+        allocation = Allocation(together.partition, (16,))
+        limits = dict.fromkeys((g.name for g in space.groups), space.capacity)
+        found = dict(ReaderMoves(Incumbent(space)).points(allocation, 1, limits))
+        (rollout,) = (group for group in space.groups if group.name == "rollout")
+        places = space.assignments(allocation)
+        trained = {"actor_train": places["actor_train"][0]}
+        syncs = (space.weight_syncs.of(rollout, place, trained) for place in places["rollout"])
+        told.append([sync.seconds for sync in syncs if sync])
+        told[-1].append(min(point.moves["rollout"] for point in found["rollout"]))
+    seconds = 5.0 + 2 * num_parameters(NAMED_SHAPES["llama-7b"]) / 10e9
+    assert len(told[0]) > 3 and told[1] == pytest.approx([soon + seconds for soon in told[0]])
 
 
 def test_a_part_of_the_devices_that_may_be_all_says_nothing() -> None:

@@ -26,4 +26,5 @@ ROOM = 200  # and to find out which of some choices memory suffices for
 INTERVAL = 1_000  # to begin one interval of memory,
 COMPARED = 40  # in which so many pairs of choices are compared in one more
 PRICE = 1_000  # to price a plan with few edges,
-EDGE_PAIR = 4  # and for each pair of edges of one with many, since their order is improved
+EDGE_PAIR = 4  # and for each pair of edges of one with many, since their order is improved;
+ORDERS = 5  # so many times as much where a better order is searched longer for

@@ -8,11 +8,16 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from hflow.compiler.planner.assignments import Assignment
-from hflow.compiler.planner.effort import EDGE_PAIR, PRICE
+from hflow.compiler.planner.effort import EDGE_PAIR, ORDERS, PRICE
 from hflow.compiler.planner.full_assignment import FullAssignment, fastest_configs
 from hflow.compiler.planner.search_space import SearchSpace
-from hflow.compiler.planner.step import step_s
+from hflow.compiler.planner.step import Configs, tasks_of_step
+from hflow.schedule.list_scheduling import arrange
+from hflow.schedule.moves import WORTH
+from hflow.schedule.random_search import searched
+from hflow.schedule.task_times import busiest_s, period_s
 
+SHORTER = 0.1  # by what part of itself a step may become shorter in an order that is searched longer for
 RESOLUTION = 1e-3  # steps that differ by less count as equally long: predictions are not that good
 
 
@@ -53,14 +58,24 @@ class Incumbent:
     def offer(self, assignments: Mapping[str, Assignment]) -> None:
         """Price a complete choice, and keep it if it fits and is the best; nothing, if models that share a
         base lie otherwise than each other."""
-        groups = self.space.groups
         if not self.space.lie_alike(assignments):
             return
         configs = fastest_configs(self.space, assignments)
         if configs is None:
             return
-        self.explored += 1
-        self.effort += self.price
-        seconds = step_s(self.space.builder, groups, assignments, configs)
+        seconds = self._step_s(assignments, configs)
         if seconds < (self.choice.step_s if self.choice else self.limit_s):
             self.choice = FullAssignment(dict(assignments), configs, seconds)
+
+    def _step_s(self, assignments: Mapping[str, Assignment], configs: Configs) -> float:
+        """Seconds per step of a long run. Where an order that is searched longer for cannot make it the best,
+        those in one that is found soon."""
+        self.explored += 1
+        self.effort += self.price
+        tasks = tasks_of_step(self.space.builder, self.space.groups, assignments, configs)
+        order = arrange(tasks)
+        seconds = period_s(tasks, order)
+        if seconds <= busiest_s(tasks) * (1 + WORTH) or seconds * (1 - SHORTER) >= self.limit_s:
+            return seconds
+        self.effort += ORDERS * self.price
+        return period_s(tasks, searched(tasks, order))

@@ -1,4 +1,4 @@
-"""What an assignment of all node groups means: the plans of all nodes, and the time of their step."""
+"""What an assignment of all node groups means: the plans of all nodes, and the tasks of their step."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from hflow.plan.layout import Mesh
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.ports import is_replicated
 from hflow.plan.program import Program
-from hflow.schedule import arrange
+from hflow.schedule.arrange import step_tasks
+from hflow.schedule.task_times import Task
 
 PYTHON_CALL_S = 1e-3  # a data or call node; measured times replace it in the run's table
 Configs = Mapping[str, ExecConfig]  # of nodes with models
 
 
-def step_s(
+def tasks_of_step(
     builder: ProgramBuilder, groups: tuple[NodeGroup, ...], assignments: Assignments, configs: Configs
-) -> float:
-    """Seconds per step of a long run: those of the program that would be compiled."""
+) -> list[Task]:
+    """Those of the program that would be compiled."""
     instructions, _ = builder.build(node_plans(builder.graph, groups, assignments, configs))
-    return arrange.step_s(Program(builder.graph, (), tuple(instructions)))
+    return step_tasks(Program(builder.graph, (), tuple(instructions)))
 
 
 def node_plans(
