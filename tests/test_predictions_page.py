@@ -7,12 +7,25 @@ import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from statistics import linear_regression
 from typing import Any
 
 import pytest
 
 from benchmarks import published
-from benchmarks.published import PAGE, Prediction, Row, published_rows, report, spread, tables, with_tables
+from benchmarks.published import (
+    NEMO_RL_WAKE,
+    PAGE,
+    Prediction,
+    Row,
+    published_rows,
+    report,
+    spread,
+    tables,
+    with_tables,
+)
+from hflow.plan.named_shapes import NAMED_SHAPES
+from hflow.plan.parameters import num_parameters
 
 ROOT = Path(__file__).parent.parent
 
@@ -66,10 +79,10 @@ def of(name: str) -> list[dict[str, str]]:
     return list(csv.DictReader(line for line in lines if not line.startswith("#")))
 
 
-def test_fitted_rows_are_every_second_one_of_two_files_and_those_of_two_models() -> None:
+def test_fitted_rows_are_every_second_one_of_two_files_and_those_of_four_models() -> None:
     """The rule of benchmarks/cost_model.py; figures must be the same in both places. One model of NeMo-RL
-    says what the host of its engine takes, one of Megatron-Bridge what layers with experts do beside
-    products."""
+    says what the host of its engine takes, it and two more how servers wake, one of Megatron-Bridge what
+    layers with experts do beside products."""
     expected = {
         (
             f"MPT-{r['model_params_b']}B",
@@ -100,11 +113,24 @@ def test_fitted_rows_are_every_second_one_of_two_files_and_those_of_two_models()
         )
         for r in of("generation")[::2]
     }
-    steps = [r for r in found if r.kind.startswith("GRPO")]
-    assert {(r.system, r.model) for r in steps} == {("NeMo-RL 0.3", "llama-3.1-8b")} and len(steps) == 8
+    steps = [r for r in found if r.system == "NeMo-RL 0.3"]
+    assert {r.model for r in steps} == {"llama-3.1-8b"} and len(steps) == 10
+    waking = [r for r in found if r.system == "NeMo-RL 2026-07"]
+    assert {(r.model, r.kind) for r in waking} == {
+        ("qwen3-30b-a3b", "GRPO weights"),
+        ("qwen3-235b-a22b", "GRPO weights"),
+    }
     experts = [r for r in found if r.system.startswith("Megatron-Bridge")]
     assert {r.model for r in experts} == {"gpt-oss-120b"} and len(experts) == 5
-    assert len(found) == len(trained) + len(made) + len(steps) + len(experts)
+    assert len(found) == len(trained) + len(made) + len(steps) + len(waking) + len(experts)
+
+
+def test_servers_wake_along_a_line_through_the_fitted_rows() -> None:
+    """Least squares in seconds, over the bytes of whole models in bf16."""
+    rows = [r for r in published_rows() if r.fitted and r.kind == "GRPO weights"]
+    sizes = [2.0 * num_parameters(NAMED_SHAPES[r.model]) for r in rows]
+    slope, constant = linear_regression(sizes, [r.figure for r in rows])
+    assert pytest.approx((1 / slope, constant), rel=0.01) == (NEMO_RL_WAKE.bandwidth, NEMO_RL_WAKE.latency_s)
 
 
 def test_summaries_are_medians_and_percentiles_by_hand() -> None:

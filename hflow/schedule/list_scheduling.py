@@ -13,7 +13,7 @@ SHORT = 1e-2  # of the longest task: what starts sooner by less counts as starti
 ROUNDS = 3  # in which devices become free as they do after a step of the last one's order
 
 
-class Rule(NamedTuple):
+class DispatchRule(NamedTuple):
     """Which of the tasks that wait for nothing comes next. `ranks`: of each task, the least first. `close_s`:
     starts that differ by less count as equal. `patient`: a lower rank counts more than a start."""
 
@@ -24,8 +24,8 @@ class Rule(NamedTuple):
 
 class ListScheduler:
     """List scheduling of some tasks: among those whose predecessors are placed, always one that can start
-    first; of these the one that the `Rule` puts first. A setup is followed by what it sets up, unless that
-    has to wait for others.
+    first; of these the one that the `DispatchRule` puts first. A setup is followed by what it sets up, unless
+    that has to wait for others.
 
     `later`: for each task the least time of what follows from it.
     """
@@ -38,7 +38,7 @@ class ListScheduler:
             for before in task.after:
                 self._unlocks[before].append(number)
 
-    def order(self, rule: Rule, free: Mapping[int, float] | None = None) -> Order:
+    def order(self, rule: DispatchRule, free: Mapping[int, float] | None = None) -> Order:
         """Args:
         free: when resources become free, if not at once.
         """
@@ -73,7 +73,7 @@ class ListScheduler:
         assert len(order) == len(tasks), "tasks wait for each other"
         return tuple(order)
 
-    def rules(self) -> Iterator[Rule]:
+    def rules(self) -> Iterator[DispatchRule]:
         """Tasks that are shorter than `short_s` go first, so that a transfer does not wait for a long task
         which could start a moment before it; then those that the most work waits for; then the first in the
         list. Also patient ones, where a device rather idles than does what less work waits for. A setup
@@ -82,9 +82,9 @@ class ListScheduler:
         for short_setups in (False, True) if any(task.sets_up_next for task in self.tasks) else (False,):
             lasts = (t.time_s > self.short_s or (t.sets_up_next and not short_setups) for t in self.tasks)
             ranks = [-later if is_long else -FIRST for is_long, later in zip(lasts, self.later)]
-            yield Rule(ranks, self.short_s)
+            yield DispatchRule(ranks, self.short_s)
             alike = [round(rank / self.short_s) if rank > -FIRST else rank for rank in ranks]
-            yield Rule(alike, self.short_s, patient=True)
+            yield DispatchRule(alike, self.short_s, patient=True)
 
 
 def arrange(tasks: Sequence[Task]) -> Order:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from hflow.schedule.list_scheduling import FIRST, SHORT, ListScheduler, Rule, arrange, free_after
+from hflow.schedule.list_scheduling import FIRST, SHORT, DispatchRule, ListScheduler, arrange, free_after
 from hflow.schedule.moves import WORTH
 from hflow.schedule.task_times import Order, Task, busiest_s, period_s
 
@@ -50,7 +50,7 @@ def _drawn(tasks: Sequence[Task], order: Order, enough_s: float, random: Random)
     return order
 
 
-def _rule(scheduler: ListScheduler, random: Random) -> Rule:
+def _rule(scheduler: ListScheduler, random: Random) -> DispatchRule:
     """Most short tasks go first; the others by the work that waits for them, more or less, and some of those
     on several resources before all that have one."""
     longest_s = scheduler.short_s / SHORT
@@ -63,7 +63,7 @@ def _rule(scheduler: ListScheduler, random: Random) -> Rule:
             more_s = longest_s * len(task.resources) if wide else 0.0
             ranks.append(-later * (1 + NOISE * (2 * noise - 1)) - more_s)
     close_s = scheduler.short_s * (1, 1, 3, 10)[int(4 * random.random())]
-    return Rule(ranks, close_s, patient=random.random() < 0.4)
+    return DispatchRule(ranks, close_s, patient=random.random() < 0.4)
 
 
 def _moved(tasks: Sequence[Task], order: Order, enough_s: float, random: Random) -> Order:
