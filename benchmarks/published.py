@@ -215,6 +215,7 @@ def grpo_training(row: Row) -> float:
 
 
 def grpo_weights(row: Row) -> float:
+    """Until new weights are in the engines; of a row without a layout, the waking of these alone."""
     if "train" not in row.said:
         return waking_s(NAMED_SHAPES[row.model], "bf16", "sglang", 0, _nemo_rl(row.gpus))
     program = _grpo_plan(row).step

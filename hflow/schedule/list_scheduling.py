@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from hflow.schedule.moves import WORTH, improved
+from hflow.schedule.moves import LONG, WORTH, improved
 from hflow.schedule.task_times import WARM_UP, Order, Task, busiest_s, period_s, starts
 
 FIRST = float("inf")
-SHORT = 1e-2  # of the longest task: what starts sooner by less counts as starting at the same time
 ROUNDS = 3  # in which devices become free as they do after a step of the last one's order
 
 
@@ -27,12 +26,13 @@ class ListScheduler:
     first; of these the one that the `DispatchRule` puts first. A setup is followed by what it sets up, unless
     that has to wait for others.
 
-    `later`: for each task the least time of what follows from it.
+    `later`: for each task the least time of what follows from it. `short_s`: starts that differ by less count
+    as equal, and tasks that take no longer as short.
     """
 
     def __init__(self, tasks: Sequence[Task]):
         self.tasks, self.later = tasks, _work_after(tasks)
-        self.short_s = SHORT * max((task.time_s for task in tasks), default=0.0)
+        self.short_s = LONG * max((task.time_s for task in tasks), default=0.0)
         self._unlocks: list[list[int]] = [[] for _ in tasks]
         for number, task in enumerate(tasks):
             for before in task.after:

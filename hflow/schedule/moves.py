@@ -15,7 +15,7 @@ from hflow.schedule.task_times import MEASURED, WARM_UP, Order, Task, busiest_s,
 
 ROUNDS = 4  # moves in sequence
 WORTH = 1e-3  # of a step: what a move must save
-LONG = 1e-2  # of the longest task: shorter ones move only with those that wait for them
+LONG = 1e-2  # of the longest task: shorter ones are short, and move only with those that wait for them
 
 
 class Pace(NamedTuple):

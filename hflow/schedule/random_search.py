@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from hflow.schedule.list_scheduling import FIRST, SHORT, DispatchRule, ListScheduler, arrange, free_after
-from hflow.schedule.moves import WORTH
+from hflow.schedule.list_scheduling import FIRST, DispatchRule, ListScheduler, arrange, free_after
+from hflow.schedule.moves import LONG, WORTH
 from hflow.schedule.task_times import Order, Task, busiest_s, period_s
 
 DRAWS = 50  # orders of list scheduling,
@@ -53,7 +53,7 @@ def _drawn(tasks: Sequence[Task], order: Order, enough_s: float, random: Random)
 def _rule(scheduler: ListScheduler, random: Random) -> DispatchRule:
     """Most short tasks go first; the others by the work that waits for them, more or less, and some of those
     on several resources before all that have one."""
-    longest_s = scheduler.short_s / SHORT
+    longest_s = scheduler.short_s / LONG
     ranks: list[float] = []
     for task, later in zip(scheduler.tasks, scheduler.later):
         first, noise, wide = random.random() < 0.9, random.random(), random.random() < 1 / 3

@@ -52,7 +52,6 @@ UNITS = {
     "host_memory_gb": {"TB": 1e3},
     "server_gb": {"MiB": 2**20 / 1e9},
     "token_step": {"ms": 1e-3},
-    "wake": {"ms": 1e-3},
 }
 
 
@@ -81,6 +80,7 @@ def with_gpus(random: Random) -> Cluster:
         "drawn", device, random.randint(1, 64), random.randint(1, 16), Link(share * inside, latency_s), nic,
         Link(share * to_host, 1e-5), random.randint(1, 8),
         host_memory_bytes=random.choice((2, 64, 2048)) * 10**9, server_bytes=random.choice((0, 3 * 10**9)),
+        wake=random.choice((None, Link(10 ** random.uniform(9, 11), random.uniform(0, 60)))),
     )  # fmt: skip
 
 
@@ -123,9 +123,6 @@ def numbers(file: Path) -> Iterator[tuple[tuple[str | int, ...], str]]:
         yield ("host_memory_gb",), "host_memory_gb"
     if "engines" in tree:
         yield from ((("engines", key), key) for key in ("server_gb", "token_step") if key in tree["engines"])
-    if "wake" in tree.get("engines", {}):
-        yield ("engines", "wake", "bandwidth"), "bandwidth"
-        yield ("engines", "wake", "latency"), "wake"
 
 
 def plain(file: Path) -> Any:
@@ -166,6 +163,19 @@ def test_another_unit_is_told_and_the_true_value_is_suggested(file: Path, tmp_pa
             assert found == [unit], (path, unit, warning.help)
             told.add(kind)
     assert {"flops", "memory_gb", "memory_bandwidth", "bandwidth", "nic", "latency"} <= told
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "meant"),
+    [("bandwidth", 14.2, "14.2e9 (14.2 GB/s)"), ("latency", 900, "900e-3 (900 ms)")],
+)
+def test_another_unit_of_waking_is_told(key: str, value: float, meant: str, tmp_path: Path) -> None:
+    file = tmp_path / "waking.yaml"
+    waking = "engines: {wake: {bandwidth: 14.2e9, latency: 7.7}}\n"
+    file.write_text(Path("clusters/h100x8.yaml").read_text() + waking)
+    assert check_cluster(file)[1] == ()
+    (warning,) = warned(file, tmp_path, ("engines", "wake", key), value)
+    assert f"`engines.wake.{key}: " in warning.message and meant in warning.help
 
 
 def test_a_number_that_no_unit_explains_is_told_what_is_plausible(tmp_path: Path) -> None:
