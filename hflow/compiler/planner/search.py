@@ -157,5 +157,5 @@ def _assignments(space: SearchSpace) -> Iterator[dict[str, tuple[Assignment, ...
 
 def _allocations(colocation: Colocation, space: SearchSpace) -> Iterator[Allocation]:
     partition, spread, first = colocation
-    for each in allocations(partition, list(map(space.sizes, partition)), space.num_devices - (first or 0)):
+    for each in allocations(partition, list(map(space.sizes, partition)), space.shared_out(colocation)):
         yield replace(each, spread=spread, first=first)

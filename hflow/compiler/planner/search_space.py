@@ -150,6 +150,13 @@ class SearchSpace:
         least = max(min(candidates) for candidates in own)
         return tuple(sorted({n for candidates in own for n in candidates if n >= least}))
 
+    def shared_out(self, colocation: Colocation) -> int:
+        """The most devices that its sets have together. A set on all devices, beside node groups on all
+        devices, is another colocation: the one in which all are in that set."""
+        partition, spread, first = colocation
+        whole = self.num_devices - (first or 0)
+        return whole - 1 if spread and len(partition) == 1 and not first else whole
+
     def _spreads(self, partition: Partition) -> Iterator[frozenset[str]]:
         """The choices of node groups that run on all devices: any that generate, where models are apart."""
         return _subsets(self._generating if len(partition) > 1 else ())

@@ -100,4 +100,4 @@ class SharingOut:
                 yield tuple(changed.get(number, count) for number, count in enumerate(counts))
 
     def _total(self, colocation: Colocation) -> int:
-        return self.space.num_devices - (colocation.first or 0)
+        return self.space.shared_out(colocation)
