@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from hflow.compiler.planner.assignments import Assignment
@@ -17,7 +17,8 @@ from hflow.schedule.moves import WORTH
 from hflow.schedule.random_search import searched
 from hflow.schedule.task_times import busiest_s, period_s
 
-SHORTER = 0.1  # by what part of itself a step may become shorter in an order that is searched longer for
+SHORTER = 0.1  # by what part of itself a step may become shorter in an order that is searched longer for,
+TOLD = 10  # until so many have been
 RESOLUTION = 1e-3  # steps that differ by less count as equally long: predictions are not that good
 
 
@@ -25,7 +26,8 @@ RESOLUTION = 1e-3  # steps that differ by less count as equally long: prediction
 class Incumbent:
     """The best choice so far. `explored`: choices that were priced; `effort`: what the search has taken by
     `effort.py`, of which there may be `most`, until the `deadline`; more `until_found` something, if that is
-    asked for."""
+    asked for. `gains`: by what parts of themselves steps became shorter in orders that were searched longer
+    for."""
 
     space: SearchSpace
     deadline: float = float("inf")
@@ -35,6 +37,7 @@ class Incumbent:
     effort: int = 0
     most: float = float("inf")
     until_found: bool = True
+    gains: list[float] = field(default_factory=list[float])
 
     @property
     def limit_s(self) -> float:
@@ -75,7 +78,15 @@ class Incumbent:
         tasks = tasks_of_step(self.space.builder, self.space.groups, assignments, configs)
         order = arrange(tasks)
         seconds = period_s(tasks, order)
-        if seconds <= busiest_s(tasks) * (1 + WORTH) or seconds * (1 - SHORTER) >= self.limit_s:
+        if seconds <= busiest_s(tasks) * (1 + WORTH) or seconds * (1 - self._shorter) >= self.limit_s:
             return seconds
         self.effort += ORDERS * self.price
-        return period_s(tasks, searched(tasks, order))
+        found_s = period_s(tasks, searched(tasks, order))
+        self.gains.append(1 - found_s / seconds)
+        return found_s
+
+    @property
+    def _shorter(self) -> float:
+        """By what part of itself a step may become shorter in an order that is searched longer for: as much
+        as one has so far, once that is known."""
+        return max(self.gains) if len(self.gains) >= TOLD else SHORTER

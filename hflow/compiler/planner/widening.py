@@ -23,7 +23,7 @@ MOST_APART = 7  # node groups: 4,139 ways to share devices,
 MOST_BESIDE = 5  # and 1,081 ways beside pinned ones, for each place where sets may begin
 LEAST = EFFORT // 5  # that the wider search may take whatever the first one has,
 FITTING = EFFORT // 2  # or where nothing fits with each model in one place
-SOON = EFFORT // 2  # after which the first one ends if all of its plans are in the wider space
+SOON = EFFORT // 4  # after which the first one ends if all of its plans are in the wider space
 FOREVER = float("inf")
 Searcher = Callable[[SearchSpace, FullAssignment | None], SearchResult]
 
