@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from hflow.compiler.planner.bounds.assignment_tables import (
     MemoryInterval,
     undominated,
 )
+from hflow.compiler.planner.bounds.knapsack import within_limit
 from hflow.compiler.planner.bounds.numbers import Bools
 from hflow.compiler.planner.partial_assignment import PartialAssignment
 
@@ -138,3 +140,26 @@ def test_what_needs_less_memory_stays_where_a_node_may_not_fit() -> None:
     interval = MemoryInterval(np.zeros(SETS, dtype=np.int64), np.full(SETS, MOST))
     [kept] = undominated([table.within(interval)], np.full(SETS, MOST), interval)
     assert len(kept) == 2
+
+
+@given(st.lists(tables(), min_size=2, max_size=3), st.integers(1, 12), st.integers(5, 40))
+@settings(max_examples=100, deadline=None)
+def test_what_may_be_within_a_limit_is_kept(some: list[AssignmentTable], most: int, limit_s: int) -> None:
+    """And on a single set of devices nothing else."""
+    for of in (some, list(map(_on_first_set, some))):
+        left = np.full(of[0].idle.shape[1], most)
+        within = [set[int]() for _ in of]
+        for chosen in product(*(range(len(table)) for table in of)):
+            rows = list(zip(of, chosen))
+            idle = np.sum([table.idle[row] for table, row in rows], axis=0)
+            busy = np.sum([table.busy[row] for table, row in rows], axis=0)
+            if (idle <= left).all() and (busy < limit_s).all():
+                for number, row in enumerate(chosen):
+                    within[number].add(row)
+        for table, found, expected in zip(of, within_limit(of, left, float(limit_s)), within):
+            kept = {n for n, part in enumerate(table.parts) if any(part is each for each in found.parts)}
+            assert kept == expected if len(left) == 1 else kept >= expected
+
+
+def _on_first_set(table: AssignmentTable) -> AssignmentTable:
+    return replace(table, idle=table.idle[:, :1], runs=table.runs[:, :1], joins=table.joins[:, :1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
+import numpy as np
 import pytest
 
 from hflow.compiler.compile import new_draft
@@ -16,10 +17,11 @@ from hflow.compiler.planner.bounds.bounds import Bounds
 from hflow.compiler.planner.bounds.known_places import KnownPlaces
 from hflow.compiler.planner.bounds.least import LeastTimes
 from hflow.compiler.planner.bounds.model_fronts import ModelParetoFronts
+from hflow.compiler.planner.bounds.model_points import ModelPoints, models_s
 from hflow.compiler.planner.bounds.reader_moves import ReaderMoves
 from hflow.compiler.planner.full_assignment import FullAssignment, fastest_configs
 from hflow.compiler.planner.incumbent import Incumbent
-from hflow.compiler.planner.placements import Allocation
+from hflow.compiler.planner.placements import Allocation, Colocation
 from hflow.compiler.planner.search_space import SearchSpace
 from hflow.plan.cluster import Link
 from hflow.plan.cluster_file import load_cluster
@@ -103,7 +105,7 @@ def test_on_the_same_devices_only_a_server_has_weights_that_surely_move(
     limits = dict.fromkeys((g.name for g in space.groups), space.capacity)
     found = dict(moves.points(Allocation(together.partition, (16,)), 1, limits))
     assert list(found) == readers
-    assert all(point.moves[name] > 0 for name, points in found.items() for point in points)
+    assert all((points.moves[:, 0] > 0).all() and points.nodes[0] == name for name, points in found.items())
 
 
 def test_new_weights_wake_a_server_that_slept() -> None:
@@ -123,7 +125,7 @@ def test_new_weights_wake_a_server_that_slept() -> None:
         trained = {"actor_train": places["actor_train"][0]}
         syncs = (space.weight_syncs.of(rollout, place, trained) for place in places["rollout"])
         told.append([sync.seconds for sync in syncs if sync])
-        told[-1].append(min(point.moves["rollout"] for point in found["rollout"]))
+        told[-1].append(found["rollout"].moves[:, 0].min())
     seconds = 5.0 + 2 * num_parameters(NAMED_SHAPES["llama-7b"]) / 10e9
     assert len(told[0]) > 3 and told[1] == pytest.approx([soon + seconds for soon in told[0]])
 
@@ -139,3 +141,41 @@ def test_a_part_of_the_devices_that_may_be_all_says_nothing() -> None:
         moves = ReaderMoves(Incumbent(SearchSpace(draft, space.apart)))
         found = dict(moves.points(Allocation((("values",),), (8,), spread), 1, limits))
         assert ("values" in found) == surely
+
+
+def test_all_models_together_are_bounded_by_the_busiest_set() -> None:
+    """Each has its best point: what two of them take more than their least, and move, adds up."""
+    space = wide("ppo", "h100x16")
+    bounds = Bounds(space.draft)
+    times, places = dict.fromkeys(bounds.nodes, 1.0), dict.fromkeys(bounds.nodes, (0,))
+    least_s = bounds.step_s(times, places)
+    nan = float("nan")
+    actor = ModelPoints(
+        ("actor_train", "rollout"),
+        np.array([[1.0, 3.0], [1.0, 1.5], [2.0, 1.0]]),
+        np.array([[nan, nan], [nan, 0.25], [nan, nan]]),
+    )
+    critic = ModelPoints(("critic_train", "values"), np.array([[1.0, 1.0]]), np.array([[nan, 0.5]]))
+    more_s = min(2.0, 0.75, bounds.rounds["actor_train"] * 1.0) + 0.5
+    found_s = models_s(bounds, [actor, critic], times, places, float("inf"))
+    assert found_s == pytest.approx(least_s + more_s) and models_s(bounds, [], times, places, 1e9) == least_s
+    nowhere = ModelPoints(actor.nodes, actor.times[:0], actor.moves[:0])
+    assert models_s(bounds, [actor, nowhere], times, places, 1e9) == float("inf")
+    assert len(ModelPoints.joined([actor, nowhere])) == 3
+
+
+def test_a_set_on_all_devices_is_searched_in_one_colocation() -> None:
+    """No plan is lost by that: without it, the same ones are found again and again."""
+    for algorithm, pins in (("grpo", ()), ("ppo", ()), ("ppo", ("actor_train=@0-7",))):
+        space = wide(algorithm, "h100x8", *pins)
+        single = [each for each in space.colocations() if len(each.partition) == 1]
+        whole = [each for each in single if space.shared_out(each) == space.num_devices]
+        parts = [each for each in single if each not in whole]
+        assert parts and all(each.spread for each in parts)
+        assert {_devices(space, each) for each in parts} == {_devices(space, each) for each in whole}
+
+
+def _devices(space: SearchSpace, colocation: Colocation) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Those of each node group, if the set of a colocation has all."""
+    allocation = Allocation(colocation.partition, (space.num_devices,), colocation.spread, colocation.first)
+    return tuple((name, each[0].devices) for name, each in space.assignments(allocation).items())

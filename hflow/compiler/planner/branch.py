@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import accumulate, chain
 from math import prod
 
 import numpy as np
@@ -17,8 +16,9 @@ from hflow.compiler.planner.bounds.bounds import Bounds
 from hflow.compiler.planner.bounds.joint_bounds import JointBounds
 from hflow.compiler.planner.bounds.knapsack import knapsack_bound
 from hflow.compiler.planner.bounds.model_fronts import ModelParetoFronts, promising
+from hflow.compiler.planner.bounds.model_points import models_s
 from hflow.compiler.planner.bounds.numbers import Floats, Ints
-from hflow.compiler.planner.effort import CLOSE, COMPARED, INTERVAL, JOINT, LOOK
+from hflow.compiler.planner.effort import BATCH, CHOICES, CLOSE, COMPARED, INTERVAL, JOINT, LOOK
 from hflow.compiler.planner.incumbent import Incumbent
 from hflow.compiler.planner.memoize import memoize
 from hflow.compiler.planner.partial_assignment import PartialAssignment
@@ -47,21 +47,12 @@ class Branch:
     def bound_s(self, fronts: ModelParetoFronts) -> float:
         """No choice takes less: whatever the others do, the node groups of each model keep one of its
         points."""
-        context = self.context
-        models = [
-            (groups, promising(groups, context.places, context.times, self._unmoved_s, self.best.limit_s))
-            for groups in context.models()
-        ]
-        found = [fronts.of(groups, places) for groups, places in models]
-        if not all(found):
-            return float("inf")
-        every = list(chain(*found))
-        times = [{**context.times, **point.times} for point in every]
-        taking = {name: np.array([each[name] for each in times]) for name in self.bounds.nodes}
-        readers = dict.fromkeys(reader for point in every for reader in point.moves)
-        moving = {reader: np.array([p.moves.get(reader, np.nan) for p in every]) for reader in readers}
-        bounds_s = context.steps_s(taking, moving)
-        return max(float(of_model.min()) for of_model in _parted(bounds_s, found))
+        context, models = self.context, self.context.models()
+        everywhere = [(groups, context.places) for groups in models]
+        some = promising(everywhere, context.times, self._unmoved_s, self.best.limit_s)
+        found = list(map(fronts.of, models, some))
+        self.best.effort += BATCH + sum(map(len, found)) // CHOICES
+        return models_s(self.bounds, found, context.times, context.on, self.best.limit_s)
 
     def _unmoved_s(self, times: Mapping[str, Floats]) -> Floats:
         return self.context.steps_s(times, {})
@@ -177,8 +168,3 @@ class Branch:
             self._offered.add(assignments)
             self.priced.append(bound_s)
             self.best.offer(chosen.assignments)
-
-
-def _parted(bounds_s: Floats, parts: Sequence[Sequence[object]]) -> list[Floats]:
-    """What belongs to each of some parts, of which all together have so many members."""
-    return np.split(bounds_s, list(accumulate(map(len, parts)))[:-1])

@@ -14,6 +14,7 @@ CLOSE = 6  # of which each is bounded also by orders of nodes
 ALONE = 100  # to bound one allocation by its step,
 BUSIEST = 20  # or by its busiest set,
 GLANCE = 5  # which is known of most
+WITHIN = 250  # to find out how little a set does in an interval of memory
 PAIR = 2  # to look at a trainer's assignment with a reader's,
 MOVE = 40  # and to find out how long the weights move between their layouts,
 DEVICES = 4  # where so many devices take one more,

@@ -16,7 +16,7 @@ from hflow.compiler.planner.bounds.least import LeastTimes
 from hflow.compiler.planner.bounds.memory_stairs import NEVER
 from hflow.compiler.planner.bounds.model_fronts import ModelParetoFronts
 from hflow.compiler.planner.branch import Branch
-from hflow.compiler.planner.effort import ALONE, BUSIEST, EFFORT
+from hflow.compiler.planner.effort import ALONE, BUSIEST, EFFORT, WITHIN
 from hflow.compiler.planner.incumbent import Incumbent
 from hflow.compiler.planner.placements import Allocation, Colocation, Partition
 from hflow.compiler.planner.sharing_out import SharingOut
@@ -27,8 +27,8 @@ AHEAD = 20  # colocations into which it then dives
 
 class PartialAllocation(NamedTuple):
     """Allocations of colocation `number` whose first sets have `counts`; of a whole one that was looked at,
-    its `branch`. `closely`: 0 if they were bounded by what each set does, 1 if by the step, 2 if also by the
-    models whose places are known. Equal bounds: in the order of numbers and counts."""
+    its `branch`. `closely`: by how many of the closer bounds they were bounded. Equal bounds: in the order of
+    numbers and counts."""
 
     bound_s: float
     number: int
@@ -45,6 +45,7 @@ class Frontier:
         self.least = LeastTimes(best.space, bounds)
         self.fronts, self.promising_s = ModelParetoFronts(best), NEVER
         self.known = KnownPlaces(best, self.least, self.fronts)
+        self._closer = self._step_s, self._work_s, self._moving_s
         self._colocations = list(map(self._decisive_first, self.space.colocations()))
         self._open = [
             PartialAllocation(self._busiest_s(number, ()), number, ())
@@ -71,12 +72,11 @@ class Frontier:
             if partial.branch:
                 return partial, partial.branch
             partition, spread, first = self._colocations[partial.number]
-            whole = len(partial.counts) == len(partition)
-            if not partial.closely:
-                self.put(partial._replace(closely=1), self._step_s(partial.number, partial.counts))
-            elif partial.closely == 1:
-                self.put(partial._replace(closely=2), self._moving_s(partial.number, partial.counts))
-            elif whole:
+            if partial.closely < len(self._closer):
+                bound = self._closer[partial.closely]
+                closer = partial._replace(closely=partial.closely + 1)
+                self.put(closer, bound(partial.number, partial.counts))
+            elif len(partial.counts) == len(partition):
                 self._look(partial, Allocation(partition, partial.counts, spread, first))
             else:
                 self._extend(partial, partition)
@@ -125,7 +125,7 @@ class Frontier:
         self._patience = self.best.effort + max(PATIENCE, self.best.effort - began)
 
     def _extend(self, partial: PartialAllocation, partition: Partition) -> None:
-        left = self.space.num_devices - (self._colocations[partial.number].first or 0) - sum(partial.counts)
+        left = self.space.shared_out(self._colocations[partial.number]) - sum(partial.counts)
         for count in self.space.sizes(partition[len(partial.counts)]):
             if count > left:
                 break
@@ -138,12 +138,12 @@ class Frontier:
     def _busiest_s(self, number: int, counts: tuple[int, ...]) -> float:
         """What the busiest set does at least."""
         self.best.effort += BUSIEST
-        partition, spread, first = self._colocations[number]
+        partition, spread, _ = colocation = self._colocations[number]
         given = zip(partition, counts)
         busy_s = max((self.least.busy_s(members, count, spread) for members, count in given), default=0.0)
         if busy_s >= self.best.limit_s:
             return NEVER
-        rest, left = partition[len(counts) :], self.space.num_devices - (first or 0) - sum(counts)
+        rest, left = partition[len(counts) :], self.space.shared_out(colocation) - sum(counts)
         return max(busy_s, self.least.shared_out_s(rest, spread, left))
 
     def _step_s(self, number: int, counts: tuple[int, ...]) -> float:
@@ -155,16 +155,27 @@ class Frontier:
         self.best.effort += ALONE
         return self.least.step_s(most, len(counts))
 
+    def _work_s(self, number: int, counts: tuple[int, ...]) -> float:
+        """What the last set with a number does at least in its memory."""
+        if not counts:
+            return 0.0
+        partition, spread, _ = self._colocations[number]
+        before = self.least.intervals
+        found_s = self.least.set_work_s(partition[len(counts) - 1], counts[-1], spread, self.best.limit_s)
+        self.best.effort += WITHIN * (self.least.intervals - before)
+        return found_s
+
     def _moving_s(self, number: int, counts: tuple[int, ...]) -> float:
-        """The same with the weights that move between places which are known."""
+        """What a step takes with the weights that move between places which are known."""
         most = self._most(number, counts)
         return self.known.step_s(most, len(counts)) if most else NEVER
 
     def _most(self, number: int, counts: tuple[int, ...]) -> Allocation | None:
         """With as many devices for each set without a number as it may have; None where there are too few."""
-        (partition, spread, first), fixed = self._colocations[number], len(counts)
+        partition, spread, first = colocation = self._colocations[number]
+        fixed = len(counts)
         fewest = [self.least.fewest(m, spread, self.best.limit_s) for m in partition[fixed:]]
-        spare = self.space.num_devices - (first or 0) - sum(counts) - sum(fewest)
+        spare = self.space.shared_out(colocation) - sum(counts) - sum(fewest)
         if spare < 0:
             return None
         return Allocation(partition, (*counts, *(spare + few for few in fewest)), spread, first)

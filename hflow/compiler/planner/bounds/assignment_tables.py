@@ -168,6 +168,10 @@ class AssignmentTable:
         """The nodes on more sets of devices than one."""
         return np.flatnonzero((self.runs > 0).sum(axis=1) > 1)
 
+    def only(self, kept: Bools) -> AssignmentTable:
+        """The parts that are `kept`."""
+        return self if kept.all() else self._of(np.flatnonzero(kept))
+
     def _of(self, rows: Ints) -> AssignmentTable:
         return replace(
             self,

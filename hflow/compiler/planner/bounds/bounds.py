@@ -36,18 +36,20 @@ CLOSE = 0.9
 
 
 class Bounds:
-    """The bounds of one graph."""
+    """The bounds of one graph. `nodes`: those with models; `counts`: how often each runs in a step; `calls`:
+    the seconds of what else runs on its devices."""
 
     def __init__(self, draft: Draft):
         graph = draft.graph
         self.nodes = tuple(n.name for n in graph.nodes if n.model)
         self.rounds = {name: rounds(graph, graph.node(name)) for name in self.nodes}
-        self._counts = np.array(list(self.rounds.values()))
+        self.counts = np.array(list(self.rounds.values()))
         edges = [e for e in draft.weight_edges if not e.every]
         self.trainer_of = {e.reader: e.trainer for e in edges}
         self.lags = {(e.reader, e.trainer): e.lag for e in edges}
         self.dag = dag = _of_models(graph.dag(), self.nodes)
         self._calls_s = _calls_s(graph, self.nodes)
+        self.calls = np.array(list(self._calls_s.values()))
         self.cross_mesh_values = cross_mesh_values(graph, self.nodes)
         self._placed: dict[object, PlacedGraph] = {}
         self.all_descendants = tuple(Descendants(n, _in_order(dag, {n, *_after(dag, n)})) for n in self.nodes)
@@ -63,7 +65,7 @@ class Bounds:
         best = max(_busy(busy, places).values(), default=0.0)
         if max(times.values()) == float("inf"):
             return float("inf")
-        placed = self._on(places)
+        placed = self.placed(places)
         for descendants in placed.all_descendants:
             cycle = placed.cycle(descendants, placed.own[descendants.first])
             if not cycle.alone:
@@ -87,9 +89,8 @@ class Bounds:
                 what is done between two transfers, which take longer.
         """
         lasting = np.array([times[name] for name in self.nodes])
-        worked = lasting * self._counts[:, None]
-        called = np.array(list(self._calls_s.values()))[:, None]
-        busy = _busy(dict(zip(self.nodes, worked + called)), places)
+        worked = lasting * self.counts[:, None]
+        busy = _busy(dict(zip(self.nodes, worked + self.calls[:, None])), places)
         seconds = {reader: known(each) for reader, each in moves.items()}
         for reader in moves:
             for resource in {*places[reader], *places[self.trainer_of[reader]]}:
@@ -99,7 +100,7 @@ class Bounds:
         for row, reader in ((self.nodes.index(reader), reader) for reader in arriving):
             lasting[row] += seconds[reader]  # directly before their readers
             worked[row] += seconds[reader]
-        placed = self._on(places)
+        placed = self.placed(places)
         for descendants in placed.all_descendants:
             for some, wide in self._alike(descendants.first, arriving, moves, best < enough_s, placed):
                 cycle = placed.cycle(descendants, wide)
@@ -112,7 +113,8 @@ class Bounds:
             best[left[self._meet_late(placed, lasting[:, left], enough_s)]] = enough_s
         return best
 
-    def _on(self, places: Places) -> PlacedGraph:
+    def placed(self, places: Places) -> PlacedGraph:
+        """The graph with its nodes on these sets of devices."""
         key = tuple(map(places.__getitem__, self.nodes))
         if key not in self._placed:
             whole = {name for name, times in self.rounds.items() if times == 1}

@@ -15,6 +15,7 @@ from hflow.compiler.candidates.node_groups import NodeGroup
 from hflow.compiler.planner.bounds.bounds import Bounds
 from hflow.compiler.planner.bounds.memory_stairs import NEVER, MemoryStairs, group_steps, node_steps
 from hflow.compiler.planner.bounds.set_places import SetPlaces
+from hflow.compiler.planner.bounds.work_in_memory import WorkCurves, WorkInMemory
 from hflow.compiler.planner.memoize import memoize
 from hflow.compiler.planner.placements import Allocation, Members, Partition
 from hflow.compiler.planner.search_space import SearchSpace
@@ -39,6 +40,8 @@ class LeastTimes:
     def __init__(self, space: SearchSpace, bounds: Bounds):
         self.space, self.bounds, self.places = space, bounds, SetPlaces(space)
         self._groups = {group.name: group for group in space.groups}
+        self._in_memory: dict[tuple[Members, int, Spread], float] = {}
+        self.intervals = 0  # of memory, in which the work of sets was looked at
 
     def step_s(self, allocation: Allocation, fixed: int | None = None) -> float:
         """No plan with this allocation takes less; with `fixed`, none whose first sets, so many, have these
@@ -145,6 +148,24 @@ class LeastTimes:
         own = sum(self._work_s(name, count, free + size) for name, size in idle.items())
         others = ((name, self._idle(name, every, False)) for name in spread)
         return own + sum(self._work_s(name, every, free + size) for name, size in others)
+
+    def set_work_s(self, members: Members, count: int, spread: Spread, limit_s: float) -> float:
+        """The same in the memory of `count` devices, closer; or something that is not below `limit_s`."""
+        key = members, count, spread
+        if key not in self._in_memory:
+            on = [
+                *((g.name, count) for g in self._on(members, spread)),
+                *((n, self.space.num_devices) for n in spread),
+            ]
+            work = WorkInMemory([self._work_curves(*each) for each in on], self.space.capacity)
+            self._in_memory[key] = work.least_s(limit_s)
+            self.intervals += work.looked_at
+        return self._in_memory[key]
+
+    @memoize
+    def _work_curves(self, name: str, count: int) -> WorkCurves:
+        runs = [self.bounds.rounds[node.name] for node in self._groups[name].nodes]
+        return WorkCurves.of(self.space.candidates(name, count), runs)
 
     @memoize
     def _on(self, members: Members, spread: Spread) -> list[NodeGroup]:

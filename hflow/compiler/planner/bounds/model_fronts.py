@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, compress
 from math import prod
 from operator import le
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from hflow.compiler.candidates.node_groups import NodeGroup
 from hflow.compiler.planner.assignments import Assignment
+from hflow.compiler.planner.bounds.model_points import ModelPoints
 from hflow.compiler.planner.bounds.numbers import Floats
 from hflow.compiler.planner.effort import PAIR
 from hflow.compiler.planner.incumbent import Incumbent
@@ -36,37 +37,40 @@ class TimedAssignment:
     times: tuple[float, ...]
 
 
-@dataclass(frozen=True)
-class ModelPoint:
-    """One Pareto point of a model: the `times` of all its nodes, in seconds, and those of the weight transfer
-    to each reader (`moves`)."""
-
-    times: Mapping[str, float]
-    moves: Mapping[str, float]
+PlacesByGroup = Mapping[str, Sequence[TimedAssignment]]
 
 
 def promising(
-    groups: Sequence[NodeGroup],
-    places: Mapping[str, Sequence[TimedAssignment]],
+    models: Sequence[tuple[Sequence[NodeGroup], PlacesByGroup]],
     least: Mapping[str, float],
     bound: Callable[[Mapping[str, Floats]], Floats],
     limit_s: float,
-) -> dict[str, Sequence[TimedAssignment]]:
-    """Where the node groups of a model may be in a plan whose step is below the limit.
+) -> list[PlacesByGroup]:
+    """Where the node groups of each of some models may be in a plan whose step is below the limit.
 
     Args:
+        models: the node groups of each, and all their places.
         least: what each node of the graph takes at least.
         bound: of steps, by what all nodes take.
     """
-    found = {group.name: places[group.name] for group in groups}
-    if prod(map(len, found.values())) < MANY or limit_s == float("inf"):
-        return found
-    for group in groups:
-        each = found[group.name]
-        own = dict(zip((node.name for node in group.nodes), np.array([place.times for place in each]).T))
-        bounds_s = bound({name: own.get(name, np.full(len(each), s)) for name, s in least.items()})
-        found[group.name] = [place for place, bound_s in zip(each, bounds_s) if bound_s < limit_s]
-    return found
+    found = [{group.name: places[group.name] for group in groups} for groups, places in models]
+    many = [
+        (of_model, group)
+        for of_model, (groups, _) in zip(found, models)
+        if prod(map(len, of_model.values())) >= MANY
+        for group in groups
+    ]
+    if not many or limit_s == float("inf"):
+        return list(found)
+    ends = np.cumsum([len(of_model[group.name]) for of_model, group in many])
+    taking = {name: np.full(ends[-1], seconds) for name, seconds in least.items()}
+    for (of_model, group), end in zip(many, ends):
+        times = np.array([place.times for place in of_model[group.name]])
+        for node, seconds in zip(group.nodes, times.T):
+            taking[node.name][end - len(times) : end] = seconds
+    for (of_model, group), below in zip(many, np.split(bound(taking) < limit_s, ends[:-1])):
+        of_model[group.name] = list(compress(of_model[group.name], below))
+    return list(found)
 
 
 class ModelParetoFronts:
@@ -74,11 +78,9 @@ class ModelParetoFronts:
 
     def __init__(self, best: Incumbent):
         self.best = best
-        self._known: dict[object, list[ModelPoint]] = {}
+        self._known: dict[object, ModelPoints] = {}
 
-    def of(
-        self, groups: Sequence[NodeGroup], places: Mapping[str, Sequence[TimedAssignment]]
-    ) -> list[ModelPoint]:
+    def of(self, groups: Sequence[NodeGroup], places: PlacesByGroup) -> ModelPoints:
         """Those of all choices for the node groups of a model that no other choice beats in all respects.
 
         Args:
@@ -88,12 +90,10 @@ class ModelParetoFronts:
         """
         key = tuple((group.name, _where(places[group.name])) for group in groups)
         if key not in self._known:
-            self._known[key] = [_point(groups, needs) for needs in self._unbeaten(groups, places)]
+            self._known[key] = _points(groups, self._unbeaten(groups, places))
         return self._known[key]
 
-    def _unbeaten(
-        self, groups: Sequence[NodeGroup], places: Mapping[str, Sequence[TimedAssignment]]
-    ) -> list[Needs]:
+    def _unbeaten(self, groups: Sequence[NodeGroup], places: PlacesByGroup) -> list[Needs]:
         if not all(places[group.name] for group in groups):
             return []
         syncs = self.best.space.weight_syncs
@@ -108,10 +108,10 @@ def _where(places: Sequence[TimedAssignment]) -> object:
     return devices[:1], len(devices), tuple(place.times for place in places)
 
 
-def _point(groups: Sequence[NodeGroup], needs: Needs) -> ModelPoint:
-    names = [node.name for group in groups for node in group.nodes]
-    moves = {name: seconds for name, seconds in zip(names, needs[1::2]) if seconds != UNMOVED}
-    return ModelPoint(dict(zip(names, needs[::2])), moves)
+def _points(groups: Sequence[NodeGroup], every: Sequence[Needs]) -> ModelPoints:
+    names = tuple(node.name for group in groups for node in group.nodes)
+    times, moves = np.array(every).reshape(-1, len(names), 2).transpose(2, 0, 1)
+    return ModelPoints(names, times, np.where(moves == UNMOVED, np.nan, moves))
 
 
 class _Choosing:
@@ -120,9 +120,7 @@ class _Choosing:
     `looked_at`: assignments, each after those before it. `renew`: how the weights of a node group in an
     assignment are renewed, if the node groups before it have their assignments."""
 
-    def __init__(
-        self, groups: Sequence[NodeGroup], places: Mapping[str, Sequence[TimedAssignment]], renew: Renew
-    ):
+    def __init__(self, groups: Sequence[NodeGroup], places: PlacesByGroup, renew: Renew):
         self.groups, self.places, self.renew = groups, places, renew
         self.kept: list[Needs] = []
         self._beats: Needs | None = None  # what beat others last: it often beats the next ones too

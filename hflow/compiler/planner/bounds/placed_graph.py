@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence, Set
 from functools import cached_property
 
 import networkx as nx
+import numpy as np
 
 from hflow.compiler.planner.bounds.cross_mesh import CrossMeshValue, cross_mesh_transfers
 from hflow.compiler.planner.bounds.descendants import Descendants
 from hflow.compiler.planner.bounds.disjunctive import Jobs, jobs_of
+from hflow.compiler.planner.bounds.numbers import Floats
 from hflow.compiler.planner.bounds.recurrence import Places, RecurrenceCycle
 from hflow.compiler.planner.bounds.windows import BEGIN, END, Window, windows
 
@@ -76,6 +78,21 @@ class PlacedGraph:
         found = (windows(self.dag, each, self.places, renewed) for each in met)
         lie = {**self.places, BEGIN: (), END: ()}
         return [[Window.of(each, lie) for each in possible] for possible in found if possible]
+
+    @cached_property
+    def on(self) -> Floats:
+        """By node and set of devices, 1 where the node is on the set."""
+        return np.array([[float(one in on) for one in self._sets] for on in self.own.values()])
+
+    @cached_property
+    def joined(self) -> Floats:
+        """The same of the weights that come to a node from its trainer."""
+        moving = {n: on.union(*(self.own[t] for r, t in self.lags if r == n)) for n, on in self.own.items()}
+        return np.array([[float(one in on) for one in self._sets] for on in moving.values()])
+
+    @cached_property
+    def _sets(self) -> list[int]:
+        return sorted(frozenset[int]().union(*self.own.values()))
 
     def _longer(self, descendants: Descendants, inner: str) -> bool:
         """Whether the recurrence cycle that `inner` begins is within that of `descendants`, wherever weights

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hflow.compiler.candidates.node_groups import Candidate
-from hflow.compiler.planner.bounds.model_fronts import ModelPoint
+from hflow.compiler.planner.bounds.model_points import ModelPoints
 from hflow.compiler.planner.bounds.numbers import Floats
 from hflow.compiler.planner.effort import CHOICES, PAIR, TIMED
 from hflow.compiler.planner.incumbent import Incumbent
@@ -50,7 +50,7 @@ class ReaderMoves:
 
     def points(
         self, allocation: Allocation, fixed: int, limits: Mapping[str, int]
-    ) -> Iterator[tuple[str, list[ModelPoint]]]:
+    ) -> Iterator[tuple[str, ModelPoints]]:
         """Of each reader that has other devices than its trainer, or an engine that shares no memory: what
         its nodes, and the weights that come to it, may take at least.
 
@@ -96,28 +96,28 @@ class ReaderMoves:
         return max((n for n in self.space.draft.candidates[name] if n <= count), default=0)
 
     @memoize
-    def _together(self, reader: str, trainer: str, one: Room, other: Room) -> list[ModelPoint]:
+    def _together(self, reader: str, trainer: str, one: Room, other: Room) -> ModelPoints:
         """On the same devices."""
         own = self._timed(reader, one)
         needs = self._needs(reader, own, [ANYWHERE] * len(own), self._timed(trainer, other))
         return self._points((reader, trainer), needs)
 
     @memoize
-    def _apart(self, reader: str, room: Room, others: int) -> list[ModelPoint]:
+    def _apart(self, reader: str, room: Room, others: int) -> ModelPoints:
         """On two sets."""
         own = self._timed(reader, room)
         receivers = [apart(timed.candidate.num_devices, others, self._cluster) for timed in own]
         return self._points((reader,), self._needs(reader, own, receivers))
 
     @memoize
-    def _beyond(self, reader: str, room: Room, others: int) -> list[ModelPoint]:
+    def _beyond(self, reader: str, room: Room, others: int) -> ModelPoints:
         """The reader on all devices."""
         own = self._timed(reader, room)
         receivers = [beyond(timed.candidate.num_devices, others, self._cluster) for timed in own]
         return self._points((reader,), self._needs(reader, own, receivers))
 
     @memoize
-    def _within(self, reader: str, trainer: str, one: Room, other: Room) -> list[ModelPoint]:
+    def _within(self, reader: str, trainer: str, one: Room, other: Room) -> ModelPoints:
         """The trainer on all devices, the reader on a part of them."""
         own = self._timed(reader, one)
         receivers = [within(timed.candidate.num_devices, self._cluster) for timed in own]
@@ -171,11 +171,13 @@ class ReaderMoves:
         self.best.effort += TIMED * len(found)
         return found
 
-    def _points(self, groups: tuple[str, ...], needs: Floats) -> list[ModelPoint]:
+    def _points(self, groups: tuple[str, ...], needs: Floats) -> ModelPoints:
         """Those that no other beats in all respects. `groups`: the reader first."""
-        names = [node.name for name in groups for node in self._groups[name].nodes]
-        kept: list[list[float]] = _unbeaten(needs).tolist()
-        return [ModelPoint(dict(zip(names, row)), {names[0]: row[-1]}) for row in kept]
+        names = tuple(node.name for name in groups for node in self._groups[name].nodes)
+        kept = _unbeaten(needs).reshape(-1, len(names) + 1)
+        moves = np.full((len(kept), len(names)), np.nan)
+        moves[:, 0] = kept[:, -1]
+        return ModelPoints(names, kept[:, :-1], moves)
 
 
 def _unbeaten(needs: Floats) -> Floats:
