@@ -37,7 +37,7 @@ from hflow.plan.strategy import PLAIN
 from hflow.plan.workload import rounds
 
 TRIED, SHOWN, TOO_LARGE = 12, 6, 2  # layouts at most
-BUDGET_S = 20.0  # for all of them, at most
+BUDGET_S = 40.0  # for all of them, at most
 
 
 @dataclass(frozen=True)
