@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hflow.compiler.planner.bounds.assignment_tables import NEVER
 from hflow.compiler.planner.bounds.bounds import Bounds
 from hflow.compiler.planner.bounds.knapsack import least_work
 from hflow.compiler.planner.bounds.least import LeastTimes
-from hflow.compiler.planner.bounds.work_in_memory import UNUSED, WorkCurves, WorkInMemory
+from hflow.compiler.planner.bounds.work_in_memory import WorkCurves, WorkInMemory
 from hflow.compiler.planner.full_assignment import fastest_configs
 from hflow.compiler.planner.placements import Colocation
 from hflow.compiler.planner.search_space import SearchSpace
@@ -28,7 +29,7 @@ def curves(draw: st.DrawFn) -> WorkCurves:
     """Whole numbers, so that many are equal."""
     count = draw(st.integers(1, 4))
     idle = np.array([draw(st.integers(0, CAPACITY)) for _ in range(count)], dtype=np.int64)
-    starts = np.full((STEPS, count), UNUSED, dtype=np.int64)
+    starts = np.full((STEPS, count), NEVER, dtype=np.int64)
     seconds = np.full(starts.shape, np.inf)
     for number in range(count):
         steps = draw(st.integers(1, STEPS))

@@ -152,7 +152,7 @@ class SearchSpace:
 
     def shared_out(self, colocation: Colocation) -> int:
         """The most devices that its sets have together. A set on all devices, beside node groups on all
-        devices, is another colocation: the one in which all are in that set."""
+        devices, is another colocation, in which all are in that set, or a plan of the narrower space."""
         partition, spread, first = colocation
         whole = self.num_devices - (first or 0)
         return whole - 1 if spread and len(partition) == 1 and not first else whole

@@ -36,13 +36,14 @@ CLOSE = 0.9
 
 
 class Bounds:
-    """The bounds of one graph. `nodes`: those with models; `counts`: how often each runs in a step; `calls`:
-    the seconds of what else runs on its devices."""
+    """The bounds of one graph. `nodes`: those with models, each in a `row` of arrays; `counts`: how often
+    each runs in a step; `calls`: the seconds of what else runs on its devices."""
 
     def __init__(self, draft: Draft):
         graph = draft.graph
         self.nodes = tuple(n.name for n in graph.nodes if n.model)
         self.rounds = {name: rounds(graph, graph.node(name)) for name in self.nodes}
+        self.row = {name: number for number, name in enumerate(self.nodes)}
         self.counts = np.array(list(self.rounds.values()))
         edges = [e for e in draft.weight_edges if not e.every]
         self.trainer_of = {e.reader: e.trainer for e in edges}
@@ -97,7 +98,7 @@ class Bounds:
                 busy[resource] = busy[resource] + seconds[reader]
         best = np.array(list(busy.values())).max(axis=0)
         arriving = [reader for reader in moves if not self.lags[reader, self.trainer_of[reader]]]
-        for row, reader in ((self.nodes.index(reader), reader) for reader in arriving):
+        for row, reader in ((self.row[reader], reader) for reader in arriving):
             lasting[row] += seconds[reader]  # directly before their readers
             worked[row] += seconds[reader]
         placed = self.placed(places)

@@ -164,8 +164,7 @@ class LeastTimes:
 
     @memoize
     def _work_curves(self, name: str, count: int) -> WorkCurves:
-        runs = [self.bounds.rounds[node.name] for node in self._groups[name].nodes]
-        return WorkCurves.of(self.space.candidates(name, count), runs)
+        return WorkCurves.of(self.space.candidates(name, count), self._runs(name))
 
     @memoize
     def _on(self, members: Members, spread: Spread) -> list[NodeGroup]:
@@ -211,9 +210,13 @@ class LeastTimes:
 
     @memoize
     def _work_stairs(self, name: str, count: int) -> MemoryStairs:
-        runs = [self.bounds.rounds[node.name] for node in self._groups[name].nodes]
+        runs = self._runs(name)
         steps = (group_steps(c, runs) for c in self.space.candidates(name, count))
         return MemoryStairs.of(chain.from_iterable(steps))
+
+    def _runs(self, name: str) -> list[int]:
+        """How often each node of a node group runs in a step."""
+        return [self.bounds.rounds[node.name] for node in self._groups[name].nodes]
 
     @memoize
     def _counts(self, name: str, count: int) -> list[int]:

@@ -46,12 +46,11 @@ def models_s(
     busiest_s = _busiest_s(bounds, models, times, places)
     if busiest_s >= enough_s or not models:
         return busiest_s
-    row = {name: number for number, name in enumerate(bounds.nodes)}
     ends = np.cumsum([len(points) for points in models])
     lasting = np.tile(np.array([[times[name]] for name in bounds.nodes]), ends[-1])
     moving = np.full(lasting.shape, np.nan)
     for points, end in zip(models, ends):
-        rows, some = [row[name] for name in points.nodes], slice(end - len(points), end)
+        rows, some = [bounds.row[name] for name in points.nodes], slice(end - len(points), end)
         lasting[rows, some], moving[rows, some] = points.times.T, points.moves.T
     moves = {bounds.nodes[row]: moving[row] for row in np.flatnonzero(~np.isnan(moving).all(axis=1))}
     found = bounds.steps_s(dict(zip(bounds.nodes, lasting)), places, moves, enough_s, depth=0)
@@ -66,9 +65,8 @@ def _busiest_s(
     if not np.isfinite(least).all():
         return float("inf")
     busy = (least * bounds.counts + bounds.calls) @ placed.on
-    row = {name: number for number, name in enumerate(bounds.nodes)}
     for points in models:
-        rows = [row[name] for name in points.nodes]
+        rows = [bounds.row[name] for name in points.nodes]
         more = (points.times - least[rows]) * bounds.counts[rows]
         busy += (more @ placed.on[rows] + known(points.moves) @ placed.joined[rows]).min(axis=0)
     return float(busy.max(initial=0.0))

@@ -15,12 +15,12 @@ from heapq import heappush, heapreplace
 import numpy as np
 
 from hflow.compiler.candidates.node_groups import Candidate
+from hflow.compiler.planner.bounds.assignment_tables import NEVER
 from hflow.compiler.planner.bounds.knapsack import least_work
 from hflow.compiler.planner.bounds.memory_stairs import MemoryStairs, group_steps
 from hflow.compiler.planner.bounds.numbers import Floats, Ints
 
-UNUSED = np.iinfo(np.int64).max
-HALVINGS = 6
+HALVINGS = 6  # more take longer than what they cut
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class WorkCurves:
     """Of the candidates (C) of a node group, by the free memory that its nodes may need.
 
     `idle` [C]: bytes that stay. `starts`, `seconds` [K, C]: from `starts[k]` bytes on, all runs of a step
-    take `seconds[k]`; unused steps start at UNUSED.
+    take `seconds[k]`; unused steps start at NEVER.
     """
 
     idle: Ints
@@ -41,7 +41,7 @@ class WorkCurves:
         known = [(c.idle_bytes, MemoryStairs.of(group_steps(c, runs))) for c in candidates]
         known = [(idle, stairs) for idle, stairs in known if stairs.needs]
         steps = max((len(stairs.needs) for _, stairs in known), default=1)
-        starts = np.full((steps, len(known)), UNUSED, dtype=np.int64)
+        starts = np.full((steps, len(known)), NEVER, dtype=np.int64)
         seconds = np.full(starts.shape, np.inf)
         for number, (idle, stairs) in enumerate(known):
             starts[: len(stairs.needs), number] = np.array(stairs.needs, dtype=np.int64) - idle
