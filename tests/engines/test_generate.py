@@ -239,6 +239,20 @@ def test_layers_of_few_rows_take_two_calls(pool: Pool, folders: Folders, variant
     assert not found["attention_block"]
 
 
+def stacks_on_rank(rank: int, new_group: NewGroup, folder: str) -> int:
+    """How often all layers were made by one call."""
+    with patch("hflow.runtime.engines.megatron.cpu_kernels.layer_stack.call", wraps=call) as calls:
+        generate_on_rank(rank, new_group, folder, MESHES["one"], 1, 1.0, 256)
+    return calls.call_count
+
+
+@pytest.mark.parametrize("variant", ["llama", "qwen2", "qwen3", "gemma2", "mixtral"])
+def test_on_one_rank_a_token_takes_one_call(pool: Pool, folders: Folders, variant: str) -> None:
+    """Not with norms or experts between the blocks. The first token comes of whole prompts."""
+    [found] = pool.run(1, stacks_on_rank, folders.of(variant, False))
+    assert found == (0 if variant in ("gemma2", "mixtral") else NEW - 1)
+
+
 def keys_and_values_on_rank(rank: int, new_group: NewGroup, folder: str) -> list[tuple[int, ...]]:
     """Shapes of what a layer has after prompts were read and samples begun."""
     model = make_engine(rank, new_group, folder, MESHES["one"]).model

@@ -19,7 +19,7 @@ def check_logits(logits: Tensor, ids: Tensor, step: int) -> None:
     Raises:
         NotFinite: for the first logit that is not finite.
     """
-    if logits.isfinite().all():
+    if logits.sum().isfinite() or logits.isfinite().all():  # a sum reads them once and writes nothing
         return
     row, token = (~logits.isfinite()).nonzero()[0].tolist()
     value = float(logits[row, token])

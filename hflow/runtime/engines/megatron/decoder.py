@@ -12,12 +12,13 @@ import torch
 import torch.distributed as dist
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import embedding, scaled_dot_product_attention
 
 from hflow.plan.model_shape import ModelShape
 from hflow.runtime.engines.megatron.adapter import adapted
 from hflow.runtime.engines.megatron.attention import attend, attend_within
 from hflow.runtime.engines.megatron.cache import KeyValueCache
+from hflow.runtime.engines.megatron.cpu_kernels.layer_stack import LayerStack
 from hflow.runtime.engines.megatron.cpu_kernels.library import runs_on
 from hflow.runtime.engines.megatron.cpu_kernels.linear import linear
 from hflow.runtime.engines.megatron.cpu_kernels.newest import attend_newest as attend_newest_on_cpu
@@ -51,7 +52,17 @@ class Decoder:
         ]
         self.mlp_blocks = [mlp_block(layer, self.shape) for layer in self.layers]
         self.turns = _turns(positions, self.shape, config.params_dtype)
+        self.stack = self._stack()
         self.embedding_factor = embedding_factor(self.shape, config.params_dtype)
+
+    def _stack(self) -> LayerStack | None:
+        """None where something happens between the blocks of layers: sums over ranks, norms, biases."""
+        is_biased = any(layer.self_attention.linear_proj.bias is not None for layer in self.layers)
+        if self.tp.size() > 1 or self.shape.post_norms or is_biased:
+            return None
+        half = self.turns[0][0].shape[1] // 2
+        turns = [(cos[:, half:], sin[:, half:]) for cos, sin in self.turns]
+        return LayerStack.of(self.attention_blocks, self.mlp_blocks, turns)
 
     @property
     def can_share(self) -> bool:
@@ -89,16 +100,25 @@ class Decoder:
 
     def _through(self, tokens: Tensor, sight: Sight, cache: KeyValueCache) -> Tensor:
         """The last hidden states, normed, ``[rows, new, hidden]``."""
-        x = self.model.embedding.word_embeddings(tokens)  # [rows, new, hidden]
+        x = self._embedded(tokens)
         if self.embedding_factor != 1:
             x = x * self.embedding_factor
+        final: Any = self.model.decoder.final_layernorm
+        if cache.prefix is not None and self.stack is not None and self.stack.has(x):
+            return final(self.stack(x, cache))
         for number, layer in enumerate(self.layers):
             x = self._added(x, self._attention(number, layer, x, sight, cache), layer.self_attn_bda)
             if layer is self.layers[-1] and not self.shape.moe:  # whose routes may be asked for
                 x = x[:, -1:]
             x = self._added(x, self._mlp(number, layer, x), layer.mlp_bda)
-        final: Any = self.model.decoder.final_layernorm
         return final(x[:, -1:])
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        """``[rows, new, hidden]``."""
+        embeddings: Any = self.model.embedding.word_embeddings
+        if self.tp.size() > 1:
+            return embeddings(tokens)
+        return embedding(tokens, embeddings.weight)  # without what Megatron asks first
 
     def _added(self, x: Tensor, branch: Tensor, added: Any) -> Tensor:
         """`added`: the layer's `NormedResidual`, if it has norms there."""

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from hflow.runtime.engines.finite import check_logits
 from hflow.runtime.engines.megatron import static_decoding
+from hflow.runtime.engines.megatron.cpu_kernels.library import runs_on
+from hflow.runtime.engines.megatron.cpu_kernels.sampling import sample as sample_on_cpu
 from hflow.runtime.engines.megatron.decoder import Decoder
 from hflow.runtime.engines.megatron.moe.lockstep import Lockstep
 from hflow.runtime.engines.megatron.moe.route_buffer import RouteBuffer
@@ -137,7 +139,8 @@ def _generate_batch(
             truncate(logits, sampling.temperature, sampling.truncation)
         if sets:
             sets.add(active, logits > OUT)
-        tokens, log_probs = sample(logits, numbers[active, step % DRAWN], sampling.temperature)
+        draw = sample_on_cpu if runs_on(logits) else sample
+        tokens, log_probs = draw(logits, numbers[active, step % DRAWN], sampling.temperature)
         out.tokens[active, step] = tokens
         out.log_probs[active, step] = log_probs
         first = max(0, step + 1 - sampling.ends.window)

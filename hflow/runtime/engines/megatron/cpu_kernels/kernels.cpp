@@ -9,10 +9,12 @@
 #include "causal_gradient.h"
 #include "gated.h"
 #include "layer.h"
+#include "layer_stack.h"
 #include "linear.h"
 #include "newest.h"
 #include "norm.h"
 #include "rotary.h"
+#include "sampling.h"
 #include "softmax.h"
 
 using namespace hflow;
@@ -93,8 +95,8 @@ void hflow_attend_newest(int type, const void *queries, const void *prompt_keys,
                          long of_row, long of_group, float cap, int threads) {
     OF_TYPE((attend_newest_of<T>(
         width, IN(queries), Memory<T>{IN(prompt_keys), IN(prompt_values), prompt_places, of_prompt, prompt_group},
-        present, prompt_of, order, Memory<T>{IN(keys), IN(values), places, of_row, of_group}, sinks, OUT(out),
-        rows, groups, heads, width, cap, threads)))
+        Presence{present, prompt_places}, prompt_of, order,
+        Memory<T>{IN(keys), IN(values), places, of_row, of_group}, sinks, OUT(out), rows, groups, heads, width, cap, threads)))
 }
 
 void hflow_causal(int type, const void *query, const void *key, const void *value, void *out, float *log_sums,
@@ -141,6 +143,11 @@ void hflow_softmax_gradient(int type, const void *logits, const float *log_total
     }
 }
 
+void hflow_sample(int type, const void *logits, const double *u, int64_t *words, float *log_probs, double *space,
+                  long rows, long width, double temperature, int threads) {
+    OF_TYPE(sample(IN(logits), u, words, log_probs, space, rows, width, temperature, threads))
+}
+
 int hflow_has_linear(int type) { return type < LINEAR_TYPES; }
 
 void hflow_linear(int type, const void *x, const void *weight, const void *bias, void *out, void *space,
@@ -160,8 +167,8 @@ void hflow_attention_block(int type, const void *x, const void *norm, const void
     OF_LINEAR_TYPE(attention_block(
         IN(x), Norm<T>{IN(norm), eps, offset}, IN(qkv), IN(bias), IN(query_norm), IN(key_norm), IN(projection),
         IN(cos), IN(sin),
-        Memory<T>{IN(prompt_keys), IN(prompt_values), prompt_places, of_prompt, prompt_group}, present, prompt_of,
-        order, OUT(keys), OUT(values), Memory<T>{IN(keys), IN(values), places, of_row, of_group}, sinks, OUT(out),
+        Memory<T>{IN(prompt_keys), IN(prompt_values), prompt_places, of_prompt, prompt_group},
+        Presence{present, prompt_places}, prompt_of, order, OUT(keys), OUT(values), Memory<T>{IN(keys), IN(values), places, of_row, of_group}, sinks, OUT(out),
         OUT(space), rows, hidden, groups, heads, width, half, factor, cap, threads))
 }
 
@@ -174,6 +181,24 @@ void hflow_mlp_block(int type, int gelu, const void *x, const void *norm, const 
     } else {
         OF_LINEAR_TYPE((mlp_block<T, false>(IN(x), Norm<T>{IN(norm), eps, offset}, IN(up), IN(down), OUT(out),
                                             OUT(space), rows, hidden, ffn, threads)))
+    }
+}
+
+void hflow_layers(int type, int gelu, void *x, const void *all, const bool *present, const int64_t *prompt_of,
+                  const int64_t *order, void *space, long count, long rows, long hidden, long groups, long heads,
+                  long width, long half, long ffn, long prompt_places, long of_prompt, long prompt_group,
+                  long places, long of_row, long of_group, long turn, float eps, float offset, float factor,
+                  float cap, int threads) {
+    const Sizes sizes{rows, hidden, groups, heads, width, half, ffn};
+    const Places prompts{prompt_places, of_prompt, prompt_group}, own{places, of_row, of_group};
+    if (gelu) {
+        OF_LINEAR_TYPE((layers<T, true>(OUT(x), static_cast<const Layer<T> *>(all), count, prompts, present,
+                                        prompt_of, order, own, OUT(space), sizes, turn, eps, offset, factor, cap,
+                                        threads)))
+    } else {
+        OF_LINEAR_TYPE((layers<T, false>(OUT(x), static_cast<const Layer<T> *>(all), count, prompts, present,
+                                         prompt_of, order, own, OUT(space), sizes, turn, eps, offset, factor, cap,
+                                         threads)))
     }
 }
 }

@@ -43,7 +43,7 @@ void norm_heads(T *qkv, const T *query, const T *key, long pairs, long heads, lo
 template <class T>
 void attention_block(const T *x, Norm<T> before, const T *qkv_weight, const T *qkv_bias, const T *query_norm,
                      const T *key_norm, const T *out_weight, const T *cos, const T *sin, Memory<T> prompts,
-                     const bool *present, const int64_t *prompt_of, const int64_t *order, T *own_keys,
+                     Presence present, const int64_t *prompt_of, const int64_t *order, T *own_keys,
                      T *own_values, Memory<T> own, const float *sinks, T *out, T *memory, long rows, long hidden,
                      long groups, long heads, long width, long half, float factor, float cap, int threads) {
     const long of_group = (heads + 2) * width, queries_of_row = groups * heads * width;

@@ -28,7 +28,8 @@ FLAGS = (
 TIME_LIMIT_S = 120
 TYPES = {torch.float32: 0, torch.bfloat16: 1}  # as `kernels.cpp` numbers them
 
-_pointer, _long, _float, _int = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int
+_pointer, _long, _int = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
+_float, _double = ctypes.c_float, ctypes.c_double
 _ARGUMENTS = {
     "attend_newest": [_int, *[_pointer] * 10, *[_long] * 10, _float, _int],
     "causal": [_int, *[_pointer] * 7, *[_long] * 6, _int],
@@ -41,8 +42,10 @@ _ARGUMENTS = {
     "softmax_gradient": [_int, *[_pointer] * 8, *[_long] * 2, _float, _int],
     "turned": [_int, *[_pointer] * 4, *[_long] * 6, _float, _int],
     "place": [_int, *[_pointer] * 7, *[_long] * 12, _float, _int],
+    "sample": [_int, *[_pointer] * 5, *[_long] * 2, _double, _int],
     "linear": [_int, *[_pointer] * 5, *[_long] * 3, _int],
     "attention_block": [_int, *[_pointer] * 19, *[_long] * 12, *[_float] * 4, _int],
+    "layers": [*[_int] * 2, *[_pointer] * 6, *[_long] * 15, *[_float] * 4, _int],
     "mlp_block": [*[_int] * 2, *[_pointer] * 6, *[_long] * 3, *[_float] * 2, _int],
 }
 

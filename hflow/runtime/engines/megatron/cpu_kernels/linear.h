@@ -94,14 +94,20 @@ inline void dots_of(long rows, const float *x, const float *weights, Out<T> out,
     }
 }
 
+// Weights that come after those in use: a tile fetches so many columns, all of them line by line. All
+// tiles fetch some: memory brings only so many lines at once, for which the first tile alone would wait.
+struct Ahead {
+    const float *weights;
+    long columns;
+};
+
 // LANES rows, of which `rows` are there, by COLUMNS weights: each lane has the sums of one row. `x`: LANES
 // rows word by word.
 template <class T>
-inline void tile(const float *x, const float *weights, Out<T> out, long rows, long words, const float *next) {
+inline void tile(const float *x, const float *weights, Out<T> out, long rows, long words, Ahead ahead) {
     Lanes sums[COLUMNS] = {};
     for (long line = 0; line < words; line += LINE) {
-        if (next)
-            for (long c = 0; c < COLUMNS; c++) __builtin_prefetch(next + c * words + line);
+        for (long c = 0; c < ahead.columns; c++) __builtin_prefetch(ahead.weights + c * words + line);
         for (long i = line; i < line + LINE; i++) {
             Lanes of_rows = load(x + i * LANES);
             for (long c = 0; c < COLUMNS; c++)
@@ -139,7 +145,9 @@ void linear(const T *given, const T *weight, const T *bias, T *to, float *space,
         const float *some = w + c * words, *next = c + COLUMNS < outputs ? some + COLUMNS * words : nullptr;
         for (long t = 0; t < tiles; t++) {
             long there = std::min(LANES, rows - t * LANES);
-            tile(space + t * LANES * words, some, out.from(t * LANES, c), there, words, t ? nullptr : next);
+            long begun = COLUMNS * t / tiles, ended = COLUMNS * (t + 1) / tiles;
+            Ahead ahead{next + begun * words, next ? ended - begun : 0};
+            tile(space + t * LANES * words, some, out.from(t * LANES, c), there, words, ahead);
         }
         for (long half = 0; left && half < COLUMNS; half += OF_DOTS) {
             const float *later = next && !tiles ? next + half * words : nullptr;

@@ -150,13 +150,26 @@ template <class T> struct Memory {
         long at = row * of_row + group * of_group + first * width;
         return {keys + at, values + at, present ? present + first : nullptr, places - first};
     }
+    // Without the first places, each of so many numbers.
+    Memory from(long first, long width) const {
+        return {keys + first * width, values + first * width, places - first, of_row, of_group};
+    }
+};
+
+// Which places of prompts have no padding, those of one so many numbers after those of another; null: all.
+struct Presence {
+    const bool *at;
+    long of_prompt;
+
+    const bool *of(long prompt) const { return at ? at + prompt * of_prompt : nullptr; }
+    Presence from(long first) const { return {at ? at + first : nullptr, of_prompt}; }
 };
 
 // Attention of one token of each row to its prompt, `prompt_of`, and to its own tokens: softmax(q k' /
 // sqrt(width)) v. `order`: of rows, those of a prompt after each other, so that the cache has what they share.
-// `present`: of prompts, null where they have no padding, which is not looked at on their left.
+// Padding on the left of prompts is not looked at.
 template <class T, long WIDTH>
-void attend_newest(const T *queries, Memory<T> prompts, const bool *present, const int64_t *prompt_of,
+void attend_newest(const T *queries, Memory<T> prompts, Presence present, const int64_t *prompt_of,
                    const int64_t *order, Memory<T> own, const float *sinks, T *out, long rows, long groups,
                    long heads, long width, float cap, int threads) {
     long size = heads * width, most = prompts.places + own.places;
@@ -167,7 +180,7 @@ void attend_newest(const T *queries, Memory<T> prompts, const bool *present, con
         for (long pair = 0; pair < rows * groups; pair++) {
             long group = pair / rows, row = order[pair % rows], prompt = prompt_of[row], first = 0;
             long at = (row * groups + group) * size;
-            const bool *seen = present ? present + prompt * prompts.places : nullptr;
+            const bool *seen = present.of(prompt);
             while (seen && first < prompts.places && !seen[first]) first++;
             of.attend(queries + at, prompts.of(prompt, group, seen, first, width), own.of(row, group),
                       sinks ? sinks + group * heads : nullptr, out + at);
