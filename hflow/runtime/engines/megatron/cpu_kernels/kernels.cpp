@@ -3,7 +3,7 @@
 // memory and float32 in between. Nothing depends on the number of threads: the gradient of a norm's weight is
 // summed over parts of the rows that are always the same.
 //
-// Products of few rows, as in decoding, are here too: in bfloat16 for processors that have an instruction for it.
+// Products of few rows, as in decoding, are here too.
 
 #include "causal.h"
 #include "causal_gradient.h"
@@ -28,18 +28,6 @@ using namespace hflow;
         using T = float;    \
         call;               \
     }
-// The same for products of few rows: those of bfloat16 need an instruction that few processors have.
-#ifdef __AVX512BF16__
-#define OF_LINEAR_TYPE(call) OF_TYPE(call)
-const int LINEAR_TYPES = 2;
-#else
-#define OF_LINEAR_TYPE(call) \
-    if (!type) {             \
-        using T = float;     \
-        call;                \
-    }
-const int LINEAR_TYPES = 1;
-#endif
 #define IN(x) static_cast<const T *>(x)
 #define OUT(x) static_cast<T *>(x)
 
@@ -148,12 +136,10 @@ void hflow_sample(int type, const void *logits, const double *u, int64_t *words,
     OF_TYPE(sample(IN(logits), u, words, log_probs, space, rows, width, temperature, threads))
 }
 
-int hflow_has_linear(int type) { return type < LINEAR_TYPES; }
-
 void hflow_linear(int type, const void *x, const void *weight, const void *bias, void *out, void *space,
                   long rows, long width, long outputs, int threads) {
-    OF_LINEAR_TYPE(linear(IN(x), IN(weight), IN(bias), OUT(out), static_cast<float *>(space), rows, width, outputs,
-                          threads))
+    OF_TYPE(linear(IN(x), IN(weight), IN(bias), OUT(out), static_cast<float *>(space), rows, width, outputs,
+                   threads))
 }
 
 void hflow_attention_block(int type, const void *x, const void *norm, const void *qkv, const void *bias,
@@ -164,23 +150,23 @@ void hflow_attention_block(int type, const void *x, const void *norm, const void
                            long groups, long heads, long width, long half, long prompt_places, long of_prompt,
                            long prompt_group, long places, long of_row, long of_group, float eps, float offset,
                            float factor, float cap, int threads) {
-    OF_LINEAR_TYPE(attention_block(
+    OF_TYPE(attention_block(
         IN(x), Norm<T>{IN(norm), eps, offset}, IN(qkv), IN(bias), IN(query_norm), IN(key_norm), IN(projection),
         IN(cos), IN(sin),
         Memory<T>{IN(prompt_keys), IN(prompt_values), prompt_places, of_prompt, prompt_group},
-        Presence{present, prompt_places}, prompt_of, order, OUT(keys), OUT(values), Memory<T>{IN(keys), IN(values), places, of_row, of_group}, sinks, OUT(out),
-        OUT(space), rows, hidden, groups, heads, width, half, factor, cap, threads))
+        Presence{present, prompt_places}, prompt_of, order, OUT(keys), OUT(values),
+        Memory<T>{IN(keys), IN(values), places, of_row, of_group}, sinks, OUT(out), OUT(space), rows, hidden, groups, heads, width, half, factor, cap, threads))
 }
 
 void hflow_mlp_block(int type, int gelu, const void *x, const void *norm, const void *up, const void *down,
                      void *out, void *space, long rows, long hidden, long ffn, float eps, float offset,
                      int threads) {
     if (gelu) {
-        OF_LINEAR_TYPE((mlp_block<T, true>(IN(x), Norm<T>{IN(norm), eps, offset}, IN(up), IN(down), OUT(out),
-                                           OUT(space), rows, hidden, ffn, threads)))
+        OF_TYPE((mlp_block<T, true>(IN(x), Norm<T>{IN(norm), eps, offset}, IN(up), IN(down), OUT(out),
+                                    OUT(space), rows, hidden, ffn, threads)))
     } else {
-        OF_LINEAR_TYPE((mlp_block<T, false>(IN(x), Norm<T>{IN(norm), eps, offset}, IN(up), IN(down), OUT(out),
-                                            OUT(space), rows, hidden, ffn, threads)))
+        OF_TYPE((mlp_block<T, false>(IN(x), Norm<T>{IN(norm), eps, offset}, IN(up), IN(down), OUT(out),
+                                     OUT(space), rows, hidden, ffn, threads)))
     }
 }
 
@@ -192,13 +178,13 @@ void hflow_layers(int type, int gelu, void *x, const void *all, const bool *pres
     const Sizes sizes{rows, hidden, groups, heads, width, half, ffn};
     const Places prompts{prompt_places, of_prompt, prompt_group}, own{places, of_row, of_group};
     if (gelu) {
-        OF_LINEAR_TYPE((layers<T, true>(OUT(x), static_cast<const Layer<T> *>(all), count, prompts, present,
-                                        prompt_of, order, own, OUT(space), sizes, turn, eps, offset, factor, cap,
-                                        threads)))
+        OF_TYPE((layers<T, true>(OUT(x), static_cast<const Layer<T> *>(all), count, prompts, present,
+                                 prompt_of, order, own, OUT(space), sizes, turn, eps, offset, factor, cap,
+                                 threads)))
     } else {
-        OF_LINEAR_TYPE((layers<T, false>(OUT(x), static_cast<const Layer<T> *>(all), count, prompts, present,
-                                         prompt_of, order, own, OUT(space), sizes, turn, eps, offset, factor, cap,
-                                         threads)))
+        OF_TYPE((layers<T, false>(OUT(x), static_cast<const Layer<T> *>(all), count, prompts, present,
+                                  prompt_of, order, own, OUT(space), sizes, turn, eps, offset, factor, cap,
+                                  threads)))
     }
 }
 }

@@ -119,7 +119,6 @@ def _loaded(compiler: list[str], folder: Path) -> ctypes.CDLL:
     for name, arguments in _ARGUMENTS.items():
         function = getattr(loaded, f"hflow_{name}")
         function.argtypes, function.restype = arguments, None
-    loaded.hflow_has_linear.argtypes, loaded.hflow_has_linear.restype = [_int], _int
     return loaded
 
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #ifdef __AVX512BF16__
 #include <immintrin.h>
@@ -20,6 +21,12 @@ namespace hflow {
 
 const long COLUMNS = 8, OF_DOTS = 4;  // outputs whose sums are in registers at once
 const long LINE = 16;                 // words that memory brings together
+const long FLOATS_PAY = 4;            // rows, for which products of floats are worth turning weights to them
+#ifdef __AVX512BF16__
+const bool HAS_BF16_PRODUCTS = true;
+#else
+const bool HAS_BF16_PRODUCTS = false;
+#endif
 
 template <class T> struct Words;
 
@@ -28,20 +35,27 @@ template <> struct Words<float> {
     static Lanes everywhere(const float *word) { return hflow::everywhere(*word); }
 };
 
-#ifdef __AVX512BF16__
+typedef uint32_t Bits __attribute__((vector_size(4 * LANES)));
+
 template <> struct Words<bfloat16> {
+#ifdef __AVX512BF16__
     static Lanes add(Lanes sum, Lanes a, Lanes b) {
         return (Lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
     }
+#else
+    // A bfloat16 is the upper half of a float.
+    static Lanes first(Lanes word) { return (Lanes)((Bits)word << 16); }
+    static Lanes second(Lanes word) { return (Lanes)((Bits)word & 0xffff0000u); }
+    static Lanes add(Lanes sum, Lanes a, Lanes b) { return sum + first(a) * first(b) + second(a) * second(b); }
+#endif
     static Lanes everywhere(const float *word) {
-        int32_t bits;
+        uint32_t bits;
         std::memcpy(&bits, word, sizeof bits);
-        return (Lanes)_mm512_set1_epi32(bits);
+        return (Lanes)(bits - Bits{});
     }
 };
-#endif
 
-// Where a sum goes, with its column's bias, if there is one.
+// Where a sum goes, with its column's bias, if there is one. Its type T may be another than that of factors, W.
 template <class T> struct Out {
     T *out;
     const T *bias;
@@ -56,7 +70,7 @@ template <class T> struct Out {
 };
 
 // ROWS rows by OF_DOTS weights: lanes have parts of each sum. `next`: weights that come after these.
-template <class T, long ROWS>
+template <class W, class T, long ROWS>
 inline void dots(const float *x, const float *weights, Out<T> out, long words, const float *next) {
     Lanes sums[ROWS][OF_DOTS] = {};
     for (long i = 0; i < words; i += LANES) {
@@ -67,7 +81,7 @@ inline void dots(const float *x, const float *weights, Out<T> out, long words, c
         }
         for (long row = 0; row < ROWS; row++) {
             Lanes of_row = load(x + row * words + i);
-            for (long c = 0; c < OF_DOTS; c++) sums[row][c] = Words<T>::add(sums[row][c], of_row, some[c]);
+            for (long c = 0; c < OF_DOTS; c++) sums[row][c] = Words<W>::add(sums[row][c], of_row, some[c]);
         }
     }
     for (long row = 0; row < ROWS; row++)
@@ -78,19 +92,19 @@ inline void dots(const float *x, const float *weights, Out<T> out, long words, c
         }
 }
 
-template <class T>
+template <class W, class T>
 inline void dots_of(long rows, const float *x, const float *weights, Out<T> out, long words,
                     const float *next) {
     long row = 0;
     for (; row + 4 <= rows; row += 4) {
-        dots<T, 4>(x + row * words, weights, out.from(row, 0), words, next);
+        dots<W, T, 4>(x + row * words, weights, out.from(row, 0), words, next);
         next = nullptr;
     }
     x += row * words, out = out.from(row, 0);
     switch (rows - row) {
-    case 3: return dots<T, 3>(x, weights, out, words, next);
-    case 2: return dots<T, 2>(x, weights, out, words, next);
-    case 1: return dots<T, 1>(x, weights, out, words, next);
+    case 3: return dots<W, T, 3>(x, weights, out, words, next);
+    case 2: return dots<W, T, 2>(x, weights, out, words, next);
+    case 1: return dots<W, T, 1>(x, weights, out, words, next);
     }
 }
 
@@ -103,7 +117,7 @@ struct Ahead {
 
 // LANES rows, of which `rows` are there, by COLUMNS weights: each lane has the sums of one row. `x`: LANES
 // rows word by word.
-template <class T>
+template <class W, class T>
 inline void tile(const float *x, const float *weights, Out<T> out, long rows, long words, Ahead ahead) {
     Lanes sums[COLUMNS] = {};
     for (long line = 0; line < words; line += LINE) {
@@ -111,7 +125,7 @@ inline void tile(const float *x, const float *weights, Out<T> out, long rows, lo
         for (long i = line; i < line + LINE; i++) {
             Lanes of_rows = load(x + i * LANES);
             for (long c = 0; c < COLUMNS; c++)
-                sums[c] = Words<T>::add(sums[c], of_rows, Words<T>::everywhere(weights + c * words + i));
+                sums[c] = Words<W>::add(sums[c], of_rows, Words<W>::everywhere(weights + c * words + i));
         }
     }
     float found[COLUMNS][LANES];
@@ -127,33 +141,86 @@ inline void word_by_word(const float *x, float *to, long rows, long words) {
             for (long i = line; i < line + LINE; i++) to[i * LANES + row] = row < rows ? x[row * words + i] : 0;
 }
 
-// x weightᵀ + bias of x `[rows, width]` and a weight `[outputs, width]`: whole numbers of LINE words and of
-// COLUMNS. `space`: room for the rows once more, filled up to whole tiles.
+// Rows in whole tiles, the last of which may be filled up, and those that are left.
+struct Split {
+    long tiles, left;
+
+    explicit Split(long rows) : tiles(rows / LANES), left(rows % LANES) {
+        if (left >= LANES / 2) tiles++, left = 0;  // beside which as many dots take as long
+    }
+    void arrange(const float *x, float *to, long rows, long words) const {
+        for (long t = 0; t < tiles; t++)
+            word_by_word(x + t * LANES * words, to + t * LANES * words, rows - t * LANES, words);
+    }
+};
+
+// COLUMNS of weights by all rows: `arranged` those in tiles, `x` as they were. `next`: weights that come later.
+template <class W, class T>
+void some_columns(const float *x, const float *arranged, const float *weights, Out<T> out, Split split, long rows,
+                  long words, const float *next) {
+    for (long t = 0; t < split.tiles; t++) {
+        long there = std::min(LANES, rows - t * LANES);
+        long begun = COLUMNS * t / split.tiles, ended = COLUMNS * (t + 1) / split.tiles;
+        Ahead ahead{next + begun * words, next ? ended - begun : 0};
+        tile<W>(arranged + t * LANES * words, weights, out.from(t * LANES, 0), there, words, ahead);
+    }
+    const long first = rows - split.left;
+    for (long half = 0; split.left && half < COLUMNS; half += OF_DOTS) {
+        const float *later = next && !split.tiles ? next + half * words : nullptr;
+        dots_of<W>(split.left, x + first * words, weights + half * words, out.from(first, half), words, later);
+    }
+}
+
 template <class T>
-void linear(const T *given, const T *weight, const T *bias, T *to, float *space, long rows, long width,
-            long outputs, int threads) {
+void linear_as_it_is(const T *given, const T *weight, const T *bias, T *to, float *space, long rows, long width,
+                     long outputs, int threads) {
     const long words = width * long(sizeof(T)) / 4;
     const float *x = reinterpret_cast<const float *>(given), *w = reinterpret_cast<const float *>(weight);
     const Out<T> out{to, bias, outputs};
-    long left = rows % LANES, tiles = rows / LANES;
-    if (left >= LANES / 2) tiles++, left = 0;  // beside which as many dots take as long
-    for (long t = 0; t < tiles; t++)
-        word_by_word(x + t * LANES * words, space + t * LANES * words, rows - t * LANES, words);
-    const long first = rows - left;
+    const Split split(rows);
+    split.arrange(x, space, rows, words);
 #pragma omp parallel for num_threads(threads) if (rows * words * outputs > 16 * LEAST)
     for (long c = 0; c < outputs; c += COLUMNS) {
         const float *some = w + c * words, *next = c + COLUMNS < outputs ? some + COLUMNS * words : nullptr;
-        for (long t = 0; t < tiles; t++) {
-            long there = std::min(LANES, rows - t * LANES);
-            long begun = COLUMNS * t / tiles, ended = COLUMNS * (t + 1) / tiles;
-            Ahead ahead{next + begun * words, next ? ended - begun : 0};
-            tile(space + t * LANES * words, some, out.from(t * LANES, c), there, words, ahead);
-        }
-        for (long half = 0; left && half < COLUMNS; half += OF_DOTS) {
-            const float *later = next && !tiles ? next + half * words : nullptr;
-            dots_of(left, x + first * words, some + half * words, out.from(first, c + half), words, later);
+        some_columns<T>(x, space, some, out.from(0, c), split, rows, words, next);
+    }
+}
+
+inline void widen(const bfloat16 *from, float *to, long count) {
+#pragma omp simd
+    for (long i = 0; i < count; i++) to[i] = wide(from[i]);
+}
+
+// With floats, to which some columns of weights are turned at a time.
+inline void linear_in_floats(const bfloat16 *given, const bfloat16 *weight, const bfloat16 *bias, bfloat16 *to,
+                             float *space, long rows, long width, long outputs, int threads) {
+    const Out<bfloat16> out{to, bias, outputs};
+    const Split split(rows);
+    std::vector<float> x(rows * width);
+    widen(given, x.data(), rows * width);
+    split.arrange(x.data(), space, rows, width);
+#pragma omp parallel num_threads(threads) if (rows * width * outputs > 32 * LEAST)
+    {
+        std::vector<float> some(COLUMNS * width);
+#pragma omp for
+        for (long c = 0; c < outputs; c += COLUMNS) {
+            widen(weight + c * width, some.data(), COLUMNS * width);
+            some_columns<float>(x.data(), space, some.data(), out.from(0, c), split, rows, width, nullptr);
         }
     }
+}
+
+// x weightᵀ + bias of x `[rows, width]` and a weight `[outputs, width]`: multiples of LINE and of COLUMNS. `space`: room for the rows once more as floats, filled up to whole tiles.
+inline void linear(const float *x, const float *weight, const float *bias, float *to, float *space, long rows,
+                   long width, long outputs, int threads) {
+    linear_as_it_is(x, weight, bias, to, space, rows, width, outputs, threads);
+}
+
+inline void linear(const bfloat16 *x, const bfloat16 *weight, const bfloat16 *bias, bfloat16 *to, float *space,
+                   long rows, long width, long outputs, int threads) {
+    const bool is_direct = (HAS_BF16_PRODUCTS || rows < FLOATS_PAY) && width % (2 * LINE) == 0;
+    (is_direct ? linear_as_it_is<bfloat16> : linear_in_floats)(x, weight, bias, to, space, rows, width, outputs,
+                                                               threads);
 }
 
 }  // namespace hflow

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from torch import Tensor
 
-from hflow.runtime.engines.megatron.cpu_kernels.library import TYPES, call, library, runs_on
+from hflow.runtime.engines.megatron.cpu_kernels.library import call, runs_on
 
 MOST_ROWS = 64  # with 128, torch's are as fast
-COLUMNS, LINE_BYTES = 8, 64  # of which outputs, and the bytes of a row, have to be whole numbers
+COLUMNS, LINE = 8, 16  # of which outputs, and numbers of a row, there have to be multiples
 LANES = 16  # or a part of them
 
 
@@ -31,21 +29,13 @@ def has_linear(x: Tensor, weight: Tensor) -> bool:
     return (
         x.numel() <= MOST_ROWS * x.shape[-1]
         and outputs % COLUMNS == 0
-        and width * x.itemsize % LINE_BYTES == 0
+        and width % LINE == 0
         and weight.is_contiguous()
         and runs_on(x, weight)
-        and _has_type(x.dtype)
     )
 
 
 def room(rows: int, *weights: Tensor) -> int:
-    """The numbers that a product with any of these keeps meanwhile."""
-    return -(-rows // LANES) * LANES * max(weight.shape[1] for weight in weights)
-
-
-@cache
-def _has_type(dtype: torch.dtype) -> bool:
-    """For bf16 the processor needs an instruction of its own."""
-    found = library()
-    assert found is not None
-    return bool(found.hflow_has_linear(TYPES[dtype]))
+    """The numbers that a product with any of these keeps meanwhile: floats, whatever their type."""
+    widest = max(weight.shape[1] for weight in weights)
+    return -(-rows // LANES) * LANES * widest * 4 // weights[0].itemsize
