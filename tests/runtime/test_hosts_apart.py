@@ -220,30 +220,63 @@ def test_a_slow_network_is_only_slower(two: RayHosts, tiny_model: Path) -> None:
     assert took > moved * 8 / 8e6
 
 
+@pytest.fixture
+def own_disk(two: RayHosts) -> Iterator[Path]:
+    """A folder of which the other host sees one of its own."""
+    _, other = two.hosts
+    folder = two.folder / "own"
+    folder.mkdir(exist_ok=True)
+    other.run("mount", "-t", "tmpfs", "tmpfs", str(folder))
+    yield folder
+    other.run("umount", str(folder))
+
+
+@pytest.fixture
+def read_only(two: RayHosts) -> Iterator[Path]:
+    """A folder to which the other host cannot write."""
+    _, other = two.hosts
+    folder = two.folder / "read-only"
+    folder.mkdir(exist_ok=True)
+    other.run("mount", "--bind", str(folder), str(folder))
+    other.run("mount", "-o", "remount,ro,bind", str(folder))
+    yield folder
+    other.run("umount", str(folder))
+
+
+def on_two(two: RayHosts, model: Path) -> list[str]:
+    """Arguments of a run on both."""
+    arguments = [str(GRAPHS / "grpo_tiny.yaml"), "--set", f"params.model={model}"]
+    return [*arguments, "--cluster", str(cluster_file(two.folder, 2)), "--pin", "actor_train=dp2@0-1"]
+
+
 @pytest.mark.rotating(6)
-def test_a_host_without_the_run_folder_is_told_at_the_start(two: RayHosts, tiny_model: Path) -> None:
+def test_a_host_without_the_run_folder_is_told_at_the_start(
+    two: RayHosts, own_disk: Path, tiny_model: Path
+) -> None:
     """Its workers would write to a disk of their own."""
     _, other = two.hosts
-    arguments = [str(GRAPHS / "grpo_tiny.yaml"), "--set", f"params.model={tiny_model}"]
-    arguments += ["--cluster", str(cluster_file(two.folder, 2)), "--pin", "actor_train=dp2@0-1"]
-    runs = two.folder / "own"
-    runs.mkdir()
-    mount = ["mount", "-t", "tmpfs", "tmpfs", str(runs)]
-    other.run(*mount)
-    told = finish(two.start(*arguments, "--run-dir", str(runs / "run")), 1)
-    assert f"error[HF407]: the run folder `{runs / 'run'}` is not shared: on {other.address} it does" in told
-    other.run("mkdir", str(runs / "empty"))
-    told = finish(two.start(*arguments, "--run-dir", str(runs / "empty")), 1)
+    arguments = on_two(two, tiny_model)
+    told = finish(two.start(*arguments, "--run-dir", str(own_disk / "run")), 1)
+    assert (
+        f"error[HF407]: the run folder `{own_disk / 'run'}` is not shared: on {other.address} it does" in told
+    )
+    other.run("mkdir", str(own_disk / "empty"))
+    told = finish(two.start(*arguments, "--run-dir", str(own_disk / "empty")), 1)
     assert f"on {other.address} it is another folder" in told
-    other.run("umount", str(runs))
-    other.run("mount", "--bind", str(runs), str(runs))
-    other.run("mount", "-o", "remount,ro,bind", str(runs))
-    told = finish(two.start(*arguments, "--run-dir", str(runs / "read-only")), 1)
+
+
+@pytest.mark.rotating(6)
+def test_a_host_that_cannot_write_is_told_where_it_would(
+    two: RayHosts, read_only: Path, tiny_model: Path
+) -> None:
+    """A run that writes nothing there goes on."""
+    _, other = two.hosts
+    arguments = on_two(two, tiny_model)
+    told = finish(two.start(*arguments, "--run-dir", str(read_only / "run")), 1)
     assert f"on {other.address} it cannot be written (Read-only file system)" in told
     nothing = "run.checkpoint=false", "run.export=none", "run.samples=false", "params.steps=1"
     without = [word for setting in nothing for word in ("--set", setting)]
-    two.run(*arguments, *without, "--run-dir", str(runs / "unwritten"))
-    other.run("umount", str(runs))
+    two.run(*arguments, *without, "--run-dir", str(read_only / "unwritten"))
 
 
 @pytest.mark.acceptance
