@@ -107,7 +107,7 @@ def test_what_is_not_finite_stays_in_its_row_and_column(dtype: torch.dtype, bad:
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names processors of one kind")
 @pytest.mark.parametrize("processor", ["x86-64", "x86-64-v3"])
 def test_on_processors_with_shorter_vectors(
-    processor: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    processor: str, dtype: torch.dtype, calls: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Of 4 and of 8 numbers; those of this machine may have 16."""
     kernels_for(processor, monkeypatch, tmp_path)
@@ -115,3 +115,4 @@ def test_on_processors_with_shorter_vectors(
     for rows in ROWS:
         x = torch.randn(rows, 96).to(dtype)
         close(linear.linear(x, weight), x, weight)
+    assert len(calls) == len(ROWS)

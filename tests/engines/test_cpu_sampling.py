@@ -12,9 +12,10 @@ from torch import Tensor
 
 from hflow.runtime import sampling
 from hflow.runtime.engines.megatron.cpu_kernels import library
-from hflow.runtime.engines.megatron.cpu_kernels.sampling import BLOCK, sample
+from hflow.runtime.engines.megatron.cpu_kernels.sampling import sample
 
 pytestmark = pytest.mark.skipif(not library.compilers(), reason="there is no C++ compiler")
+BLOCK = 512  # words whose weights are summed before they go to the sum of all
 
 
 def shares(logits: Tensor, temperature: float) -> Tensor:

@@ -56,9 +56,10 @@ class Decoder:
         self.embedding_factor = embedding_factor(self.shape, config.params_dtype)
 
     def _stack(self) -> LayerStack | None:
-        """None where something happens between the blocks of layers: sums over ranks, norms, biases."""
+        """None without kernels, and where something happens between the blocks of layers: sums over ranks,
+        norms, biases."""
         is_biased = any(layer.self_attention.linear_proj.bias is not None for layer in self.layers)
-        if self.tp.size() > 1 or self.shape.post_norms or is_biased:
+        if not self.can_share or self.tp.size() > 1 or self.shape.post_norms or is_biased:
             return None
         half = self.turns[0][0].shape[1] // 2
         turns = [(cos[:, half:], sin[:, half:]) for cos, sin in self.turns]

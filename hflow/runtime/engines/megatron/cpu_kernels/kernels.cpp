@@ -131,9 +131,9 @@ void hflow_softmax_gradient(int type, const void *logits, const float *log_total
     }
 }
 
-void hflow_sample(int type, const void *logits, const double *u, int64_t *words, float *log_probs, double *space,
+void hflow_sample(int type, const void *logits, const double *u, int64_t *words, float *log_probs,
                   long rows, long width, double temperature, int threads) {
-    OF_TYPE(sample(IN(logits), u, words, log_probs, space, rows, width, temperature, threads))
+    OF_TYPE(sample(IN(logits), u, words, log_probs, rows, width, temperature, threads))
 }
 
 void hflow_linear(int type, const void *x, const void *weight, const void *bias, void *out, void *space,

@@ -83,6 +83,9 @@ class LayerStack:
             given = [memory for pair in memories for memory in pair]
             assert all(x.stride(2) == x.shape[3] and x.stride(3) == 1 for x in given)
             self.table[number, -5:-1] = torch.tensor(_addresses(*given))
+        assert prefix.present is None or (
+            prefix.present.dtype == torch.bool and prefix.present.is_contiguous()
+        )
         for part in (prefix.layers, layers):
             assert len({(x.shape, x.stride()) for pair in part for x in pair}) == 1
         self._seen = prefix

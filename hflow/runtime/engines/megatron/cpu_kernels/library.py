@@ -42,7 +42,7 @@ _ARGUMENTS = {
     "softmax_gradient": [_int, *[_pointer] * 8, *[_long] * 2, _float, _int],
     "turned": [_int, *[_pointer] * 4, *[_long] * 6, _float, _int],
     "place": [_int, *[_pointer] * 7, *[_long] * 12, _float, _int],
-    "sample": [_int, *[_pointer] * 5, *[_long] * 2, _double, _int],
+    "sample": [_int, *[_pointer] * 4, *[_long] * 2, _double, _int],
     "linear": [_int, *[_pointer] * 5, *[_long] * 3, _int],
     "attention_block": [_int, *[_pointer] * 19, *[_long] * 12, *[_float] * 4, _int],
     "layers": [*[_int] * 2, *[_pointer] * 6, *[_long] * 15, *[_float] * 4, _int],

@@ -161,7 +161,7 @@ void some_columns(const float *x, const float *arranged, const float *weights, O
     for (long t = 0; t < split.tiles; t++) {
         long there = std::min(LANES, rows - t * LANES);
         long begun = COLUMNS * t / split.tiles, ended = COLUMNS * (t + 1) / split.tiles;
-        Ahead ahead{next + begun * words, next ? ended - begun : 0};
+        Ahead ahead{next ? next + begun * words : nullptr, next ? ended - begun : 0};
         tile<W>(arranged + t * LANES * words, weights, out.from(t * LANES, 0), there, words, ahead);
     }
     const long first = rows - split.left;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "numbers.h"
 
@@ -59,13 +60,14 @@ template <class T> long word_at(Weights<T> weights, const double *sums, long wor
 // A word of each row, where a share u of all weights is reached, and the logarithm of its probability. At a
 // temperature of 0 the first with the greatest logit, and its probability at 1.
 template <class T>
-void sample(const T *logits, const double *u, int64_t *words, float *log_probs, double *space, long rows,
-            long width, double temperature, int threads) {
+void sample(const T *logits, const double *u, int64_t *words, float *log_probs, long rows, long width,
+            double temperature, int threads) {
     const long blocks = (width + OF_BLOCK - 1) / OF_BLOCK;
 #pragma omp parallel for num_threads(threads) if (rows * width > LEAST)
     for (long row = 0; row < rows; row++) {
         const T *from = logits + row * width;
-        double *sums = space + row * blocks, total = 0;
+        std::vector<double> sums(blocks);
+        double total = 0;
         float top = -INFINITY;
 #pragma omp simd reduction(max : top)
         for (long word = 0; word < width; word++) top = wide(from[word]) > top ? wide(from[word]) : top;
@@ -77,7 +79,7 @@ void sample(const T *logits, const double *u, int64_t *words, float *log_probs, 
         }
         long word = 0;
         if (temperature)
-            word = word_at(weights, sums, width, u[row] * total);
+            word = word_at(weights, sums.data(), width, u[row] * total);
         else
             while (wide(from[word]) < top) word++;
         words[row] = word;

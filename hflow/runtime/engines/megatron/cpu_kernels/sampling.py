@@ -7,14 +7,11 @@ from torch import Tensor
 
 from hflow.runtime.engines.megatron.cpu_kernels.library import call
 
-BLOCK = 512  # words, as in `sampling.h`
-
 
 def sample(logits: Tensor, u: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """As `hflow.runtime.sampling.sample`, of logits that are finite or minus infinity."""
     logits, u, (rows, width) = logits.contiguous(), u.contiguous(), logits.shape
     assert u.dtype == torch.float64 and u.shape == (rows,)
     tokens, log_probs = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.float32)
-    space = u.new_empty(rows * -(-width // BLOCK))
-    call("sample", logits, logits, u, tokens, log_probs, space, rows, width, temperature)
+    call("sample", logits, logits, u, tokens, log_probs, rows, width, temperature)
     return tokens, log_probs
