@@ -31,6 +31,12 @@ CASES = [
     ("compiled functions", "jit.py", "enable_jit_fuser()"),
 ]
 
+# rule, and what it mends in Megatron's linear layers, as often as it is there
+PRODUCTS = [
+    ("product", ["torch.matmul(input, weight.t())", "torch.matmul(total_input, weight.t())"]),
+    ("product of gradients", ["grad_output.matmul(weight)"] * 2 + ["grad_output.t().matmul(total_input)"]),
+]
+
 
 def enable_jit_fuser() -> None:
     """As in Megatron: imports the compiler; here it may not."""
@@ -41,7 +47,7 @@ def disable_jit_fuser() -> None: ...
 
 
 def test_every_rule_has_a_case() -> None:
-    assert [name for name, _, _ in CASES] == [rule.name for rule in cpu.RULES]
+    assert [name for name, *_ in [*CASES, *PRODUCTS]] == [rule.name for rule in cpu.RULES]
 
 
 @pytest.fixture
@@ -60,6 +66,25 @@ def test_a_rule_is_needed_and_works(name: str, file: str, expression: str) -> No
     with pytest.raises((RuntimeError, AssertionError, ZeroDivisionError)):
         eval(expression)
     eval(cpu.rewrite(expression), globals() | {cpu.NAME: present_device})
+
+
+@pytest.mark.parametrize("name,expressions", PRODUCTS)
+def test_all_products_of_linear_layers_can_be_told_apart(
+    name: str, expressions: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they do in bf16 is `test_products`'."""
+    [rule] = (rule for rule in cpu.RULES if rule.name == name)
+    layers = (MEGATRON / "tensor_parallel/layers.py").read_text()
+    assert [match.group() for match in re.finditer(rule.pattern, layers)] == expressions
+    asked = list[tuple[torch.Tensor, torch.Tensor]]()
+    monkeypatch.setattr(present_device, "product", lambda a, b: asked.append((a, b)) or a @ b)
+    x, weight = torch.randn(5, 3), torch.randn(5, 3)
+    names = {"input": x, "total_input": x, "weight": weight, "grad_output": torch.randn(5, 5), "torch": torch}
+    for expression in expressions:
+        assert torch.equal(
+            eval(cpu.rewrite(expression), names | {cpu.NAME: present_device}), eval(expression, names)
+        )
+    assert len(asked) == len(expressions)
 
 
 @pytest.mark.usefixtures("on_cuda")

@@ -18,11 +18,11 @@ import torch
 from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
 from torch import Tensor
 from torch.distributed import ProcessGroup
-from torch.nn.functional import linear
 
 from hflow.graph.adapter import Adapter, AdapterTarget
 from hflow.plan.model_shape import ModelShape
 from hflow.runtime.engines.megatron.dropout import column_draws, dropped_product, numbered
+from hflow.runtime.engines.megatron.products import product, projected
 from hflow.runtime.engines.megatron.tensor_parallel_part import into_parts, sum_of_parts
 
 # The Megatron module of each projection, within a layer.
@@ -58,7 +58,7 @@ class LowRank(torch.nn.Module):
     def forward(self, x: Tensor, sp: bool = False, draws: Tensor | None = None) -> Tensor:
         """`sp`: whether the input of a projection that is split by rows, or else its output, is this rank's
         part of the places. `draws`: the numbers of all places, where some of x is to be left out."""
-        narrow = linear(x, self.lora_A.weight) if draws is None else self._dropped(x, sp, draws)
+        narrow = projected(x, self.lora_A.weight) if draws is None else self._dropped(x, sp, draws)
         # Before B of a projection that is split by rows, and behind A of one that is split by columns.
         return into_parts(narrow, self.tp, sp) if self.by_rows else sum_of_parts(narrow, self.tp, sp)
 
@@ -145,7 +145,7 @@ class _Added(torch.autograd.Function):
         ctx.save_for_backward(*factors)
         ctx.sums, half = sums, len(factors) // 2
         for part, narrow, b in zip(sums.parts(found), factors[:half], factors[half:], strict=True):
-            part.add_(linear(narrow, b).view(part.shape), alpha=sums.scale)
+            part.add_(projected(narrow, b).view(part.shape), alpha=sums.scale)
         ctx.mark_dirty(found)
         return found
 
@@ -156,8 +156,8 @@ class _Added(torch.autograd.Function):
         of_narrow, of_b = list[Tensor](), list[Tensor]()
         for part, narrow, b in zip(sums.parts(gradient), factors[:half], factors[half:], strict=True):
             upstream = part.flatten(-2)
-            of_narrow.append((upstream @ b).mul_(sums.scale))
-            of_b.append((upstream.flatten(0, -2).T @ narrow.flatten(0, -2)).mul_(sums.scale))
+            of_narrow.append(product(upstream, b).mul_(sums.scale))
+            of_b.append(product(upstream.flatten(0, -2).T, narrow.flatten(0, -2)).mul_(sums.scale))
         return gradient, None, *of_narrow, *of_b
 
 

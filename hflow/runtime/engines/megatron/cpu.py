@@ -1,9 +1,9 @@
 """The one room for running Megatron without CUDA, on machines with GPUs and without.
 
 Megatron-core names CUDA in places that run on every machine. An import hook rewrites those places in
-Megatron's own source as it is compiled, to ask `present_device`: on a GPU they do what they did. torch itself
-is not touched, and no other module of hflow knows whether it runs on a CPU. The compiled code is kept in a
-folder of its own, away from the code that Python compiled from the plain source.
+Megatron's own source as it is compiled, to ask `present_device`, and to multiply by `products`: on a GPU they
+do what they did. torch itself is not touched. The compiled code is kept in a folder of its own, away from the
+code that Python compiled from the plain source.
 """
 
 from __future__ import annotations
@@ -78,6 +78,18 @@ RULES = (
         r"(?m)^enable_jit_fuser\(\)",
         f"(enable_jit_fuser if {NAME}.compiles() else disable_jit_fuser)()",
         "marking functions for torch.compile imports the compiler, a quarter of a worker's start on a CPU",
+    ),
+    Rule(
+        "product",
+        r"torch\.matmul\((input|total_input), weight\.t\(\)\)",
+        rf"{NAME}.product(\1, weight.t())",
+        "linear layers multiply in bf16, which torch does number by number on some CPUs",
+    ),
+    Rule(
+        "product of gradients",
+        r"grad_output(\.t\(\))?\.matmul\((weight|total_input)\)",
+        rf"{NAME}.product(grad_output\1, \2)",
+        "so do their backward passes",
     ),
 )
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
+from hflow.runtime.engines.megatron.products import product, projected
 from hflow.runtime.rows import length_mask
 
 CHUNK_ELEMENTS = 2**20  # whose mask is made at once
@@ -96,7 +96,7 @@ class _DroppedProduct(torch.autograd.Function):
         flat, wide = found.view(-1, len(weight)), x.reshape(-1, x.shape[-1])
         for part in _chunks(wide):
             mask = kept(draws[part], columns, dropout)
-            flat[part] = linear(wide[part] * mask, weight).div_(1 - dropout)
+            flat[part] = projected(wide[part] * mask, weight).div_(1 - dropout)
         return found
 
     @staticmethod
@@ -107,9 +107,9 @@ class _DroppedProduct(torch.autograd.Function):
         to_x = torch.empty_like(wide) if ctx.needs_input_grad[0] else None
         for part in _chunks(wide):
             mask = kept(draws[part], columns, ctx.dropout)
-            to_weight += upstream[part].T @ (wide[part] * mask)
+            to_weight += product(upstream[part].T, wide[part] * mask)
             if to_x is not None:
-                torch.mul(upstream[part] @ weight, mask, out=to_x[part])
+                torch.mul(product(upstream[part], weight), mask, out=to_x[part])
         of_x = None if to_x is None else to_x.view(x.shape)
         return of_x, to_weight.to(weight.dtype), None, None, None
 

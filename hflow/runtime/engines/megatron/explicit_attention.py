@@ -22,6 +22,7 @@ from torch import Tensor
 from hflow.plan.scores import queries_at_once
 from hflow.runtime.engines.megatron.attention import FusedAttention, band
 from hflow.runtime.engines.megatron.present_device import current_device
+from hflow.runtime.engines.megatron.products import product
 from hflow.runtime.engines.megatron.shaped_config import ShapedConfig
 
 
@@ -79,7 +80,7 @@ def attend_explicitly_newest(
     if present is not None:
         scores = scores.masked_fill_(~present[:, None, None], -torch.inf)
     weights, _ = _softmax(scores, None if sinks is None else sinks.view(*query.shape[1:3], 1))
-    return weights.to(value.dtype) @ value
+    return product(weights.to(value.dtype), value)
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ def _found(
     query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, sight: _Sight, part: _Part
 ) -> Tensor:
     weights = _weights(query, key, sinks, sight, part).weights
-    here = weights.flatten(2, 3).to(value.dtype) @ value[part.rows, :, part.keys]
+    here = product(weights.flatten(2, 3).to(value.dtype), value[part.rows, :, part.keys])
     return here.unflatten(2, weights.shape[2:4])
 
 
@@ -167,8 +168,8 @@ def _add_gradients(
     at = part.rows, slice(None), part.keys
     made = _weights(query, key, sinks, sight, part)
     to_found = gradient[part.rows, :, :, part.queries].flatten(2, 3)
-    into.value[at] += made.weights.flatten(2, 3).to(value.dtype).transpose(-1, -2) @ to_found
-    to_weights = (to_found @ value[at].transpose(-1, -2)).to(into.key.dtype).view_as(made.weights)
+    into.value[at] += product(made.weights.flatten(2, 3).to(value.dtype).transpose(-1, -2), to_found)
+    to_weights = product(to_found, value[at].transpose(-1, -2)).to(into.key.dtype).view_as(made.weights)
     mean = (to_weights * made.weights).sum(-1, keepdim=True)
     if into.sinks is not None and made.of_sinks is not None:  # whose value is zero
         into.sinks.sub_((mean * made.of_sinks).sum((0, 3, 4)))
@@ -176,9 +177,9 @@ def _add_gradients(
     if made.tanh is not None:
         through.mul_(made.tanh.square_().neg_().add_(1))
     scores = through.mul_(1 / sqrt(query.shape[-1])).flatten(2, 3).to(query.dtype)
-    here = scores @ key[at]
+    here = product(scores, key[at])
     into.query[part.rows, :, :, part.queries] = here.unflatten(2, made.weights.shape[2:4])
-    into.key[at] += scores.transpose(-1, -2) @ query[part.rows, :, :, part.queries].flatten(2, 3)
+    into.key[at] += product(scores.transpose(-1, -2), query[part.rows, :, :, part.queries].flatten(2, 3))
 
 
 def _parts(query: Tensor, key: Tensor, window: int | None) -> Iterator[_Part]:
@@ -209,7 +210,7 @@ def _weights(query: Tensor, key: Tensor, sinks: Tensor | None, sight: _Sight, pa
 def _scores(query: Tensor, key: Tensor, cap: float | None) -> Tensor:
     """Of ``[..., queries, d]`` and ``[..., keys, d]``, in float32 at least; with a cap the tanh of scores by
     the cap, which are not kept."""
-    scores = query @ key.transpose(-1, -2)
+    scores = product(query, key.transpose(-1, -2))
     wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
     if cap is None:
         return wide.div_(sqrt(query.shape[-1]))

@@ -28,6 +28,7 @@ from hflow.runtime.engines.megatron.logprobs import (
     reduce_over,
     to_logits,
 )
+from hflow.runtime.engines.megatron.products import product
 from hflow.runtime.engines.megatron.soft_cap import cap_, slope_of, soft_capped_
 
 
@@ -109,7 +110,7 @@ class _TiledChoice(torch.autograd.Function):
         chosen = hidden.new_zeros(columns.shape)
         for _, (words, some) in _tiles(weight, hidden):
             at, inside = _inside(words, columns[some], here[some])
-            chosen[some] = (hidden[some] @ weight[words].t()).gather(1, at).where(inside, chosen[some])
+            chosen[some] = product(hidden[some], weight[words].t()).gather(1, at).where(inside, chosen[some])
         ctx.save_for_backward(hidden, weight, columns, here)
         ctx.main_grad, ctx.group = getattr(weight, "main_grad", None), group
         return chosen
@@ -158,7 +159,7 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
     if a.dtype == total.dtype:
         total.addmm_(a, b)
     else:
-        total.add_(a @ b)
+        total.add_(product(a, b))
 
 
 def _parts(count: int, cap: float | None = None) -> list[slice]:
@@ -177,7 +178,7 @@ def _tiles(
 
 def _tile(hidden: Tensor, weight: Tensor, temperature: float, cap: float | None) -> Tensor:
     """z of a tile, float32; the product is rounded to the model's dtype, as that of all logits is."""
-    logits = (hidden @ weight.t()).float()
+    logits = product(hidden, weight.t()).float()
     return (logits if cap is None else cap_(logits, cap)).div_(temperature)
 
 
@@ -192,7 +193,7 @@ def _sums_of_tile(
     """Of a tile: z in the columns `at`, ``[tokens, 1]``; the greatest z of each token; and what `_sums` gives
     for z less that."""
     if found := _kernels(hidden, cap):
-        logits = hidden @ weight.t()
+        logits = product(hidden, weight.t())
         top, *sums = found.sums(logits, temperature, entropy)
         return logits.gather(1, at).float() / temperature, top, torch.stack(sums)
     z = _tile(hidden, weight, temperature, cap)
@@ -213,7 +214,7 @@ def _slope(
     if found := _kernels(hidden, cap):
         to_entropy, entropy = to_spread or (None, log_total)
         of_tokens = log_total, *to_chosen, to_entropy, entropy
-        return found.to_logits(hidden @ weight.t(), *of_tokens, temperature, in_place=True)
+        return found.to_logits(product(hidden, weight.t()), *of_tokens, temperature, in_place=True)
     z = _tile(hidden, weight, temperature, cap)
     through_cap = slope_of(z, cap / temperature) if cap else None
     slope = to_logits(z.sub_(log_total[:, None]), to_chosen, to_spread).div_(temperature)

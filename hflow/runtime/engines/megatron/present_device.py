@@ -1,12 +1,15 @@
 """The device that Megatron works on in this process.
 
 Megatron-core takes the current CUDA device in places that run on every machine. `cpu` rewrites those places
-to ask here: whether there is a GPU says nothing about where a plan's model belongs.
+to ask here: whether there is a GPU says nothing about where a plan's model belongs. Rewritten code finds
+`product` here, too.
 """
 
 from __future__ import annotations
 
 import torch
+
+from hflow.runtime.engines.megatron.products import product as product
 
 _present = torch.device("cpu")
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from hflow.runtime.engines.megatron.cpu_kernels.library import call, runs_on
+from hflow.runtime.engines.megatron.products import projected
 
 MOST_ROWS = 64  # with 128, torch's are as fast
 COLUMNS, LINE = 8, 16  # of which outputs, and numbers of a row, there have to be multiples
@@ -15,7 +15,7 @@ LANES = 16  # or a part of them
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x weightᵀ + bias`` of ``[..., width]`` and ``[outputs, width]``, without a backward pass."""
     if not has_linear(x, weight):
-        return torch.nn.functional.linear(x, weight, bias)
+        return projected(x, weight, bias)
     outputs, width = weight.shape
     x, rows = x.contiguous(), x.numel() // width
     found, space = x.new_empty(*x.shape[:-1], outputs), x.new_empty(room(rows, weight))

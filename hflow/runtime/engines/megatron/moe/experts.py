@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
 from torch import Tensor
-from torch.nn.functional import grouped_mm, linear
+from torch.nn.functional import grouped_mm
 
 from hflow.runtime.engines.megatron.gated import ClampedSwiGLU, SwiGLU
 from hflow.runtime.engines.megatron.present_device import current_device
+from hflow.runtime.engines.megatron.products import projected, widened
 from hflow.runtime.engines.megatron.shaped_config import ShapedConfig
 
 ALIGNED_BYTES = 16  # of which rows of grouped products are a multiple
@@ -79,8 +80,9 @@ def _products(copies: Tensor, of_each: Tensor, counts: Tensor) -> Tensor:
     the rows that are multiplied do not end where `grouped_mm` needs it."""
     if any(width * copies.element_size() % ALIGNED_BYTES for width in of_each.shape[1:]):
         parts = zip(copies.split(counts.tolist()), of_each, strict=True)
-        return torch.cat([linear(own, weight) for own, weight in parts])
-    return grouped_mm(copies, of_each.transpose(1, 2), offs=counts.cumsum(0).to(torch.int32))
+        return torch.cat([projected(own, weight) for own, weight in parts])
+    ends = counts.cumsum(0).to(torch.int32)
+    return grouped_mm(widened(copies), widened(of_each).transpose(1, 2), offs=ends).to(copies.dtype)
 
 
 class _AddedOnce(torch.autograd.Function):

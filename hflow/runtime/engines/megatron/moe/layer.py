@@ -19,6 +19,7 @@ from hflow.runtime.engines.megatron.moe.experts import GroupedExperts
 from hflow.runtime.engines.megatron.moe.router import Router, Routing
 from hflow.runtime.engines.megatron.moe.routes import RoutedTokens
 from hflow.runtime.engines.megatron.present_device import current_device
+from hflow.runtime.engines.megatron.products import product
 from hflow.runtime.engines.megatron.shaped_config import ShapedConfig
 from hflow.runtime.engines.megatron.tensor_parallel_part import into_parts, sum_of_parts
 
@@ -74,4 +75,4 @@ class MixtureOfExperts(torch.nn.Module):
         """What this rank's peers make of `tokens`."""
         dispatch = Dispatch(experts, self.num_experts, self.ep)
         made = dispatch.back(self.experts(dispatch.there(tokens), dispatch.counts))
-        return torch.bmm(weights[:, None].to(made.dtype), made).squeeze(1)
+        return product(weights[:, None].to(made.dtype), made).squeeze(1)

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from hflow.plan.model_shape import Experts
+from hflow.runtime.engines.megatron.products import projected
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Router(torch.nn.Module):
             given: ``[tokens, top_k]``, the experts that tokens pass through instead of those of the greatest
                 probability; where they are negative, these.
         """
-        probabilities = linear(tokens, self.weight, self.bias).softmax(-1, dtype=torch.float32)
+        probabilities = projected(tokens, self.weight, self.bias).softmax(-1, dtype=torch.float32)
         weights, experts = probabilities.topk(self.shape.top_k, dim=-1)
         if given is not None:
             experts = experts.where(given < 0, given.to(experts.dtype))
