@@ -16,6 +16,9 @@ from tests.engines.memory import kernels_for
 pytestmark = pytest.mark.skipif(not library.compilers(), reason="there is no C++ compiler")
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
 ROWS = (0, 1, 2, 3, 4, 7, 8, 15, 16, 17, 23, 24, 33, 64)  # whole tiles, dots beside them, and parts of both
+PROCESSORS = [  # what a compiler calls them, and what of theirs a processor needs
+    ("x86-64", "sse2"), ("x86-64-v3", "avx2"), ("x86-64-v4", "avx512vl"), ("cooperlake", "avx512_bf16"),
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -40,7 +43,9 @@ def close(found: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) 
 
 
 @DTYPES
-@pytest.mark.parametrize(("width", "outputs"), [(32, 8), (48, 16), (96, 40), (256, 1376), (1056, 256)])
+@pytest.mark.parametrize(
+    ("width", "outputs"), [(32, 8), (48, 16), (80, 24), (96, 40), (64, 56), (256, 1376), (1056, 256)]
+)
 def test_products_of_few_rows(dtype: torch.dtype, width: int, outputs: int, calls: list[str]) -> None:
     weight, bias = torch.randn(outputs, width).to(dtype), torch.randn(outputs).to(dtype)
     for rows in ROWS:
@@ -86,10 +91,11 @@ def test_threads_change_nothing(dtype: torch.dtype) -> None:
 
 
 @DTYPES
+@pytest.mark.parametrize("width", [64, 80])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_what_is_not_finite_stays_in_its_row_and_column(dtype: torch.dtype, bad: float) -> None:
-    """Of rows in a tile, and of those beside it."""
-    x, weight = torch.randn(19, 64).to(dtype), torch.randn(16, 64).to(dtype)
+def test_what_is_not_finite_stays_in_its_row_and_column(dtype: torch.dtype, bad: float, width: int) -> None:
+    """Of rows in a tile, and of those beside it; 80 numbers do not fill the tiles of a matrix unit."""
+    x, weight = torch.randn(19, width).to(dtype), torch.randn(16, width).to(dtype)
     clean = linear.linear(x, weight).isfinite()
     assert clean.all()
     for row in (5, 17):
@@ -98,18 +104,25 @@ def test_what_is_not_finite_stays_in_its_row_and_column(dtype: torch.dtype, bad:
         assert linear.linear(one, weight).isfinite().all(1).logical_not().nonzero().flatten().tolist() == [
             row
         ]
-    weight[3, 60] = bad
+    weight[3, 1] = bad
     assert linear.linear(x, weight).isfinite().all(0).logical_not().nonzero().flatten().tolist() == [3]
 
 
 @pytest.mark.slow
 @DTYPES
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names processors of one kind")
-@pytest.mark.parametrize("processor", ["x86-64", "x86-64-v3"])
-def test_on_processors_with_shorter_vectors(
-    processor: str, dtype: torch.dtype, calls: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(("processor", "needed"), PROCESSORS)
+def test_on_processors_with_less(
+    processor: str,
+    needed: str,
+    dtype: torch.dtype,
+    calls: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    """Of 4 and of 8 numbers; those of this machine may have 16."""
+    """Vectors of 4, 8 and 16 numbers, and the instruction for bf16 without AMX; this machine may have all."""
+    if needed not in Path("/proc/cpuinfo").read_text():
+        pytest.skip(f"this processor has no {needed}")
     kernels_for(processor, monkeypatch, tmp_path)
     weight = torch.randn(40, 96).to(dtype)
     for rows in ROWS:

@@ -67,9 +67,8 @@ def assert_rounded_once(found: Tensor, exact: Tensor) -> None:
 
 def test_a_product_and_its_gradients_are_rounded_once() -> None:
     a, b, upstream = drawn(3, 5, 64, seed=0), drawn(64, 48, seed=1), drawn(3, 5, 48, seed=2)
-    a.requires_grad_(), b.requires_grad_()
     with slow_bf16():
-        found = product(a, b)
+        found = product(a.requires_grad_(), b.requires_grad_())
         to_a, to_b = torch.autograd.grad(found, (a, b), upstream)
     wide_a, wide_b, wide_upstream = (x.detach().double() for x in (a, b, upstream))
     assert_rounded_once(found.detach(), wide_a @ wide_b)

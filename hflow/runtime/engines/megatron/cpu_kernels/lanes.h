@@ -25,6 +25,15 @@ inline void store(float *to, Lanes x) { std::memcpy(to, &x, sizeof x); }
 
 inline Lanes everywhere(float x) { return x - Lanes{}; }
 
+// Of all lanes: halves are added, so that additions do not wait for each other.
+inline float total(Lanes x) {
+    float sums[LANES];
+    std::memcpy(sums, &x, sizeof x);
+    for (long half = LANES / 2; half; half /= 2)
+        for (long lane = 0; lane < half; lane++) sums[lane] += sums[lane + half];
+    return sums[0];
+}
+
 inline long whole_lanes(long count) { return (count + LANES - 1) / LANES * LANES; }
 
 }  // namespace hflow

@@ -9,6 +9,7 @@
 #include <immintrin.h>
 #endif
 
+#include "amx.h"
 #include "lanes.h"
 #include "numbers.h"
 
@@ -21,7 +22,9 @@ namespace hflow {
 
 const long COLUMNS = 8, OF_DOTS = 4;  // outputs whose sums are in registers at once
 const long LINE = 16;                 // words that memory brings together
+const long TILES_AT_ONCE = LANES == 16 ? 2 : 1;  // whose sums are in registers: AVX-512 has twice as many
 const long FLOATS_PAY = 4;            // rows, for which products of floats are worth turning weights to them
+const long AMX_PAYS = 3;              // rows, as many as are worth being filled up to a tile
 #ifdef __AVX512BF16__
 const bool HAS_BF16_PRODUCTS = true;
 #else
@@ -85,11 +88,7 @@ inline void dots(const float *x, const float *weights, Out<T> out, long words, c
         }
     }
     for (long row = 0; row < ROWS; row++)
-        for (long c = 0; c < OF_DOTS; c++) {
-            float sum = 0;
-            for (long lane = 0; lane < LANES; lane++) sum += sums[row][c][lane];
-            out.put_sum(row, c, sum);
-        }
+        for (long c = 0; c < OF_DOTS; c++) out.put_sum(row, c, total(sums[row][c]));
 }
 
 template <class W, class T>
@@ -115,23 +114,26 @@ struct Ahead {
     long columns;
 };
 
-// LANES rows, of which `rows` are there, by COLUMNS weights: each lane has the sums of one row. `x`: LANES
-// rows word by word.
-template <class W, class T>
+// TILES of LANES rows, of which `rows` are there, by COLUMNS weights: each lane has the sums of one row. `x`: of
+// each tile word by word. A weight that two tiles share is loaded once for both.
+template <class W, class T, long TILES>
 inline void tile(const float *x, const float *weights, Out<T> out, long rows, long words, Ahead ahead) {
-    Lanes sums[COLUMNS] = {};
+    Lanes sums[TILES][COLUMNS] = {};
     for (long line = 0; line < words; line += LINE) {
         for (long c = 0; c < ahead.columns; c++) __builtin_prefetch(ahead.weights + c * words + line);
         for (long i = line; i < line + LINE; i++) {
-            Lanes of_rows = load(x + i * LANES);
-            for (long c = 0; c < COLUMNS; c++)
-                sums[c] = Words<W>::add(sums[c], of_rows, Words<W>::everywhere(weights + c * words + i));
+            Lanes of_rows[TILES];
+            for (long t = 0; t < TILES; t++) of_rows[t] = load(x + (t * words + i) * LANES);
+            for (long c = 0; c < COLUMNS; c++) {
+                const Lanes weight = Words<W>::everywhere(weights + c * words + i);
+                for (long t = 0; t < TILES; t++) sums[t][c] = Words<W>::add(sums[t][c], of_rows[t], weight);
+            }
         }
     }
-    float found[COLUMNS][LANES];
+    float found[TILES][COLUMNS][LANES];
     std::memcpy(found, sums, sizeof found);
     for (long row = 0; row < rows; row++)
-        for (long c = 0; c < COLUMNS; c++) out.put_sum(row, c, found[c][row]);
+        for (long c = 0; c < COLUMNS; c++) out.put_sum(row, c, found[row / LANES][c][row % LANES]);
 }
 
 // Of LANES rows, of which `rows` are there, one word after the other of all of them.
@@ -158,11 +160,13 @@ struct Split {
 template <class W, class T>
 void some_columns(const float *x, const float *arranged, const float *weights, Out<T> out, Split split, long rows,
                   long words, const float *next) {
-    for (long t = 0; t < split.tiles; t++) {
-        long there = std::min(LANES, rows - t * LANES);
-        long begun = COLUMNS * t / split.tiles, ended = COLUMNS * (t + 1) / split.tiles;
+    for (long t = 0, tiles; t < split.tiles; t += tiles) {
+        tiles = std::min(TILES_AT_ONCE, split.tiles - t);
+        long there = std::min(tiles * LANES, rows - t * LANES);
+        long begun = COLUMNS * t / split.tiles, ended = COLUMNS * (t + tiles) / split.tiles;
         Ahead ahead{next ? next + begun * words : nullptr, next ? ended - begun : 0};
-        tile<W>(arranged + t * LANES * words, weights, out.from(t * LANES, 0), there, words, ahead);
+        (tiles == 1 ? tile<W, T, 1> : tile<W, T, TILES_AT_ONCE>)(arranged + t * LANES * words, weights,
+                                                                 out.from(t * LANES, 0), there, words, ahead);
     }
     const long first = rows - split.left;
     for (long half = 0; split.left && half < COLUMNS; half += OF_DOTS) {
@@ -210,7 +214,32 @@ inline void linear_in_floats(const bfloat16 *given, const bfloat16 *weight, cons
     }
 }
 
-// x weightᵀ + bias of x `[rows, width]` and a weight `[outputs, width]`: multiples of LINE and of COLUMNS. `space`: room for the rows once more as floats, filled up to whole tiles.
+#ifdef HFLOW_AMX
+// By AMX: as many as 64 rows while weights are read once from memory, and from the cache for each 32.
+inline void linear_by_amx(const bfloat16 *given, const bfloat16 *weight, const bfloat16 *bias, bfloat16 *to,
+                          float *space, long rows, long width, long outputs, int threads) {
+    const long words = width / 2, at_once = 2 * AMX_SIDE;
+    const float *x = reinterpret_cast<const float *>(given), *w = reinterpret_cast<const float *>(weight);
+    words_of_rows(x, space, rows, words);
+#pragma omp parallel num_threads(threads) if (rows * words * outputs > 64 * LEAST)
+    {
+        const AmxTiles configured;
+#pragma omp for
+        for (long c = 0; c < outputs; c += at_once) {
+            if (c + AMX_SIDE > outputs) continue;
+            (c + at_once <= outputs ? multiply_rows<true> : multiply_rows<false>)(
+                w + c * words, space, bias ? bias + c : nullptr, to + c, rows, words, outputs);
+        }
+    }
+    if (outputs % AMX_SIDE == 0) return;
+    const long last = outputs - AMX_SIDE;  // whose first outputs are made again
+    const AmxTiles configured;
+    multiply_rows<false>(w + last * words, space, bias ? bias + last : nullptr, to + last, rows, words, outputs);
+}
+#endif
+
+// x weightᵀ + bias of x `[rows, width]` and a weight `[outputs, width]`: multiples of LINE and of COLUMNS.
+// `space`: room for the rows once more as floats, filled up to whole tiles.
 inline void linear(const float *x, const float *weight, const float *bias, float *to, float *space, long rows,
                    long width, long outputs, int threads) {
     linear_as_it_is(x, weight, bias, to, space, rows, width, outputs, threads);
@@ -218,6 +247,10 @@ inline void linear(const float *x, const float *weight, const float *bias, float
 
 inline void linear(const bfloat16 *x, const bfloat16 *weight, const bfloat16 *bias, bfloat16 *to, float *space,
                    long rows, long width, long outputs, int threads) {
+#ifdef HFLOW_AMX
+    if (rows >= AMX_PAYS && outputs >= AMX_SIDE && has_amx())
+        return linear_by_amx(x, weight, bias, to, space, rows, width, outputs, threads);
+#endif
     const bool is_direct = (HAS_BF16_PRODUCTS || rows < FLOATS_PAY) && width % (2 * LINE) == 0;
     (is_direct ? linear_as_it_is<bfloat16> : linear_in_floats)(x, weight, bias, to, space, rows, width, outputs,
                                                                threads);
