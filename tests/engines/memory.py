@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from hflow.runtime.engines.megatron import products
 from hflow.runtime.engines.megatron.cpu_kernels import library as library_module
 from hflow.runtime.engines.megatron.cpu_kernels.library import SWITCH, library
 
@@ -35,6 +36,11 @@ def kernels_for(processor: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -
     other = library_module.built(folder)
     monkeypatch.setattr(library_module, "library", lambda: other)
     return other
+
+
+def with_fast_bf16(found: bool) -> contextlib.AbstractContextManager[object]:
+    """As on a CPU for which torch has fast products in bf16, as plans of memory assume, or on one without."""
+    return patch.object(products, "_has_fast_bf16", lambda: found)
 
 
 def peak_bytes(action: Callable[[], object]) -> int:

@@ -23,7 +23,7 @@ from hflow.runtime.engines.megatron.logprobs import log_probs
 from hflow.runtime.engines.megatron.predicted import predicted
 from hflow.runtime.rows import Rows
 from hflow.runtime.tools.new_model import new_model
-from tests.engines.memory import peak_bytes, torch_operations
+from tests.engines.memory import peak_bytes, torch_operations, with_fast_bf16
 from tests.engines.models import ADAM, make_call, make_engine, ppo_function, train_node
 from tests.engines.processes import Pool
 from tests.engines.test_train import MESHES, PPO
@@ -165,7 +165,8 @@ def copies_of_logits(rank: int, new_group: NewGroup, dtype: str, kernels: bool) 
         return peak_bytes(passes)
 
     operations = contextlib.nullcontext() if kernels else torch_operations()
-    with operations, patch.object(logits, "LOGITS_BYTES", logits.COPIES_BYTES * side**2):
+    few_logits = patch.object(logits, "LOGITS_BYTES", logits.COPIES_BYTES * side**2)
+    with operations, few_logits, with_fast_bf16(True):
         tile_bytes = side**2 * exact.itemsize
         return peak(from_logits) / given.nbytes, peak(from_hidden) / tile_bytes
 

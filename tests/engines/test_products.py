@@ -1,9 +1,7 @@
-"""Products in bf16 on CPUs for which torch has no fast ones; a fixture says so of whatever this runs on."""
+"""Products in bf16 on CPUs for which torch has no fast ones, as all tests say of what they run on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -15,10 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hflow.graph.adapter import ADAPTER_TARGETS, Adapter
 from hflow.plan.layout import Mesh
 from hflow.runtime.engines.groups import NewGroup
-from hflow.runtime.engines.megatron import predicted, products
+from hflow.runtime.engines.megatron import predicted
 from hflow.runtime.engines.megatron.cpu_kernels.linear import linear
 from hflow.runtime.engines.megatron.products import product
 from hflow.runtime.rows import Rows
+from tests.engines.memory import with_fast_bf16
 from tests.engines.models import (
     ADAM,
     Folders,
@@ -35,12 +34,6 @@ from tests.engines.test_train import PPO, ROWS, rollout
 ADAPTER = Adapter(4, 6.0, ADAPTER_TARGETS, 0.3)  # with dropout
 HALF_A_STEP = 2.0**-8  # of bf16, relative
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "mv", "dot", "_grouped_mm"}  # of torch's operations
-
-
-@contextmanager
-def slow_bf16() -> Iterator[None]:
-    with patch.object(products, "_has_fast_bf16", lambda: False):
-        yield
 
 
 class Seen(TorchDispatchMode):
@@ -67,7 +60,7 @@ def assert_rounded_once(found: Tensor, exact: Tensor) -> None:
 
 def test_a_product_and_its_gradients_are_rounded_once() -> None:
     a, b, upstream = drawn(3, 5, 64, seed=0), drawn(64, 48, seed=1), drawn(3, 5, 48, seed=2)
-    with slow_bf16():
+    with with_fast_bf16(False):
         found = product(a.requires_grad_(), b.requires_grad_())
         to_a, to_b = torch.autograd.grad(found, (a, b), upstream)
     wide_a, wide_b, wide_upstream = (x.detach().double() for x in (a, b, upstream))
@@ -79,14 +72,14 @@ def test_a_product_and_its_gradients_are_rounded_once() -> None:
 def test_a_product_of_few_rows_without_a_kernel() -> None:
     """Whose number of outputs no kernel has: with its bias it is rounded once, too."""
     x, weight, bias = drawn(3, 64, seed=0), drawn(9, 64, seed=1), drawn(9, seed=2)
-    with slow_bf16():
+    with with_fast_bf16(False):
         assert_rounded_once(linear(x, weight), x.double() @ weight.double().t())
         assert_rounded_once(linear(x, weight, bias), x.double() @ weight.double().t() + bias.double())
 
 
 def test_other_products_are_torch_s() -> None:
     a, b = torch.randn(5, 64), torch.randn(64, 48)
-    with slow_bf16():
+    with with_fast_bf16(False):
         assert torch.equal(product(a, b), a @ b)
         assert torch.equal(product(a.double(), b.double()), a.double() @ b.double())
     assert torch.equal(product(a.half(), b.half()), a.half() @ b.half())
@@ -102,7 +95,7 @@ def work_on_rank(
     mesh, options = Mesh.of((0,)), ADAM | PPO
     keeps_logits = predicted.keeps_logits
     with (
-        slow_bf16(),
+        with_fast_bf16(False),
         patch.object(predicted, "keeps_logits", lambda *sizes: not tiled and keeps_logits(*sizes)),
         Seen() as seen,
     ):

@@ -12,7 +12,7 @@ from hflow.plan import scores
 from hflow.plan.model_shape import ModelShape
 from hflow.plan.named_shapes import NAMED_SHAPES
 from hflow.runtime.engines.megatron.explicit_attention import attend_explicitly
-from tests.engines.memory import peak_bytes
+from tests.engines.memory import peak_bytes, with_fast_bf16
 
 ROWS, HEADS, GROUPS, TOKENS, WIDTH = 8, 8, 4, 256, 4
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
@@ -35,7 +35,7 @@ def test_scores_take_what_plans_count(name: str, dtype: str, queries_at_once: in
     sinks = torch.zeros(HEADS, dtype=of, requires_grad=True) if shape.sinks else None
     given = query, key, value, shape.attention_cap, sinks
     counted = scores.SCORE_COPIES_BYTES * ROWS * HEADS * TOKENS * queries_at_once
-    with patch.object(scores, "SCORES_BYTES", counted):
+    with patch.object(scores, "SCORES_BYTES", counted), with_fast_bf16(True):
         forward = peak_bytes(lambda: attend_explicitly(*given))
         found = attend_explicitly(*given)
         backward = peak_bytes(found.sum().backward)
