@@ -37,6 +37,17 @@ PRODUCTS = [
     ("product of gradients", ["grad_output.matmul(weight)"] * 2 + ["grad_output.t().matmul(total_input)"]),
 ]
 
+# rule, where Megatron names a collective of torch's that it mends, and what it names
+COLLECTIVES = [
+    ("reduce-scatter", "distributed/param_and_grad_buffer.py", "torch.distributed.reduce_scatter_tensor"),
+    ("reduce-scatter", "distributed/param_and_grad_buffer.py", "reduce_scatter_with_fp32_accumulation"),
+    ("reduce-scatter", "tensor_parallel/mappings.py", "torch.distributed.reduce_scatter_tensor"),
+    ("reduce-scatter", "tensor_parallel/layers.py", "torch.distributed.reduce_scatter_tensor"),
+    ("all-gather", "distributed/param_and_grad_buffer.py", "torch.distributed.all_gather_into_tensor"),
+    ("all-gather", "tensor_parallel/mappings.py", "torch.distributed.all_gather_into_tensor"),
+    ("all-gather", "tensor_parallel/layers.py", "torch.distributed.all_gather_into_tensor"),
+]
+
 
 def enable_jit_fuser() -> None:
     """As in Megatron: imports the compiler; here it may not."""
@@ -47,7 +58,8 @@ def disable_jit_fuser() -> None: ...
 
 
 def test_every_rule_has_a_case() -> None:
-    assert [name for name, *_ in [*CASES, *PRODUCTS]] == [rule.name for rule in cpu.RULES]
+    cases = [name for name, *_ in [*CASES, *PRODUCTS, *COLLECTIVES]]
+    assert list(dict.fromkeys(cases)) == [rule.name for rule in cpu.RULES]
 
 
 @pytest.fixture
@@ -85,6 +97,16 @@ def test_all_products_of_linear_layers_can_be_told_apart(
             eval(cpu.rewrite(expression), names | {cpu.NAME: present_device}), eval(expression, names)
         )
     assert len(asked) == len(expressions)
+
+
+@pytest.mark.parametrize("name,file,collective", COLLECTIVES)
+def test_collectives_are_ours(name: str, file: str, collective: str) -> None:
+    """What they do is `test_gloo_collectives`'."""
+    variable = f"dist_{name.replace('-', '_')}_func"
+    assert f"{variable} = {collective}\n" in (MEGATRON / file).read_text()
+    names = {cpu.NAME: present_device}
+    exec(cpu.rewrite(f"{variable} = {collective}"), names)
+    assert names[variable] is getattr(present_device, name.replace("-", "_"))
 
 
 @pytest.mark.usefixtures("on_cuda")

@@ -1,9 +1,9 @@
 """The one room for running Megatron without CUDA, on machines with GPUs and without.
 
 Megatron-core names CUDA in places that run on every machine. An import hook rewrites those places in
-Megatron's own source as it is compiled, to ask `present_device`, and to multiply by `products`: on a GPU they
-do what they did. torch itself is not touched. The compiled code is kept in a folder of its own, away from the
-code that Python compiled from the plain source.
+Megatron's own source as it is compiled, to ask `present_device`, to multiply by `products`, and to send by
+`gloo_collectives`: on a GPU they do what they did. torch itself is not touched. The compiled code is kept in
+a folder of its own, away from the code that Python compiled from the plain source.
 """
 
 from __future__ import annotations
@@ -90,6 +90,18 @@ RULES = (
         r"grad_output(\.t\(\))?\.matmul\((weight|total_input)\)",
         rf"{NAME}.product(grad_output\1, \2)",
         "so do their backward passes",
+    ),
+    Rule(
+        "reduce-scatter",
+        r"dist_reduce_scatter_func = (torch\.distributed\.reduce_scatter_tensor|reduce_scatter_with\w+)",
+        f"dist_reduce_scatter_func = {NAME}.reduce_scatter",
+        "ZeRO-1 and sequence parallelism scatter sums, for which gloo moves twice as much as it must",
+    ),
+    Rule(
+        "all-gather",
+        r"dist_all_gather_func = torch\.distributed\.all_gather_into_tensor",
+        f"dist_all_gather_func = {NAME}.all_gather",
+        "they gather what was scattered, which gloo copies twice",
     ),
 )
 

@@ -78,7 +78,7 @@ class Adam:
 
     def __init__(self, model: torch.nn.Module, groups: Groups, options: AdamOptions, split: bool = False):
         shaped: Any = get_model_config(model)
-        overlaps = _overlaps(groups, shaped, split)
+        overlaps = _overlaps(groups, shaped)
         buffers = DistributedDataParallelConfig(
             grad_reduce_in_fp32=True, use_distributed_optimizer=split, overlap_grad_reduce=overlaps
         )
@@ -225,15 +225,14 @@ class Adam:
         return [buffer.grad_data for buffer in buffers]
 
 
-def _overlaps(groups: Groups, config: Any, split: bool) -> bool:
+def _overlaps(groups: Groups, config: Any) -> bool:
     """Whether gradients are summed over data-parallel ranks while others are still computed.
 
     Not those of experts: Megatron waits for a gradient of every weight, and one that no token reached has
-    none. Nor parts of gradients (`split`): that cannot be tested, as gloo ends processes of which several
-    reduce-scatters are under way.
+    none.
     """
     several = groups.dp_cp.size() > 1
-    return present_device.platform() in OVERLAPPING and several and not split and not config.shape.moe
+    return present_device.platform() in OVERLAPPING and several and not config.shape.moe
 
 
 def _places(optimizer: Any) -> dict[Tensor, tuple[Tensor, int]]:

@@ -2,13 +2,15 @@
 
 Megatron-core takes the current CUDA device in places that run on every machine. `cpu` rewrites those places
 to ask here: whether there is a GPU says nothing about where a plan's model belongs. Rewritten code finds
-`product` here, too.
+`product` and two collectives here, too.
 """
 
 from __future__ import annotations
 
 import torch
 
+from hflow.runtime.engines.megatron.gloo_collectives import all_gather as all_gather
+from hflow.runtime.engines.megatron.gloo_collectives import reduce_scatter as reduce_scatter
 from hflow.runtime.engines.megatron.products import product as product
 
 _present = torch.device("cpu")
