@@ -15,8 +15,9 @@ Work = Literal["train", "score", "prefill", "decode"]
 # A fused attention kernel reaches about half the rate of large matrix products (FlashAttention-2,
 # arXiv:2307.08691, figures 4 to 6).
 ATTENTION_RATE = 0.5
-# f32 products without TF32 against bf16 ones, by data sheet: 19.5 of 312 TFLOP/s on A100, 67 of 989 on H100.
-F32_RATE = {"cuda": 1 / 16, "cpu": 1.0}
+# Of GPUs f32 products without TF32 against bf16 ones, by data sheet: 19.5 of 312 TFLOP/s on A100, 67 of 989
+# on H100.
+F32_RATE = 1 / 16
 # Norms, projections, rotary positions, attention, gated MLP, residual sums of one layer's forward pass.
 KERNELS_PER_LAYER = 12
 # Reads and writes of a layer's residual stream: two norms (one of each), two sums (two and one).
@@ -30,12 +31,19 @@ def device_of(cluster: Cluster, mesh: Mesh) -> DeviceKind:
     return min({cluster.kind(d) for d in mesh.devices}, key=lambda kind: (kind.flops, kind.name))
 
 
+def peak_flops(device: DeviceKind, dtype: str) -> float:
+    """FLOP/s of matrix products in a number format: at best, of which `rate` is a share."""
+    if device.platform == "cuda":
+        return device.flops * (F32_RATE if dtype == "f32" else 1.0)
+    return device.flops if dtype == "f32" or device.bf16_flops is None else device.bf16_flops
+
+
 def rate(device: DeviceKind, work: Work, dtype: str) -> float:
     """FLOP/s of matrix products; of decoding, of one token of each row."""
     c = device.calibration
     shares = {"train": c.train_efficiency, "score": c.score_efficiency, "prefill": c.prefill_efficiency}
     shares["decode"] = c.decode_efficiency or c.prefill_efficiency
-    return device.flops * shares[work] * (F32_RATE[device.platform] if dtype == "f32" else 1.0)
+    return peak_flops(device, dtype) * shares[work]
 
 
 def products_s(

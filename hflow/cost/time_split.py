@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 
 from hflow.cost.attention import seen_once
 from hflow.cost.compute import node_time_s, train_passes_s
-from hflow.cost.device import F32_RATE
+from hflow.cost.device import peak_flops
 from hflow.cost.execution import Execution
 from hflow.cost.passes import passes
 from hflow.graph.ir import OpKind
@@ -88,11 +88,9 @@ def tokens(op: OpKind, run: Execution) -> float:
     return rows * work.mean_sequence
 
 
-def peak_flops(run: Execution) -> float:
+def peak_of_mesh(run: Execution) -> float:
     """FLOP/s of all devices of the node's mesh, in the model's dtype."""
-    device = run.device
-    share = F32_RATE[device.platform] if run.dtype == "f32" else 1.0
-    return len(run.mesh.devices) * device.flops * share
+    return len(run.mesh.devices) * peak_flops(run.device, run.dtype)
 
 
 def _time_s(op: OpKind, run: Execution) -> float:

@@ -35,7 +35,8 @@ class Calibration:
 @dataclass(frozen=True)
 class DeviceKind:
     """`flops`: peak FLOP/s of dense matrix products, in bf16 on ``cuda`` and f32 on ``cpu``, of which
-    `efficiency` is reached unless `calibration` says more; `memory_bandwidth`: peak bytes/s;
+    `efficiency` is reached unless `calibration` says more; `bf16_flops`: on ``cpu`` those in bf16, of which
+    the same shares are reached (None: as many as in f32); `memory_bandwidth`: peak bytes/s;
     `layer_overhead_s`: the least time of one layer's forward pass, however few its tokens; of a pass over
     whole rows `score_layer_overhead_s`, and forward and backward `train_layer_overhead_s`, where these are
     known;
@@ -56,6 +57,7 @@ class DeviceKind:
     overhead_bytes: int = 0
     score_layer_overhead_s: float | None = None
     train_layer_overhead_s: float | None = None
+    bf16_flops: float | None = None
 
     @property
     def usable_bytes(self) -> int:

@@ -56,6 +56,7 @@ class _Device(_Base):
     kind: Annotated[str, Field(min_length=1)]
     platform: Literal["cpu", "cuda"] | None = None
     flops: Flops
+    bf16_flops: Flops | None = None
     memory_gb: Gigabytes
     memory_bandwidth: Bandwidth
     reserve: Rest = 0.0
@@ -71,7 +72,13 @@ class _Device(_Base):
     def _leaves_something(self) -> Self:
         if self.overhead_gb >= self.memory_gb * (1 - self.reserve):
             raise ValueError("`reserve` and `overhead_gb` leave nothing of `memory_gb`")
+        if self.bf16_flops and self.named_platform == "cuda":
+            raise ValueError("`bf16_flops` is for CPUs; on `cuda` `flops` says how many there are in bf16")
         return self
+
+    @property
+    def named_platform(self) -> Literal["cpu", "cuda"]:
+        return self.platform or ("cpu" if self.kind == "cpu" else "cuda")
 
 
 class _Group(_Base):
@@ -170,7 +177,7 @@ def _link(link: _Link) -> Link:
 def _device(device: _Device) -> DeviceKind:
     return DeviceKind(
         name=device.kind,
-        platform=device.platform or ("cpu" if device.kind == "cpu" else "cuda"),
+        platform=device.named_platform,
         flops=device.flops,
         memory_bytes=round(device.memory_gb * GB),
         memory_bandwidth=device.memory_bandwidth,
@@ -182,6 +189,7 @@ def _device(device: _Device) -> DeviceKind:
         overhead_bytes=round(device.overhead_gb * GB),
         score_layer_overhead_s=device.score_layer_overhead,
         train_layer_overhead_s=device.train_layer_overhead,
+        bf16_flops=device.bf16_flops,
     )
 
 
@@ -220,6 +228,9 @@ def _diagnostic(
         return Diagnostic("HF301", f"unknown key `{where}`", document.span(path, key=True), help_)
     if kind == "missing":
         return Diagnostic("HF301", f"missing key `{where}`", document.span(path))
+    if kind == "value_error":  # of our own validators, whose message pydantic puts after these words
+        message = message.removeprefix("Value error, ")
+        return Diagnostic("HF301", f"`{where}`: {message}", document.span(path))
     value = document.get(path)
     text = f" (got {_short(value.plain())})" if value else ""
     help_ = "in units of 10^9 bytes" if path[-1:] == ("memory_gb",) else ""

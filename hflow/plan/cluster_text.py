@@ -42,11 +42,12 @@ def _group(group: HostGroup) -> list[str]:
         "layer_overhead": kind.layer_overhead_s,
         "kernel_latency": kind.kernel_latency_s,
     }
-    of_passes = {
+    if_known = {
+        "bf16_flops": kind.bf16_flops,
         "score_layer_overhead": kind.score_layer_overhead_s,
         "train_layer_overhead": kind.train_layer_overhead_s,
     }
-    device |= {name: value for name, value in of_passes.items() if value is not None}
+    device |= {name: value for name, value in if_known.items() if value is not None}
     given = {share: value for share, value in asdict(kind.calibration).items() if value is not None}
     shares = _indented(["calibration:", *_indented(_lines(given))])
     hosts = _lines({"hosts": group.hosts, "devices_per_host": group.devices_per_host})

@@ -74,6 +74,9 @@ OF_DEVICES: Mapping[str, Plausible] = {
         {"cpu": (1e9, 2e13), "cuda": (5e12, 1e16)},
         _FLOPS,
     ),
+    "bf16_flops": Plausible(
+        "floating-point operations per second", _alike((1e7, 1e15)), _alike((1e9, 1e14)), _FLOPS
+    ),
     "memory_gb": Plausible(
         _GB, {"cpu": (1e-2, 1e5), "cuda": (0.25, 4e3)}, {"cpu": (0.5, 5e4), "cuda": (1, 1e3)}, _SIZES
     ),

@@ -11,7 +11,7 @@ from benchmarks.cost_model import report, shipped_clusters
 from hflow.cost.attention import seen_by_rows
 from hflow.cost.compute import node_time_s, train_passes_s, update_s
 from hflow.cost.context import spares_last_mlp
-from hflow.cost.device import device_of
+from hflow.cost.device import device_of, peak_flops, rate
 from hflow.cost.execution import Execution
 from hflow.cost.generation import decode_s, prefill_s
 from hflow.cost.passes import passes
@@ -162,6 +162,17 @@ def test_calibrated_cpus_read_weights_before_and_have_least_times_of_their_own(p
         train_passes_s(Execution(LLAMA, "bf16", replace(TRAIN, kept=64), ONE, 8, c)) for c in (plain, slow)
     )
     assert after - before == pytest.approx(3 * read + 32 * 6e-3)
+
+
+def test_products_in_bf16_have_a_rate_of_their_own_on_cpus(plain: Cluster) -> None:
+    cpu = replace(plain.device, platform="cpu", flops=1e11)
+    assert peak_flops(cpu, "bf16") == peak_flops(cpu, "f32") == 1e11
+    with_amx = replace(cpu, bf16_flops=5e11)
+    assert (peak_flops(with_amx, "bf16"), peak_flops(with_amx, "f32")) == (5e11, 1e11)
+    for work in ("train", "score", "prefill", "decode"):
+        assert rate(with_amx, work, "bf16") == 5 * rate(with_amx, work, "f32") == 5 * rate(cpu, work, "bf16")
+    on_gpu = replace(plain.device, flops=1e15)
+    assert (peak_flops(on_gpu, "bf16"), peak_flops(on_gpu, "f32")) == (1e15, 1e15 / 16)
 
 
 def test_recomputation_repeats_the_layers_forward_pass(plain: Cluster) -> None:

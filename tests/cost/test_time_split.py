@@ -9,7 +9,7 @@ import pytest
 
 import hflow
 from hflow.cost.execution import Execution
-from hflow.cost.time_split import model_flops, peak_flops, time_split, tokens
+from hflow.cost.time_split import model_flops, peak_of_mesh, time_split, tokens
 from hflow.plan.cluster_file import load_cluster
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
@@ -54,7 +54,7 @@ def test_mfu_counts_what_megatron_counts() -> None:
     assert model_flops("train", shared) == pytest.approx(5 / 6 * model_flops("train", run))
     assert (tokens("train", run), tokens("score", run)) == (2 * ROWS * SEQUENCE, ROWS * SEQUENCE)
     assert tokens("generate", run) == ROWS * SEQUENCE / 2
-    assert peak_flops(run_on(mesh_of(dp=4))) == 4 * 989e12
+    assert peak_of_mesh(run_on(mesh_of(dp=4))) == 4 * 989e12
 
 
 def test_mfu_counts_a_prompt_once_for_its_samples() -> None:

@@ -105,6 +105,13 @@ def test_what_trainers_pass_and_how_long_their_layers_take_at_least(tmp_path: Pa
     assert load_cluster(written(tmp_path, cluster_text(cluster))) == cluster
 
 
+def test_how_fast_cpus_multiply_in_bf16(tmp_path: Path) -> None:
+    text = GOOD.replace("flops: 989e12", "flops: 1e11\n  platform: cpu\n  bf16_flops: 5e11")
+    cluster = load_cluster(written(tmp_path, text))
+    assert (cluster.device.flops, cluster.device.bf16_flops) == (1e11, 5e11)
+    assert load_cluster(written(tmp_path, cluster_text(cluster))) == cluster
+
+
 def test_how_servers_wake(tmp_path: Path) -> None:
     wake = "engines: {wake: {bandwidth: 12e9, latency: 6}}\n"
     cluster = load_cluster(written(tmp_path, GOOD + wake))
@@ -190,6 +197,7 @@ def test_a_mixed_cluster_is_not_planned_yet() -> None:
         (GOOD, "nics_per_host: 8", "nics_per_host: 0", "`links.nics_per_host`", 14),
         (GOOD, "64e9", "0", "`links.host.bandwidth`", 15),
         (GOOD, "memory_gb: 80", "memory_gb: 80\n  overhead_gb: 80", "leave nothing of `memory_gb`", 3),
+        (GOOD, "flops: 989e12", "flops: 989e12\n  bf16_flops: 989e12", "`bf16_flops` is for CPUs", 3),
         (GOOD, "hosts: 2", "hosts: 2\nhost_memory_gb: 0", "`host_memory_gb`", 10),
         (GOOD, "flops: 989e12", "flops: .nan", "`device.flops`", 5),
         (GOOD, "flops: 989e12", "flops: fast", "`device.flops`", 5),

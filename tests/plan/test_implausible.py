@@ -40,6 +40,7 @@ GPUS = {
 NICS = (1e9, 10e9, 25e9, 100e9, 200e9, 400e9, 800e9)  # bits/s
 UNITS = {
     "flops": {"GFLOP/s": 1e9, "TFLOP/s": 1e12},
+    "bf16_flops": {"GFLOP/s": 1e9, "TFLOP/s": 1e12},
     "memory_gb": {"MiB": 2**20 / 1e9, "TB": 1e3},
     "memory_bandwidth": {"GB/s": 1e9, "TB/s": 1e12, "MB/s": 1e6},
     "bandwidth": {"GB/s": 1e9, "MB/s": 1e6},
@@ -93,7 +94,7 @@ def with_cpus(random: Random) -> Cluster:
     device = DeviceKind(
         "cpu", "cpu", 10 ** random.uniform(8.7, 13) / crowd, max(memory, 10**8),
         10 ** random.uniform(9, 12) / crowd, 0.5, layer_overhead_s=10 ** random.uniform(-5, -2),
-        calibration=Calibration(0.01, 0.3, 0.3, 1.0),
+        calibration=Calibration(0.01, 0.3, 0.3, 1.0), bf16_flops=10 ** random.uniform(8.7, 13.7) / crowd,
     )  # fmt: skip
     link = Link(10 ** random.uniform(8, 11) / crowd, 10 ** random.uniform(-5, -2))
     return Cluster("drawn", device, 1, workers, link, link)

@@ -54,6 +54,7 @@ def test_a_measured_cluster_is_plausible(tmp_path: Path) -> None:
     if cluster.device.platform == "cpu":
         flops = 2 * 1024**3 / seconds_of_product(1024)
         assert flops / 8 < cluster.device.flops < flops * 8
+        assert cluster.device.bf16_flops and cluster.device.bf16_flops > flops / 64
         assert 1e8 < cluster.intra_host.bandwidth < 1e11 and 1e-6 < cluster.intra_host.latency_s < 1e-2
         assert 1e-6 < cluster.device.layer_overhead_s < 1e-2
     assert cluster.device.memory_bandwidth > 1e9
@@ -85,6 +86,8 @@ def test_on_cpus_decoding_has_rates_of_its_own() -> None:
     least = {"score_layer_overhead_s": 2e-4, "train_layer_overhead_s": 7e-4}
     device = calibration._cluster("mine", Setting("cpu", 1, 2, 1), rates | least).device
     assert (device.score_layer_overhead_s, device.train_layer_overhead_s) == (2e-4, 7e-4)
+    device = calibration._cluster("mine", Setting("cpu", 1, 2, 1), rates | {"bf16_train_flops": 5e9}).device
+    assert (device.flops, device.calibration.train_efficiency, device.bf16_flops) == (8e9, 1 / 8, 4e10)
     gpu = {name: rate for name, rate in rates.items() if not name.startswith("decode")}
     calibrated = calibration._cluster("mine", Setting("cpu", 1, 2, 1), gpu).device.calibration
     assert calibrated.decode_efficiency is None and calibrated.weights_efficiency is None

@@ -138,6 +138,9 @@ def test_f32_on_gpus_is_told() -> None:
     assert note in remarks(PLAN)
     cpu = replace(PLAN.cluster, device=replace(PLAN.cluster.device, platform="cpu"))
     assert note not in remarks(replace(PLAN, cluster=cpu))
+    with_amx = replace(cpu, device=replace(cpu.device, bf16_flops=5 * cpu.device.flops))
+    faster = (note[0], note[1].replace("16 times", "5 times"))
+    assert faster in remarks(replace(PLAN, cluster=with_amx))
     graph = replace(GRAPH, models=tuple(replace(model, dtype="bf16") for model in GRAPH.models))
     assert note not in remarks(replace(PLAN, step=replace(PLAN.step, graph=graph)))
 

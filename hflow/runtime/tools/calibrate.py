@@ -163,6 +163,7 @@ def _cluster(name: str, setting: Setting, measured: Mapping[str, float]) -> Clus
         calibration=Calibration(train, score, score, 1.0, decode, weights),
         score_layer_overhead_s=m.get("score_layer_overhead_s"),
         train_layer_overhead_s=m.get("train_layer_overhead_s"),
+        bf16_flops=float(f"{m['bf16_train_flops'] / train:.{DIGITS}g}") if "bf16_train_flops" in m else None,
     )
     return Cluster(name, device, 1, setting.workers, link, link, host, host_memory_bytes=_host_bytes(setting))
 

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hflow import units
+from hflow.graph.ir import WeightDType
 from hflow.plan.flops import forward_flops, matmul_parameters
 from hflow.plan.layout import Mesh
 from hflow.plan.model_shape import ModelShape
@@ -99,9 +100,9 @@ class Seat:
         ones = tokens.new_ones(rows)
         return Pack.of(Sequences(tokens, ones, length * ones))
 
-    def model(self, hidden: int, split: Groups | None = None) -> GPTModel:
+    def model(self, hidden: int, split: Groups | None = None, dtype: WeightDType | None = None) -> GPTModel:
         """The engine's model, or this rank's half of it, with random weights."""
-        dtype = "bf16" if self.setting.platform == "cuda" else "f32"
+        dtype = dtype or ("bf16" if self.setting.platform == "cuda" else "f32")
         mesh = Mesh.of((0, 1), tp=2) if split else Mesh.of((self.rank,))
         model = build_model(_shape(hidden), mesh, dtype, split or self.groups, self.device)
         for weight in model.parameters():
@@ -190,6 +191,11 @@ def train_flops(seat: Seat) -> float:
     return 3 * _forward_flops(seat) / _beyond_least_s(seat, _training)
 
 
+def bf16_train_flops(seat: Seat) -> float:
+    """The same of a model in bf16."""
+    return 3 * _forward_flops(seat) / _beyond_least_s(seat, _training, "bf16")
+
+
 def score_layer_overhead_s(seat: Seat) -> float:
     """Seconds of one narrow layer's forward pass over a row of one token."""
     return seat.median_s(_scoring(seat.model(NARROW), seat.pack(1, 1)), MANY_RUNS) / LAYERS
@@ -208,11 +214,13 @@ def _training(model: GPTModel, pack: Pack) -> Callable[[], object]:
     return lambda: _logits(model, pack).sum().backward()
 
 
-def _beyond_least_s(seat: Seat, passing: Callable[[GPTModel, Pack], Callable[[], object]]) -> float:
+def _beyond_least_s(
+    seat: Seat, passing: Callable[[GPTModel, Pack], Callable[[], object]], dtype: WeightDType | None = None
+) -> float:
     """Seconds of a pass over all rows. On CPUs without those that one token takes, in which weights are read
     and operations begin; GPUs compute meanwhile."""
     sizes = seat.setting.sizes
-    model = seat.model(sizes.hidden)
+    model = seat.model(sizes.hidden, dtype=dtype)
     whole_s = seat.together_s(passing(model, seat.pack(sizes.rows, sizes.length)))
     if seat.setting.platform == "cuda":
         return whole_s
@@ -329,6 +337,7 @@ MEASUREMENTS: Mapping[str, Measurement] = {
     "matrix_flops": Measurement("matrix product", matrix_flops, _flops),
     "score_flops": Measurement("model, forward", score_flops, _flops),
     "train_flops": Measurement("model, and backward", train_flops, _flops),
+    "bf16_train_flops": Measurement("the same in bf16", bf16_train_flops, _flops, _cpus),
     "layer_overhead_s": Measurement("layer, least time", layer_overhead_s, _microseconds),
     "score_layer_overhead_s": Measurement("layer, whole rows", score_layer_overhead_s, _microseconds, _cpus),
     "train_layer_overhead_s": Measurement(

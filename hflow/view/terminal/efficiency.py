@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hflow import units
 from hflow.cost.execution import Execution
-from hflow.cost.time_split import model_flops, peak_flops, time_split, tokens
+from hflow.cost.time_split import model_flops, peak_of_mesh, time_split, tokens
 from hflow.plan.node_plan import NodePlan
 from hflow.plan.plan import Plan
 from hflow.plan.row_lengths import row_lengths
@@ -40,7 +40,7 @@ def _rows(plan: Plan) -> Iterator[tuple[str, ...]]:
         yield (
             own.node,
             f"{own.time_s / plan.step_time_s:.0%}",
-            f"{model_flops(op, run) / (peak_flops(run) * whole):.1%}",
+            f"{model_flops(op, run) / (peak_of_mesh(run) * whole):.1%}",
             units.count(tokens(op, run) / (len(own.mesh.devices) * whole)),
             *(f"{part / whole:.0%}" for part in parts),
         )

@@ -9,7 +9,7 @@ from itertools import chain, pairwise
 from hflow import units
 from hflow.compiler.explain.unused_devices import undivided
 from hflow.compiler.shared_forward import sharing_of
-from hflow.cost.device import F32_RATE
+from hflow.cost.device import peak_flops
 from hflow.cost.host_memory import alike_hosts, host_memory
 from hflow.cost.instances import kept_activations
 from hflow.graph.adapter import StoredAdapter
@@ -27,6 +27,7 @@ from hflow.view.timeline import Track, steady_tracks
 from hflow.view.words import deed
 
 Remark = tuple[str, str]
+MUCH_FASTER = 2  # products in bf16 than in f32, from which this is told
 IDLE = 0.10  # devices that wait for a larger part of the step are named
 WORTH = 0.01  # moves that take a smaller part of the step are left out of the path
 
@@ -178,11 +179,11 @@ def _in_flight(plan: Plan) -> Iterator[Remark]:
 
 
 def _slow_products(plan: Plan) -> Iterator[Remark]:
-    """f32 is rarely what is wanted of a GPU."""
+    """f32 is rarely what is wanted of a GPU, or of a CPU that has a matrix unit for bf16."""
     names = [model.name for model in plan.graph.models if model.dtype == "f32"]
-    rate = F32_RATE[plan.cluster.device.platform]
-    if names and rate < 1:
-        faster = f"with `dtype: bf16` products run {1 / rate:.0f} times as fast"
+    times = peak_flops(plan.cluster.device, "bf16") / peak_flops(plan.cluster.device, "f32")
+    if names and times >= MUCH_FASTER:
+        faster = f"with `dtype: bf16` products run {times:.0f} times as fast"
         yield "note", f"in f32: {', '.join(names)}; {faster}"
 
 
