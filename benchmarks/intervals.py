@@ -30,7 +30,7 @@ from hflow.plan.engine_profile import Platform
 ROOT = Path(__file__).resolve().parent
 PAGE = ROOT.parent / "docs/predictions.md"
 BEGIN, END = "<!-- Intervals: benchmarks/intervals.py -->\n", "<!-- End of intervals -->\n"
-OUTSIDE = 0.1
+OUTSIDE = 0.15
 OTHER_ENGINES = ("DeepSpeed-Chat", "NeMo-Aligner")  # whose generation is not what is predicted of them
 KINDS: Mapping[str, TimedKind] = {
     "training": "train",
@@ -116,7 +116,8 @@ def measured_cases(result: Json) -> Iterator[Case]:
 def interval(ratios: Sequence[float], outside: float = OUTSIDE) -> Interval:
     """Of which at most the part `outside` lies outside, half at each end; rounded so that none comes to."""
     ordered, left_out = sorted(ratios), int(len(ratios) * outside / 2)
-    return Interval(floor(100 * ordered[left_out]) / 100, ceil(100 * ordered[-1 - left_out]) / 100)
+    low, high = (round(100 * x, 6) for x in (ordered[left_out], ordered[-1 - left_out]))
+    return Interval(floor(low) / 100, ceil(high) / 100)
 
 
 def interval_of(found: Sequence[Case], timed: TimedKind) -> Interval:

@@ -1,8 +1,8 @@
 """The interval in which a time probably lies, around what is predicted.
 
 `RATIOS` are quantiles of measured by predicted times, of cases to which nothing was fitted: figures that
-others have published of GPUs, and runs of hflow on two workers of a calibrated machine without GPUs. Nine in
-ten of them lie inside, of fewer than twenty all. `benchmarks/intervals.py` makes them; the page
+others have published of GPUs, and runs of hflow on two workers of a calibrated machine without GPUs. 17 in 20
+of them lie inside, of fewer than fourteen all. `benchmarks/intervals.py` makes them; the page
 ``docs/predictions.md`` says of how many cases, and how many each interval holds that it was not made of. Of
 scores on GPUs little is published: their interval is made of training, too.
 """
@@ -29,16 +29,16 @@ class Interval(NamedTuple):
 
 RATIOS: Mapping[Platform, Mapping[TimedKind, Interval]] = {
     "cuda": {
-        "train": Interval(0.87, 1.23),
-        "score": Interval(0.87, 1.28),
-        "generate": Interval(0.82, 1.5),
+        "train": Interval(0.87, 1.17),
+        "score": Interval(0.87, 1.22),
+        "generate": Interval(0.85, 1.46),
         "step": Interval(0.91, 1.49),
         "step with experts": Interval(0.84, 1.57),
         "step over hosts": Interval(0.72, 1.62),
     },
     "cpu": {
-        "train": Interval(0.78, 1.21),
-        "score": Interval(0.8, 1.14),
+        "train": Interval(0.8, 1.07),
+        "score": Interval(0.81, 1.14),
         "generate": Interval(0.81, 1.12),
         "step": Interval(0.83, 1.11),
     },
