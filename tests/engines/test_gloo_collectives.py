@@ -76,7 +76,7 @@ def several_on_rank(rank: int, new_group: NewGroup) -> list[Tensor]:
 
 
 def test_several_may_be_under_way(pool: Pool) -> None:
-    """Of gloo's own reduce-scatters that ends the process."""
+    """Parts of one are not taken for those of another."""
     whole = sum(given(rank, torch.float64) for rank in range(3))
     assert isinstance(whole, Tensor)
     for rank, results in enumerate(pool.run(3, several_on_rank)):
@@ -127,3 +127,25 @@ def test_on_cuda_they_are_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
         ("reduce_scatter_tensor", ((x, x), told | {"op": dist.ReduceOp.AVG})),
         ("all_gather_into_tensor", ((x, x), told)),
     ]
+
+
+def refused_on_rank(rank: int, new_group: NewGroup) -> list[bool]:
+    """Whether each of these is refused before anything is sent."""
+    group, whole = new_group((0, 1)), given(rank, torch.float32)
+    half = whole[: ROWS // 2].clone()
+    pairs = [(whole, half[1:]), (whole, half.double()), (whole[:5], half), (whole.t().contiguous().t(), half)]
+    refused: list[bool] = []
+    for collective, swapped in ((gloo_collectives.all_gather, 1), (gloo_collectives.reduce_scatter, -1)):
+        for pair in pairs:
+            try:
+                collective(*pair[::swapped], group=group)
+            except AssertionError:
+                refused.append(True)
+            else:
+                refused.append(False)
+    return refused
+
+
+def test_parts_that_do_not_fit_are_refused(pool: Pool) -> None:
+    """They would end the process that receives them."""
+    assert pool.run(2, refused_on_rank) == [[True] * 8] * 2

@@ -43,7 +43,7 @@ def reduce_scatter(
     """
     if given.is_cuda:
         return dist.reduce_scatter_tensor(output, given, op=op, group=group, async_op=async_op)
-    assert op == dist.ReduceOp.SUM and _fit(given, output)
+    assert op == dist.ReduceOp.SUM and _fit(given, output, group)
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     parts, others = given.tensor_split(ranks), [r for r in range(ranks) if r != rank]
     received = [torch.empty_like(output) for _ in others]
@@ -71,7 +71,7 @@ def all_gather(output: Tensor, given: Tensor, group: Group = None, async_op: boo
     """
     if given.is_cuda:
         return dist.all_gather_into_tensor(output, given, group=group, async_op=async_op)
-    assert _fit(output, given)
+    assert _fit(output, given, group)
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     parts, others = output.tensor_split(ranks), [r for r in range(ranks) if r != rank]
     arriving = [_receive(parts[r], r, group) for r in others]
@@ -86,9 +86,11 @@ def all_gather(output: Tensor, given: Tensor, group: Group = None, async_op: boo
     return _finished(PendingParts(arrive), async_op)
 
 
-def _fit(whole: Tensor, part: Tensor) -> bool:
+def _fit(whole: Tensor, part: Tensor, group: Group) -> bool:
     """gloo sends what lies in memory; one that receives more than it expects ends its process."""
-    return whole.is_contiguous() and part.is_contiguous() and whole.dtype == part.dtype
+    ranks = dist.get_world_size(group)
+    equal = len(whole) % ranks == 0 and whole.numel() == ranks * part.numel() and whole.dtype == part.dtype
+    return equal and whole.is_contiguous() and part.is_contiguous()
 
 
 def _finished(parts: PendingParts, async_op: bool) -> PendingParts | None:
