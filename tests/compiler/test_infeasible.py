@@ -119,12 +119,13 @@ def test_parts_add_up_to_what_is_needed() -> None:
 @pytest.mark.slow
 def test_the_smallest_cluster_lies_between_powers_of_two() -> None:
     graph = large("safe_rlhf", "llama-70b")
-    found = refusal(graph, cluster("a100x8", hosts=8, link=False)).help
+    found = refusal(graph, cluster("a100x8", hosts=8, memory_gb=78, link=False)).help
     assert "it fits if models may wait in the host's memory" in found
     assert found.endswith("it fits on 72 devices (9 hosts of 8 A100-80G)")
     quick = PlannerOptions(budget_s=0.0)
-    assert compile_graph(graph, cluster("a100x8", hosts=9, link=False), options=quick).step_time_s > 0
-    assert compile_graph(graph, cluster("a100x8", hosts=8), options=quick).step_time_s > 0
+    for hosts, link in ((9, False), (8, True)):
+        enough = cluster("a100x8", hosts=hosts, memory_gb=78, link=link)
+        assert compile_graph(graph, enough, options=quick).step_time_s > 0
 
 
 @pytest.mark.slow
