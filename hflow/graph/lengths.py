@@ -107,12 +107,12 @@ class Lengths:
             return Lengths(sum(part.share * part.mean for part in parts), greatest, known)
         least, most = (sum(p.share * end for p, end in zip(parts, ends)) for ends in _ends(parts))
         slack = 1e-6 * greatest  # a mean that was written with few digits
-        if mean > greatest:
+        if mean > greatest + slack:
             raise ImpossibleLengthsError("mean", f"is above the greatest length, {greatest}", _WIDEN)
         if not least - slack <= mean <= most + slack:
             told = f"with these quantiles it is from {least:g} to {most:g}"
             raise ImpossibleLengthsError("mean", "does not agree with the quantiles", told)
-        return Lengths(float(mean), greatest, known)
+        return Lengths(min(float(mean), greatest), greatest, known)
 
     @cached_property
     def _fitted(self) -> tuple[_Band, ...]:

@@ -50,6 +50,12 @@ def test_survival_falls_from_1_to_0_and_its_integral_is_the_mean(lengths: Length
     assert lengths.mean**2 <= lengths.mean_square * (1 + 1e-5) + 1e-4 * lengths.greatest**2
 
 
+def test_a_mean_that_rounding_puts_above_the_greatest_length_is_it() -> None:
+    assert Lengths.of(3, 3.0000000000000004, {"p50": 3.0}).mean == 3
+    with pytest.raises(ImpossibleLengthsError, match="above the greatest length, 3"):
+        Lengths.of(3, 3.001, {"p50": 3.0})
+
+
 @given(stated(), st.floats(0.001, 0.999))
 @example(Lengths(0.95, 1, (("p5", 1.0),)), 0.05)  # all of the part that ends there
 def test_quantiles_are_those_stated_and_undo_survival(lengths: Lengths, share: float) -> None:
