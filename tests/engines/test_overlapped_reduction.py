@@ -37,12 +37,9 @@ def overlapping(strategy: Strategy) -> Iterator[list[bool]]:
         begun.append(group.grad_reduce_handle is not None)
         finish(group, *args, **options)
 
-    small = partial(
-        optimizer.DistributedDataParallelConfig,
-        bucket_size=BUCKET,
-        reduce_scatter_with_fp32_accumulation=strategy.zero
-        > 0,  # only so does Megatron wait for what ours gives
-    )
+    # Only with this option does Megatron wait for what our reduce-scatter gives.
+    waits = {"reduce_scatter_with_fp32_accumulation": strategy.zero > 0}
+    small = partial(optimizer.DistributedDataParallelConfig, bucket_size=BUCKET, **waits)
     with (
         patch.object(optimizer, "OVERLAPPING", ("cpu",)),
         patch.object(optimizer, "DistributedDataParallelConfig", small),
