@@ -12,18 +12,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks import published
-from benchmarks.published import (
-    NEMO_RL_WAKE,
-    PAGE,
-    Prediction,
-    Row,
-    published_rows,
-    report,
-    spread,
-    tables,
-    with_tables,
-)
+from benchmarks.publications.predictions import NEMO_RL_WAKE, PREDICT, predicted
+from benchmarks.publications.rows import Prediction, Row, published_rows
+from benchmarks.publications.tables import report, spread, tables, with_tables
+from benchmarks.published import PAGE
 from hflow.plan.named_shapes import NAMED_SHAPES
 from hflow.plan.parameters import num_parameters
 
@@ -63,11 +55,7 @@ def test_the_result_has_every_row_with_its_figure_and_no_other() -> None:
 def test_every_row_has_a_source_a_unit_and_a_kind_that_is_predicted() -> None:
     for each in published_rows():
         assert each.source.startswith("https://") or "docs.nvidia.com" in each.source, each
-        assert (
-            each.figure > 0
-            and each.unit in ("tokens/s", "tokens/s/GPU", "s")
-            and each.kind in published.PREDICT
-        )
+        assert each.figure > 0 and each.unit in ("tokens/s", "tokens/s/GPU", "s") and each.kind in PREDICT
     assert (
         max(Counter((r.system, r.model, r.gpu, r.gpus, r.kind, r.setting) for r in published_rows()).values())
         == 1
@@ -173,11 +161,11 @@ def test_the_worst_comes_first_and_what_is_not_predicted_says_why() -> None:
 
 
 def test_what_hflow_lacks_is_not_predicted() -> None:
-    found = published.predicted(row(1.0, lacks="FP8"))
+    found = predicted(row(1.0, lacks="FP8"))
     assert found.predicted is None and found.reason == "hflow has no FP8"
 
 
-@pytest.mark.parametrize("kind", published.PREDICT)
+@pytest.mark.parametrize("kind", PREDICT)
 def test_predictions_are_of_the_right_size(kind: str) -> None:
     """Of each kind the row that is predicted best in the result: a wrong unit, cluster or number of rows puts
     it off by more than a half."""
@@ -185,7 +173,7 @@ def test_predictions_are_of_the_right_size(kind: str) -> None:
         (r for r in newest()["rows"] if r["kind"] == kind and "error" in r), key=lambda r: abs(r["error"])
     )
     (found,) = (
-        published.predicted(r)
+        predicted(r)
         for r in published_rows()
         if all(getattr(r, k) == best[k] for k in ("kind", "system", "model", "gpu", "gpus", "setting"))
     )
@@ -196,5 +184,5 @@ def test_layouts_that_cannot_be_are_told_with_their_reason() -> None:
     """Qwen3-235B has 64 heads."""
     (large, *_) = (r for r in published_rows() if r.model == "qwen3-235b-a22b" and r.gpus == 128)
     too_wide = replace(large, setting=large.setting.replace("generate=dp8,tp16", "generate=dp1,tp128"))
-    assert "tp128 does not divide 64 heads" in published.predicted(too_wide).reason
-    assert not published.predicted(large).reason
+    assert "tp128 does not divide 64 heads" in predicted(too_wide).reason
+    assert not predicted(large).reason
