@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from math import lcm
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from hflow.cost.redistribution import Cells, redistribution_s, weight_bytes, weights_s
 from hflow.cost.weight_cells import Grid, blocks, grid_of, includes
-from hflow.plan.cluster import Cluster
+from hflow.plan.cluster import Cluster, HostGroup
 from hflow.plan.layout import Mesh
 from hflow.plan.named_shapes import NAMED_SHAPES
 from hflow.plan.sharding import Sharding, spreads
@@ -19,7 +20,8 @@ from hflow.plan.strategy import Strategy
 from tests.cost.test_redistribution import a100s
 
 DENSE, EXPERTS = NAMED_SHAPES["qwen3-0.6b"], NAMED_SHAPES["qwen3-30b-a3b"]
-CLUSTERS = (a100s(2, 8), a100s(4, 4), a100s(3, 6))
+MIXED = replace(a100s(2, 6), more=(HostGroup(a100s(1, 1).device, 2, 4),))
+CLUSTERS = (a100s(2, 8), a100s(4, 4), a100s(3, 6), MIXED)
 
 
 @st.composite
