@@ -10,6 +10,7 @@ from hflow.compiler.candidates.node_groups import Candidate, NodeGroup
 from hflow.compiler.donation import lies_in, may_donate
 from hflow.compiler.planner.assignments import Assignment, Assignments, sharding_of
 from hflow.compiler.planner.effort import DEVICES, EXPERTS, MOVE
+from hflow.compiler.planner.unused_hosts import unused_before
 from hflow.compiler.state import Draft
 from hflow.cost.redistribution import waking_s, weights_s
 from hflow.cost.residency import SHARED, OwnCopy
@@ -23,8 +24,8 @@ WeightCopy = tuple[str, Sharding, int, int, bool]
 
 @dataclass(frozen=True)
 class WeightSync:
-    """`reader`: the first node of the node group that reads. `lies`: how, as if `first` were the first of
-    all. `seconds`: of the transfer, and until a server that slept is awake. `own`: whether its copy of the
+    """`reader`: the first node of the node group that reads. `lies`: how, as if device `first` were the first
+    of all. `seconds`: of the transfer, and until a server that slept is awake. `own`: whether its copy of the
     newest weights is its own; on the same devices their trainer's memory, of `donated_bytes`, may be donated
     to it."""
 
@@ -43,8 +44,8 @@ class WeightSync:
 
 
 class WeightSyncs:
-    """Those of one draft, each found out once, as if the first host of both were the first of all: hosts are
-    alike. `effort`: what that took, by `effort.py`."""
+    """Those of one draft, each found out once, as if there were no unused hosts before or between trainer and
+    reader. `effort`: what that took, by `effort.py`."""
 
     def __init__(self, draft: Draft, groups: Sequence[NodeGroup]):
         self.draft, self.group_of = draft, {node.name: g.name for g in groups for node in g.nodes}
@@ -127,15 +128,14 @@ class WeightSyncs:
     def _weight_sync(
         self, group: NodeGroup, assignment: Assignment, trainer: Assignment, reader: str
     ) -> WeightSync | None:
-        per_host = self.draft.cluster.devices_per_host
-        first = min(assignment.devices[0], trainer.devices[0]) // per_host * per_host
+        before, of_trainer = unused_before(self.draft.cluster, (assignment.devices, trainer.devices))
         candidates = assignment.candidate, trainer.candidate
-        key = reader, *candidates, assignment.devices[0] - first, trainer.devices[0] - first
+        key = reader, *candidates, assignment.devices[0] - before, trainer.devices[0] - of_trainer
         if key not in self._of_first:
-            moved = self._moved(assignment, first), self._moved(trainer, first)
+            moved = self._moved(assignment, before), self._moved(trainer, of_trainer)
             self._of_first[key] = self._on_first(group, *moved, reader)
         found = self._of_first[key]
-        return replace(found, first=first) if found and first else found
+        return replace(found, first=before) if found and before else found
 
     def _on_first(
         self, group: NodeGroup, assignment: Assignment, trainer: Assignment, reader: str

@@ -20,6 +20,7 @@ from hflow.compiler.planner.bounds.model_points import ModelPoints
 from hflow.compiler.planner.bounds.numbers import Floats
 from hflow.compiler.planner.effort import PAIR
 from hflow.compiler.planner.incumbent import Incumbent
+from hflow.compiler.planner.unused_hosts import unused_before
 from hflow.compiler.planner.weight_syncs import WeightCopy, WeightSync
 
 UNMOVED = -1.0  # better than what moves in no time: no device waits for another
@@ -88,10 +89,19 @@ class ModelParetoFronts:
             places: of each node group, on the same devices. With more memory no time is longer and no place
             is lost, so that equal times are those of equal places.
         """
-        key = tuple((group.name, _where(places[group.name])) for group in groups)
+        key = tuple(group.name for group in groups), self._where([places[group.name] for group in groups])
         if key not in self._known:
             self._known[key] = _points(groups, self._unbeaten(groups, places))
         return self._known[key]
+
+    def _where(self, every: Sequence[Sequence[TimedAssignment]]) -> object:
+        """Equal for places between which weights move alike; None where a node group has none."""
+        if not all(every):
+            return None
+        rows = [places[0].assignment.devices for places in every]
+        before = unused_before(self.best.space.draft.cluster, rows)
+        firsts = [(row[0] - unused, len(row)) for row, unused in zip(rows, before)]
+        return *firsts, *(tuple(place.times for place in places) for places in every)
 
     def _unbeaten(self, groups: Sequence[NodeGroup], places: PlacesByGroup) -> list[Needs]:
         if not all(places[group.name] for group in groups):
@@ -101,11 +111,6 @@ class ModelParetoFronts:
         choosing.extend({}, frozenset(), ())
         self.best.effort += PAIR * choosing.looked_at + syncs.effort - before
         return choosing.kept
-
-
-def _where(places: Sequence[TimedAssignment]) -> object:
-    devices = places[0].assignment.devices if places else ()
-    return devices[:1], len(devices), tuple(place.times for place in places)
 
 
 def _points(groups: Sequence[NodeGroup], every: Sequence[Needs]) -> ModelPoints:
