@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from random import Random
 
 import numpy as np
@@ -12,16 +14,17 @@ from hflow.compiler.compile import new_draft
 from hflow.compiler.options import PlannerOptions
 from hflow.compiler.passes.candidates import candidates
 from hflow.compiler.passes.weight_edges import weight_edges
-from hflow.compiler.planner.assignments import Assignments
+from hflow.compiler.planner.assignments import Assignment, Assignments
 from hflow.compiler.planner.bounds.bounds import Bounds
 from hflow.compiler.planner.bounds.known_places import KnownPlaces
 from hflow.compiler.planner.bounds.least import LeastTimes
 from hflow.compiler.planner.bounds.model_fronts import ModelParetoFronts
 from hflow.compiler.planner.bounds.model_points import ModelPoints, models_s
 from hflow.compiler.planner.bounds.reader_moves import ReaderMoves
+from hflow.compiler.planner.colocation_prefix import ColocationPrefix
 from hflow.compiler.planner.full_assignment import FullAssignment, fastest_configs
 from hflow.compiler.planner.incumbent import Incumbent
-from hflow.compiler.planner.placements import Allocation, Colocation
+from hflow.compiler.planner.placements import Allocation, Colocation, Partition
 from hflow.compiler.planner.search_space import SearchSpace
 from hflow.plan.cluster import Link
 from hflow.plan.cluster_file import load_cluster
@@ -76,6 +79,7 @@ def test_no_plan_is_shorter_than_a_bound_of_how_it_begins(
     best = Incumbent(space, choice=FullAssignment({}, {}, 1e12))
     least = LeastTimes(space, Bounds(space.draft))
     known = KnownPlaces(best, least, ModelParetoFronts(best))
+    shortest = ColocationPrefix.shortest(list(space.colocations()))
     plans, closer, bounds = 0, 0, 0
     while plans < PLANS:
         allocation = drawn(space, random)
@@ -90,7 +94,35 @@ def test_no_plan_is_shorter_than_a_bound_of_how_it_begins(
             times_s, moves_s = least.step_s(begun, fixed), known.step_s(begun, fixed)
             assert max(times_s, moves_s) <= real_s * (1 + 1e-9), (allocation, fixed)
             closer, bounds = closer + (moves_s > times_s * 1.001), bounds + 1
+        for prefix in prefixes(shortest, allocation):
+            rest_s, times_s, moves_s = ungrouped_s(prefix, counts, least, known)
+            assert max(rest_s, times_s, moves_s) <= real_s * (1 + 1e-9), (allocation, prefix.length)
+            closer, bounds = closer + (moves_s > times_s * 1.001), bounds + 1
     assert closer >= bounds * share
+
+
+def prefixes(shortest: Sequence[ColocationPrefix], allocation: Allocation) -> Iterator[ColocationPrefix]:
+    """Those of its colocation that some other one has too."""
+    spread, first = allocation.spread, allocation.first
+    prefix = next(each for each in shortest if each.colocation[1:] == (spread, first))
+    for members in allocation.partition:
+        if prefix.ungrouped:
+            yield prefix
+        prefix = dict(prefix.longer)[members]
+
+
+def ungrouped_s(
+    prefix: ColocationPrefix, counts: Sequence[int], least: LeastTimes, known: KnownPlaces
+) -> tuple[float, float, float]:
+    """Bounds of all that begin with these sets of so many devices, whatever the rest does: by what the rest
+    has to do, by the step, and with weights that move."""
+    partition, spread, first = prefix.colocation
+    fixed = tuple(counts[: prefix.length])
+    left = least.space.num_devices - (first or 0) - sum(fixed)
+    begun = Allocation(partition, (*fixed, *(left for _ in prefix.rest)), spread, first)
+    step_s = least.step_s(begun, prefix.length)
+    moves_s = known.step_s(begun, prefix.length, ungrouped=True)
+    return least.ungrouped_s(prefix.rest, spread, left), step_s, moves_s
 
 
 @pytest.mark.parametrize(("engine", "readers"), [("megatron", []), ("sglang", ["rollout"])])
@@ -141,6 +173,51 @@ def test_a_part_of_the_devices_that_may_be_all_says_nothing() -> None:
         moves = ReaderMoves(Incumbent(SearchSpace(draft, space.apart)))
         found = dict(moves.points(Allocation((("values",),), (8,), spread), 1, limits))
         assert ("values" in found) == surely
+
+
+def moving(
+    space: SearchSpace, partition: Partition, counts: tuple[int, ...], fixed: int = 1, ungrouped: bool = False
+) -> set[str]:
+    """Readers of new weights to which these surely move. What is in no set is on all devices."""
+    rest = frozenset(g.name for g in space.groups) - {*chain(*partition)}
+    limits = dict.fromkeys((g.name for g in space.groups), space.capacity)
+    allocation = Allocation(partition, counts, rest)
+    return {name for name, _ in ReaderMoves(Incumbent(space)).points(allocation, fixed, limits, ungrouped)}
+
+
+def test_parts_that_may_share_devices_move_nothing_for_sure() -> None:
+    space = wide("ppo", "h100x16")
+    partition = (("ref_logprobs",), ("critic_train",), ("values",))
+    assert "values" in moving(space, partition, (8, 8, 8))
+    assert "values" not in moving(space, partition, (8, 8, 8), ungrouped=True)
+    assert "values" in moving(space, partition, (8, 8, 8), fixed=2, ungrouped=True)  # not with its trainer
+
+
+def test_readers_that_may_share_a_copy_of_the_weights_receive_nothing_for_sure() -> None:
+    """Of two readers of one trainer only those that are certainly on different devices have copies of their
+    own."""
+    space = wide("async_grpo", "h100x16")
+    both = {"rollout", "actor_logprobs"}
+    names = ("rollout",), ("actor_logprobs",), ("actor_train",)
+    assert moving(space, names, (4, 4, 8), fixed=3) == both
+    assert not moving(space, (("rollout", "actor_logprobs"), ("actor_train",)), (8, 8), fixed=2)
+    assert moving(space, names[1:], (4, 12), fixed=2) == both  # the rollout on all 16
+    assert not moving(space, (("actor_train",),), (8,), fixed=1)  # both on all
+    few = {n: own for n, own in space.draft.candidates["rollout"].items() if n <= 4}
+    scarce = replace(space.draft, candidates={**space.draft.candidates, "rollout": few})
+    assert not moving(SearchSpace(scarce, space.apart), names[1:], (4, 12), fixed=2)
+
+
+def test_copies_in_two_places_are_two() -> None:
+    """Also where weights take as long to both."""
+    space = wide("ppo", "h100x64")
+    (values,) = (group for group in space.groups if group.name == "values")
+    (reader, *_), (trainer, *_) = (space.candidates(name, 8) for name in ("values", "critic_train"))
+    trained = {"critic_train": Assignment(trainer, tuple(range(8)), ())}
+    there = [Assignment(reader, tuple(range(first, first + 8)), ()) for first in (16, 32, 32)]
+    near, far, again = (space.weight_syncs.of(values, each, trained) for each in there)
+    assert near and far and again and near.seconds == far.seconds
+    assert near.copy != far.copy == again.copy
 
 
 def test_all_models_together_are_bounded_by_the_busiest_set() -> None:

@@ -1,13 +1,13 @@
 """A good way to share devices out among the sets of a colocation, found without trying all.
 
-One set after the other is given each of its numbers of devices; the others get as many as keep the busiest of
-them as short as can be, then the next. Of these allocations the one with the least bound is kept, and changed
-as long as it helps that one set gives devices to another.
+One set after the other is given some of its numbers of devices, from the fewest to all; the others get as
+many as keep the busiest of them as short as can be, then the next. Of these allocations the one with the
+least bound is kept, and changed as long as it helps that one set gives few or many devices to another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import permutations, repeat
 
 from hflow.compiler.planner.bounds.least import LeastTimes
@@ -15,7 +15,8 @@ from hflow.compiler.planner.effort import ALONE, GLANCE
 from hflow.compiler.planner.incumbent import Incumbent
 from hflow.compiler.planner.placements import Allocation, Colocation, Members
 
-ROUNDS = 4  # of exchanges at the most
+ROUNDS = 8  # of exchanges at the most
+RATIO = 1.25  # of the numbers of devices that one set is given at first
 Counts = tuple[int, ...]
 
 
@@ -65,7 +66,7 @@ class SharingOut:
         for number, members in enumerate(partition):
             others = {n: each for n, each in enumerate(partition) if n != number}
             total = self._total(colocation)
-            for count in (n for n in self.space.sizes(members) if n <= total):
+            for count in _spread_out([n for n in self.space.sizes(members) if n <= total]):
                 left = total - count
                 counts = {number: count} | self._levelled(others, spread, left)
                 if len(counts) == len(partition):
@@ -93,7 +94,7 @@ class SharingOut:
         spare = self._total(colocation) - sum(counts)
         sizes = list(map(self.space.sizes, colocation.partition))
         for giver, taker in permutations(range(len(counts)), 2):
-            for fewer in (n for n in sizes[giver] if n <= counts[giver]):
+            for fewer in _further_and_further([n for n in sizes[giver] if n <= counts[giver]]):
                 most = counts[taker] + spare + counts[giver] - fewer
                 more = max(n for n in sizes[taker] if n <= most)
                 changed = {giver: fewer, taker: more}
@@ -101,3 +102,20 @@ class SharingOut:
 
     def _total(self, colocation: Colocation) -> int:
         return self.space.shared_out(colocation)
+
+
+def _spread_out(sizes: Sequence[int]) -> Iterator[int]:
+    """Those of some rising numbers of which each is a good deal more than the one before."""
+    last = 0.0
+    for size in sizes:
+        if size >= last * RATIO:
+            yield size
+            last = size
+
+
+def _further_and_further(sizes: Sequence[int]) -> Iterator[int]:
+    """The last of some numbers, the one before, and further ones in steps that double."""
+    back = 1
+    while back <= len(sizes):
+        yield sizes[-back]
+        back = back + 1 if back < 3 else 2 * back - 1

@@ -36,10 +36,14 @@ class KnownPlaces:
         self.best, self.least, self.fronts, self.space = best, least, fronts, least.space
         self.moves = ReaderMoves(best)
 
-    def step_s(self, allocation: Allocation, fixed: int) -> float:
+    def step_s(self, allocation: Allocation, fixed: int, ungrouped: bool = False) -> float:
         """What no plan takes less than whose first sets, so many, have the counts of `allocation` and whose
         others have as many devices or fewer, or something that is not below the limit. 0 where nothing new is
-        known, and as long as there is no limit."""
+        known, and as long as there is no limit.
+
+        Args:
+            ungrouped: whether the others may share devices.
+        """
         if not allocation.partition or not self.best.choice:
             return 0.0
         self.best.effort += KNOWN
@@ -53,7 +57,7 @@ class KnownPlaces:
             if places and (not last or any(self.space.part_of(group) in last[0] for group in groups)):
                 known.append([(groups, self._timed_places(groups, each, limits)) for each in places])
         models = self._points(known, times, sets)
-        moving = self.moves.points(allocation, fixed, limits)
+        moving = self.moves.points(allocation, fixed, limits, ungrouped)
         models += [points for reader, points in moving if reader not in placed]
         self.best.effort += BATCH + sum(map(len, models)) // CHOICES
         return models_s(self.least.bounds, models, times, sets, self.best.limit_s)

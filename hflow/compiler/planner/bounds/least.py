@@ -3,7 +3,7 @@ that is left when each node group keeps as little as it can."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -79,18 +79,34 @@ class LeastTimes:
             none = self.space.capacity - self._spread_bytes(allocation.spread)
             left = min((of_set.left_bytes for of_set in self._sets(allocation, fixed)), default=none)
             for name in allocation.spread:
-                yield name, left + self._idle(name, self.space.num_devices, False)
+                every = self.space.num_devices
+                yield name, self._step(name, every, False, left + self._idle(name, every, False))
 
     @memoize
     def _of_set(self, members: Members, count: int, until: bool, spread: Spread) -> SetTimes:
         groups = self._on(members, spread)
         idle = {group.name: self._idle(group.name, count, until) for group in groups}
         left = self.space.capacity - self._spread_bytes(spread) - sum(idle.values())
-        limits = {name: left + own for name, own in idle.items()}
+        limits = {name: self._step(name, count, until, left + own) for name, own in idle.items()}
         times: dict[str, float] = {}
         for name, limit_bytes in limits.items():
             times |= self._times(name, count, until, limit_bytes)
         return SetTimes(times, limits, left)
+
+    def _step(self, name: str, count: int, until: bool, limit_bytes: int) -> int:
+        """The most bytes, up to a limit, that make a difference to a node group; the limit where none do."""
+        steps = self._steps(name, count, until)
+        number = bisect_right(steps, limit_bytes)
+        return steps[number - 1] if number else limit_bytes
+
+    @memoize
+    def _steps(self, name: str, count: int, until: bool) -> list[int]:
+        """The bytes from which on a node may run in one more configuration, ascending."""
+        counts = self._counts(name, count)
+        sizes = counts if until else counts[-1:]
+        candidates = chain.from_iterable(self.space.candidates(name, size) for size in sizes)
+        needed = (c.idle_bytes + w.need_bytes for c in candidates for each in c.fronts for w in each.configs)
+        return sorted({*needed})
 
     @cached_property
     def _pinned_times(self) -> dict[str, float]:
@@ -137,17 +153,56 @@ class LeastTimes:
         found = needed <= self.space.num_devices
         return levels[found].tolist(), (-needed[found]).tolist()
 
+    def ungrouped_s(self, parts: Partition, spread: Spread, num_devices: int) -> float:
+        """What some parts do at least on `num_devices`, whichever of them share a set: none may take longer
+        by itself, and all together not more seconds of devices than there are."""
+        if not parts:
+            return 0.0
+        least = [self._alone(part, spread, num_devices) for part in parts]
+        others_s = self._spread_s(spread)
+        together_s = others_s + sum(area for _, area in least) / num_devices if num_devices else NEVER
+        return max(together_s, *(seconds for seconds, _ in least))
+
+    @memoize
+    def _alone(self, part: Members, spread: Spread, most: int) -> tuple[float, float]:
+        """The least seconds of a set with one part on `most` devices or fewer, and the least product of its
+        own seconds and its devices."""
+        counts = [count for count in self.space.sizes(part) if count <= most]
+        busy = [self.busy_s(part, count, spread) for count in counts]
+        areas = (count * self._own_s(part, count, spread) for count in counts)
+        return min(busy, default=NEVER), min(areas, default=NEVER)
+
+    @memoize
+    def _spread_s(self, spread: Spread) -> float:
+        """What the node groups on all devices do, beside nothing else."""
+        every = self.space.num_devices
+        free = self.space.capacity - self._spread_bytes(spread)
+        return sum(self._work_s(name, every, free + self._idle(name, every, False)) for name in spread)
+
     @memoize
     def busy_s(self, members: Members, count: int, spread: Spread) -> float:
         """What a set of models has to do on `count` devices in a step, if its memory suffices."""
-        groups, every = self._on(members, spread), self.space.num_devices
-        if not all(self.space.candidates(group.name, count) for group in groups):
+        own, every = self._own_s(members, count, spread), self.space.num_devices
+        if own == NEVER:
             return NEVER
-        idle = {group.name: self._idle(group.name, count, False) for group in groups}
-        free = self.space.capacity - self._spread_bytes(spread) - sum(idle.values())
-        own = sum(self._work_s(name, count, free + size) for name, size in idle.items())
+        free = self._free_bytes(members, count, spread)
         others = ((name, self._idle(name, every, False)) for name in spread)
         return own + sum(self._work_s(name, every, free + size) for name, size in others)
+
+    @memoize
+    def _own_s(self, members: Members, count: int, spread: Spread) -> float:
+        """The same without the node groups on all devices, but in the memory that they leave."""
+        names = [group.name for group in self._on(members, spread)]
+        if not all(self.space.candidates(name, count) for name in names):
+            return NEVER
+        free = self._free_bytes(members, count, spread)
+        return sum(self._work_s(name, count, free + self._idle(name, count, False)) for name in names)
+
+    @memoize
+    def _free_bytes(self, members: Members, count: int, spread: Spread) -> int:
+        """What is left on a device where all keep as little as they can."""
+        kept = sum(self._idle(group.name, count, False) for group in self._on(members, spread))
+        return self.space.capacity - self._spread_bytes(spread) - kept
 
     def set_work_s(self, members: Members, count: int, spread: Spread, limit_s: float) -> float:
         """The same in the memory of `count` devices, closer; or something that is not below `limit_s`."""

@@ -7,13 +7,13 @@ devices is on some that a set has not. So numbers of devices alone tell what has
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
-from hflow.compiler.candidates.node_groups import Candidate
+from hflow.compiler.candidates.node_groups import Candidate, NodeGroup
 from hflow.compiler.planner.bounds.model_points import ModelPoints
 from hflow.compiler.planner.bounds.numbers import Floats
 from hflow.compiler.planner.effort import CHOICES, PAIR, TIMED
@@ -22,6 +22,8 @@ from hflow.compiler.planner.memoize import memoize
 from hflow.compiler.planner.placements import Allocation
 from hflow.cost.least_weights import ANYWHERE, Receivers, apart, beyond, least_weights_s, within
 from hflow.cost.redistribution import waking_s
+
+NO_SET = 1 << 30  # more than there are
 
 
 class Room(NamedTuple):
@@ -47,9 +49,13 @@ class ReaderMoves:
         self.best, self.space, self._cluster = best, best.space, best.space.draft.cluster
         self._groups = {group.name: group for group in self.space.groups}
         self._pairs = list(self._readers())
+        self._beside = {
+            reader: [n for n, other in self._pairs if other == trainer and n != reader]
+            for reader, trainer in self._pairs
+        }
 
     def points(
-        self, allocation: Allocation, fixed: int, limits: Mapping[str, int]
+        self, allocation: Allocation, fixed: int, limits: Mapping[str, int], ungrouped: bool = False
     ) -> Iterator[tuple[str, ModelPoints]]:
         """Of each reader that has other devices than its trainer, or an engine that shares no memory: what
         its nodes, and the weights that come to it, may take at least.
@@ -57,36 +63,58 @@ class ReaderMoves:
         Args:
             fixed: so many sets have the counts of `allocation`, the others as many devices or fewer.
             limits: the bytes that each node group may fill.
+            ungrouped: whether the others may share devices, all of which may have as many.
         """
-        number_of = {part: n for n, members in enumerate(allocation.partition) for part in members}
-        everywhere, total = allocation.spread | self.space.pinned.keys(), self.space.num_devices
+        sets, counts = self._sets(allocation, fixed if ungrouped else NO_SET), allocation.counts
+        total = self.space.num_devices
         for reader, trainer in self._pairs:
-            on = [None if n in everywhere else number_of[self._part_of(n)] for n in (reader, trainer)]
+            beside = self._beside[reader]
+            if not all(self._elsewhere(reader, other, sets, counts) for other in beside):
+                continue
+            on = sets[reader], sets[trainer]
             one, other = (
-                Room(total if n is None else allocation.counts[n], n is not None and n >= fixed, limits[name])
+                Room(total if n is None else counts[n], n is not None and n >= fixed, limits[name])
                 for n, name in zip(on, (reader, trainer))
             )
             if on[0] == on[1]:
-                if self._groups[reader].served and not one.fewer:
+                if self._groups[reader].served and not one.fewer and not beside:
                     yield reader, self._together(reader, trainer, one, other)
             elif None not in on:
                 yield reader, self._apart(reader, one, other.devices)
             elif on[0] is None and self._most(reader, total) > other.devices:
                 yield reader, self._beyond(reader, one, other.devices)
-            elif on[1] is None and self._most(trainer, total) > one.devices:
+            elif on[1] is None and not beside and self._most(trainer, total) > one.devices:
                 yield reader, self._within(reader, trainer, one, other)
 
+    def _sets(self, allocation: Allocation, last: int) -> dict[str, int | None]:
+        """The number of the set that each node group is on, those from `last` on taken for one; None for
+        those on all devices."""
+        sets = enumerate(allocation.partition)
+        number_of = {part: min(number, last) for number, members in sets for part in members}
+        everywhere = allocation.spread | self.space.pinned.keys()
+        return {n: None if n in everywhere else number_of[self._part_of(n)] for n in self._groups}
+
+    def _elsewhere(self, one: str, other: str, sets: Mapping[str, int | None], counts: Sequence[int]) -> bool:
+        """Whether two readers are certainly on different devices, so that they share no copy: on sets that
+        differ, or the one on more devices than the other's set has."""
+        first, second = sets[one], sets[other]
+        if first is None:
+            return second is not None and self._most(one, self.space.num_devices) > counts[second]
+        if second is None:
+            return self._most(other, self.space.num_devices) > counts[first]
+        return first != second
+
     def _readers(self) -> Iterator[tuple[str, str]]:
-        """With their trainers. Left out are those of one model, which may share a copy; those that read a
-        base, which never changes; and pairs of which a pin puts one on a part of the devices."""
-        syncs, pinned = self.space.weight_syncs, self.space.pinned
-        every = [(group, syncs.trainer_of(group)) for group in self.space.groups if not group.base]
-        models = [group.model for group, trainer in every if trainer]
-        for group, trainer in every:
-            parts = [pinned[name] for name in (group.name, trainer) if name in pinned]
-            whole = all(len(devices) == self.space.num_devices for devices in parts)
-            if trainer and whole and models.count(group.model) == 1:
-                yield group.name, trainer
+        """With their trainers. Left out are those that read a base, which never changes; and all readers of a
+        trainer of which a pin puts one, or the trainer, on a part of the devices."""
+        own = ((group.name, self.space.weight_syncs.trainer_of(group)) for group in self._changing())
+        every = [(reader, trainer) for reader, trainer in own if trainer]
+        parts = {name for name, on in self.space.pinned.items() if len(on) < self.space.num_devices}
+        pinned = {trainer for reader, trainer in every if parts & {reader, trainer}}
+        yield from (pair for pair in every if pair[1] not in pinned)
+
+    def _changing(self) -> Iterator[NodeGroup]:
+        return (group for group in self.space.groups if not group.base)
 
     def _part_of(self, name: str) -> str:
         return self.space.part_of(self._groups[name])
@@ -106,21 +134,21 @@ class ReaderMoves:
     def _apart(self, reader: str, room: Room, others: int) -> ModelPoints:
         """On two sets."""
         own = self._timed(reader, room)
-        receivers = [apart(timed.candidate.num_devices, others, self._cluster) for timed in own]
+        receivers = _by_count(own, lambda count: apart(count, others, self._cluster))
         return self._points((reader,), self._needs(reader, own, receivers))
 
     @memoize
     def _beyond(self, reader: str, room: Room, others: int) -> ModelPoints:
         """The reader on all devices."""
         own = self._timed(reader, room)
-        receivers = [beyond(timed.candidate.num_devices, others, self._cluster) for timed in own]
+        receivers = _by_count(own, lambda count: beyond(count, others, self._cluster))
         return self._points((reader,), self._needs(reader, own, receivers))
 
     @memoize
     def _within(self, reader: str, trainer: str, one: Room, other: Room) -> ModelPoints:
         """The trainer on all devices, the reader on a part of them."""
         own = self._timed(reader, one)
-        receivers = [within(timed.candidate.num_devices, self._cluster) for timed in own]
+        receivers = _by_count(own, lambda count: within(count, self._cluster))
         return self._points(
             (reader, trainer), self._needs(reader, own, receivers, self._timed(trainer, other))
         )
@@ -188,3 +216,10 @@ def _unbeaten(needs: Floats) -> Floats:
         kept.append(left[0])
         left = left[(left < left[0]).any(axis=1)]
     return np.array(kept)
+
+
+def _by_count(every: Sequence[TimedCandidate], receivers: Callable[[int], Receivers]) -> list[Receivers]:
+    """Of each of some candidates, those that its number of devices makes."""
+    counts = [timed.candidate.num_devices for timed in every]
+    of_count = {count: receivers(count) for count in {*counts}}
+    return [of_count[count] for count in counts]
