@@ -26,7 +26,7 @@ from hflow.compiler.planner.sharing_out import SharingOut
 
 PATIENCE = EFFORT // 20  # after which it dives ahead
 AHEAD = 20  # colocations into which it then dives: the best of as many prefixes,
-TRIED = 50  # of each of which so many are compared
+TRIED = 10  # of each of which so many are compared
 
 
 class PartialAllocation(NamedTuple):
@@ -50,7 +50,7 @@ class Frontier:
         self.least = LeastTimes(best.space, bounds)
         self.fronts, self.promising_s = ModelParetoFronts(best), NEVER
         self.known = KnownPlaces(best, self.least, self.fronts)
-        self._closer = self._step_s, self._work_s, self._moving_s
+        self._closer = self._step_s, self._moving_s, self._work_s
         self._colocations = list(map(self._decisive_first, self.space.colocations()))
         self._open: list[PartialAllocation] = []
         for prefix in ColocationPrefix.shortest(self._colocations):
