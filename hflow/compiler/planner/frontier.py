@@ -152,7 +152,7 @@ class Frontier:
                 self._put(longer, (*partial.counts, count), partial.bound_s)
 
     def _devices(self, prefix: ColocationPrefix) -> int:
-        """The most that all sets have together, at the most."""
+        """The most that all sets have together."""
         if prefix.ungrouped:
             return self.space.num_devices - (prefix.colocation.first or 0)
         return self.space.shared_out(prefix.colocation)

@@ -1,7 +1,7 @@
 """A good way to share devices out among the sets of a colocation, found without trying all.
 
-One set after the other is given some of its numbers of devices, from the fewest to all; the others get as
-many as keep the busiest of them as short as can be, then the next. Of these allocations the one with the
+One set after the other is given some of its numbers of devices, from few to many; the others get as many as
+keep the busiest of them as short as can be, then the next. Of these allocations the one with the
 least bound is kept, and changed as long as it helps that one set gives few or many devices to another.
 """
 
